@@ -33,15 +33,15 @@ mod same_origin;
 mod trace;
 pub mod waiting;
 
-use crate::{assign::Assigner, budget::Admission, drain::Drainer, ingest::admin::Admin, ports::Ports};
+use crate::{assign::Assigner, budget::Admission, cluster::Cluster, drain::Drainer, ingest::admin::Admin};
 
 /// State shared by the handlers.
 #[derive(Clone)]
 pub struct Api {
     /// Appender of group changes.
     pub admin: Admin,
-    /// Ports of the node, for queries.
-    pub ports: Arc<Ports>,
+    /// Ports and peers of the node, for queries.
+    pub cluster: Arc<Cluster>,
     /// Assignment of clients to nodes.
     pub assigner: Arc<Assigner>,
     /// Connection counts, for `/healthz` and `/readyz`.
@@ -97,8 +97,8 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
 async fn healthz(State(api): State<Api>) -> Json<Value> {
     Json(json!({
         "status": "ok",
-        "node": api.ports.me.node.as_str(),
-        "durable": api.ports.bus.state().durable,
+        "node": api.cluster.me.node.as_str(),
+        "durable": api.cluster.ports.bus.state().durable,
         "conns": api.admission.conns(),
         "connsMax": api.admission.conns_max(),
     }))
@@ -122,7 +122,7 @@ struct ReadyzQuery {
 /// balancer would have none to send clients to that could refuse them.
 async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Response {
     let phase = api.drainer.phase();
-    let is_registered = !api.ports.peers.snapshot().rows.is_empty();
+    let is_registered = !api.cluster.peers.snapshot().rows.is_empty();
     let is_ready = phase == Phase::Ready && is_registered;
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let state = match phase {
@@ -134,17 +134,17 @@ async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Res
     if query.verbose.is_some()
         && let Some(body) = body.as_object_mut()
     {
-        let peers = api.ports.peers.snapshot();
+        let peers = api.cluster.peers.snapshot();
         let drain = api.drainer.progress();
-        body.insert("node".into(), json!(api.ports.me.node.as_str()));
+        body.insert("node".into(), json!(api.cluster.me.node.as_str()));
         body.insert("connsMax".into(), json!(api.admission.conns_max()));
         body.insert("memory".into(), json!(api.admission.pressure().name()));
         body.insert("drain".into(), json!(drain.as_ref().map(nodes::draining)));
-        body.insert("owns".into(), json!(api.ports.owned.list().len()));
+        body.insert("owns".into(), json!(api.cluster.owned.list().len()));
         body.insert("others".into(), json!(peers.others.len()));
         // Neither makes the node unready, because the other nodes are affected as well.
         body.insert("routes".into(), json!(if peers.stale { "away" } else { "fine" }));
-        body.insert("archiveBehind".into(), json!(api.ports.peers.lags().list()));
+        body.insert("archiveBehind".into(), json!(api.cluster.peers.lags().list()));
     }
     (status, Json(body)).into_response()
 }

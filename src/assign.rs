@@ -17,8 +17,8 @@ use tidegate_protocol::{
 
 use crate::{
     auth::Verifier,
+    cluster::Cluster,
     net::upgrade::{AssignAsked, Transport},
-    ports::Ports,
     routes::{NodeDescription, NodeInfo, NodeState},
 };
 
@@ -31,7 +31,7 @@ const ALTERNATES_MAX: usize = 3;
 
 /// Ranks the nodes for a client, and holds the description that this node announces.
 pub struct Assigner {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     ttl: Duration,
     state: Mutex<State>,
 }
@@ -52,8 +52,8 @@ struct Endpoint {
 
 impl Assigner {
     /// Creates an assigner for a node described by `description`; clients may use an answer for `ttl`.
-    pub fn new(ports: Arc<Ports>, description: NodeDescription, ttl: Duration) -> Self {
-        Self { ports, ttl, state: Mutex::new(State { description, announced: None, refreshed_at: None }) }
+    pub fn new(cluster: Arc<Cluster>, description: NodeDescription, ttl: Duration) -> Self {
+        Self { cluster, ttl, state: Mutex::new(State { description, announced: None, refreshed_at: None }) }
     }
 
     /// Returns the description of this node.
@@ -81,7 +81,7 @@ impl Assigner {
 
     /// Returns the other nodes for this user, best first, with addresses for its transport.
     pub fn alternates(&self, user: &str, transport: Transport) -> Vec<String> {
-        let me = self.ports.me.node.as_str();
+        let me = self.cluster.me.node.as_str();
         let endpoints = self.endpoints(user, "", Some(transport)).into_iter();
         let others = endpoints.filter(|endpoint| endpoint.node != me);
         others.map(|endpoint| endpoint.address).take(ALTERNATES_MAX).collect()
@@ -90,19 +90,19 @@ impl Assigner {
     /// Returns how many clients per second the peers accept from this node in a drain; `None` if they accept none.
     /// Other draining nodes get equal parts.
     pub fn others_accept(&self) -> Option<u32> {
-        let snapshot = self.ports.peers.snapshot();
+        let snapshot = self.cluster.peers.snapshot();
         let draining = snapshot.others.iter().filter(|row| row.info.state != NodeState::Ready).count() as u64;
         let ready = snapshot.others.iter().filter(|row| row.info.state == NodeState::Ready);
         let all: u64 = ready.map(|row| u64::from(row.info.about.accepts)).sum();
         (all > 0).then(|| u32::try_from(all / (draining + 1)).unwrap_or(u32::MAX).max(1))
     }
 
-    /// Returns the HTTP response to an assign request.
-    pub fn answer(&self, request: &AssignAsked, verifier: &Verifier) -> Vec<u8> {
+    /// Returns the HTTP response to an assign request at the wall-clock time `wall_ms`.
+    pub fn answer(&self, request: &AssignAsked, verifier: &Verifier, wall_ms: u64) -> Vec<u8> {
         if request.preflight {
             return response("204 No Content", request, None);
         }
-        let identity = match verifier.verify(&request.token) {
+        let identity = match verifier.verify(&request.token, wall_ms) {
             Ok(identity) => identity,
             Err((code, why)) => return response("401 Unauthorized", request, Some(refusal(code, why))),
         };
@@ -113,14 +113,14 @@ impl Assigner {
             .take(request.count)
             .map(|it| json!({"node": it.node, "address": it.address}))
             .collect();
-        let stale = self.ports.peers.snapshot().stale;
+        let stale = self.cluster.peers.snapshot().stale;
         let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
         let body = json!({"addresses": endpoints, "ttlMs": ttl, "stale": stale});
         response("200 OK", request, Some(body))
     }
 
     fn endpoints(&self, user: &str, zone: &str, transport: Option<Transport>) -> Vec<Endpoint> {
-        let snapshot = self.ports.peers.snapshot();
+        let snapshot = self.cluster.peers.snapshot();
         let announced = self.state().announced.clone();
         let nodes: Vec<&NodeInfo> = (snapshot.others.iter().map(|row| &row.info))
             .chain(announced.as_ref())
@@ -143,7 +143,7 @@ impl Assigner {
         let mut state = self.state();
         if state.refreshed_at.is_none_or(|then| now - then >= PEER_REFRESH_INTERVAL) {
             state.refreshed_at = Some(now);
-            self.ports.peers.request_refresh();
+            self.cluster.peers.request_refresh();
         }
     }
 

@@ -11,9 +11,9 @@ use tokio::{
 };
 
 use crate::{
+    cluster::Cluster,
     mail::ShardHandle,
     metrics::Metrics,
-    ports::Ports,
     routes::{Lease, NodeBoot, NodeInfo, NodeState, PartitionLag, Retire, RoutesError},
 };
 
@@ -53,7 +53,7 @@ type OnPeers = Box<dyn Fn(Vec<(NodeBoot, String)>) + Send + Sync>;
 
 /// Lease of a node's run, and the tasks that depend on it.
 pub struct Member {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     describe: Describe,
     on_peers: OnPeers,
     metrics: Metrics,
@@ -67,7 +67,7 @@ impl Member {
     /// Creates the lease of this run, not announced yet. `lease` is how long the routes grant it, `describe` returns
     /// what the node announces, and `on_peers` gets the peers' addresses, in the runtime of [`Self::run`].
     pub fn new(
-        ports: Arc<Ports>,
+        cluster: Arc<Cluster>,
         lease: Duration,
         shards: Vec<ShardHandle>,
         describe: impl Fn() -> NodeInfo + Send + Sync + 'static,
@@ -76,14 +76,14 @@ impl Member {
     ) -> Self {
         let losses = Arc::new(RouteLosses::default());
         let reassert_task = ReassertTask {
-            routes: Arc::clone(&ports.routes),
+            routes: Arc::clone(&cluster.ports.routes),
             shards,
             losses: Arc::clone(&losses),
             metrics: metrics.clone(),
         };
         Self {
-            view: ClusterView::new(ports.me.clone(), lease),
-            ports,
+            view: ClusterView::new(cluster.me.clone(), lease),
+            cluster,
             describe: Box::new(describe),
             on_peers: Box::new(on_peers),
             metrics,
@@ -103,7 +103,7 @@ impl Member {
             Err(RoutesError::LeaseLost) => Err(format!(
                 "run {} of this node was retired: its lease expired (frozen, or cut off from Redis), so the other \
                  nodes took it for dead; restart the node, which begins a new run",
-                self.ports.me
+                self.cluster.me
             )),
             Err(error) => {
                 if !self.view.is_stale() {
@@ -111,7 +111,7 @@ impl Member {
                 }
                 self.metrics.lease_failures.increment(1);
                 let is_late = matches!(error, RoutesError::Late(_));
-                self.ports.peers.set(if is_late { self.view.late() } else { self.view.failed() });
+                self.cluster.peers.set(if is_late { self.view.late() } else { self.view.failed() });
                 Ok(())
             }
         }
@@ -123,7 +123,7 @@ impl Member {
         if let Some(reassert_task) = self.reassert_task.take() {
             tasks.spawn(reassert_task.run());
         }
-        let mut owned = self.ports.owned.changes();
+        let mut owned = self.cluster.owned.changes();
         loop {
             let begun = Instant::now();
             if let Err(reason) = self.announce().await {
@@ -137,7 +137,7 @@ impl Member {
                 () = sleep_until(begun + pause) => {}
                 // The change is announced soon. The sender lives as long as the ports.
                 _ = owned.changed() => {}
-                () = self.ports.peers.refresh_requested() => {}
+                () = self.cluster.peers.refresh_requested() => {}
                 () = state_changed(&self.describe, self.view.announced_state()) => {}
             }
         }
@@ -145,7 +145,7 @@ impl Member {
 
     async fn renew(&mut self) -> Result<(), RoutesError> {
         let info = NodeInfo { asserting: self.losses.are_pending(), ..(self.describe)() };
-        let routes = Arc::clone(&self.ports.routes);
+        let routes = Arc::clone(&self.cluster.ports.routes);
         let state = info.state;
         self.view.on_renewal_sent();
         let beat = call_routes(routes.renew(&info)).await?;
@@ -155,28 +155,28 @@ impl Member {
             self.metrics.routes_lost.increment(1);
             self.losses.record();
             // Peers that noticed no loss must learn of this one soon.
-            self.ports.peers.request_refresh();
+            self.cluster.peers.request_refresh();
         } else if was_stale {
             tracing::info!("routes available again");
         }
         let rows = call_routes(routes.nodes()).await?;
         let (snapshot, dead) = self.view.fetched(rows, Instant::now());
-        if snapshot.lease_of(&self.ports.me) == Some(Lease::Retired) {
+        if snapshot.lease_of(&self.cluster.me) == Some(Lease::Retired) {
             return Err(RoutesError::LeaseLost);
         }
         self.metrics.nodes_live.set((snapshot.others.len() + 1) as f64);
-        let mine = self.ports.owned.partition_lags();
+        let mine = self.cluster.owned.partition_lags();
         let lag = |of: fn(&PartitionLag) -> u64| mine.iter().map(of);
         self.metrics.archive_lag.set(lag(PartitionLag::behind).sum::<u64>() as f64);
         self.metrics.archive_lag_seconds.set(lag(|it| it.behind_ms).max().unwrap_or(0) as f64 / 1e3);
-        let lags = self.ports.peers.lags();
+        let lags = self.cluster.peers.lags();
         lags.update(snapshot.partition_lags().chain(mine), Instant::now());
         self.metrics.archive_behind.set(lags.count() as f64);
         (self.on_peers)(snapshot.addresses());
-        self.ports.peers.set(snapshot);
+        self.cluster.peers.set(snapshot);
         while self.reaper.try_join_next().is_some() {}
         if !dead.is_empty() && self.reaper.is_empty() {
-            self.reaper.spawn(reaper::reap(Arc::clone(&self.ports), dead, self.metrics.clone()));
+            self.reaper.spawn(reaper::reap(Arc::clone(&self.cluster), dead, self.metrics.clone()));
         }
         Ok(())
     }
@@ -184,15 +184,15 @@ impl Member {
 
 /// Ends the lease of a drained node, removes its remaining routes and waits for queued events; takes about a second at
 /// most. Departures of clients that did not return are published by other nodes, as after a crash.
-pub async fn leave(ports: &Ports) {
+pub async fn leave(cluster: &Cluster) {
     let left = async {
-        ports.routes.retire(&ports.me, Retire::Leaving).await?;
-        reaper::sweep(ports, &ports.me, reaper::Departures::Leave).await
+        cluster.ports.routes.retire(&cluster.me, Retire::Leaving).await?;
+        reaper::sweep(cluster, &cluster.me, reaper::Departures::Leave).await
     };
     let left = timeout(RETIRE_TIMEOUT, left).await;
     // Read marks are published now, although they are normally coalesced for longer.
-    ports.events.tell_reads();
-    if timeout(EVENTS_TIMEOUT, ports.events.quiet()).await.is_err() {
+    cluster.events.tell_reads();
+    if timeout(EVENTS_TIMEOUT, cluster.events.quiet()).await.is_err() {
         tracing::warn!("events unpublished at shutdown; other nodes publish the departures");
     }
     match left {

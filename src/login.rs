@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    ports::Ports,
+    cluster::Cluster,
     routes::{Route, RoutesError, Token},
 };
 
@@ -19,8 +19,8 @@ pub use self::{answer::answer_all, register::login, renew::renew};
 const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns the token in the device's row.
-async fn current_token(ports: &Ports, route: &Route) -> Result<Option<Token>, RoutesError> {
-    let rows = ports.routes.lookup(std::slice::from_ref(&route.user)).await?;
+async fn current_token(cluster: &Cluster, route: &Route) -> Result<Option<Token>, RoutesError> {
+    let rows = cluster.ports.routes.lookup(std::slice::from_ref(&route.user)).await?;
     let row = rows.into_iter().flatten().find(|(device, _)| *device == route.device);
     Ok(row.map(|(_, token)| token))
 }

@@ -8,51 +8,43 @@ use std::{
     io::{self, Write as _},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use futures_util::future::join_all;
+use metrics_exporter_prometheus::PrometheusHandle;
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::Outcome};
 use tokio::sync::watch;
 
-mod announcement;
 mod ids;
 pub mod import;
+mod lease_task;
 mod memory;
 mod ports;
 mod settings;
 mod startup_wait;
-mod tasks;
 
 pub use self::ids::all as leased_ids;
-use self::{
-    announcement::NodeAnnouncement,
-    ports::{BuiltPorts, FailureWatch},
-    settings::{ShardDependencies, admission, owner_settings, shard_count},
-    tasks::{Broker, RunningTasks},
-};
+use self::ports::{BuiltPorts, FailureWatch};
 use crate::{
     accept::{Acceptor, Stopper},
     api::{self, Api},
-    assign::Assigner,
+    broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
+    budget::Admission,
     config::{self, Config},
-    delivery::pending::Pending,
-    directory::Directory,
     drain::Drainer,
-    ingest::{admin::Admin, intake::Intake},
     lease,
     link::Listener,
-    mail::{Mail, ShardHandle, ShardHandles},
-    metrics,
+    mail::Mail,
+    metrics::{self, Metrics},
     net::sockopt,
-    ports::Ports,
     private,
-    shard::{self, Shard},
+    shard::{Driver, DriverQueue},
 };
 
 /// Interval at which the parts of the node are checked.
@@ -64,23 +56,14 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time for a stop without a drain to close the connections and end the threads.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Time for the owners to archive, publish and release their partitions.
-const RELEASE_MAX: Duration = Duration::from_secs(3);
-
-/// Time for the log, and for node topics, to confirm pending appends.
-const APPENDS_FLUSH_MAX: Duration = Duration::from_secs(1);
-
 /// Time for pending calls to end.
 const CALLS_END_MAX: Duration = Duration::from_secs(1);
 
 /// Longest time from the end of a drain, at the latest its deadline, to the end of the process.
 ///
-/// It adds the time limits of the owners, node topics, the log, routes and events, and calls.
-pub const LAST_STEPS: Duration = RELEASE_MAX
-    .saturating_add(APPENDS_FLUSH_MAX)
-    .saturating_add(APPENDS_FLUSH_MAX)
-    .saturating_add(lease::LEAVING_MAX)
-    .saturating_add(CALLS_END_MAX);
+/// It adds the time limits of the broker, routes and events, and calls.
+pub const LAST_STEPS: Duration =
+    broker::STOP_MAX.saturating_add(lease::LEAVING_MAX).saturating_add(CALLS_END_MAX);
 
 /// File in the data directory with the addresses of a running node.
 pub const NODE_FILE: &str = "node.json";
@@ -102,6 +85,9 @@ pub struct Addresses {
     pub key_file: Option<PathBuf>,
 }
 
+/// Thread of a shard or of the client listener.
+type Thread = JoinHandle<io::Result<()>>;
+
 /// Running node.
 pub struct Node {
     /// Addresses on which the node listens.
@@ -111,17 +97,22 @@ pub struct Node {
     /// Key of development tokens.
     pub token_key: Vec<u8>,
     services: tokio::runtime::Runtime,
-    acceptor: (Stopper, JoinHandle<io::Result<()>>),
-    shards: Vec<(ShardHandle, JoinHandle<io::Result<()>>)>,
-    running: RunningTasks,
+    acceptor: (Stopper, Thread),
+    running: RunningBroker,
     /// Task that renews the lease, and the reason for which it ended the node.
     lease: (tokio::task::JoinHandle<()>, FailureWatch),
     node_file: PathBuf,
     failure: FailureWatch,
     drainer: Arc<Drainer>,
-    ports: Arc<Ports>,
+}
+
+/// Broker whose shards and tasks run, and which peers can call.
+struct RunningBroker {
+    broker: Arc<Broker>,
+    shards: Vec<Thread>,
+    tasks: RunningTasks,
     /// Listener for peers; dropping it closes their connections.
-    _listener: Option<Listener>,
+    listener: Option<Listener>,
 }
 
 /// Listening sockets of a node. The client socket is only bound: it listens once the node can accept clients.
@@ -154,6 +145,31 @@ impl ListenSockets {
     }
 }
 
+impl RunningBroker {
+    /// Composes the broker, runs its shards on threads, and listens for peers. Must run in the services runtime;
+    /// `start` is the time base of the shards.
+    fn start(
+        parts: Parts,
+        config: &Config,
+        token_key: &[u8],
+        start: Instant,
+    ) -> anyhow::Result<(Self, Vec<DriverQueue>)> {
+        let (owners, metrics) = (settings::owners(config)?, parts.metrics.clone());
+        let (broker, outlets) = Broker::assemble(parts);
+        let context = broker.shard_context(settings::shards(config, token_key));
+        let shards = broker.build_shards(&context, settings::shard_count(config));
+        let (drivers, newcomers): (Vec<Driver>, _) =
+            shards.context("a shard could not start")?.into_iter().unzip();
+        let run = |(index, driver): (usize, Driver)| {
+            thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || driver.run(start))
+        };
+        let shards = drivers.into_iter().enumerate().map(run).collect::<io::Result<_>>()?;
+        let listener = ports::listen(config, &broker, &metrics)?;
+        let tasks = broker.start(outlets, Some(owners));
+        Ok((Self { broker, shards, tasks, listener }, newcomers))
+    }
+}
+
 impl Node {
     /// Builds and starts all parts; when this returns, clients are served. Waits indefinitely for services of a
     /// cluster that do not answer; `waits` is true while nothing else is under way, so that the process may end.
@@ -162,78 +178,46 @@ impl Node {
     /// The node can't start: an address is in use, the data directory can't be written, or a key file is invalid.
     pub fn start(config: &Config, waits: &watch::Sender<bool>) -> anyhow::Result<Self> {
         let start = Instant::now();
-        let admission = admission(config)?;
+        let admission = settings::admission(config)?;
         let services = services_runtime().context("the services runtime could not start")?;
         let token_key = secure_files(config)?;
         let ((sockets, addresses), (metrics, rendered)) = (ListenSockets::open(config)?, metrics::install());
         let parts = startup_wait::parts(config, start, &sockets, (&metrics, &rendered), waits);
         let (config, claim, built) = services.block_on(parts)?;
-        let (config, BuiltPorts { ports, failure, link, numbers, event_publisher, feed }) = (&config, built);
-        let ports = Arc::new(ports);
-        services.spawn(event_publisher.run());
-        let (intake, outlets) = Intake::new(config.limits.intake_bytes_max);
-        let (directory, handles, pending) =
-            (Arc::new(Directory::default()), ShardHandles::default(), Arc::new(Pending::default()));
-        let admin = Admin::new(ports.me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let mut broker = Broker::new(&ports, &directory, &handles, pending, &metrics);
-        let unlogged = broker.start_unlogged(services.handle(), numbers, feed, config.limits.small_group_max);
-        let assigner = assigner(config, &ports);
-        let dependencies = ShardDependencies {
-            config,
-            ports: &ports,
-            intake: &intake,
-            directory: &directory,
-            handles: &handles,
-            admin: &admin,
-            unlogged: &unlogged,
-            assigner: &assigner,
-        };
-        let base = dependencies.context(&token_key, services.handle().clone(), metrics.clone());
-        let shards = start_shards(&base, &handles, shard_count(config), start)?;
-        let settings = owner_settings(config)?;
-        let rules = settings.rules;
-        let (listener, running) = {
-            let _guard = services.enter();
-            (broker.listen(services.handle(), config)?, broker.start((&intake, outlets), settings))
-        };
-        let handle_list: Vec<ShardHandle> = shards.iter().map(|(handle, _)| handle.clone()).collect();
-        let throttled = (Arc::clone(&admission), Arc::clone(&intake));
-        services.spawn(memory::watch(throttled, handle_list.clone(), metrics.clone(), &config.limits));
-        let drained = (Arc::clone(&admission), Arc::clone(&intake), Arc::clone(&assigner));
-        let drainer =
-            Drainer::new(config.drain_settings(), start, handle_list.clone(), drained, metrics.clone());
-        services.spawn(Arc::clone(&drainer).run());
-        let public = (client_addresses(config, &addresses), ports::peer_address(config, listener.as_ref()));
-        let notice = NodeAnnouncement::new(&assigner, public, (&admission, &drainer), &ports, rules);
+        let (config, runtime) = (&config, services.handle().clone());
+        let _guard = runtime.enter();
+        let BuiltPorts { cluster, failure, link, numbers, event_publisher, peering } = built;
+        tokio::spawn(event_publisher.run());
+        let (cluster, settings) = (Arc::new(cluster), settings::broker(config));
+        let durable = cluster.ports.bus.state().durable;
+        let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
+        let (running, newcomers) = RunningBroker::start(parts, config, &token_key, start)?;
+        let broker = &running.broker;
+        tokio::spawn(memory::watch((&admission, broker), metrics.clone(), &config.limits));
+        let drainer = broker.start_drainer(config.drain_settings(), start, &admission);
         let client = start_listening(sockets.client, &config.listen)?;
-        let lease = services.block_on(notice.hold(link, handle_list.clone(), claim.as_ref(), &metrics))?;
-        let (acceptor, stopper) =
-            Acceptor::new(client, Arc::clone(&admission), handle_list, config.socket.clone(), metrics)?;
-        let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
-        let (to_read, to_drain) = (Arc::clone(&ports), Arc::clone(&drainer));
-        let api = Api { admin, ports: to_read, assigner, admission, metrics: rendered, drainer: to_drain };
-        serve_apis(&services, (sockets.admin, sockets.monitor), api)?;
+        let announcement = announcement(config, &addresses, &running, (&admission, &drainer))?;
+        let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
+        let acceptor = start_acceptor(client, &admission, newcomers, (config.socket.clone(), metrics))?;
+        serve_apis((sockets.admin, sockets.monitor), api(broker, admission, &drainer, rendered))?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
-            durable: ports.bus.state().durable,
+            durable,
             token_key,
             services,
-            acceptor: (stopper, thread),
-            shards,
+            acceptor,
             running,
             lease,
             node_file,
             failure,
             drainer,
-            ports,
-            _listener: listener,
         })
     }
 
     /// Returns the name of the node, which is configured or leased.
     pub fn id(&self) -> &str {
-        self.ports.me.node.as_str()
+        self.running.broker.cluster.me.node.as_str()
     }
 
     /// Runs a future on the services runtime.
@@ -252,10 +236,9 @@ impl Node {
             {
                 return why;
             }
-            let shards = self.shards.iter().any(|(_, thread)| thread.is_finished()).then_some("a shard");
+            let shards = self.running.shards.iter().any(JoinHandle::is_finished).then_some("a shard");
             let acceptor = self.acceptor.1.is_finished().then_some("the acceptor");
-            let task = self.running.tasks.iter().find(|(_, task)| task.is_finished()).map(|(name, _)| *name);
-            if let Some(part) = shards.or(acceptor).or(task) {
+            if let Some(part) = shards.or(acceptor).or(self.running.tasks.ended()) {
                 return format!("{part} ended unexpectedly; see the log above for the reason");
             }
         }
@@ -298,6 +281,7 @@ impl Node {
     }
 
     fn shut_down(self, is_over: impl Fn() -> bool) {
+        let RunningBroker { broker, shards, tasks, listener: _listener } = self.running;
         self.acceptor.0.stop();
         if let Err(error) = fs::remove_file(&self.node_file) {
             tracing::debug!(%error, "node file already removed");
@@ -311,14 +295,14 @@ impl Node {
             // A shard that has ended has no clients to close; one with a full mailbox delays the stop only until the
             // deadline.
             let posted =
-                join_all(self.shards.iter().map(|(handle, _)| handle.post(Mail::Stop(Code::Draining))));
+                join_all(broker.shards().iter().map(|handle| handle.post(Mail::Stop(Code::Draining))));
             tokio::select! {
                 biased;
                 _ = posted => {}
                 () = over => tracing::warn!("shard mailbox full; stopping without closing its clients in order"),
             }
         });
-        let threads = self.shards.into_iter().map(|(_, thread)| thread).chain([self.acceptor.1]);
+        let threads = shards.into_iter().chain([self.acceptor.1]);
         for thread in threads {
             while !thread.is_finished() && !is_over() {
                 thread::park_timeout(STOP_POLL_INTERVAL);
@@ -329,25 +313,12 @@ impl Node {
                 tracing::error!(%error, "thread ended with an error");
             }
         }
-        // All appends are done. The owners archive, publish and release now, so that other nodes take over at once.
-        self.running.shutdown.cancel();
-        let [_, (_, owners)] = self.running.tasks;
-        self.services.block_on(async {
-            if tokio::time::timeout(RELEASE_MAX, owners).await.is_err() {
-                tracing::warn!(
-                    "partitions not released in time; other nodes take them over after the session timeout"
-                );
-            }
-            if let Some(publisher) = &self.running.group_publisher {
-                publisher.settle(APPENDS_FLUSH_MAX).await;
-            }
-            if let Err(error) = self.ports.bus.close(APPENDS_FLUSH_MAX).await {
-                tracing::warn!(%error, "log not closed cleanly; the last appends may be unconfirmed");
-            }
-        });
+        // All appends are done.
+        let cluster = &broker.cluster;
+        self.services.block_on(tasks.stop(&*cluster.ports.bus));
         // The routes of the last connections are removed already, or else here.
         self.lease.0.abort();
-        self.services.block_on(lease::leave(&self.ports));
+        self.services.block_on(lease::leave(cluster));
         self.services.shutdown_timeout(CALLS_END_MAX);
     }
 }
@@ -360,20 +331,27 @@ fn start_listening(client: Socket, config: &config::Listen) -> anyhow::Result<Tc
     Ok(client.into())
 }
 
-/// Builds the assigner, which sends clients to nodes.
-fn assigner(config: &Config, ports: &Arc<Ports>) -> Arc<Assigner> {
-    let ttl = Duration::from_millis(config.assign.ttl_ms);
-    Arc::new(Assigner::new(Arc::clone(ports), settings::node_description(&config.assign), ttl))
-}
-
-/// Returns the addresses at which clients reach the node.
-fn client_addresses(config: &Config, addresses: &Addresses) -> Vec<String> {
-    match config.assign.addresses.as_slice() {
+/// Returns the sources of the node's announcement; clients can connect to its addresses by now.
+fn announcement(
+    config: &Config,
+    addresses: &Addresses,
+    RunningBroker { broker, listener, .. }: &RunningBroker,
+    (admission, drainer): (&Arc<Admission>, &Arc<Drainer>),
+) -> anyhow::Result<NodeAnnouncement> {
+    let client_addresses = match config.assign.addresses.as_slice() {
         // A wildcard address can't be connected to: clients keep to the address that they know.
         [] if addresses.client.ip().is_unspecified() => Vec::new(),
         [] => vec![addresses.client.to_string()],
         named => named.to_vec(),
-    }
+    };
+    Ok(NodeAnnouncement {
+        broker: Arc::clone(broker),
+        client_addresses,
+        peer_address: ports::peer_address(config, listener.as_ref()),
+        admission: Arc::clone(admission),
+        drainer: Arc::clone(drainer),
+        rules: settings::rules(config)?,
+    })
 }
 
 fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
@@ -384,51 +362,39 @@ fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-fn start_shards(
-    base: &shard::Context,
-    handles: &OnceLock<Vec<ShardHandle>>,
-    count: usize,
-    start: Instant,
-) -> anyhow::Result<Vec<(ShardHandle, JoinHandle<io::Result<()>>)>> {
-    let built: Vec<(Shard, ShardHandle)> = (0..count)
-        .map(|index| shard::build(shard::Context { index, ..base.clone() }))
-        .collect::<io::Result<_>>()
-        .context("a shard could not start")?;
-    let list = built.iter().map(|(_, handle)| handle.clone()).collect();
-    if handles.set(list).is_err() {
-        anyhow::bail!("the shards of this node are already started");
-    }
-    let mut shards = Vec::new();
-    for (index, (shard, handle)) in built.into_iter().enumerate() {
-        let thread =
-            thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || shard.run(start))?;
-        shards.push((handle, thread));
-    }
-    Ok(shards)
+/// Starts to accept clients, each on one of the shards.
+fn start_acceptor(
+    client: TcpListener,
+    admission: &Arc<Admission>,
+    newcomers: Vec<DriverQueue>,
+    (socket, metrics): (config::Socket, Metrics),
+) -> anyhow::Result<(Stopper, Thread)> {
+    let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), newcomers, socket, metrics)?;
+    let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
+    Ok((stopper, thread))
+}
+
+fn api(broker: &Broker, admission: Arc<Admission>, drainer: &Arc<Drainer>, metrics: PrometheusHandle) -> Api {
+    let (cluster, assigner) = (Arc::clone(&broker.cluster), Arc::clone(&broker.assigner));
+    Api { admin: broker.admin.clone(), cluster, assigner, admission, metrics, drainer: Arc::clone(drainer) }
 }
 
 /// Serves the admin port, and the port for probes if there is one.
-fn serve_apis(
-    services: &tokio::runtime::Runtime,
-    (admin, monitor): (TcpListener, Option<TcpListener>),
-    api: Api,
-) -> io::Result<()> {
+fn serve_apis((admin, monitor): (TcpListener, Option<TcpListener>), api: Api) -> io::Result<()> {
     if let Some(monitor) = monitor {
-        serve_api(services, monitor, api.clone(), "monitor", api::monitor::serve)?;
+        serve_api(monitor, api.clone(), "monitor", api::monitor::serve)?;
     }
-    serve_api(services, admin, api, "admin", api::serve)
+    serve_api(admin, api, "admin", api::serve)
 }
 
 fn serve_api<S: Future<Output = io::Result<()>> + Send + 'static>(
-    services: &tokio::runtime::Runtime,
     listener: TcpListener,
     api: Api,
     name: &'static str,
     serve: impl FnOnce(tokio::net::TcpListener, Api) -> S,
 ) -> io::Result<()> {
-    let _guard = services.enter();
     let serving = serve(tokio::net::TcpListener::from_std(listener)?, api);
-    services.spawn(async move {
+    tokio::spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, name, "API port stopped serving");
         }

@@ -9,6 +9,7 @@ use tidegate_protocol::{codec::PushFrame, id::ConversationId, id::UserId, pb};
 use tokio::{sync::oneshot, time};
 
 use crate::{
+    cluster::Cluster,
     delivery::{
         answer_cache::{self, AnswerCache},
         local::LocalDispatcher,
@@ -23,7 +24,6 @@ use crate::{
     },
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
     metrics::Metrics,
-    ports::Ports,
     routes::NodeBoot,
     trace::{Event, Query, Tracer},
 };
@@ -43,7 +43,7 @@ pub struct Peer {
     /// Subscriber of large groups; `None` if this node takes no part in them.
     subscriber: Option<Arc<GroupSubscriber>>,
     /// Recent outcomes of local owners; `None` if this node owns no partitions.
-    cache: Option<(Arc<AnswerCache>, Arc<Ports>)>,
+    cache: Option<(Arc<AnswerCache>, Arc<Cluster>)>,
 }
 
 impl Peer {
@@ -82,8 +82,8 @@ impl Peer {
 
     /// Lets peers query the outcomes of this node's owners again.
     #[must_use]
-    pub fn with_answer_cache(self, cache: Arc<AnswerCache>, ports: Arc<Ports>) -> Self {
-        Self { cache: Some((cache, ports)), ..self }
+    pub fn with_answer_cache(self, cache: Arc<AnswerCache>, cluster: Arc<Cluster>) -> Self {
+        Self { cache: Some((cache, cluster)), ..self }
     }
 
     /// Notifies local members of these rooms that an unknown number of messages may be missing. Also retries
@@ -199,7 +199,7 @@ impl Link for Peer {
     ) -> Result<ArchiveStatus, LinkError> {
         self.check_run(to)?;
         Ok(match &self.cache {
-            Some((_, ports)) => ports.owned.unarchived().answer(published, within).await,
+            Some((_, cluster)) => cluster.owned.unarchived().answer(published, within).await,
             None => ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()),
         })
     }
@@ -212,7 +212,7 @@ impl Link for Peer {
     ) -> Result<Vec<AnswerStatus>, LinkError> {
         self.check_run(to)?;
         Ok(match &self.cache {
-            Some((cache, ports)) => answer_cache::words(cache, ports, from, &asks).await,
+            Some((cache, cluster)) => answer_cache::words(cache, cluster, from, &asks).await,
             None => vec![AnswerStatus::NotOwner; asks.len()],
         })
     }

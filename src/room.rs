@@ -14,10 +14,10 @@ use tokio::time::{self, Instant};
 
 use self::unrouted::UnroutedPosts;
 use crate::{
+    cluster::Cluster,
     directory::Directory,
     link::{BestEffortMessage, BestEffortQueues},
     mail::RoomNumbers,
-    ports::Ports,
     routes::NodeBoot,
     scratch::Numbers,
 };
@@ -47,7 +47,7 @@ pub struct Rooms {
 
 /// Interest in rooms and forwarding, on a clustered node.
 struct Remote {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     directory: Arc<Directory>,
     queues: Arc<BestEffortQueues>,
     /// Rooms with members on this node.
@@ -77,14 +77,14 @@ impl Rooms {
     /// Called without rooms, it retries earlier notifications that failed.
     pub fn among_others(
         numbers: Arc<dyn Numbers>,
-        ports: Arc<Ports>,
+        cluster: Arc<Cluster>,
         directory: Arc<Directory>,
         queues: Arc<BestEffortQueues>,
         notify_loss: impl Fn(Vec<ConversationId>) + Send + Sync + 'static,
     ) -> Self {
         let (declared, notify_loss) = (DashMap::default(), Box::new(notify_loss));
         let unrouted = UnroutedPosts::default();
-        Self { numbers, remote: Some(Remote { ports, directory, queues, declared, unrouted, notify_loss }) }
+        Self { numbers, remote: Some(Remote { cluster, directory, queues, declared, unrouted, notify_loss }) }
     }
 
     /// Returns numbers for `count` messages of a room, and the other nodes with members. A message that is sent after a
@@ -137,11 +137,11 @@ impl Rooms {
     /// that may have been left out are notified once its interest is declared again.
     pub async fn keep(self: Arc<Self>) {
         let Some(remote) = &self.remote else { return };
-        let mut snapshot = remote.ports.peers.changes();
+        let mut snapshot = remote.cluster.peers.changes();
         let (mut losses, mut renewed) = (snapshot.borrow().losses, Instant::now());
         let mut numbers_are_new = true;
         loop {
-            // The sender lives as long as the ports, so the wait fails only by its timeout.
+            // The sender lives as long as the cluster state, so the wait fails only by its timeout.
             time::timeout(INTEREST_RETRY_INTERVAL, snapshot.wait_for(|snapshot| snapshot.losses != losses))
                 .await
                 .ok();
@@ -173,16 +173,16 @@ fn refusal(error: crate::scratch::ScratchError) -> Code {
 impl Remote {
     /// Returns the nodes that may have members of the room: all discovered nodes, if the routes are unavailable.
     async fn nodes(&self, room: &ConversationId, count: NonZeroU64) -> Vec<NodeBoot> {
-        if let Some(nodes) = self.ports.nodes_with(std::slice::from_ref(room)).await {
+        if let Some(nodes) = self.cluster.nodes_with(std::slice::from_ref(room)).await {
             return nodes.into_iter().flatten().collect();
         }
         self.unrouted.record(room, count.get(), Instant::now());
-        self.ports.peers.runs()
+        self.cluster.peers.runs()
     }
 
     /// Reports unrouted messages to newly discovered nodes, whose members may have missed them.
     fn report_to_new_nodes(&self) {
-        for (node, rooms) in self.unrouted.missed_by_new(self.ports.peers.runs(), Instant::now()) {
+        for (node, rooms) in self.unrouted.missed_by_new(self.cluster.peers.runs(), Instant::now()) {
             for (room, count) in rooms {
                 self.queues.send(&node, BestEffortMessage::RoomLoss { room, count });
             }
@@ -193,7 +193,7 @@ impl Remote {
     async fn declare(&self, rooms: &[ConversationId]) {
         let interests: Vec<(ConversationId, u64)> =
             rooms.iter().map(|room| (room.clone(), INTEREST_GENERATION)).collect();
-        let result = self.ports.routes.declare(&self.ports.me, &interests).await;
+        let result = self.cluster.ports.routes.declare(&self.cluster.me, &interests).await;
         if let Err(error) = &result {
             tracing::debug!(%error, "failed to declare interest in rooms; retrying");
         }

@@ -9,7 +9,7 @@ use std::{
 
 use tidegate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
-    cluster::{LagLimit, Lags, OwnerProgress, Peers},
+    cluster::{Cluster, LagLimit, Lags, OwnerProgress, Peers},
     events::Events,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
     lease::{self, Member},
@@ -61,7 +61,7 @@ fn routes() -> Arc<MemoryRoutes> {
 
 /// One node, as far as it is a member: a shard with conns, and the lease.
 struct Peer {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     plan: Arc<FaultPlan>,
     state: Arc<Mutex<NodeState>>,
     told: Arc<Mutex<Vec<(NodeBoot, String)>>>,
@@ -82,11 +82,11 @@ impl Peer {
     async fn start(routes: &Arc<MemoryRoutes>, name: &str, boot: u64) -> Self {
         let plan = FaultPlan::none();
         let inner: Arc<dyn Routes> = Arc::clone(routes) as Arc<dyn Routes>;
-        let ports = ports(run_of(name, boot), Arc::new(Faulty::new(inner, Arc::clone(&plan))));
+        let cluster = cluster(run_of(name, boot), Arc::new(Faulty::new(inner, Arc::clone(&plan))));
         let (state, told) = (Arc::new(Mutex::new(NodeState::Ready)), Arc::default());
         let conns = Arc::default();
         let (handle, shard) = shard(Arc::clone(&conns));
-        let said = (Arc::clone(&ports), Arc::clone(&state));
+        let said = (Arc::clone(&cluster), Arc::clone(&state));
         let say = move || NodeInfo {
             peer_address: format!("{}:7802", said.0.me.node),
             state: *said.1.lock().unwrap(),
@@ -98,10 +98,10 @@ impl Peer {
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
         let tell = move |peers| *heard.lock().unwrap() = peers;
         let (counted, _) = metrics::install();
-        let mut member = Member::new(Arc::clone(&ports), LEASES.node, vec![handle], say, tell, counted);
+        let mut member = Member::new(Arc::clone(&cluster), LEASES.node, vec![handle], say, tell, counted);
         member.announce().await.unwrap();
         let task = tokio::spawn(Box::pin(member.run()));
-        Self { ports, plan, state, told, conns, task, shard }
+        Self { cluster, plan, state, told, conns, task, shard }
     }
 
     /// No word of it any more, as after SIGKILL.
@@ -113,9 +113,9 @@ impl Peer {
     /// A conn of that user, whose route stands.
     async fn login(&self, name: &str) -> Token {
         let device = DeviceId::new("phone").unwrap();
-        let at = self.ports.me.clone();
+        let at = self.cluster.me.clone();
         let wish = Registration { user: user(name), device: device.clone(), at, above: 0, only_if: None };
-        let token = self.ports.routes.register(wish).await.unwrap().token;
+        let token = self.cluster.ports.routes.register(wish).await.unwrap().token;
         let mut conns = self.conns.lock().unwrap();
         let key = ConnKey { shard: 0, slot: conns.rows.len() as u32, generation: 0 };
         conns.rows.push((key, Route { user: user(name), device, token: token.clone() }));
@@ -128,7 +128,7 @@ impl Peer {
     }
 
     fn others(&self) -> Vec<String> {
-        self.ports.peers.others().iter().map(|row| row.info.boot.to_string()).collect()
+        self.cluster.peers.others().iter().map(|row| row.info.boot.to_string()).collect()
     }
 }
 
@@ -137,7 +137,7 @@ fn lags() -> Lags {
     Lags::new(2, LagLimit::of(Duration::from_secs(2 * 3_600), 0))
 }
 
-fn ports(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Ports> {
+fn cluster(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Cluster> {
     let log = LocalBusConfig {
         partitions: 1,
         topic: TopicId(1),
@@ -146,31 +146,29 @@ fn ports(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Ports> {
         node_max_records: 16,
         node_max_bytes: 1 << 16,
     };
-    Arc::new(Ports {
-        me,
-        bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::default()),
-        routes,
-        scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
-        link: Arc::new(LocalLink),
-        owned: Arc::default(),
+    Arc::new(Cluster {
         peers: Arc::new(Peers::new(lags())),
-        trace: Arc::default(),
         events: Arc::new(Events::new("/tidegate/t", 1, 1 << 20)),
+        ..Cluster::new(
+            me,
+            Ports {
+                bus: Arc::new(LocalBus::new(log)),
+                store: Arc::new(MemoryStore::default()),
+                routes,
+                scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+                link: Arc::new(LocalLink),
+            },
+        )
     })
 }
 
 /// Answers as a shard does; tells 500 routes at a time.
 fn shard(conns: Arc<Mutex<Conns>>) -> (ShardHandle, JoinHandle<()>) {
-    let poll = mio::Poll::new().unwrap();
-    let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
-    let (handle, mut mailbox) = mail::mailbox(waker, 1 << 20);
+    let (handle, mut mailbox) = mail::mailbox(std::task::Waker::noop().clone(), 1 << 20);
     let turns = async move {
         let mut turns = interval(Duration::from_millis(100));
         loop {
             turns.tick().await;
-            // It is woken through the poll, which nobody waits on here.
-            let _poll = &poll;
             while let Some(mail) = mailbox.take() {
                 let mut conns = conns.lock().unwrap();
                 match mail {
@@ -204,15 +202,15 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     seconds(4).await;
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(*a.told.lock().unwrap(), [(run_of("b", 1), "b:7802".to_owned())]);
-    assert!(!a.ports.peers.may_be_incomplete());
+    assert!(!a.cluster.peers.may_be_incomplete());
     // What changes is told before the next renewal is due, and who asks to look again sees it at once.
-    b.ports.owned.set(3, true);
+    b.cluster.owned.set(3, true);
     *b.state.lock().unwrap() = NodeState::Cordoned;
     pass(Duration::from_millis(600)).await;
-    a.ports.peers.request_refresh();
+    a.cluster.peers.request_refresh();
     pass(Duration::from_millis(600)).await;
-    assert_eq!(a.ports.peers.owners_of(3), [run_of("b", 1)]);
-    assert_eq!(a.ports.peers.others()[0].info.state, NodeState::Cordoned);
+    assert_eq!(a.cluster.peers.owners_of(3), [run_of("b", 1)]);
+    assert_eq!(a.cluster.peers.others()[0].info.state, NodeState::Cordoned);
     // An hour in which nothing happens: no lease ends, no route is asserted before the slow round.
     let token = b.login("ann").await;
     seconds(600).await;
@@ -222,7 +220,7 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     assert_eq!(b.conns.lock().unwrap().settled.last().map(|it| it.1), Some(true), "the slow round came");
     assert_eq!(where_is(&routes, "ann").await, Some(token));
     b.task.abort();
-    lease::leave(&b.ports).await;
+    lease::leave(&b.cluster).await;
     assert_eq!(where_is(&routes, "ann").await, None, "its rows went with it");
     seconds(4).await;
     assert_eq!(a.others(), [""; 0]);
@@ -234,12 +232,12 @@ async fn what_was_read_just_before_a_node_leaves_is_told() {
     let routes = routes();
     let a = Peer::start(&routes, "a", 1).await;
     seconds(1).await;
-    let events = &a.ports.events;
+    let events = &a.cluster.events;
     let before = events.counts().0;
     events.read(&user("ann"), &ConversationId::direct(&user("ann"), &user("bob")), 5);
     assert_eq!(events.counts().0, before, "marks are gathered for a moment");
     a.task.abort();
-    lease::leave(&a.ports).await;
+    lease::leave(&a.cluster).await;
     assert_eq!(events.counts().0, before + 1);
 }
 
@@ -247,14 +245,14 @@ async fn what_was_read_just_before_a_node_leaves_is_told() {
 async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_until_it_caught_up() {
     let routes = routes();
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
-    let refused = |peer: &Peer| peer.ports.peers.lags().list();
-    a.ports.owned.set(0, true);
-    a.ports.owned.begin(0, OwnerProgress { position: 7, end: 7, record_bytes: 100, waits: None });
-    b.ports.owned.set(1, true);
-    b.ports.owned.begin(1, OwnerProgress { position: 3, end: 3, record_bytes: 100, waits: None });
+    let refused = |peer: &Peer| peer.cluster.peers.lags().list();
+    a.cluster.owned.set(0, true);
+    a.cluster.owned.begin(0, OwnerProgress { position: 7, end: 7, record_bytes: 100, waits: None });
+    b.cluster.owned.set(1, true);
+    b.cluster.owned.begin(1, OwnerProgress { position: 3, end: 3, record_bytes: 100, waits: None });
     seconds(5_000).await;
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]), "nothing waits");
-    a.ports.owned.update(0, |it| (it.end, it.waits) = (9, Some((Instant::now(), Duration::ZERO))));
+    a.cluster.owned.update(0, |it| (it.end, it.waits) = (9, Some((Instant::now(), Duration::ZERO))));
     seconds(3_590).await;
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
     seconds(20).await;
@@ -262,11 +260,11 @@ async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_unt
     let said = routes.nodes().await.unwrap()[0].info.partition_lags[0];
     assert_eq!((said.partition, said.position, said.behind()), (0, 7, 2));
     assert!(said.behind_ms >= 3_600_000, "{said:?}");
-    a.ports.owned.update(0, |it| (it.position, it.waits) = (9, None));
+    a.cluster.owned.update(0, |it| (it.position, it.waits) = (9, None));
     seconds(8).await;
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
     // Nobody owns it any more; what was refused by then is not counted twice.
-    a.ports.owned.set(0, false);
+    a.cluster.owned.set(0, false);
     seconds(3_590).await;
     assert_eq!(refused(&b), [0_u32; 0]);
     seconds(30).await;
@@ -326,12 +324,12 @@ async fn routes_that_were_slow_have_lost_nothing() {
         let mut in_doubt = false;
         for _ in 0..90 {
             pass(Duration::from_millis(100)).await;
-            let seen = a.ports.peers.snapshot();
+            let seen = a.cluster.peers.snapshot();
             in_doubt |= seen.stale && seen.may_be_incomplete;
         }
         assert!(gate.reached() == 1 && in_doubt, "{method}: nobody knew for a while");
         for peer in [&a, &b] {
-            let seen = peer.ports.peers.snapshot();
+            let seen = peer.cluster.peers.snapshot();
             assert!(
                 !seen.stale && !seen.may_be_incomplete,
                 "{method}: its answer came late, and that is all"
@@ -351,7 +349,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     b.cut_off(true);
     seconds(60).await;
     assert_eq!(a.others(), ["b/1"], "whom it knew it still asks");
-    let seen = a.ports.peers.snapshot();
+    let seen = a.cluster.peers.snapshot();
     assert!(seen.stale && seen.may_be_incomplete);
     // One comes back two seconds before the other, whose lease is long over.
     a.cut_off(false);
@@ -362,7 +360,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     assert!(!a.task.is_finished() && !b.task.is_finished());
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(where_is(&routes, "bob").await, Some(token));
-    assert!(!a.ports.peers.may_be_incomplete());
+    assert!(!a.cluster.peers.may_be_incomplete());
 }
 
 #[tokio::test(start_paused = true)]
@@ -377,7 +375,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     // He came back on another node before his old one noticed.
     let newer = b.login("user-0003").await;
     seconds(4).await;
-    assert!(a.ports.peers.may_be_incomplete() && !a.ports.peers.snapshot().stale);
+    assert!(a.cluster.peers.may_be_incomplete() && !a.cluster.peers.snapshot().stale);
     assert_eq!(a.others(), ["b/1"]);
     let rows = a.conns.lock().unwrap().rows.clone();
     for (n, (_, route)) in rows.into_iter().enumerate() {
@@ -398,7 +396,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
     assert!(
         a.conns.lock().unwrap().settled.iter().any(|(route, stands)| route.user == user("late") && *stands)
     );
-    assert!(!a.ports.peers.may_be_incomplete());
+    assert!(!a.cluster.peers.may_be_incomplete());
     assert_eq!(replaced(&b), [""; 0]);
 }
 

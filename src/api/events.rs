@@ -41,7 +41,7 @@ pub(super) async fn follow(
     if wait_ms > WAIT_MAX_MS {
         return Err(bad(format!("wait_ms: at most {WAIT_MAX_MS}")));
     }
-    let events = &api.ports.events;
+    let events = &api.cluster.events;
     let from = match after.as_deref() {
         None => None,
         Some("end") => Some(events.ring().end()),
@@ -52,7 +52,7 @@ pub(super) async fn follow(
     let page = events.ring().wait(from, EVENTS_MAX, Duration::from_millis(wait_ms)).await;
     let mut body = format!(
         "{{\"node\":\"{}\",\"cursor\":\"{}\",\"missed\":{},\"events\":[",
-        api.ports.me.node, page.cursor, page.missed
+        api.cluster.me.node, page.cursor, page.missed
     )
     .into_bytes();
     for (nth, event) in page.events.iter().enumerate() {

@@ -201,11 +201,11 @@ pub(super) async fn end(
 pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
     let group = group(&id)?;
     let unavailable = |error| Problem(Code::StoreUnavailable, format!("store unavailable: {error}"));
-    let summary = api.ports.store.summary(&group, None).await.map_err(unavailable)?;
+    let summary = api.cluster.ports.store.summary(&group, None).await.map_err(unavailable)?;
     let Some(summary) = summary.filter(|summary| summary.head.deleted_seq == 0) else {
         return Err(Problem(Code::NotFound, String::new()));
     };
-    let members = api.ports.store.members(&group, None, USERS_MAX).await.map_err(unavailable)?;
+    let members = api.cluster.ports.store.members(&group, None, USERS_MAX).await.map_err(unavailable)?;
     let names: Vec<&str> = members.iter().map(|(user, _)| user.as_str()).collect();
     let above = members.iter().filter(|(_, row)| row.role > Role::Member);
     let roles: BTreeMap<&str, &str> = above.map(|(user, row)| (user.as_str(), row.role.word())).collect();

@@ -13,16 +13,16 @@ use crate::routes::{Draining, Lease, NodeRow, NodeState, PartitionLag, RoutesErr
 
 /// Lists all nodes as of now; while the routes are unavailable, as this node last saw them.
 pub(super) async fn list(State(api): State<Api>) -> Json<Value> {
-    let ports = &api.ports;
-    let (rows, stale) = match ports.routes.nodes().await {
+    let cluster = &api.cluster;
+    let (rows, stale) = match cluster.ports.routes.nodes().await {
         Ok(rows) => (rows, false),
-        Err(_) => (ports.peers.snapshot().rows.to_vec(), true),
+        Err(_) => (cluster.peers.snapshot().rows.to_vec(), true),
     };
-    let nodes: Vec<Value> = rows.iter().map(|row| node(row, row.info.boot == ports.me)).collect();
+    let nodes: Vec<Value> = rows.iter().map(|row| node(row, row.info.boot == cluster.me)).collect();
     Json(json!({
         "nodes": nodes,
-        "partitions": ports.bus.partitions(),
-        "archiveBehind": ports.peers.lags().list(),
+        "partitions": cluster.ports.bus.partitions(),
+        "archiveBehind": cluster.peers.lags().list(),
         "stale": stale,
     }))
 }
@@ -101,7 +101,7 @@ pub(super) async fn set_weight(
         return Err(Problem(Code::BadContent, message.into()));
     }
     let (weight, share) = api.assigner.set(change.weight, change.share);
-    api.ports.peers.request_refresh();
+    api.cluster.peers.request_refresh();
     Ok(Json(json!({"weight": weight, "share": share})))
 }
 
@@ -132,8 +132,8 @@ pub(super) async fn where_is(
 ) -> Result<Json<Value>, Problem> {
     let user = UserId::new(&user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
     let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
-    let rows = api.ports.routes.lookup(std::slice::from_ref(&user)).await.map_err(unavailable)?;
-    let peers = api.ports.peers.snapshot();
+    let rows = api.cluster.ports.routes.lookup(std::slice::from_ref(&user)).await.map_err(unavailable)?;
+    let peers = api.cluster.peers.snapshot();
     let route = |(device, token): (tidegate_protocol::id::DeviceId, crate::routes::Token)| {
         json!({
             "device": device.as_str(),

@@ -51,7 +51,7 @@ async fn lookup(api: &Api, users: &[String]) -> Result<Vec<Value>, Problem> {
     let ids: Result<Vec<UserId>, _> = users.iter().map(|user| UserId::new(user)).collect();
     let ids = ids.map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
     let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
-    let routes = &api.ports.routes;
+    let routes = &api.cluster.ports.routes;
     let rows = routes.lookup(&ids).await.map_err(unavailable)?;
     // Fetched now: routes left by a dead node must not count, and those of a new node must.
     let nodes = routes.nodes().await.map_err(unavailable)?;

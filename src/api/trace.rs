@@ -22,7 +22,7 @@ use tidegate_protocol::{
 
 use super::{Api, Problem, bad_body};
 use crate::{
-    ports::Ports,
+    cluster::Cluster,
     trace::{Event, FOUND_TRACES, Query as StepsQuery, WATCH_MS},
 };
 
@@ -79,17 +79,17 @@ async fn collect(
         return Err(bad(format!("trace: at most {FOUND_TRACES} at once")));
     }
     let query = StepsQuery { msg: msg.clone(), user: user.clone(), traces, is_passive: !is_watched };
-    let mut collected = query_all(&api.ports, &query).await;
+    let mut collected = query_all(&api.cluster, &query).await;
     if msg.is_some() || user.is_some() {
         // Other steps of a trace may not name the message or the user: query again, by trace.
         let traces = newest(&collected.steps);
-        collected = query_all(&api.ports, &StepsQuery { traces, ..StepsQuery::default() }).await;
+        collected = query_all(&api.cluster, &StepsQuery { traces, ..StepsQuery::default() }).await;
     }
     collected.steps.sort_by_key(|(_, step)| step.time_us);
     let steps = &collected.steps[collected.steps.len().saturating_sub(STEPS_MAX)..];
     let steps: Result<Vec<Value>, _> = steps.iter().map(|(node, step)| with_node(node, step)).collect();
     Ok(Json(json!({
-        "node": api.ports.me.node.as_str(),
+        "node": api.cluster.me.node.as_str(),
         "watchedMs": if is_watched { WATCH_MS } else { 0 },
         "steps": steps.map_err(|error| Problem(Code::Internal, error.to_string()))?,
         "silent": collected.silent,
@@ -105,11 +105,11 @@ struct CollectedSteps {
 }
 
 /// Queries this node and all its peers concurrently; a peer has the time of a link call to reply.
-async fn query_all(ports: &Ports, query: &StepsQuery) -> CollectedSteps {
-    let own = ports.trace.find_and_watch(query).into_iter().map(|step| (ports.me.node.to_string(), step));
+async fn query_all(cluster: &Cluster, query: &StepsQuery) -> CollectedSteps {
+    let own = cluster.trace.find_and_watch(query).into_iter().map(|step| (cluster.me.node.to_string(), step));
     let mut collected = CollectedSteps { steps: own.collect(), silent: Vec::new() };
-    let others = ports.peers.others();
-    let calls = others.iter().map(|row| ports.link.traces(&row.info.boot, query.clone()));
+    let others = cluster.peers.others();
+    let calls = others.iter().map(|row| cluster.ports.link.traces(&row.info.boot, query.clone()));
     for (row, reply) in others.iter().zip(join_all(calls).await) {
         let node = row.info.boot.node.to_string();
         match reply {

@@ -30,9 +30,9 @@ pub struct Args {
 }
 
 const NOTES: &str = "\
-A node records the steps of a few messages per second (trace.per_second), and for ten minutes those of every message and
-user that was queried: query once, send the message, query again. The queried node collects the steps of the others; times
-are by the clock of each node.";
+A node records the steps of a few messages per second (trace.per_second), and for ten minutes those
+of every message and user that was queried: query once, send the message, query again. The queried
+node collects the steps of the others; times are by the clock of each node.";
 
 /// Prints the steps of a message or of a user's messages.
 ///

@@ -1,4 +1,4 @@
-//! Calls of readers to all peers, shared by the readers that wait at the same time ([`crate::ports`] has the barrier).
+//! Calls of readers to all peers, shared by the readers that wait at the same time (`barrier` has the barrier).
 
 use std::{
     collections::HashMap,

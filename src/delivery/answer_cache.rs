@@ -18,8 +18,8 @@ use tidegate_protocol::{
 use tokio::time::Instant;
 
 use crate::{
+    cluster::Cluster,
     link::{AnswerStatus, Ask, AskKey},
-    ports::Ports,
     routes::NodeBoot,
     store::Fence,
 };
@@ -146,7 +146,7 @@ impl Drop for AnswerLog {
 /// partition and under its fence: a store that belongs to another owner by now gives no valid answer.
 pub(crate) async fn words(
     cache: &Arc<AnswerCache>,
-    ports: &Ports,
+    cluster: &Cluster,
     from: &NodeBoot,
     asks: &[Ask],
 ) -> Vec<AnswerStatus> {
@@ -160,7 +160,7 @@ pub(crate) async fn words(
     }
     for ((partition, fence), keys) in forgotten {
         let needs: Vec<Need> = keys.iter().map(|(_, key)| Need::Key(key.hash)).collect();
-        let found = match ports.store.load(partition, fence, &needs).await {
+        let found = match cluster.ports.store.load(partition, fence, &needs).await {
             Ok(found) => found.rows,
             Err(error) => {
                 tracing::debug!(%error, partition, "lookup of earlier outcomes failed; the origin queries again");

@@ -15,9 +15,9 @@ use tokio::{runtime::Handle, sync::mpsc};
 
 use super::user_sessions;
 use crate::{
+    cluster::Cluster,
     link::{BestEffortMessage, BestEffortQueues},
     metrics::Metrics,
-    ports::Ports,
     routes::NodeBoot,
 };
 
@@ -41,7 +41,7 @@ struct QueuedItem {
 }
 
 struct BestEffortTask {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     queues: Arc<BestEffortQueues>,
 }
 
@@ -49,12 +49,12 @@ impl BestEffortSender {
     /// Starts the background task on `runtime`.
     pub fn start(
         runtime: &Handle,
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         queues: Arc<BestEffortQueues>,
         metrics: Metrics,
     ) -> Arc<Self> {
         let (items, queue) = mpsc::channel(QUEUE_ITEMS_MAX);
-        runtime.spawn(BestEffortTask { ports: Arc::clone(ports), queues }.run(queue));
+        runtime.spawn(BestEffortTask { cluster: Arc::clone(cluster), queues }.run(queue));
         Arc::new(Self { items, metrics })
     }
 
@@ -101,16 +101,16 @@ impl BestEffortSender {
 impl BestEffortTask {
     async fn run(self, mut queue: mpsc::Receiver<QueuedItem>) {
         let mut batch = Vec::with_capacity(LOOKUP_ITEMS_MAX);
-        let mut peer_changes = self.ports.peers.changes();
+        let mut peer_changes = self.cluster.peers.changes();
         loop {
             tokio::select! {
                 Ok(()) = peer_changes.changed() => {
-                    self.queues.forget_ended(|run| self.ports.peers.is_live(run));
+                    self.queues.forget_ended(|run| self.cluster.peers.is_live(run));
                     continue;
                 }
                 count = queue.recv_many(&mut batch, LOOKUP_ITEMS_MAX) => if count == 0 { return },
             }
-            let peers = self.ports.peers.others();
+            let peers = self.cluster.peers.others();
             // Without peers no lookup is needed.
             if peers.is_empty() {
                 batch.clear();
@@ -118,7 +118,7 @@ impl BestEffortTask {
             }
             let all: Vec<NodeBoot> = peers.iter().map(|row| row.info.boot.clone()).collect();
             let users = batch.iter().filter_map(|item| item.of_users.as_ref()).flatten().collect();
-            let by_user = user_sessions::lookup(&self.ports, users).await.unwrap_or_else(|error| {
+            let by_user = user_sessions::lookup(&self.cluster, users).await.unwrap_or_else(|error| {
                 tracing::debug!(%error, "routes unavailable; sending signals and marks to all peers");
                 None
             });

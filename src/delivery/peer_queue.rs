@@ -10,9 +10,9 @@ use bytes::Bytes;
 use tokio::{sync::Semaphore, time};
 
 use crate::{
+    cluster::Cluster,
     link::{Answer, Delivery, Landing, LinkError, Session, Target},
     metrics::Metrics,
-    ports::Ports,
     queue_set::{EndedQueues, Next, Queue, QueueSet, Rejected},
     routes::{NodeBoot, Route, Token},
 };
@@ -55,7 +55,7 @@ enum PeerBatch {
 
 /// One bounded send queue per peer.
 pub struct PeerQueues {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     metrics: Metrics,
     queues: QueueSet<PeerBatch>,
     rechecks: Arc<Semaphore>,
@@ -69,10 +69,10 @@ struct PeerQueue {
 
 impl PeerQueues {
     /// Creates the set without queues: each starts with its first batch.
-    pub fn new(ports: &Arc<Ports>, metrics: Metrics) -> Arc<Self> {
+    pub fn new(cluster: &Arc<Cluster>, metrics: Metrics) -> Arc<Self> {
         let rechecks = Arc::new(Semaphore::new(RECHECKS_MAX));
         let queues = QueueSet::new(QUEUE_BATCHES_MAX, EndedQueues::Drop);
-        Arc::new(Self { ports: Arc::clone(ports), metrics, queues, rechecks })
+        Arc::new(Self { cluster: Arc::clone(cluster), metrics, queues, rechecks })
     }
 
     /// Queues replies; calls for one peer keep their order. Must run in a runtime.
@@ -184,13 +184,13 @@ impl PeerQueue {
     async fn send_batch(&self, batch: PeerBatch) {
         match &batch {
             PeerBatch::Answers(answers) => {
-                let call = || self.queues.ports.link.answers(&self.queue.to, answers.clone());
+                let call = || self.queues.cluster.ports.link.answers(&self.queue.to, answers.clone());
                 if let Err(error) = self.retry(ANSWER_TRIES, call).await {
                     self.queues.drop_batch(&self.queue.to, &batch, &error.to_string());
                 }
             }
             PeerBatch::Pushes(pushes) => {
-                let call = || self.queues.ports.link.deliver(&self.queue.to, pushes.clone());
+                let call = || self.queues.cluster.ports.link.deliver(&self.queue.to, pushes.clone());
                 match self.retry(PUSH_TRIES, call).await {
                     Ok(landings) => self.remove_stale_routes(pushes, landings),
                     Err(error) => self.queues.drop_batch(&self.queue.to, &batch, &error.to_string()),
@@ -212,7 +212,7 @@ impl PeerQueue {
                 Err(LinkError::NotHere) => return Err(LinkError::NotHere),
                 Err(error) if left == 0 => return Err(error),
                 Err(_) => {
-                    let peers = &self.queues.ports.peers;
+                    let peers = &self.queues.cluster.peers;
                     if !peers.is_live(&self.queue.to) {
                         peers.request_refresh();
                     }
@@ -250,14 +250,14 @@ impl PeerQueue {
                 traceparent: String::new(),
             };
             // Peer unavailable: the routes stay until another push finds them.
-            let Ok(landings) = queues.ports.link.deliver(&to, vec![recheck]).await else { return };
+            let Ok(landings) = queues.cluster.ports.link.deliver(&to, vec![recheck]).await else { return };
             let stale: Vec<Route> = missing
                 .into_iter()
                 .zip(landings.into_iter().flatten())
                 .filter(|(_, landing)| *landing == Landing::NotHere)
                 .filter_map(|(target, _)| route_of(target, &to))
                 .collect();
-            if let Err(error) = queues.ports.routes.remove(&stale).await {
+            if let Err(error) = queues.cluster.ports.routes.remove(&stale).await {
                 tracing::debug!(%error, "failed to remove stale routes");
             }
             drop(permit);

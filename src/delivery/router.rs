@@ -18,8 +18,8 @@ use super::{
     user_sessions::{self, UserSessions},
 };
 use crate::{
+    cluster::Cluster,
     link::{Answer, Delivery, SentBy, Target},
-    ports::Ports,
     routes::NodeBoot,
     trace::traceparent,
 };
@@ -55,9 +55,9 @@ pub struct Router {
 
 impl Router {
     /// Starts the stream. Must run in a runtime.
-    pub fn start(ports: &Arc<Ports>, peer_queues: Arc<PeerQueues>) -> Self {
+    pub fn start(cluster: &Arc<Cluster>, peer_queues: Arc<PeerQueues>) -> Self {
         let (batches, queue) = mpsc::channel(QUEUE_BATCHES_MAX);
-        let task = RouterTask { ports: Arc::clone(ports), peer_queues: Arc::clone(&peer_queues) };
+        let task = RouterTask { cluster: Arc::clone(cluster), peer_queues: Arc::clone(&peer_queues) };
         tokio::spawn(task.run(queue));
         Self { peer_queues, batches }
     }
@@ -77,7 +77,7 @@ impl Router {
 }
 
 struct RouterTask {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     peer_queues: Arc<PeerQueues>,
 }
 
@@ -90,7 +90,7 @@ impl RouterTask {
                 batch.extend(more);
             }
             let users = batch.iter().flat_map(|push| push.users.iter()).collect();
-            let by_user = user_sessions::lookup(&self.ports, users).await.unwrap_or_else(|error| {
+            let by_user = user_sessions::lookup(&self.cluster, users).await.unwrap_or_else(|error| {
                 tracing::debug!(%error, "routes unavailable; pushing to all peers");
                 None
             });
@@ -105,7 +105,7 @@ impl RouterTask {
     }
 
     fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<Delivery>> {
-        let others = self.ports.peers.others();
+        let others = self.cluster.peers.others();
         let everywhere: Vec<Delivery> = batch
             .iter()
             .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use tidegate_protocol::id::UserId;
 
 use crate::{
+    cluster::Cluster,
     link::Session,
-    ports::Ports,
     routes::{NodeBoot, RoutesError},
 };
 
@@ -22,18 +22,18 @@ pub(super) type UserSessions = HashMap<UserId, Vec<(NodeBoot, Session)>>;
 /// # Errors
 /// Fails at the first call that the routes do not answer; all peers must be asked then too.
 pub(super) async fn lookup(
-    ports: &Ports,
+    cluster: &Cluster,
     users: BTreeSet<&UserId>,
 ) -> Result<Option<UserSessions>, RoutesError> {
-    if ports.peers.may_be_incomplete() {
+    if cluster.peers.may_be_incomplete() {
         return Ok(None);
     }
     let users: Vec<UserId> = users.into_iter().cloned().collect();
     let mut by_user = UserSessions::new();
     for page in users.chunks(LOOKUP_USERS_MAX) {
-        let rows = ports.routes.lookup(page).await?;
+        let rows = cluster.ports.routes.lookup(page).await?;
         for (user, devices) in page.iter().zip(rows) {
-            let elsewhere = devices.into_iter().filter(|(_, token)| token.at != ports.me);
+            let elsewhere = devices.into_iter().filter(|(_, token)| token.at != cluster.me);
             let sessions: Vec<(NodeBoot, Session)> = elsewhere
                 .map(|(device, token)| (token.at, Session { user: user.clone(), device, epoch: token.epoch }))
                 .collect();

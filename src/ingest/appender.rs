@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use super::intake::{Intake, weight};
 use crate::{
     bus::{AppendError, Appended, partition_of},
+    cluster::Cluster,
     delivery::local::LocalDispatcher,
-    ports::Ports,
     trace::{Facts, Step, Tracer},
 };
 
@@ -33,19 +33,19 @@ const APPENDS_PER_PARTITION_MAX: usize = 16;
 pub async fn append_all(
     mut records: mpsc::Receiver<Vec<Record>>,
     intake: Arc<Intake>,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     mut out: LocalDispatcher,
 ) {
     // Appends to one partition are confirmed in order, and a stalled partition delays no other.
     let mut appends = FuturesUnordered::new();
-    let appends_max = APPENDS_PER_PARTITION_MAX * ports.bus.partitions() as usize;
+    let appends_max = APPENDS_PER_PARTITION_MAX * cluster.ports.bus.partitions() as usize;
     loop {
         tokio::select! {
             // Confirmed appends first, because they free capacity. The order is fixed, so that a simulation seed
             // reproduces a run.
             biased;
             Some((batch, result)) = appends.next() => {
-                complete_append(batch, result, &intake, &ports.trace, &mut out).await;
+                complete_append(batch, result, &intake, &cluster.trace, &mut out).await;
             }
             batch = records.recv(), if appends.len() < appends_max => {
                 let Some(mut batch) = batch else { break };
@@ -54,15 +54,15 @@ pub async fn append_all(
                 {
                     batch.extend(more);
                 }
-                for (partition, batch) in group_by_partition(batch, ports.bus.partitions()) {
-                    if ports.peers.lags().is_behind(partition) {
+                for (partition, batch) in group_by_partition(batch, cluster.ports.bus.partitions()) {
+                    if cluster.peers.lags().is_behind(partition) {
                         refuse(&batch, &Answer::Refused { code: Code::ArchiveBehind, message: "".into() }, &mut out);
                         intake.release(batch.iter().map(weight).sum());
                         continue;
                     }
                     for (batch, encoded) in split_by_bytes(batch) {
                         out.in_flight().appending(partition, &batch);
-                        let bus = Arc::clone(&ports.bus);
+                        let bus = Arc::clone(&cluster.ports.bus);
                         // First polled in the order of these calls, which becomes the order in the log.
                         appends.push(async move { (batch, bus.append(partition, encoded).await) });
                     }
@@ -72,7 +72,7 @@ pub async fn append_all(
         }
     }
     while let Some((batch, result)) = appends.next().await {
-        complete_append(batch, result, &intake, &ports.trace, &mut out).await;
+        complete_append(batch, result, &intake, &cluster.trace, &mut out).await;
     }
 }
 

@@ -12,7 +12,7 @@ use tidegate_protocol::{
 };
 use tokio::sync::mpsc;
 
-use crate::{bus::partition_of, mail::ConnKey, ports::Ports, routes::Route};
+use crate::{bus::partition_of, cluster::Cluster, mail::ConnKey, routes::Route};
 
 /// Limit on queued batches; at the limit a shard keeps its batch and offers it again.
 const QUEUED_BATCHES_MAX: usize = 256;
@@ -141,13 +141,14 @@ pub(crate) fn is_message(record: &Record, msg_id: &str) -> bool {
 }
 
 /// Returns the code to refuse a message with, if the log can't take it now. To be checked before it is queued.
-pub fn refusal(ports: &Ports, conversation: &ConversationId) -> Option<Code> {
-    if ports.bus.state().refuses_all {
+pub fn refusal(cluster: &Cluster, conversation: &ConversationId) -> Option<Code> {
+    if cluster.ports.bus.state().refuses_all {
         return Some(Code::BusUnavailable);
     }
-    let lags = ports.peers.lags();
+    let lags = cluster.peers.lags();
     // Does not hash the conversation while no partition is behind.
-    let is_behind = lags.count() > 0 && lags.is_behind(partition_of(conversation, ports.bus.partitions()));
+    let is_behind =
+        lags.count() > 0 && lags.is_behind(partition_of(conversation, cluster.ports.bus.partitions()));
     is_behind.then_some(Code::ArchiveBehind)
 }
 

@@ -11,6 +11,7 @@ use tidegate_protocol::machine::session::Answer;
 use tokio::time;
 
 use crate::{
+    cluster::Cluster,
     delivery::{
         answer_cache::{self, AnswerCache},
         local::LocalDispatcher,
@@ -18,7 +19,6 @@ use crate::{
     },
     link::{AnswerStatus, Ask},
     metrics::Metrics,
-    ports::Ports,
     routes::NodeBoot,
 };
 
@@ -29,7 +29,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_millis(1_000);
 
 /// Recovers the answers of records that this node has appended, for as long as the node lives.
 pub async fn ask_again(
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     pending: Arc<Pending>,
     answered: Arc<AnswerCache>,
     mut out: LocalDispatcher,
@@ -46,14 +46,14 @@ pub async fn ask_again(
             biased;
             Some(QueryReply { to, asks, statuses }) = calls.next() => {
                 busy.remove(&to);
-                apply_statuses(&asks, statuses, &ports, &mut out, &metrics);
+                apply_statuses(&asks, statuses, &cluster, &mut out, &metrics);
                 out.flush().await;
             }
             _ = tick.tick() => {
                 let due = pending.in_flight().due(time::Instant::now());
-                for (to, asks) in by_owner(due, &ports) {
+                for (to, asks) in by_owner(due, &cluster) {
                     if busy.insert(to.clone()) {
-                        calls.push(query(&ports, &answered, to, asks));
+                        calls.push(query(&cluster, &answered, to, asks));
                     }
                 }
             }
@@ -64,7 +64,7 @@ pub async fn ask_again(
 fn apply_statuses(
     asks: &[Ask],
     statuses: Vec<AnswerStatus>,
-    ports: &Ports,
+    cluster: &Cluster,
     out: &mut LocalDispatcher,
     metrics: &Metrics,
 ) {
@@ -77,21 +77,21 @@ fn apply_statuses(
             // The outcome is decided but no longer known: the client finds it by a retry with its id.
             AnswerStatus::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
             AnswerStatus::NotYet => {}
-            AnswerStatus::NotOwner => ports.peers.request_refresh(),
+            AnswerStatus::NotOwner => cluster.peers.request_refresh(),
         }
     }
 }
 
 /// Groups the questions by owner. Those of a partition without a known owner wait for a later check.
-fn by_owner(due: BTreeMap<u32, Vec<Ask>>, ports: &Ports) -> BTreeMap<NodeBoot, Vec<Ask>> {
+fn by_owner(due: BTreeMap<u32, Vec<Ask>>, cluster: &Cluster) -> BTreeMap<NodeBoot, Vec<Ask>> {
     let mut by_owner: BTreeMap<NodeBoot, Vec<Ask>> = BTreeMap::new();
     for (partition, asks) in due {
-        let mut owners = ports.peers.owners_of(partition);
-        if ports.owned.has(partition) {
-            owners.push(ports.me.clone());
+        let mut owners = cluster.peers.owners_of(partition);
+        if cluster.owned.has(partition) {
+            owners.push(cluster.me.clone());
         }
         if owners.is_empty() {
-            ports.peers.request_refresh();
+            cluster.peers.request_refresh();
         }
         for owner in owners {
             by_owner.entry(owner).or_default().extend(&asks);
@@ -107,12 +107,17 @@ struct QueryReply {
 }
 
 /// Queries one owner. Returns no status if it does not reply in time; an owner on this node may wait for the store too.
-async fn query(ports: &Arc<Ports>, answered: &Arc<AnswerCache>, to: NodeBoot, asks: Vec<Ask>) -> QueryReply {
+async fn query(
+    cluster: &Arc<Cluster>,
+    answered: &Arc<AnswerCache>,
+    to: NodeBoot,
+    asks: Vec<Ask>,
+) -> QueryReply {
     let call = async {
-        if to == ports.me {
-            return answer_cache::words(answered, ports, &to, &asks).await;
+        if to == cluster.me {
+            return answer_cache::words(answered, cluster, &to, &asks).await;
         }
-        ports.link.answers_again(&ports.me, &to, asks.clone()).await.unwrap_or_else(|error| {
+        cluster.ports.link.answers_again(&cluster.me, &to, asks.clone()).await.unwrap_or_else(|error| {
             tracing::debug!(%error, peer = %to, "query for lost answers failed; retrying");
             Vec::new()
         })

@@ -21,7 +21,7 @@ use tokio::{
 
 use self::{recent::RecentRecords, topic_queue::TopicQueues};
 use super::subscriber::{GroupSubscriber, MissedRanges, RecordSource};
-use crate::{link::BestEffortQueues, metrics::Metrics, ports::Ports, routes::NodeBoot};
+use crate::{cluster::Cluster, link::BestEffortQueues, metrics::Metrics, routes::NodeBoot};
 
 mod recent;
 mod topic_queue;
@@ -72,7 +72,7 @@ struct Shared {
 
 /// Task that looks up the nodes with members.
 struct PublisherTask {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     shared: Arc<Shared>,
     topic_queues: Arc<TopicQueues>,
 }
@@ -80,16 +80,17 @@ struct PublisherTask {
 impl GroupPublisher {
     /// Starts the publisher; records that a topic does not accept go by `best_effort`. Must run in a runtime.
     pub fn start(
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         subscriber: Arc<GroupSubscriber>,
         best_effort: Arc<BestEffortQueues>,
         metrics: Metrics,
     ) -> Arc<Self> {
         let (batches, queue) = mpsc::channel(QUEUE_BATCHES_MAX);
         let shared = Arc::new(Shared::default());
-        let topic_queues = Arc::new(TopicQueues::new(Arc::clone(&ports.bus), best_effort, metrics.clone()));
+        let topic_queues =
+            Arc::new(TopicQueues::new(Arc::clone(&cluster.ports.bus), best_effort, metrics.clone()));
         let task = PublisherTask {
-            ports: Arc::clone(ports),
+            cluster: Arc::clone(cluster),
             shared: Arc::clone(&shared),
             topic_queues: Arc::clone(&topic_queues),
         };
@@ -145,7 +146,7 @@ impl PublisherTask {
                 batch.extend(more);
             }
             let weight = weight_of(&batch);
-            let (all, now) = (self.ports.peers.runs(), Instant::now());
+            let (all, now) = (self.cluster.peers.runs(), Instant::now());
             for (node, records) in recent.missed(&all, now) {
                 self.topic_queues.send(&node, records);
             }
@@ -176,9 +177,9 @@ impl PublisherTask {
                 groups.len() - 1
             });
         }
-        let nodes = if groups.is_empty() { None } else { self.ports.nodes_with(&groups).await };
+        let nodes = if groups.is_empty() { None } else { self.cluster.nodes_with(&groups).await };
         // Includes the peers that were discovered while the routes did not answer.
-        let nodes = nodes.unwrap_or_else(|| vec![self.ports.peers.runs(); groups.len()]);
+        let nodes = nodes.unwrap_or_else(|| vec![self.cluster.peers.runs(); groups.len()]);
         let mut by_node: BTreeMap<NodeBoot, Vec<GroupRecord>> = BTreeMap::new();
         for record in batch {
             let some =

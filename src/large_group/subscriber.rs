@@ -29,11 +29,11 @@ use tokio::{
 
 use crate::{
     bus::NodeFeed,
+    cluster::Cluster,
     delivery::{local::LocalDispatcher, memberships::GroupMembership},
     directory::Directory,
     mail::{ConnKey, Delivery},
     metrics::Metrics,
-    ports::Ports,
 };
 
 mod index;
@@ -58,7 +58,7 @@ const INTEREST_GENERATION: u64 = 1;
 
 /// Handle of the subscriber task.
 pub struct GroupSubscriber {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     /// Largest member count of a small group.
     small_max: u64,
     commands: mpsc::Sender<Command>,
@@ -108,7 +108,7 @@ struct Login {
 impl GroupSubscriber {
     /// Starts the task with the opened node topic; `out` posts to the shards. Must run in a runtime.
     pub fn start(
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         directory: &Arc<Directory>,
         small_group_max: usize,
         feed: Box<dyn NodeFeed>,
@@ -117,9 +117,9 @@ impl GroupSubscriber {
     ) -> Arc<Self> {
         let (commands, queue) = mpsc::channel(COMMANDS_MAX);
         let shared = Arc::new(Shared::default());
-        let (small_max, ports) = (small_group_max as u64, Arc::clone(ports));
+        let (small_max, cluster) = (small_group_max as u64, Arc::clone(cluster));
         let task = SubscriberTask::new(
-            Arc::clone(&ports),
+            Arc::clone(&cluster),
             Arc::clone(directory),
             Arc::clone(&shared),
             small_max,
@@ -127,7 +127,7 @@ impl GroupSubscriber {
             metrics.clone(),
         );
         tokio::spawn(task.run(queue, feed));
-        Arc::new(Self { ports, small_max, commands, shared, metrics })
+        Arc::new(Self { cluster, small_max, commands, shared, metrics })
     }
 
     /// Queues records of large groups, each an encoded `FanOut`, without waiting. Local members get `Behind` for a
@@ -168,7 +168,7 @@ impl GroupSubscriber {
             .map(|it| (it.group.clone(), INTEREST_GENERATION))
             .collect();
         if !undeclared.is_empty() {
-            match self.ports.routes.declare(&self.ports.me, &undeclared).await {
+            match self.cluster.ports.routes.declare(&self.cluster.me, &undeclared).await {
                 Ok(()) => undeclared.into_iter().for_each(|(group, _)| {
                     self.shared.declared.insert(group);
                 }),

@@ -10,9 +10,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
+    cluster::Cluster,
     events::sort,
     metrics::Metrics,
-    ports::Ports,
     routes::{NodeBoot, Retire, RoutesError},
 };
 
@@ -44,9 +44,9 @@ pub(super) struct SweepCounts {
 
 /// Retires each run whose lease has expired, and removes its rows. Failures are retried after the next fetch of the
 /// nodes.
-pub async fn reap(ports: Arc<Ports>, dead: Vec<NodeBoot>, metrics: Metrics) {
+pub async fn reap(cluster: Arc<Cluster>, dead: Vec<NodeBoot>, metrics: Metrics) {
     for run in dead {
-        match reap_one(&ports, &run).await {
+        match reap_one(&cluster, &run).await {
             Ok(None) => tracing::debug!(%run, "lease renewed; run not reaped"),
             // It stays listed while other nodes publish its departures.
             Ok(Some(0)) => tracing::debug!(%run, "sweep found no rows"),
@@ -59,26 +59,26 @@ pub async fn reap(ports: Arc<Ports>, dead: Vec<NodeBoot>, metrics: Metrics) {
     }
 }
 
-async fn reap_one(ports: &Ports, run: &NodeBoot) -> Result<Option<u64>, RoutesError> {
+async fn reap_one(cluster: &Cluster, run: &NodeBoot) -> Result<Option<u64>, RoutesError> {
     // A retired run writes no row, so the sweep ends (S5).
-    if !ports.routes.retire(run, Retire::Lapsed).await? {
+    if !cluster.ports.routes.retire(run, Retire::Lapsed).await? {
         return Ok(None);
     }
-    let swept = sweep(ports, run, Departures::Leave).await?;
+    let swept = sweep(cluster, run, Departures::Leave).await?;
     if swept.left > 0 {
         sleep(DEPARTURE_GRACE).await;
-        sweep(ports, run, Departures::Publish).await?;
+        sweep(cluster, run, Departures::Publish).await?;
     }
     Ok(Some(swept.removed))
 }
 
 /// Removes the rows of a retired run, page by page.
 pub(super) async fn sweep(
-    ports: &Ports,
+    cluster: &Cluster,
     run: &NodeBoot,
     departures: Departures,
 ) -> Result<SweepCounts, RoutesError> {
-    let routes = &*ports.routes;
+    let routes = &*cluster.ports.routes;
     let (mut after, mut swept) = (None, SweepCounts::default());
     loop {
         let page = routes.rows_of(run, after, PAGE_ROWS).await?;
@@ -96,7 +96,7 @@ pub(super) async fn sweep(
         match departures {
             Departures::Leave => swept.left += sorted.gone.len() as u64,
             // The entry is removed once the event is published.
-            Departures::Publish => sorted.gone.iter().for_each(|row| ports.events.offline(row)),
+            Departures::Publish => sorted.gone.iter().for_each(|row| cluster.events.offline(row)),
         }
         if is_full {
             sleep(PAGE_INTERVAL).await;

@@ -9,10 +9,10 @@ use tokio::{
 
 use super::{PORT_RETRY_INTERVAL, current_token, step_times::StepTimes};
 use crate::{
+    cluster::Cluster,
     delivery::{local::LocalDispatcher, memberships::groups_of},
     large_group::subscriber::GroupSubscriber,
     mail::{ConnKey, Mail, Reassert},
-    ports::Ports,
     routes::Route,
 };
 
@@ -27,7 +27,7 @@ const GROUPS_TIMEOUT: Duration = Duration::from_secs(5);
 /// route is still current. Runs until the shards are gone.
 pub async fn answer_all(
     mut logins: mpsc::Receiver<Vec<(ConnKey, Route)>>,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     subscriber: Arc<GroupSubscriber>,
     outbound: impl Fn() -> LocalDispatcher,
 ) {
@@ -38,9 +38,9 @@ pub async fn answer_all(
             // The semaphore is never closed.
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             steps.done("permit");
-            let (ports, subscriber, out) = (Arc::clone(&ports), Arc::clone(&subscriber), outbound());
+            let (cluster, subscriber, out) = (Arc::clone(&cluster), Arc::clone(&subscriber), outbound());
             tokio::spawn(async move {
-                answer(key, &route, &ports, &subscriber, (out, &mut steps)).await;
+                answer(key, &route, &cluster, &subscriber, (out, &mut steps)).await;
                 steps.log(&route, "answered");
                 drop(permit);
             });
@@ -58,11 +58,11 @@ fn replaced(route: &Route, epoch: u64) -> Mail {
 async fn answer(
     key: ConnKey,
     route: &Route,
-    ports: &Ports,
+    cluster: &Cluster,
     subscriber: &GroupSubscriber,
     (mut out, steps): (LocalDispatcher, &mut StepTimes),
 ) {
-    let row = current_token(ports, route).await;
+    let row = current_token(cluster, route).await;
     steps.done("current_route");
     match row {
         Ok(Some(token)) if token.epoch > route.token.epoch => {
@@ -70,7 +70,7 @@ async fn answer(
         }
         Ok(Some(_)) | Err(_) => {}
         // The row was removed before the connection was indexed.
-        Ok(None) => match ports.routes.reassert(std::slice::from_ref(route)).await {
+        Ok(None) => match cluster.ports.routes.reassert(std::slice::from_ref(route)).await {
             // A newer connection had the row, and has closed since.
             Ok(current) if current == [false] => {
                 return out.post_to_conn(key, replaced(route, route.token.epoch.saturating_add(1))).await;
@@ -86,7 +86,7 @@ async fn answer(
     // The session's own deadline ends it earlier, and then no caller waits for this.
     let until = time::Instant::now() + GROUPS_TIMEOUT;
     while time::Instant::now() < until {
-        let groups = groups_of(&*ports.store, &route.user).await;
+        let groups = groups_of(&*cluster.ports.store, &route.user).await;
         steps.done("groups");
         match groups {
             // If the indexes are newer, the memberships are read again.

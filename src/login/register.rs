@@ -15,9 +15,9 @@ use super::{
     takeover::{resolve_doubt, stop_elsewhere},
 };
 use crate::{
+    cluster::Cluster,
     link::Session,
     mail::{LoginDone, LoginError, ShardHandles},
-    ports::Ports,
     routes::{Registered, Registration, Route, Routes, RoutesError, Token},
 };
 
@@ -28,7 +28,7 @@ const ROUTES_MAX: Duration = Duration::from_secs(2);
 
 /// Stores the user's settings, registers the device's route and loads its chain; the newest login wins at once.
 pub async fn login(
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     user: UserId,
     device: DeviceId,
     now: UserSettings,
@@ -38,7 +38,7 @@ pub async fn login(
     // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
     // no session. Lost settings are no reason to refuse.
     let mut steps = StepTimes::begin();
-    let settings = ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
+    let settings = cluster.ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
         tracing::warn!(%error, "failed to store the settings of a login; using those it sent");
         now
     });
@@ -46,30 +46,30 @@ pub async fn login(
     let registration = Registration {
         user: user.clone(),
         device: device.clone(),
-        at: ports.me.clone(),
+        at: cluster.me.clone(),
         above: 0,
         only_if: None,
     };
     let doubt = |token| {
         resolve_doubt(
-            &ports,
+            &cluster,
             Route { user: user.clone(), device: device.clone(), token },
             Arc::clone(&shards),
         );
     };
-    let registered = register(&*ports.routes, registration, doubt).await.map_err(|error| {
+    let registered = register(&*cluster.ports.routes, registration, doubt).await.map_err(|error| {
         tracing::warn!(%error, "registration failed; login refused");
         LoginError { code: Code::Overloaded, reason: "logins are temporarily unavailable; try again" }
     })?;
     steps.done("route");
-    let here = registered.replaced.as_ref().is_some_and(|old| old.at == ports.me);
+    let here = registered.replaced.as_ref().is_some_and(|old| old.at == cluster.me);
     if let Some(old) = registered.replaced.filter(|_| !here) {
         let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
-        stop_elsewhere(&ports, old.at, session).await;
+        stop_elsewhere(&cluster, old.at, session).await;
         steps.done("replaced");
     }
     // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
-    let chain = ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
+    let chain = cluster.ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
     steps.done("chain");
     let route = Route { user, device, token: registered.token };
     steps.log(&route, "registered");

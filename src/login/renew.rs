@@ -9,8 +9,8 @@ use super::{
     takeover::{STOP_ATTEMPTS, STOP_RETRY_INTERVAL, resolve_doubt},
 };
 use crate::{
+    cluster::Cluster,
     mail::ShardHandles,
-    ports::Ports,
     routes::{Registration, Route, RoutesError},
 };
 
@@ -21,7 +21,7 @@ use crate::{
 /// [`RoutesError::NotCurrent`] names the newer connection; after any other error the route is unchanged or one epoch
 /// higher.
 pub async fn renew(
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     route: Route,
     newest: u64,
     shards: ShardHandles,
@@ -29,15 +29,15 @@ pub async fn renew(
     let registration = Registration {
         user: route.user.clone(),
         device: route.device.clone(),
-        at: ports.me.clone(),
+        at: cluster.me.clone(),
         above: newest,
         only_if: Some(route.token.clone()),
     };
-    let registered = match ports.routes.register(registration.clone()).await {
+    let registered = match cluster.ports.routes.register(registration.clone()).await {
         // The row was lost with all others, and is not re-asserted yet.
         Err(RoutesError::NotCurrent(None)) => {
-            ports.routes.reassert(std::slice::from_ref(&route)).await?;
-            ports.routes.register(registration).await
+            cluster.ports.routes.reassert(std::slice::from_ref(&route)).await?;
+            cluster.ports.routes.register(registration).await
         }
         other => other,
     };
@@ -46,7 +46,7 @@ pub async fn renew(
         Err(RoutesError::InDoubt { token, why }) => {
             let lost = Route { token, ..route };
             for _ in 0..STOP_ATTEMPTS {
-                if let Ok(now) = current_token(&ports, &lost).await {
+                if let Ok(now) = current_token(&cluster, &lost).await {
                     if now.as_ref() == Some(&lost.token) {
                         return Ok(lost);
                     }
@@ -54,7 +54,7 @@ pub async fn renew(
                 }
                 time::sleep(STOP_RETRY_INTERVAL).await;
             }
-            resolve_doubt(&ports, lost.clone(), shards);
+            resolve_doubt(&cluster, lost.clone(), shards);
             Err(RoutesError::InDoubt { why, token: lost.token })
         }
         Err(error) => Err(error),

@@ -6,9 +6,9 @@ use tokio::time;
 
 use super::current_token;
 use crate::{
+    cluster::Cluster,
     link::{LinkError, Session},
     mail::{Mail, ShardHandles},
-    ports::Ports,
     routes::{NodeBoot, Route},
 };
 
@@ -30,14 +30,14 @@ const LATE_EFFECT_MAX: Duration = Duration::from_secs(15);
 
 /// Stops the replaced session on its node, even if that node is not discovered yet. Continues in the background after
 /// [`STOP_MAX`]; until it succeeds the ledger voids the old connection's sends.
-pub(super) async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Session) {
-    if matches!(time::timeout(STOP_MAX, try_stop(ports, &at, &session, STOP_ATTEMPTS)).await, Ok(true)) {
+pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session: Session) {
+    if matches!(time::timeout(STOP_MAX, try_stop(cluster, &at, &session, STOP_ATTEMPTS)).await, Ok(true)) {
         return;
     }
-    let ports = Arc::clone(ports);
+    let cluster = Arc::clone(cluster);
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         runtime.spawn(async move {
-            if !try_stop(&ports, &at, &session, STOP_ATTEMPTS_BACKGROUND).await {
+            if !try_stop(&cluster, &at, &session, STOP_ATTEMPTS_BACKGROUND).await {
                 tracing::warn!(peer = %at, "replaced session not stopped; giving up");
             }
         });
@@ -47,20 +47,22 @@ pub(super) async fn stop_elsewhere(ports: &Arc<Ports>, at: NodeBoot, session: Se
 /// Resolves a registration whose reply was lost. It may have replaced a session that no later login can find, because
 /// that login finds this registration's route. So all nodes stop sessions older than the current route. If the current
 /// route is still this registration's, which has no connection, it is removed (flaws S1, S2).
-pub(super) fn resolve_doubt(ports: &Arc<Ports>, lost: Route, shards: ShardHandles) {
+pub(super) fn resolve_doubt(cluster: &Arc<Cluster>, lost: Route, shards: ShardHandles) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-    let ports = Arc::clone(ports);
+    let cluster = Arc::clone(cluster);
     runtime.spawn(async move {
         // Counted from when the routes answer again: a stuck call may take effect that long afterwards.
         let (mut since, mut stopped) = (None, None);
         loop {
-            match current_token(&ports, &lost).await {
+            match current_token(&cluster, &lost).await {
                 Ok(Some(token)) if token.epoch >= lost.token.epoch => {
                     if stopped.replace(token.epoch) != Some(token.epoch) {
-                        stop_older(&ports, &lost, token.epoch, &shards).await;
+                        stop_older(&cluster, &lost, token.epoch, &shards).await;
                     }
                     // By the full token, so that a newer route stays.
-                    if token != lost.token || ports.routes.remove(std::slice::from_ref(&lost)).await.is_ok() {
+                    if token != lost.token
+                        || cluster.ports.routes.remove(std::slice::from_ref(&lost)).await.is_ok()
+                    {
                         return;
                     }
                 }
@@ -75,26 +77,26 @@ pub(super) fn resolve_doubt(ports: &Arc<Ports>, lost: Route, shards: ShardHandle
 }
 
 /// Stops sessions of the device with an epoch below `than`, on this node and all others.
-async fn stop_older(ports: &Arc<Ports>, lost: &Route, than: u64, shards: &ShardHandles) {
+async fn stop_older(cluster: &Arc<Cluster>, lost: &Route, than: u64, shards: &ShardHandles) {
     for shard in shards.get().into_iter().flatten() {
         shard.post(Mail::Replaced(lost.user.clone(), lost.device.clone(), than, None)).await.ok();
     }
     let Some(epoch) = than.checked_sub(1) else { return };
-    for peer in ports.peers.others().iter() {
+    for peer in cluster.peers.others().iter() {
         let session = Session { user: lost.user.clone(), device: lost.device.clone(), epoch };
-        stop_elsewhere(ports, peer.info.boot.clone(), session).await;
+        stop_elsewhere(cluster, peer.info.boot.clone(), session).await;
     }
 }
 
 /// Tries to stop the session; true once it is stopped or its node's run has ended.
-async fn try_stop(ports: &Ports, at: &NodeBoot, session: &Session, attempts: u32) -> bool {
+async fn try_stop(cluster: &Cluster, at: &NodeBoot, session: &Session, attempts: u32) -> bool {
     for _ in 0..attempts {
-        match ports.link.stop_sessions(at, vec![session.clone()]).await {
+        match cluster.ports.link.stop_sessions(at, vec![session.clone()]).await {
             Ok(_) | Err(LinkError::NotHere) => return true,
             Err(error) => tracing::debug!(%error, peer = %at, "replaced session not stopped yet"),
         }
-        if !ports.peers.is_live(at) {
-            ports.peers.request_refresh();
+        if !cluster.peers.is_live(at) {
+            cluster.peers.request_refresh();
         }
         time::sleep(STOP_RETRY_INTERVAL).await;
     }

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    broker::Broker,
     budget::{self, Admission, Pressure},
     config::Limits,
     ingest::intake::Intake,
@@ -15,11 +16,12 @@ const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Sets admission by the memory pressure and makes the shards shed, for as long as the node runs.
 pub(super) fn watch(
-    (admission, intake): (Arc<Admission>, Arc<Intake>),
-    shards: Vec<ShardHandle>,
+    (admission, broker): (&Arc<Admission>, &Broker),
     metrics: Metrics,
     limits: &Limits,
 ) -> impl Future<Output = ()> + Send + use<> {
+    let (admission, intake) = (Arc::clone(admission), Arc::clone(&broker.intake));
+    let shards = broker.shards().to_vec();
     let (limit, with_sockets) = (budget::memory_limit(limits.memory_bytes), limits.memory_counts_sockets);
     async move { run((admission, intake), shards, metrics, limit, with_sockets).await }
 }

@@ -9,16 +9,17 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use tidegate_protocol::{Time, id::NodeId};
-use tokio::{runtime::Handle, sync::watch};
+use tokio::sync::watch;
 
 use crate::{
     auth,
+    broker::{Broker, Peering},
     bus::{
-        Bus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, NodeFeed, ReadError,
-        TopicId, TopicState, compare_log,
+        Bus, EventSink, KafkaBus, KafkaEvents, KafkaRefusal, LocalBus, LocalBusConfig, ReadError, TopicId,
+        TopicState, compare_log,
     },
     clock::wall_ms,
-    cluster::{LagLimit, Lags, Peers},
+    cluster::{Cluster, LagLimit, Lags, Peers},
     config::Config,
     embedded::{BrokenDisk, Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, RealDisk},
     event_publisher::EventPublisher,
@@ -42,9 +43,9 @@ const SCRATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Receives the reason once a part has failed permanently; stays `None` for a part that can't fail.
 pub(super) type FailureWatch = watch::Receiver<Option<String>>;
 
-/// Ports of a node, with the handles that only the composition root uses.
+/// Ports of a node and the state around them, with the handles that only the composition root uses.
 pub(super) struct BuiltPorts {
-    pub(super) ports: Ports,
+    pub(super) cluster: Cluster,
     /// Failure of the embedded store.
     pub(super) failure: FailureWatch,
     /// Calling side of the link to peers; `None` in profile `single`.
@@ -53,8 +54,8 @@ pub(super) struct BuiltPorts {
     pub(super) numbers: Arc<dyn Numbers>,
     /// Publisher of the events.
     pub(super) event_publisher: EventPublisher,
-    /// Reader of the node's topic, which starts at its end; `None` in profile `single`.
-    pub(super) feed: Option<Box<dyn NodeFeed>>,
+    /// Exchange with other nodes, by profile.
+    pub(super) peering: Peering,
 }
 
 /// Fewest numbers of a live room that are reserved in one block (ADR 9).
@@ -77,7 +78,7 @@ pub(super) fn leases() -> Leases {
 pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let me = NodeBoot { node: NodeId::new(&config.node.id)?, boot: rand::random() };
     match config.node.profile.as_str() {
-        "cluster" => Box::pin(cluster(config, me, metrics)).await,
+        "cluster" => Box::pin(clustered(config, me, metrics)).await,
         _ => single(config, me, start, metrics),
     }
 }
@@ -185,24 +186,21 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
     let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
     let (routes, event_publisher) = with_events(routes, (&me, &config.node.id), None, metrics);
     let ports = Ports {
-        me,
         bus,
         store,
         routes,
         scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES_MAX, now)),
         link: Arc::new(LocalLink),
-        owned: Arc::default(),
-        peers: Arc::default(),
-        trace: tracer(config),
-        events: Arc::clone(&event_publisher.events),
     };
+    let (trace, events) = (tracer(config), Arc::clone(&event_publisher.events));
+    let cluster = Cluster { trace, events, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    Ok(BuiltPorts { ports, failure, link: None, numbers, event_publisher, feed: None })
+    Ok(BuiltPorts { cluster, failure, link: None, numbers, event_publisher, peering: Peering::Single })
 }
 
 /// Builds the ports of profile `cluster`: the log on Kafka, routes and scratch on one Redis client, the store on
 /// Postgres, and gRPC between nodes.
-async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
+async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let answer_within = Duration::from_millis(config.timing.reply_ms);
     let store = Arc::new(PostgresStore::open(&config.postgres).await?);
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
@@ -219,25 +217,30 @@ async fn cluster(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Re
     let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
     let (routes, event_publisher) = with_events(routes, (&me, &config.kafka.topic), sink, metrics);
     let ports = Ports {
-        me,
         bus: Arc::new(bus),
         store,
         routes,
         scratch: Arc::new(RedisScratch::over(client)),
         link: Arc::clone(&link) as Arc<dyn Link>,
-        owned: Arc::default(),
-        peers: Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit))),
-        trace: tracer(config),
-        events: Arc::clone(&event_publisher.events),
     };
+    let peers = Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit)));
+    let (trace, events) = (tracer(config), Arc::clone(&event_publisher.events));
+    let cluster = Cluster { peers, trace, events, ..Cluster::new(me, ports) };
     if config.log.answers_first().is_some() {
-        ports.owned.unarchived().allow();
+        cluster.owned.unarchived().allow();
         warn_about_replication(config).await;
     }
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
     let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
-    Ok(BuiltPorts { ports, failure, link: Some(link), numbers, event_publisher, feed: Some(feed) })
+    Ok(BuiltPorts {
+        cluster,
+        failure,
+        link: Some(link),
+        numbers,
+        event_publisher,
+        peering: Peering::Clustered(feed),
+    })
 }
 
 /// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.
@@ -256,24 +259,22 @@ async fn warn_about_replication(config: &Config) {
     }
 }
 
-/// Listens for peers and passes their calls to `end`; returns `None` in profile `single`, which has no peers.
+/// Listens for peers and passes their calls to the broker; returns `None` in profile `single`, which has no peers. Must
+/// run in a runtime.
 ///
 /// # Errors
 /// The address can't be listened on, or the secret or a certificate is invalid.
 pub(super) fn listen(
-    runtime: &Handle,
     config: &Config,
-    me: &NodeBoot,
-    end: Arc<dyn Link>,
+    broker: &Broker,
     metrics: &Metrics,
 ) -> anyhow::Result<Option<Listener>> {
     if config.node.profile != "cluster" {
         return Ok(None);
     }
-    let _guard = runtime.enter();
-    let listener =
-        Listener::bind(config.link.listen, me.clone(), end, link_settings(config)?, metrics.clone())
-            .with_context(|| format!("link.listen {} can't be used", config.link.listen))?;
+    let (me, end) = (broker.cluster.me.clone(), Arc::new(broker.peer()));
+    let listener = Listener::bind(config.link.listen, me, end, link_settings(config)?, metrics.clone())
+        .with_context(|| format!("link.listen {} can't be used", config.link.listen))?;
     Ok(Some(listener))
 }
 

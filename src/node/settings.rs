@@ -6,80 +6,48 @@ use anyhow::Context as _;
 use tidegate_protocol::machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, session, window::WindowLimits};
 
 use crate::{
-    assign::Assigner,
     auth::Verifier,
+    broker::{self, ShardSettings},
     budget::{self, Admission},
     config::{Assign, Config},
-    conversation::recall::Recaller,
-    directory::Directory,
-    ingest::{admin::Admin, intake::Intake},
-    mail::ShardHandles,
-    metrics::Metrics,
     net::upgrade,
     partition::{
         owner,
         retention::{self, Keep},
         rules,
     },
-    ports::Ports,
     routes::NodeDescription,
-    shard::{self, Caps},
+    shard::Caps,
 };
 
-use super::tasks::UnloggedServices;
-
-/// Dependencies that all shards of a node share.
-pub(super) struct ShardDependencies<'a> {
-    pub(super) config: &'a Config,
-    pub(super) ports: &'a Arc<Ports>,
-    pub(super) intake: &'a Arc<Intake>,
-    pub(super) directory: &'a Arc<Directory>,
-    pub(super) handles: &'a ShardHandles,
-    pub(super) admin: &'a Admin,
-    pub(super) unlogged: &'a UnloggedServices,
-    pub(super) assigner: &'a Arc<Assigner>,
+/// Returns the limits of the broker, and the description of the node for its peers.
+pub(super) fn broker(config: &Config) -> broker::Settings {
+    broker::Settings {
+        intake_bytes_max: config.limits.intake_bytes_max,
+        small_group_max: config.limits.small_group_max,
+        about: node_description(&config.assign),
+        assign_ttl: Duration::from_millis(config.assign.ttl_ms),
+    }
 }
 
-impl ShardDependencies<'_> {
-    pub(super) fn context(
-        &self,
-        token_key: &[u8],
-        runtime: tokio::runtime::Handle,
-        metrics: Metrics,
-    ) -> shard::Context {
-        let config = self.config;
-        shard::Context {
-            index: 0,
-            node: self.ports.me.node.clone(),
-            boot: self.ports.me.boot,
-            limits: session_limits(config),
-            small_group_max: config.limits.small_group_max,
-            caps: Caps { control: config.limits.control_bytes_max, data: config.limits.outbox_bytes_max },
-            mailbox_bytes: config.limits.mailbox_bytes_max,
-            frame_deadline: Duration::from_millis(config.timing.frame_ms),
-            write_deadline: Duration::from_millis(config.timing.write_ms),
-            linger: Duration::from_millis(config.timing.linger_ms),
-            upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
-            verifier: Arc::new(Verifier::hs256(token_key)),
-            assigner: Arc::clone(self.assigner),
-            directory: Arc::clone(self.directory),
-            handles: Arc::clone(self.handles),
-            intake: Arc::clone(self.intake),
-            ports: Arc::clone(self.ports),
-            recaller: Recaller {
-                admin: self.admin.clone(),
-                within: Duration::from_millis(config.limits.recall_ms),
-            },
-            rooms: Arc::clone(&self.unlogged.rooms),
-            best_effort: self.unlogged.best_effort.clone(),
-            runtime,
-            metrics,
-            panic_on_msg_id: match config.fault.panic_in.as_str() {
-                "shard" => config.fault.panic_on_msg_id_in("shard"),
-                _ => config.fault.panic_on_msg_id_in("connection"),
-            },
-            panic_in_shard: config.fault.panic_in == "shard",
-        }
+/// Returns the settings of all shards, which verify tokens with `token_key`.
+pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
+    let (limits, timing, fault) = (&config.limits, &config.timing, &config.fault);
+    ShardSettings {
+        limits: session_limits(config),
+        caps: Caps { control: limits.control_bytes_max, data: limits.outbox_bytes_max },
+        mailbox_bytes: limits.mailbox_bytes_max,
+        frame_deadline: Duration::from_millis(timing.frame_ms),
+        write_deadline: Duration::from_millis(timing.write_ms),
+        linger: Duration::from_millis(timing.linger_ms),
+        upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
+        verifier: Arc::new(Verifier::hs256(token_key)),
+        recall_within: Duration::from_millis(limits.recall_ms),
+        panic_on_msg_id: match fault.panic_in.as_str() {
+            "shard" => fault.panic_on_msg_id_in("shard"),
+            _ => fault.panic_on_msg_id_in("connection"),
+        },
+        panic_in_shard: fault.panic_in == "shard",
     }
 }
 
@@ -96,7 +64,11 @@ pub(super) fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
     Ok(admission)
 }
 
-pub(super) fn owner_settings(config: &Config) -> anyhow::Result<owner::Settings> {
+/// Returns the settings of the owners.
+///
+/// # Errors
+/// A retention or a version of the rules is invalid.
+pub(super) fn owners(config: &Config) -> anyhow::Result<owner::Settings> {
     let section = &config.retention;
     let node = Keep::parse(&section.messages).context("retention.messages: none, 1d, 7d, 30d or forever")?;
     let every = Duration::from_millis(section.sweep_ms);
@@ -105,14 +77,18 @@ pub(super) fn owner_settings(config: &Config) -> anyhow::Result<owner::Settings>
     Ok(owner::Settings {
         small_group_max: config.limits.small_group_max,
         retention,
-        rules: rules_settings(config)?,
+        rules: rules(config)?,
         // The log of a single node is readable before it is synced, so a record that is read may still be lost.
         answers_first: config.log.answers_first().filter(|_| config.node.profile == "cluster"),
         panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
     })
 }
 
-fn rules_settings(config: &Config) -> anyhow::Result<rules::Settings> {
+/// Returns the versions of the ledger's rules that the node supports and wants.
+///
+/// # Errors
+/// The wanted version is invalid.
+pub(super) fn rules(config: &Config) -> anyhow::Result<rules::Settings> {
     let wanted = config.log.wanted().context("log.rules: `newest` or a version")?;
     let known = if config.fault.rules_max == 0 { LEDGER_NEWEST } else { config.fault.rules_max };
     Ok(rules::Settings { known, wanted, settle: config.log.settle() })
@@ -160,7 +136,7 @@ fn session_limits(config: &Config) -> session::Limits {
 }
 
 /// Returns the description that the node announces to its peers.
-pub(super) fn node_description(assign: &Assign) -> NodeDescription {
+fn node_description(assign: &Assign) -> NodeDescription {
     let version = if assign.version.is_empty() { env!("CARGO_PKG_VERSION") } else { &assign.version };
     NodeDescription {
         weight: assign.weight,

@@ -19,9 +19,8 @@ use super::{
     lag::{LagTracker, LogSpan},
 };
 use crate::{
-    cluster::UnarchivedMark,
+    cluster::{Cluster, UnarchivedMark},
     delivery::trace_steps,
-    ports::Ports,
     store::{Fence, StoreError},
     trace,
 };
@@ -33,7 +32,7 @@ const PENDING_BYTES_MAX: u64 = 4 * 1024 * 1024;
 pub(super) struct Archiver {
     partition: u32,
     fence: Fence,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     sizer: BatchSizer,
     progress: LagTracker,
     mark: UnarchivedMark,
@@ -60,7 +59,7 @@ impl Archiver {
     /// Creates the archiver of an owner that has just taken over; reports to `progress` and `mark`.
     pub(super) fn new(
         (partition, fence): (u32, Fence),
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         progress: LagTracker,
         mark: UnarchivedMark,
         wall_ms: fn() -> u64,
@@ -68,7 +67,7 @@ impl Archiver {
         Self {
             partition,
             fence,
-            ports: Arc::clone(ports),
+            cluster: Arc::clone(cluster),
             sizer: BatchSizer::default(),
             progress,
             mark,
@@ -124,9 +123,9 @@ impl Archiver {
     /// Starts to write the pending batch, unless a transaction is open.
     pub(super) fn start(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         let Some(delta) = self.take_pending(ledger)? else { return Ok(()) };
-        let (ports, partition, fence) = (Arc::clone(&self.ports), self.partition, self.fence);
+        let (cluster, partition, fence) = (Arc::clone(&self.cluster), self.partition, self.fence);
         let (rows, records) = (self.in_transaction.rows, self.in_transaction.records);
-        self.writing.spawn(async move { write(&ports, partition, fence, &delta, rows, records).await });
+        self.writing.spawn(async move { write(&cluster, partition, fence, &delta, rows, records).await });
         Ok(())
     }
 
@@ -162,7 +161,7 @@ impl Archiver {
             ledger.archived(to)?;
             self.mark.archived(to.offset);
             self.progress.note_archived(to.offset, &span, self.pending.span.as_ref(), (self.wall_ms)());
-            trace_steps::note(&self.ports.trace, &done.traced, trace::Step::Archived, self.partition);
+            trace_steps::note(&self.cluster.trace, &done.traced, trace::Step::Archived, self.partition);
         }
         Ok(())
     }
@@ -197,7 +196,7 @@ impl Archiver {
             // Inline, not spawned: the owner has nothing else to do.
             let Some(delta) = self.take_pending(ledger)? else { return Ok(()) };
             let (rows, records) = (self.in_transaction.rows, self.in_transaction.records);
-            let took = write(&self.ports, self.partition, self.fence, &delta, rows, records).await?;
+            let took = write(&self.cluster, self.partition, self.fence, &delta, rows, records).await?;
             self.complete(ledger, took)?;
         }
     }
@@ -215,7 +214,7 @@ impl Archiver {
 
 /// Archives the delta, with retries, and returns the duration of the attempt that succeeded.
 async fn write(
-    ports: &Ports,
+    cluster: &Cluster,
     partition: u32,
     fence: Fence,
     delta: &Delta,
@@ -224,10 +223,10 @@ async fn write(
 ) -> Result<Duration, OwnerExit> {
     loop {
         let began = Instant::now();
-        let done = ports.store.archive(partition, fence, delta).await;
+        let done = cluster.ports.store.archive(partition, fence, delta).await;
         match (done, began.elapsed()) {
             (Ok(()), took) => {
-                if let Err(error) = ports.bus.trim(partition, delta.to.offset).await {
+                if let Err(error) = cluster.ports.bus.trim(partition, delta.to.offset).await {
                     tracing::debug!(%error, partition, "log not trimmed; archived records stay for now");
                 }
                 return Ok(took);

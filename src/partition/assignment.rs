@@ -21,11 +21,11 @@ use super::{
 };
 use crate::{
     bus::{Ownership, OwnershipEvent, ReadError},
+    cluster::Cluster,
     delivery::answer_cache::AnswerCache,
     mail::ConnKey,
     metrics::Metrics,
     partition::dispatcher::Dispatcher,
-    ports::Ports,
     routes::Route,
     store::StoreError,
 };
@@ -49,8 +49,8 @@ const EVICTION_NOTICE_MAX: Duration = Duration::from_secs(3);
 
 /// Dependencies shared by all owners of a node.
 pub struct OwnerContext {
-    /// Ports of this node.
-    pub ports: Arc<Ports>,
+    /// Ports of this node, and its view of the cluster.
+    pub cluster: Arc<Cluster>,
     /// Logins, if one owner reads the whole log and so knows memberships in log order. `None` if
     /// [`login::answer_all`](crate::login::answer_all) answers them.
     pub logins: Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>,
@@ -69,7 +69,7 @@ pub struct OwnerContext {
 impl OwnerContext {
     /// Returns a function that records whether a partition is owned, for the lease and so for the peers.
     fn ownership_recorder(&self) -> impl Fn(u32, bool) + Send + use<> {
-        let (owned, metrics) = (Arc::clone(&self.ports.owned), self.metrics.clone());
+        let (owned, metrics) = (Arc::clone(&self.cluster.owned), self.metrics.clone());
         move |partition, is_owned| {
             owned.set(partition, is_owned);
             metrics.partitions_owned.set(owned.list().len() as f64);
@@ -135,7 +135,7 @@ pub async fn own_all(mut context: OwnerContext) {
         }
         let rejoin = async {
             tokio::time::sleep(delay).await;
-            wait_for_readable_store(&context.ports).await;
+            wait_for_readable_store(&context.cluster).await;
         };
         tokio::select! {
             biased;
@@ -147,17 +147,17 @@ pub async fn own_all(mut context: OwnerContext) {
 }
 
 /// Waits until the store can be read.
-async fn wait_for_readable_store(ports: &Ports) {
+async fn wait_for_readable_store(cluster: &Cluster) {
     let Ok(nobody) = UserId::new("-") else { return };
-    while let Err(error) = ports.store.memberships(&nobody, None, 1).await {
+    while let Err(error) = cluster.ports.store.memberships(&nobody, None, 1).await {
         tracing::debug!(%error, "store unavailable; not rejoining the owners group");
         tokio::time::sleep(STALL_CHECK_INTERVAL).await;
     }
 }
 
-async fn join(ports: &Ports) -> Box<dyn Ownership> {
+async fn join(cluster: &Cluster) -> Box<dyn Ownership> {
     loop {
-        match ports.bus.join(&ports.me).await {
+        match cluster.ports.bus.join(&cluster.me).await {
             Ok(ownership) => return ownership,
             Err(error) => {
                 tracing::warn!(%error, "joining the owners group failed; retrying");
@@ -168,8 +168,8 @@ async fn join(ports: &Ports) -> Box<dyn Ownership> {
 }
 
 async fn own(context: &mut OwnerContext) -> GroupExit {
-    let ports = Arc::clone(&context.ports);
-    let mut ownership = join(&ports).await;
+    let cluster = Arc::clone(&context.cluster);
+    let mut ownership = join(&cluster).await;
     let (mut assignments, mut has_left, mut exit) = (Assignments::default(), false, GroupExit::Final);
     let (mut stall, mut checks) = (StallDetector::default(), tokio::time::interval(STALL_CHECK_INTERVAL));
     checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -223,10 +223,10 @@ async fn own(context: &mut OwnerContext) -> GroupExit {
                 ownership.leave().await;
             }
             _ = checks.tick(), if !has_left => {
-                let owned = &ports.owned;
+                let owned = &cluster.owned;
                 let mine = assignments.owners.keys();
                 let mine = mine.map(|it| (*it, owned.progress_of(*it), owned.is_at_log(*it)));
-                if let Some(partition) = stall.update(mine, ports.peers.snapshot().partition_lags(), Instant::now()) {
+                if let Some(partition) = stall.update(mine, cluster.peers.snapshot().partition_lags(), Instant::now()) {
                     tracing::error!(partition, "archive stalled while peers progress; leaving owners group");
                     context.metrics.given_up.increment(1);
                     (has_left, exit) = (true, GroupExit::Temporary);
@@ -247,7 +247,7 @@ impl Assignments {
         self.abort_owner(partition, context);
         let (stop, lost) = (CancellationToken::new(), CancellationToken::new());
         let (stopping, losing) = (stop.clone(), lost.clone());
-        let (ports, settings) = (Arc::clone(&context.ports), context.settings.clone());
+        let (cluster, settings) = (Arc::clone(&context.cluster), context.settings.clone());
         let answered = context.answered.clone();
         let (metrics, record) = (context.metrics.clone(), context.ownership_recorder());
         let mut out = (context.dispatcher)();
@@ -255,7 +255,7 @@ impl Assignments {
         let owner_loop = async move {
             loop {
                 let take_over =
-                    Owner::take_over(partition, &ports, answered.as_ref(), settings.clone(), &metrics);
+                    Owner::take_over(partition, &cluster, answered.as_ref(), settings.clone(), &metrics);
                 let taken = tokio::select! {
                     biased;
                     // Nothing is decided before the take-over is done, so there is nothing to wait for.

@@ -7,8 +7,7 @@ use tokio::time::{self, Instant};
 
 use crate::{
     bus::{Bounds, ReadError},
-    cluster::{Owned, OwnerProgress},
-    ports::Ports,
+    cluster::{Cluster, Owned, OwnerProgress},
 };
 
 /// Approximate bytes that a record takes in the log besides its own.
@@ -116,19 +115,19 @@ pub(super) async fn from_log<T>(
 }
 
 /// Refreshes the end of the log while the archive makes no progress. Runs until the owner exits.
-pub(super) async fn watch_end(partition: u32, ports: Arc<Ports>) {
+pub(super) async fn watch_end(partition: u32, cluster: Arc<Cluster>) {
     let mut tick = time::interval(LOG_END_POLL_INTERVAL);
     tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     let mut before = None;
     loop {
         tick.tick().await;
-        let waiting = ports.owned.progress_of(partition).filter(|it| it.waits.is_some());
+        let waiting = cluster.owned.progress_of(partition).filter(|it| it.waits.is_some());
         let position = waiting.map(|it| it.position);
         if position.is_some()
             && position == before
-            && let Ok(bounds) = ports.bus.bounds(partition).await
+            && let Ok(bounds) = cluster.ports.bus.bounds(partition).await
         {
-            ports.owned.update(partition, |it| it.end = it.end.max(bounds.next));
+            cluster.owned.update(partition, |it| it.end = it.end.max(bounds.next));
         }
         before = position;
     }

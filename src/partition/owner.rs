@@ -37,6 +37,7 @@ use super::{
 };
 use crate::{
     bus::{Batch, ReadError, TopicId},
+    cluster::Cluster,
     delivery::{
         answer_cache::{AnswerCache, AnswerLog},
         trace_steps,
@@ -45,7 +46,6 @@ use crate::{
     mail::ConnKey,
     metrics::Metrics,
     partition::{dispatcher::Dispatcher, exit::PORT_RETRY_INTERVAL},
-    ports::Ports,
     routes::Route,
     store::{Fence, Scan},
     trace,
@@ -94,7 +94,7 @@ pub(super) struct Owner {
     members: Members,
     /// Sizes of groups, on a single node.
     sizes: GroupSizes,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     settings: Settings,
     archive: Archiver,
     since: Instant,
@@ -129,18 +129,19 @@ impl Owner {
     /// Takes the partition over at the store, and checks that the log continues where the archive ends.
     pub(super) async fn take_over(
         partition: u32,
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         answered: Option<&Arc<AnswerCache>>,
         settings: Settings,
         metrics: &Metrics,
     ) -> Result<Self, OwnerExit> {
-        let mut bounds = lag::from_log(&ports.owned, partition, ports.bus.bounds(partition)).await?;
+        let mut bounds =
+            lag::from_log(&cluster.owned, partition, cluster.ports.bus.bounds(partition)).await?;
         let (fence, topic) = (Fence(rand::random()), bounds.topic);
-        let taken = retry(|| ports.store.take_over(partition, fence, topic)).await?;
-        if bounds.next < taken.position.offset || ports.owned.unarchived().is_allowed() {
+        let taken = retry(|| cluster.ports.store.take_over(partition, fence, topic)).await?;
+        if bounds.next < taken.position.offset || cluster.owned.unarchived().is_allowed() {
             // After the first check, the former owner may have published more than it archived. If the log still ends
             // below the archive, its end is lost: a read there would wait for a record other than the archived one.
-            bounds = ports.bus.bounds(partition).await?;
+            bounds = cluster.ports.bus.bounds(partition).await?;
             if bounds.next < taken.position.offset {
                 return Err(OwnerExit::missing(bounds, taken.position.offset));
             }
@@ -150,8 +151,8 @@ impl Owner {
         let last = match taken.position.offset.checked_sub(1) {
             _ if is_trimmed => None,
             Some(offset) => {
-                let read = ports.bus.read(partition, offset, 1, 1);
-                match lag::from_log(&ports.owned, partition, read).await {
+                let read = cluster.ports.bus.read(partition, offset, 1, 1);
+                match lag::from_log(&cluster.owned, partition, read).await {
                     Err(ReadError::OutOfRange(bounds)) => {
                         return Err(OwnerExit::missing(bounds, taken.position.offset));
                     }
@@ -170,16 +171,16 @@ impl Owner {
         if taken.rules.dedup_window > 0 {
             let from = taken.position.offset.saturating_sub(CACHED_RECORDS);
             let keys = Scan::Keys { from, after: None, limit: usize::MAX };
-            let keys = retry(|| ports.store.scan(partition, fence, &keys)).await?;
+            let keys = retry(|| cluster.ports.store.scan(partition, fence, &keys)).await?;
             ledger.load(keys.position, keys.rows)?;
             ledger.keys_complete_from(from);
         }
         tracing::info!(partition, offset = taken.position.offset, "partition taken over");
         let next = taken.position.offset;
         let answer_log = answered.map(|answered| AnswerLog::begin(answered, partition, fence, next));
-        let progress = LagTracker::begin(partition, &ports.owned, taken.position.offset, bounds.next);
-        let mark = ports.owned.unarchived().begin(partition, taken.position.offset, bounds.next);
-        let archive = Archiver::new((partition, fence), ports, progress, mark, settings.retention.wall_ms);
+        let progress = LagTracker::begin(partition, &cluster.owned, taken.position.offset, bounds.next);
+        let mark = cluster.owned.unarchived().begin(partition, taken.position.offset, bounds.next);
+        let archive = Archiver::new((partition, fence), cluster, progress, mark, settings.retention.wall_ms);
         Ok(Self {
             partition,
             fence,
@@ -187,7 +188,7 @@ impl Owner {
             ledger,
             members: Members::new(settings.small_group_max),
             sizes: GroupSizes::new(settings.small_group_max),
-            ports: Arc::clone(ports),
+            cluster: Arc::clone(cluster),
             settings,
             archive,
             since: Instant::now(),
@@ -210,8 +211,8 @@ impl Owner {
         let mut sweeper = JoinSet::new();
         sweeper.spawn(self.sweep());
         sweeper.spawn(self.switch());
-        let mut checks = PositionChecks::new(self.partition, self.fence, &self.ports);
-        sweeper.spawn(lag::watch_end(self.partition, Arc::clone(&self.ports)));
+        let mut checks = PositionChecks::new(self.partition, self.fence, &self.cluster);
+        sweeper.spawn(lag::watch_end(self.partition, Arc::clone(&self.cluster)));
         // Time before which an unavailable log is not read again; archiving continues.
         let mut read_after = None;
         let mut logins_first = false;
@@ -258,16 +259,16 @@ impl Owner {
         (checks, logins): (&mut PositionChecks, &mut Logins),
         logins_first: bool,
     ) -> Step {
-        let (writes, partition, ports) = (self.archive.is_writing(), self.partition, &self.ports);
+        let (writes, partition, cluster) = (self.archive.is_writing(), self.partition, &self.cluster);
         let read = async {
             if let Some(time) = read_after {
                 sleep_until(time).await;
             }
-            ports.bus.read(partition, next, READ_RECORDS_MAX, READ_BYTES_MAX).await
+            cluster.ports.bus.read(partition, next, READ_RECORDS_MAX, READ_BYTES_MAX).await
         };
         let read = async {
             // With an open transaction the owner waits for the store too, so a stall must count.
-            let read = if writes { read.await } else { lag::from_log(&ports.owned, partition, read).await };
+            let read = if writes { read.await } else { lag::from_log(&cluster.owned, partition, read).await };
             Step::Read(read)
         };
         let taken = async {
@@ -300,21 +301,21 @@ impl Owner {
     }
 
     fn sweep(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (ports, metrics) = (Arc::clone(&self.ports), Some(self.metrics.clone()));
+        let (cluster, metrics) = (Arc::clone(&self.cluster), Some(self.metrics.clone()));
         let (partition, fence, settings) = (self.partition, self.fence, self.settings.retention);
         let rules = self.rules.subscribe();
         async move {
-            let (bus, store) = (&*ports.bus, &*ports.store);
+            let (bus, store) = (&*cluster.ports.bus, &*cluster.ports.store);
             Sweeper { partition, fence, bus, store, settings, rules, keys_from: 0, metrics }.run().await;
         }
     }
 
     fn switch(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (ports, partition) = (Arc::clone(&self.ports), self.partition);
+        let (cluster, partition) = (Arc::clone(&self.cluster), self.partition);
         let (settings, wall_ms) = (self.settings.rules, self.settings.retention.wall_ms);
         let rules = self.rules.subscribe();
         async move {
-            let (me, bus, peers) = (&ports.me, &*ports.bus, &*ports.peers);
+            let (me, bus, peers) = (&cluster.me, &*cluster.ports.bus, &*cluster.peers);
             Switcher { partition, me, bus, peers, settings, rules, wall_ms }.run().await;
         }
     }
@@ -393,7 +394,7 @@ impl Owner {
                 }
             }
         }
-        trace_steps::note(&self.ports.trace, &decided, trace::Step::Decided, self.partition);
+        trace_steps::note(&self.cluster.trace, &decided, trace::Step::Decided, self.partition);
         self.archive.add(to, rows, &decided, span);
         Ok(decided)
     }
@@ -431,7 +432,7 @@ impl Owner {
         let after = self.settings.answers_first;
         after.is_some_and(|after| self.since.elapsed() >= after)
             // Readers' barriers query only visible nodes, so a hidden one must archive first.
-            && self.ports.peers.sees(&self.ports.me)
+            && self.cluster.peers.sees(&self.cluster.me)
             && decided.iter().all(|(record, _)| matches!(record.body, Body::Message(_)))
     }
 
@@ -453,7 +454,7 @@ impl Owner {
             return Ok(());
         }
         let needs: Vec<Need> = needs.into_iter().collect();
-        let store = &self.ports.store;
+        let store = &self.cluster.ports.store;
         let rows = retry(|| store.load(self.partition, self.fence, &needs)).await?;
         Ok(self.ledger.load(rows.position, rows.rows)?)
     }
@@ -466,7 +467,7 @@ impl Owner {
         for record in records.iter().filter_map(|(_, record)| record.as_ref().ok()) {
             let Some(group) = record.conversation() else { continue };
             if matches!(group.kind(), ConversationKind::Group(_)) {
-                while let Err(error) = self.members.read(&*self.ports.store, group).await {
+                while let Err(error) = self.members.read(&*self.cluster.ports.store, group).await {
                     wait_for_store(error).await?;
                 }
             }

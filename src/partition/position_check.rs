@@ -13,7 +13,7 @@ use tokio::{
 
 use super::exit::OwnerExit;
 use crate::{
-    ports::Ports,
+    cluster::Cluster,
     store::{Fence, StoreError},
 };
 
@@ -23,7 +23,7 @@ const POSITION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 pub(super) struct PositionChecks {
     partition: u32,
     fence: Fence,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     tick: Interval,
     /// Check in progress; at most one.
     checking: JoinSet<PositionCheck>,
@@ -36,10 +36,10 @@ pub(super) struct PositionCheck {
 }
 
 impl PositionChecks {
-    pub(super) fn new(partition: u32, fence: Fence, ports: &Arc<Ports>) -> Self {
+    pub(super) fn new(partition: u32, fence: Fence, cluster: &Arc<Cluster>) -> Self {
         let mut tick = time::interval_at(Instant::now() + POSITION_CHECK_INTERVAL, POSITION_CHECK_INTERVAL);
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-        Self { partition, fence, ports: Arc::clone(ports), tick, checking: JoinSet::new() }
+        Self { partition, fence, cluster: Arc::clone(cluster), tick, checking: JoinSet::new() }
     }
 
     /// Waits for the next check to finish; `archived` is the position that the store should have. Cancel-safe.
@@ -54,9 +54,9 @@ impl PositionChecks {
     }
 
     fn begin(&mut self, from: Position) {
-        let (partition, fence, ports) = (self.partition, self.fence, Arc::clone(&self.ports));
+        let (partition, fence, cluster) = (self.partition, self.fence, Arc::clone(&self.cluster));
         self.checking.spawn(async move {
-            let found = ports.store.load(partition, fence, &[]).await;
+            let found = cluster.ports.store.load(partition, fence, &[]).await;
             PositionCheck { from, found: found.map(|rows| rows.position) }
         });
     }

@@ -20,6 +20,7 @@ use crate::{
         Answer, AnswerStatus, ArchiveStatus, Ask, Delivery, Landing, Link, LinkError, PublishedMark, Session,
     },
     metrics,
+    ports::Ports,
     routes::{Leases, MemoryRoutes, NodeInfo, Routes},
     scratch::{MemoryScratch, ScratchError},
     store::MemoryStore,
@@ -97,7 +98,7 @@ struct World {
 struct OneNode {
     rooms: Arc<Rooms>,
     directory: Arc<Directory>,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     link: Arc<RecordingLink>,
     /// Rooms whose members were notified that messages may be missing.
     notified: Arc<Mutex<Vec<ConversationId>>>,
@@ -130,28 +131,30 @@ impl World {
             node_max_bytes: 1,
         };
         let link = Arc::<RecordingLink>::default();
-        let ports = Arc::new(Ports {
-            me: boot(name),
-            bus: Arc::new(LocalBus::new(log)),
-            store: Arc::new(MemoryStore::default()),
-            routes: Arc::new(Faulty::new(self.routes.clone() as Arc<dyn Routes>, Arc::clone(&self.plan))),
-            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
-            link: Arc::clone(&link) as Arc<dyn Link>,
-            owned: Arc::default(),
-            peers: Arc::default(),
-            trace: Arc::default(),
-            events: Arc::default(),
-        });
-        let queues = BestEffortQueues::new(Arc::clone(&ports.link), Handle::current(), metrics::install().0);
+        let cluster = Arc::new(Cluster::new(
+            boot(name),
+            Ports {
+                bus: Arc::new(LocalBus::new(log)),
+                store: Arc::new(MemoryStore::default()),
+                routes: Arc::new(Faulty::new(self.routes.clone() as Arc<dyn Routes>, Arc::clone(&self.plan))),
+                scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+                link: Arc::clone(&link) as Arc<dyn Link>,
+            },
+        ));
+        let queues =
+            BestEffortQueues::new(Arc::clone(&cluster.ports.link), Handle::current(), metrics::install().0);
         let directory = Arc::new(Directory::default());
         let numbers = Arc::clone(&self.numbers) as Arc<dyn Numbers>;
         let notified = Arc::new(Mutex::new(Vec::new()));
         let record = Arc::clone(&notified);
-        let rooms =
-            Rooms::among_others(numbers, Arc::clone(&ports), Arc::clone(&directory), queues, move |rooms| {
-                record.lock().unwrap().extend(rooms)
-            });
-        let node = OneNode { rooms: Arc::new(rooms), directory, ports, link, notified };
+        let rooms = Rooms::among_others(
+            numbers,
+            Arc::clone(&cluster),
+            Arc::clone(&directory),
+            queues,
+            move |rooms| record.lock().unwrap().extend(rooms),
+        );
+        let node = OneNode { rooms: Arc::new(rooms), directory, cluster, link, notified };
         self.routes.renew(&node.info()).await.unwrap();
         node
     }
@@ -167,7 +170,7 @@ impl World {
 
 impl OneNode {
     fn info(&self) -> NodeInfo {
-        NodeInfo { peer_address: "127.0.0.1:1".into(), ..NodeInfo::new(self.ports.me.clone()) }
+        NodeInfo { peer_address: "127.0.0.1:1".into(), ..NodeInfo::new(self.cluster.me.clone()) }
     }
 
     async fn join(&self) {
@@ -200,7 +203,7 @@ impl OneNode {
             lease: crate::routes::Lease::Live,
         };
         let others = others.iter().map(row).collect();
-        self.ports.peers.set(PeerSnapshot { others, may_be_incomplete, ..PeerSnapshot::default() });
+        self.cluster.peers.set(PeerSnapshot { others, may_be_incomplete, ..PeerSnapshot::default() });
     }
 }
 
@@ -283,7 +286,7 @@ async fn interest_lost_by_the_routes_is_declared_again_once() {
     world.pass(Leases::default().interest * 2, &[&a, &b]).await;
     assert_eq!(a.recipients().await, []);
     assert_eq!(b.take_notified(), [], "no loss is known yet");
-    b.ports.peers.set(PeerSnapshot { losses: 1, ..PeerSnapshot::default() });
+    b.cluster.peers.set(PeerSnapshot { losses: 1, ..PeerSnapshot::default() });
     time::sleep(INTEREST_RETRY_INTERVAL * 2).await;
     assert_eq!(a.recipients().await, [boot("b")]);
     assert_eq!(b.take_notified(), [hall()], "messages sent meanwhile were missed, uncounted");
@@ -319,7 +322,7 @@ async fn numbers_are_renewed_after_each_loss_with_retries() {
     assert_eq!(renewals(), 0, "nothing was lost");
     for losses in 1..=2 {
         world.numbers.refuse.store(3, Ordering::SeqCst);
-        b.ports.peers.set(PeerSnapshot { losses, ..PeerSnapshot::default() });
+        b.cluster.peers.set(PeerSnapshot { losses, ..PeerSnapshot::default() });
         time::sleep(INTEREST_RETRY_INTERVAL / 2).await;
         assert_eq!(world.numbers.refuse.load(Ordering::SeqCst), 2, "the first attempt is immediate");
         time::sleep(INTEREST_RETRY_INTERVAL * 5).await;

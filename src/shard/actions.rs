@@ -15,14 +15,14 @@ use super::{
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
-    clock::wall_ms,
     ingest::intake,
     login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
+    net::io::Io,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
 };
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Applies the actions in the shared buffer, then submits the sends that they release, until none are left.
     pub(super) fn act(&mut self, conn: &mut Conn) {
         loop {
@@ -88,7 +88,7 @@ impl Shard {
             shard.context.metrics.login_refusals.increment(1);
             conn.session.login_refused(code, reason, &mut shard.buffers.actions);
         };
-        let identity = match self.context.verifier.verify(&hello.token) {
+        let identity = match self.context.verifier.verify(&hello.token, self.wall_ms) {
             Ok(identity) => identity,
             Err((code, reason)) => return refused(self, conn, code, reason),
         };
@@ -100,8 +100,8 @@ impl Shard {
         }
         let key = conn.key;
         let settings = conn.session.requested_settings();
-        let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
-        let work = login::login(ports, identity.user, device, settings, shards);
+        let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
+        let work = login::login(cluster, identity.user, device, settings, shards);
         if let Some(done) = self.context.ask(work, move |done| Mail::LoginDone(key, done)) {
             self.on_login(conn, done);
         }
@@ -159,7 +159,7 @@ impl Shard {
                 skipped,
             }),
             resumed: false,
-            server_time_ms: wall_ms(),
+            server_time_ms: self.wall_ms,
             fresh_next_id: fresh_id(),
         };
         conn.session.logged_in(logged_in, &self.context.limits, self.now, &mut self.buffers.actions);
@@ -227,8 +227,8 @@ impl Shard {
         };
         // A refusal here leaves the chain waiting for the client's retry; a refusal
         // by the log would close the connection.
-        let refusal = intake::refusal(&self.context.ports, &message.conversation);
-        let received_at = wall_ms();
+        let refusal = intake::refusal(&self.context.cluster, &message.conversation);
+        let received_at = self.wall_ms;
         let trace = self.trace_received(submit.trace, &message, received_at);
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {
@@ -275,9 +275,9 @@ impl Shard {
             device: login.route.device.clone(),
             state: chain.clone(),
         };
-        let ports = Arc::clone(&self.context.ports);
+        let cluster = Arc::clone(&self.context.cluster);
         let work = async move {
-            if let Err(error) = ports.scratch.save_chains(vec![save]).await {
+            if let Err(error) = cluster.ports.scratch.save_chains(vec![save]).await {
                 tracing::debug!(%error, "failed to save the state of a chain");
             }
         };
@@ -291,7 +291,7 @@ impl Shard {
             Alarm::OrderBlocked { expected } => {
                 self.context.metrics.order_blocked.increment(1);
                 if let Some(login) = &conn.login {
-                    self.context.ports.events.order_blocked(&login.route, expected);
+                    self.context.cluster.events.order_blocked(&login.route, expected);
                 }
                 tracing::info!(user, "chain blocked: expected id is overdue");
             }

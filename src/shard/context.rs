@@ -9,6 +9,7 @@ use super::outbox::Caps;
 use crate::{
     assign::Assigner,
     auth::Verifier,
+    cluster::Cluster,
     conversation::recall::Recaller,
     delivery::best_effort::BestEffortSender,
     directory::Directory,
@@ -17,7 +18,6 @@ use crate::{
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::Metrics,
     net::upgrade,
-    ports::Ports,
     room::Rooms,
 };
 
@@ -56,8 +56,8 @@ pub struct Context {
     pub handles: ShardHandles,
     /// Intake of the log.
     pub intake: Arc<Intake>,
-    /// Ports of the node.
-    pub ports: Arc<Ports>,
+    /// Ports of the node, and its view of the cluster.
+    pub cluster: Arc<Cluster>,
     /// Checker and sender of recalls.
     pub recaller: Recaller,
     /// Numbers of live rooms, and the nodes that have members of them.

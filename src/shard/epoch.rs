@@ -13,10 +13,11 @@ use super::{Shard, conn::Conn};
 use crate::{
     login,
     mail::{ConnKey, Mail, Outdated},
+    net::io::Io,
     routes::{Route, RoutesError},
 };
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Handles a void send: renews the epoch, or answers the send if the epoch is already newer.
     pub(super) fn on_outdated(&mut self, conn: &mut Conn, it: Outdated) {
         let Some(login) = conn.login.as_mut().filter(|_| conn.ending.is_none()) else { return };
@@ -30,8 +31,8 @@ impl Shard {
         }
         let (key, route) = (conn.key, login.route.clone());
         tracing::info!(user = %route.user, newest = it.newest, "send is void: ledger has a newer epoch; renewing");
-        let (ports, shards) = (Arc::clone(&self.context.ports), Arc::clone(&self.context.handles));
-        let work = login::renew(ports, route, it.newest, shards);
+        let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
+        let work = login::renew(cluster, route, it.newest, shards);
         if let Some(done) = self.context.ask(work, move |done| Mail::EpochRenewed(key, done)) {
             self.on_renewed(conn, done);
         }

@@ -23,13 +23,13 @@ use super::{
 };
 use crate::{
     bus::partition_of,
-    clock::wall_ms,
+    cluster::Cluster,
     conversation::{
         clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, recall::RecallOutcome,
         sync,
     },
     mail::{Mail, QueryResult, Refusal},
-    ports::Ports,
+    net::io::Io,
 };
 
 /// Time after which the store counts as unavailable for a query.
@@ -37,25 +37,25 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Work = Pin<Box<dyn Future<Output = Result<QueryResult, (Code, &'static str)>> + Send>>;
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Starts a query; its result arrives at once or as mail.
     pub(super) fn start_query(&mut self, conn: &mut Conn, id: u64, query: Query) {
-        let Some(reader) = Self::reader(conn) else { return };
+        let Some(reader) = self.reader(conn) else { return };
         let user = reader.user.clone();
         let appends = Arc::new(AtomicBool::new(matches!(query, Query::Leave(_))));
         let (positions, next) = (Arc::default(), None);
         let mut open_query =
             OpenQuery { id, positions, is_sent: false, next, appends: Arc::clone(&appends), unread: 0 };
-        let ports = Arc::clone(&self.context.ports);
+        let cluster = Arc::clone(&self.context.cluster);
         let work: Work = match query {
             Query::Pull(pull) => Box::pin(async move {
-                ports.barrier_in(partition_in(&ports, &pull.conversation)).await;
-                Ok(QueryResult::Page(Box::new(history::pull(&*ports.store, &reader, &pull).await?)))
+                cluster.barrier_in(partition_in(&cluster, &pull.conversation)).await;
+                Ok(QueryResult::Page(Box::new(history::pull(&*cluster.ports.store, &reader, &pull).await?)))
             }),
             Query::Positions(positions) => Box::pin(async move {
-                ports.barrier().await;
+                cluster.barrier().await;
                 let positions = positions.into_iter().collect();
-                Ok(QueryResult::Positions(sync::changed(&*ports.store, &user, &positions).await?))
+                Ok(QueryResult::Positions(sync::changed(&*cluster.ports.store, &user, &positions).await?))
             }),
             Query::Read { ref conversation, .. }
             | Query::Clear { ref conversation, .. }
@@ -65,9 +65,9 @@ impl Shard {
             }
             Query::Recall { conversation, seq } => self.recall(user, conversation, seq, appends),
             Query::Leave(conversation) => {
-                let admin = self.context.recaller.admin.clone();
+                let (admin, wall_ms) = (self.context.recaller.admin.clone(), self.wall_ms);
                 Box::pin(async move {
-                    admin.leave(conversation, user, wall_ms()).await?;
+                    admin.leave(conversation, user, wall_ms).await?;
                     Ok(QueryResult::Done)
                 })
             }
@@ -80,35 +80,36 @@ impl Shard {
         self.run_query(conn, work);
     }
 
-    fn reader(conn: &Conn) -> Option<Reader> {
+    fn reader(&self, conn: &Conn) -> Option<Reader> {
         let user = conn.login.as_ref()?.route.user.clone();
-        Some(Reader { user, viewing: conn.session.viewing(), now_ms: wall_ms() })
+        Some(Reader { user, viewing: conn.session.viewing(), now_ms: self.wall_ms })
     }
 
     fn states(&self, reader: Reader, open_query: &OpenQuery) -> Work {
-        let ports = Arc::clone(&self.context.ports);
+        let cluster = Arc::clone(&self.context.cluster);
         let (positions, after) = (Arc::clone(&open_query.positions), open_query.next.clone());
         Box::pin(async move {
-            ports.barrier().await;
-            let found = sync::states(&*ports.store, &reader, &positions, after.as_ref()).await?;
+            cluster.barrier().await;
+            let found = sync::states(&*cluster.ports.store, &reader, &positions, after.as_ref()).await?;
             Ok(QueryResult::States(found.states, found.next))
         })
     }
 
     fn recall(&self, user: UserId, conversation: ConversationId, seq: u64, appends: Arc<AtomicBool>) -> Work {
-        let (ports, recaller) = (Arc::clone(&self.context.ports), self.context.recaller.clone());
+        let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
+        let wall_ms = self.wall_ms;
         Box::pin(async move {
-            let (store, first) = (&*ports.store, beyond_head_before_barrier(&ports));
-            let mut checked = recaller.check(store, &user, &conversation, (seq, first), wall_ms()).await;
+            let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
+            let mut checked = recaller.check(store, &user, &conversation, (seq, first), wall_ms).await;
             if first == BeyondHead::Unknown && matches!(checked, Err((Code::NotYet, _))) {
-                let above = beyond_head_after_barrier(&ports, &conversation).await;
-                checked = recaller.check(store, &user, &conversation, (seq, above), wall_ms()).await;
+                let above = beyond_head_after_barrier(&cluster, &conversation).await;
+                checked = recaller.check(store, &user, &conversation, (seq, above), wall_ms).await;
             }
             let ack = match checked? {
                 RecallOutcome::Done(ack) => ack,
                 RecallOutcome::Allowed(recall) => {
                     appends.store(true, Ordering::Relaxed);
-                    recaller.recall(recall, wall_ms()).await?
+                    recaller.recall(recall, wall_ms).await?
                 }
             };
             Ok(QueryResult::Accepted(Box::new(ack)))
@@ -117,7 +118,7 @@ impl Shard {
 
     /// Changes the user's own state of a conversation, and notifies the user's other devices.
     fn change_personal(&self, conn: &Conn, user: UserId, conversation: ConversationId, query: Query) -> Work {
-        let ports = Arc::clone(&self.context.ports);
+        let cluster = Arc::clone(&self.context.cluster);
         let devices = mark_read::Devices {
             directory: Arc::clone(&self.context.directory),
             shards: Arc::clone(&self.context.handles),
@@ -125,11 +126,11 @@ impl Shard {
         };
         let actor = conn.key;
         Box::pin(async move {
-            let first = beyond_head_before_barrier(&ports);
-            let mut changed = change_personal(&ports, &user, &query, first).await;
+            let first = beyond_head_before_barrier(&cluster);
+            let mut changed = change_personal(&cluster, &user, &query, first).await;
             if first == BeyondHead::Unknown && matches!(changed, Err((Code::NotYet, _))) {
-                let above = beyond_head_after_barrier(&ports, &conversation).await;
-                changed = change_personal(&ports, &user, &query, above).await;
+                let above = beyond_head_after_barrier(&cluster, &conversation).await;
+                changed = change_personal(&cluster, &user, &query, above).await;
             }
             if let Some(news) = changed? {
                 devices.notify(&user, &conversation, news, actor);
@@ -196,7 +197,7 @@ impl Shard {
             return;
         }
         let Some(mut open_query) = conn.open_query.take() else { return };
-        if let Some(reader) = Self::reader(conn).filter(|_| open_query.next.is_some()) {
+        if let Some(reader) = self.reader(conn).filter(|_| open_query.next.is_some()) {
             open_query.is_sent = false;
             let work = self.states(reader, &open_query);
             conn.open_query = Some(open_query);
@@ -208,18 +209,18 @@ impl Shard {
     }
 }
 
-fn partition_in(ports: &Ports, conversation: &ConversationId) -> u32 {
-    partition_of(conversation, ports.bus.partitions())
+fn partition_in(cluster: &Cluster, conversation: &ConversationId) -> u32 {
+    partition_of(conversation, cluster.ports.bus.partitions())
 }
 
 /// Returns what is known of seqs above the store's last one, without the read barrier; lower seqs need no barrier.
-fn beyond_head_before_barrier(ports: &Ports) -> BeyondHead {
-    if ports.owned.unarchived().is_allowed() { BeyondHead::Unknown } else { BeyondHead::Nothing }
+fn beyond_head_before_barrier(cluster: &Cluster) -> BeyondHead {
+    if cluster.owned.unarchived().is_allowed() { BeyondHead::Unknown } else { BeyondHead::Nothing }
 }
 
 /// Passes the read barrier of the partition, then returns what is known of seqs above the store's last one (ADR 16).
-async fn beyond_head_after_barrier(ports: &Ports, conversation: &ConversationId) -> BeyondHead {
-    if ports.barrier_of(partition_in(ports, conversation)).await {
+async fn beyond_head_after_barrier(cluster: &Cluster, conversation: &ConversationId) -> BeyondHead {
+    if cluster.barrier_of(partition_in(cluster, conversation)).await {
         BeyondHead::Nothing
     } else {
         BeyondHead::Unknown
@@ -228,17 +229,17 @@ async fn beyond_head_after_barrier(ports: &Ports, conversation: &ConversationId)
 
 /// Changes the user's own state of a conversation; returns the frame for the user's other devices, if it changed.
 async fn change_personal(
-    ports: &Ports,
+    cluster: &Cluster,
     user: &UserId,
     query: &Query,
     above: BeyondHead,
 ) -> Result<Option<(u64, FrameBody)>, Refusal> {
-    let store = &*ports.store;
+    let store = &*cluster.ports.store;
     Ok(match query {
         Query::Read { conversation, seq } => {
             let moved = mark_read::read(store, user, conversation, *seq, above).await?;
             moved.map(|mark| {
-                ports.events.read(user, conversation, mark.seq);
+                cluster.events.read(user, conversation, mark.seq);
                 mark_read::receipt(user, conversation, mark)
             })
         }

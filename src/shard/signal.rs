@@ -21,7 +21,7 @@ use crate::{
     conversation::group_size,
     directory::ShardSet,
     mail::{Audience, ConnKey, GroupSize, Mail, Volatile},
-    net::transfer,
+    net::io::Io,
 };
 
 /// Most signals that wait for the end of a turn.
@@ -39,7 +39,7 @@ const MEMBERS_MAX_AGE: Duration = Duration::from_secs(2);
 /// Refusal of a signal to a large group.
 const GROUP_TOO_LARGE: (Code, &str) = (Code::Forbidden, "signals go to small groups only");
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Checks whether the connection may send the signal, and broadcasts it.
     pub(super) fn signal(
         &mut self,
@@ -91,7 +91,7 @@ impl Shard {
 
     /// Looks up the size of the group; the signal returns with it as mail.
     fn look_up_size(&mut self, key: ConnKey, id: u64, volatile: Volatile) {
-        let (store, max) = (Arc::clone(&self.context.ports.store), self.context.small_group_max);
+        let (store, max) = (Arc::clone(&self.context.cluster.ports.store), self.context.small_group_max);
         let (conversation, exact) = (volatile.conversation.clone(), self.context.best_effort.is_none());
         let work = async move {
             let found = match exact {
@@ -234,7 +234,7 @@ impl Shard {
             return self.context.metrics.signals_dropped.increment(1);
         };
         let bytes = frame.bytes(hot.wire);
-        match transfer::write(stream, bytes) {
+        match self.io.write(stream, bytes) {
             Ok(taken) if taken == bytes.len() => self.context.metrics.signals.increment(1),
             // A frame that was begun must be completed.
             Ok(taken) if taken > 0 => {

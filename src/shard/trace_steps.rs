@@ -9,6 +9,7 @@ use tidegate_protocol::{
 use super::{Shard, conn::Conn};
 use crate::{
     mail::Delivery,
+    net::io::Io,
     trace::{Facts, Step},
 };
 
@@ -23,7 +24,7 @@ pub(super) struct UnackedTrace {
     trace: TraceContext,
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Records the first step of a message and returns its trace context, if the message is traced.
     pub(super) fn trace_received(
         &self,
@@ -35,7 +36,7 @@ impl Shard {
             ConversationKind::Direct(a, b) => [a, b],
             ConversationKind::Group(_) | ConversationKind::Room(_) => [message.sender.as_str(); 2],
         };
-        let tracer = &self.context.ports.trace;
+        let tracer = &self.context.cluster.trace;
         let trace = tracer.begin(now_ms, given, message.msg_id.as_str(), peers)?;
         let facts = Facts {
             msg: message.msg_id.as_str(),
@@ -59,7 +60,7 @@ impl Shard {
             device: login.route.device.as_str(),
             ..Facts::default()
         };
-        self.context.ports.trace.note(&trace, Step::Pushed, facts, format_args!(""));
+        self.context.cluster.trace.note(&trace, Step::Pushed, facts, format_args!(""));
         if self.unacked_traces.len() >= UNACKED_TRACES_MAX {
             self.unacked_traces.pop_front();
         }
@@ -81,7 +82,7 @@ impl Shard {
                 Facts { conversation: delivery.conversation.as_str(), seq: delivery.seq, ..Facts::default() };
             let shard = self.context.index;
             let more = format_args!("to {members} members of shard {shard}");
-            self.context.ports.trace.note(trace, Step::Pushed, facts, more);
+            self.context.cluster.trace.note(trace, Step::Pushed, facts, more);
         }
     }
 
@@ -89,7 +90,7 @@ impl Shard {
     #[cold]
     pub(super) fn trace_ack(&mut self, conn: &Conn, conversation: &ConversationId, seq: u64) {
         let Some(login) = &conn.login else { return };
-        let tracer = &self.context.ports.trace;
+        let tracer = &self.context.cluster.trace;
         self.unacked_traces.retain(|it| {
             let acked = it.slot == conn.key.slot && it.seq <= seq && it.conversation == *conversation;
             if acked {

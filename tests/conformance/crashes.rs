@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
+    cluster::Cluster,
     lease::reap,
     link::LocalLink,
     metrics,
@@ -35,7 +36,7 @@ async fn login(routes: &RedisRoutes, name: &str, at: &NodeBoot) -> Token {
 }
 
 /// Of a node that has nothing but the routes.
-fn ports(me: &NodeBoot, routes: &Arc<RedisRoutes>) -> Arc<Ports> {
+fn cluster(me: &NodeBoot, routes: &Arc<RedisRoutes>) -> Arc<Cluster> {
     let log = LocalBusConfig {
         partitions: 1,
         topic: TopicId(1),
@@ -44,18 +45,16 @@ fn ports(me: &NodeBoot, routes: &Arc<RedisRoutes>) -> Arc<Ports> {
         node_max_records: 16,
         node_max_bytes: 1 << 16,
     };
-    Arc::new(Ports {
-        me: me.clone(),
-        bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::default()),
-        routes: routes.clone(),
-        scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
-        link: Arc::new(LocalLink),
-        owned: Arc::default(),
-        peers: Arc::default(),
-        trace: Arc::default(),
-        events: Arc::default(),
-    })
+    Arc::new(Cluster::new(
+        me.clone(),
+        Ports {
+            bus: Arc::new(LocalBus::new(log)),
+            store: Arc::new(MemoryStore::default()),
+            routes: routes.clone(),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+            link: Arc::new(LocalLink),
+        },
+    ))
 }
 
 #[tokio::test]
@@ -79,7 +78,7 @@ async fn two_hundred_crashes_in_a_row_leave_no_row_behind() {
         server.age(Duration::from_secs(11));
         routes.renew(&info(&stays)).await.expect("a lease");
         came_back.push((format!("u{boot}-0"), login(&routes, &format!("u{boot}-0"), &stays).await));
-        let reaper = || reap(ports(&stays, &routes), vec![crashes.clone()], counted.clone());
+        let reaper = || reap(cluster(&stays, &routes), vec![crashes.clone()], counted.clone());
         tokio::join!(reaper(), reaper());
     }
     let rows = routes.nodes().await.expect("it answers");

@@ -7,14 +7,14 @@ use tidegate::config::Config;
 
 const HEAD: &str = "# Settings
 
-Generated from `src/config.rs` by `cargo xtask docs`; change it there. All of them with their defaults, as a file:
+Generated from `src/config.rs` by `cargo xtask docs`; change it there. As a file with all defaults:
 [`tidegate.example.toml`](tidegate.example.toml).
 
 Later sources win: built-in default, TOML file (`tidegate serve --config FILE`), environment, flags and
-`--set section.key=value`. A key that does not exist, a wrong type and a value out of range stop the start, all of them named
-at once. Settings are read at the start only.
+`--set section.key=value`. A node does not start with an unknown key, a wrong type or a value out of range, and lists
+all such errors at once. Settings are read only at the start.
 
-Everything runs without a file. Three ways to say the same:
+A node runs without a file. Three equivalent ways to change a setting:
 
 ```text
 [limits]
@@ -25,8 +25,8 @@ tidegate serve --set limits.conns_per_ip=100              # on the command line
 
 A list is written `[a, b]` with `--set`, and `a,b` in the environment.
 
-Three more names of the environment are no settings: `TIDEGATE_CONFIG` (the file), `TIDEGATE_DATA` (the data directory
-of `serve`, `send`, `tail`, `token`, `store` and the commands that ask a node), and `TIDEGATE_LOG` (what is logged on stderr, such as `info` or `tidegate=debug`).
+Three more environment variables are not settings: `TIDEGATE_CONFIG` (the file), `TIDEGATE_DATA` (the data directory
+of `serve`, `send`, `tail`, `token`, `store` and the commands that query a node), and `TIDEGATE_LOG` (filter of the log on stderr, such as `info` or `tidegate=debug`).
 
 ";
 

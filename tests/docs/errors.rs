@@ -10,7 +10,7 @@ const ERRORS_HEAD: &str = "# Error and close codes
 
 Generated from `protocol/src/code.rs` by `cargo xtask docs`; change it there.
 
-An `Error` frame refuses one request and the connection goes on; a `Close` frame is the last one of a connection.
+An `Error` frame refuses one request, and the connection stays open; a `Close` frame is the last one of a connection.
 *Temporary* means that the same request may succeed later unchanged: try again after `retryAfterMs`. *Reconnect* is what
 a client does when a `Close` carries the code: *now* (with jitter), *after* the time in `afterMs`, or *never*, because
 the same attempt would end the same way. *WebSocket* is the status of the WebSocket close frame that follows.
@@ -20,9 +20,9 @@ the same attempt would end the same way. *WebSocket* is the status of the WebSoc
 /// The groups of numbers, each from its first number on.
 const GROUPS: &[(u16, &str)] = &[
     (1000, "1xxx: protocol"),
-    (2000, "2xxx: who and whether"),
-    (3000, "30xx: closed, come back"),
-    (3500, "35xx: closed, do not come back"),
+    (2000, "2xxx: authentication and permission"),
+    (3000, "30xx: closed, reconnect"),
+    (3500, "35xx: closed, do not reconnect"),
     (4000, "4xxx: flow, order, load"),
 ];
 

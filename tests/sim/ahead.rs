@@ -64,15 +64,17 @@ async fn last_seq(world: &World, place: &ConversationId) -> u64 {
 
 /// How long a reader on the second node waits.
 async fn wait(nodes: &Nodes) -> Duration {
-    let (ports, began) = (with(nodes, 1, SimNode::ports), Instant::now());
-    tokio::time::timeout(Duration::from_secs(60), ports.barrier()).await.expect("it does not wait for ever");
+    let (cluster, began) = (with(nodes, 1, SimNode::cluster), Instant::now());
+    tokio::time::timeout(Duration::from_secs(60), cluster.barrier())
+        .await
+        .expect("it does not wait for ever");
     began.elapsed()
 }
 
 /// Whether the store shows that reader all that was told in a partition, and how long it took to know.
 async fn shows_all(nodes: &Nodes, partition: u32) -> (bool, Duration) {
-    let (ports, began) = (with(nodes, 1, SimNode::ports), Instant::now());
-    (ports.barrier_of(partition).await, began.elapsed())
+    let (cluster, began) = (with(nodes, 1, SimNode::cluster), Instant::now());
+    (cluster.barrier_of(partition).await, began.elapsed())
 }
 
 const MOMENT: Duration = Duration::from_millis(100);
@@ -90,9 +92,9 @@ fn a_peer_whose_archive_takes_long_is_waited_for_and_one_that_says_nothing_is_no
         pass(4_000).await;
         assert!(!reader.is_finished());
         // Who reads of another partition is not held up.
-        let ports = with(&nodes, 1, SimNode::ports);
-        assert!(tokio::time::timeout(MOMENT, ports.barrier_in(1)).await.is_ok());
-        let of_it = tokio::time::timeout(Duration::from_secs(3), ports.barrier_in(0));
+        let cluster = with(&nodes, 1, SimNode::cluster);
+        assert!(tokio::time::timeout(MOMENT, cluster.barrier_in(1)).await.is_ok());
+        let of_it = tokio::time::timeout(Duration::from_secs(3), cluster.barrier_in(0));
         assert!(of_it.await.is_err());
         slow.open();
         assert!(reader.await.expect("it goes on") < Duration::from_millis(7_100));
@@ -221,7 +223,7 @@ async fn make_group(nodes: &Nodes, nth: usize, group: ConversationId, member: Us
 fn an_owner_that_is_lost_while_it_commits_tells_what_it_committed() {
     in_one_thread(async {
         let (world, nodes) = nodes().await;
-        let (me, member) = with(&nodes, 1, |node| (node.ports().me.clone(), user("bob")));
+        let (me, member) = with(&nodes, 1, |node| (node.cluster().me.clone(), user("bob")));
         let device = DeviceId::new("d").expect("it is sound");
         let wish = Registration { user: member.clone(), device, at: me, above: 0, only_if: None };
         world.routes.register(wish).await.expect("memory is there");

@@ -189,12 +189,12 @@ struct Reader {
 impl Reader {
     /// Where a node says that the store shows what anybody was told, it shows that.
     async fn look(&self, conversation: &ConversationId, told: u64, random: &mut StdRng) {
-        let ports: Vec<_> = self.nodes.borrow().iter().flatten().map(SimNode::ports).collect();
-        let Some(ports) = ports.get(random.random_range(0..NODES)) else { return };
+        let cluster: Vec<_> = self.nodes.borrow().iter().flatten().map(SimNode::cluster).collect();
+        let Some(cluster) = cluster.get(random.random_range(0..NODES)) else { return };
         let partition = partition_of(conversation, PARTITIONS as u32);
-        let passed = time::timeout(READ_MAX, ports.barrier_of(partition)).await;
+        let passed = time::timeout(READ_MAX, cluster.barrier_of(partition)).await;
         // What a node says that crashed meanwhile nobody hears.
-        let is_there = self.nodes.borrow().iter().flatten().any(|node| Arc::ptr_eq(&node.ports(), ports));
+        let is_there = self.nodes.borrow().iter().flatten().any(|node| Arc::ptr_eq(&node.cluster(), cluster));
         if is_there && passed == Ok(true) {
             let summary = self.world.store.summary(conversation, None).await.expect("it is sound");
             let last = summary.map_or(0, |it| it.head.last_seq);

@@ -4,7 +4,7 @@ use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
 use tidegate::{
     bus::Bus,
-    cluster::PeerSnapshot,
+    cluster::{Cluster, PeerSnapshot},
     delivery::{
         answer_cache::AnswerCache, local::LocalDispatcher, peer_queue::PeerQueues, pending::Pending,
         router::Router,
@@ -50,7 +50,7 @@ pub(crate) struct SimNode {
     leaving: CancellationToken,
     owners: Option<JoinHandle<()>>,
     tasks: [JoinHandle<()>; 2],
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     rules: rules::Settings,
     lease: Cell<Lease>,
 }
@@ -91,20 +91,18 @@ impl SimNode {
         let me = NodeBoot { node: NodeId::new(&format!("n{nth}")).expect("it is sound"), boot };
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|of| FaultPlan::seeded(seed ^ of, RATES)).collect();
         let bus = world.log.node();
-        let ports = Arc::new(Ports {
-            me: me.clone(),
-            bus: Arc::new(Faulty::<dyn Bus>::new(bus.clone(), Arc::clone(&plans[0]))),
-            store: Arc::new(Faulty::<dyn Store>::new(world.slow.clone(), Arc::clone(&plans[1]))),
-            routes: Arc::new(Faulty::<dyn Routes>::new(world.routes.clone(), Arc::clone(&plans[2]))),
-            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
-            link: Arc::new(Faulty::<dyn Link>::new(Arc::new(world.link.clone()), Arc::clone(&plans[3]))),
-            owned: Arc::default(),
-            peers: Arc::default(),
-            trace: Arc::default(),
-            events: Arc::default(),
-        });
+        let cluster = Arc::new(Cluster::new(
+            me.clone(),
+            Ports {
+                bus: Arc::new(Faulty::<dyn Bus>::new(bus.clone(), Arc::clone(&plans[0]))),
+                store: Arc::new(Faulty::<dyn Store>::new(world.slow.clone(), Arc::clone(&plans[1]))),
+                routes: Arc::new(Faulty::<dyn Routes>::new(world.routes.clone(), Arc::clone(&plans[2]))),
+                scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
+                link: Arc::new(Faulty::<dyn Link>::new(Arc::new(world.link.clone()), Arc::clone(&plans[3]))),
+            },
+        ));
         if world.answers_first {
-            ports.owned.unarchived().allow();
+            cluster.owned.unarchived().allow();
         }
         let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
         let shards = ShardHandles::default();
@@ -113,25 +111,26 @@ impl SimNode {
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
         let (metrics, answered) = (metrics::install().0, Arc::new(AnswerCache::default()));
         let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
-            .with_answer_cache(answered.clone(), ports.clone());
+            .with_answer_cache(answered.clone(), cluster.clone());
         let faulty_end = FaultPlan::none();
         let end = Faulty::<dyn Link>::new(Arc::new(end), Arc::clone(&faulty_end));
         world.link.add(me.clone(), Arc::new(end));
-        let couriers = PeerQueues::new(&ports, metrics.clone());
+        let couriers = PeerQueues::new(&cluster, metrics.clone());
         let plain = {
             let me = me.clone();
             let (directory, pending) = (directory.clone(), pending.clone());
             move || LocalDispatcher::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
         };
-        let append = tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        let append =
+            tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
         let asking =
-            recovery::ask_again(ports.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
+            recovery::ask_again(cluster.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);
         let leaving = CancellationToken::new();
         let rules = rules::Settings { known, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
-        let reaching = Arc::clone(&ports);
+        let reaching = Arc::clone(&cluster);
         let owning = OwnerContext {
-            ports: Arc::clone(&ports),
+            cluster: Arc::clone(&cluster),
             answered: Some(answered),
             logins: None,
             dispatcher: Box::new(move || {
@@ -152,7 +151,7 @@ impl SimNode {
             leaving,
             owners,
             tasks,
-            ports,
+            cluster,
             rules,
             lease: Cell::new(Lease::Live),
         }
@@ -164,7 +163,7 @@ impl SimNode {
 
     /// What it says of itself to the others.
     pub(crate) fn row(&self) -> NodeRow {
-        let owned = &self.ports.owned;
+        let owned = &self.cluster.owned;
         let info = NodeInfo {
             owns: owned.list(),
             partition_lags: owned.partition_lags(),
@@ -180,14 +179,14 @@ impl SimNode {
     }
 
     /// Its ports, as its readers have them.
-    pub(crate) fn ports(&self) -> Arc<Ports> {
-        Arc::clone(&self.ports)
+    pub(crate) fn cluster(&self) -> Arc<Cluster> {
+        Arc::clone(&self.cluster)
     }
 
     /// It hears what the nodes say of themselves.
     pub(crate) fn hear(&self, rows: &[NodeRow]) {
         let others = rows.iter().filter(|row| row.info.boot != self.me).cloned().collect();
-        self.ports.peers.set(PeerSnapshot {
+        self.cluster.peers.set(PeerSnapshot {
             rows: rows.into(),
             others,
             stale: false,
@@ -217,7 +216,7 @@ impl SimNode {
 
     /// The partitions that it owns.
     pub(crate) fn owns(&self) -> Vec<u32> {
-        self.ports.owned.list()
+        self.cluster.owned.list()
     }
 
     /// Its seat in the group of owners.

@@ -16,7 +16,7 @@ use tidegate::{
     auth::{self, Verifier},
     budget::Admission,
     bus::{Bus, LocalBus, LocalBusConfig, NodeFeed, TopicId},
-    cluster::PeerSnapshot,
+    cluster::{Cluster, PeerSnapshot},
     config,
     conversation::recall::Recaller,
     delivery::{
@@ -44,7 +44,7 @@ use tidegate::{
     room::Rooms,
     routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
-    shard::{self, Caps, Context},
+    shard::{self, Caps, Context, newcomer::NewcomerQueue},
     store::{MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -88,7 +88,7 @@ pub struct MeshNode {
     /// The use-case of rooms.
     pub rooms: Arc<Rooms>,
     address: SocketAddr,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     admin: Admin,
     handles: Vec<ShardHandle>,
     stopper: Stopper,
@@ -145,7 +145,7 @@ impl Mesh {
             let others = rows.iter().filter(|row| row.info.boot != node.me).cloned().collect();
             let seen =
                 PeerSnapshot { rows: rows.clone().into(), others, stale: false, may_be_incomplete, losses };
-            node.ports.peers.set(seen);
+            node.cluster.peers.set(seen);
         }
     }
 
@@ -156,7 +156,7 @@ impl Mesh {
 
     /// Of the other nodes that one knows only these.
     pub fn know_only(&self, nth: usize, others: &[usize]) {
-        let peers = &self.nodes[nth].ports.peers;
+        let peers = &self.nodes[nth].cluster.peers;
         let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me == *run);
         let seen = peers.snapshot();
         let known = seen.others.iter().filter(|row| is_known(&row.info.boot)).cloned().collect();
@@ -233,23 +233,21 @@ impl Mesh {
         let _runtime = self.runtime.enter();
         let me = NodeBoot { node: NodeId::new(&format!("n{}", nth + 1)).expect("a good id"), boot: 1 };
         let [routes, link, bus, store] = [(); 4].map(|()| FaultPlan::none());
-        let ports = Arc::new(Ports {
-            me: me.clone(),
-            bus: Arc::new(Faulty::<dyn Bus>::new(self.bus.clone(), Arc::clone(&bus))),
-            store: Arc::new(Faulty::<dyn Store>::new(self.store.clone(), Arc::clone(&store))),
-            routes: Arc::new(Faulty::<dyn Routes>::new(self.routes.clone(), Arc::clone(&routes))),
-            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
-            link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
-            owned: Arc::default(),
-            peers: Arc::default(),
-            trace: Arc::default(),
-            events: Arc::default(),
-        });
-        ports.owned.unarchived().allow();
+        let cluster = Arc::new(Cluster::new(
+            me.clone(),
+            Ports {
+                bus: Arc::new(Faulty::<dyn Bus>::new(self.bus.clone(), Arc::clone(&bus))),
+                store: Arc::new(Faulty::<dyn Store>::new(self.store.clone(), Arc::clone(&store))),
+                routes: Arc::new(Faulty::<dyn Routes>::new(self.routes.clone(), Arc::clone(&routes))),
+                scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
+                link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
+            },
+        ));
+        cluster.owned.unarchived().allow();
         let (intake, outlets) = Intake::new(1 << 20);
         let pending = Arc::new(Pending::default());
         let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let context = self.context(&ports, &intake, &admin, numbers);
+        let context = self.context(&cluster, &intake, &admin, numbers);
         let metrics = context.metrics.clone();
         let (directory, handles) = (Arc::clone(&context.directory), Arc::clone(&context.handles));
         let end = Peer::new(
@@ -264,25 +262,25 @@ impl Mesh {
             let (directory, pending) = (Arc::clone(&directory), Arc::clone(&pending));
             LocalDispatcher::new(plain_me.clone(), directory, Arc::clone(&shards), pending)
         };
-        let feed = self.runtime.block_on(ports.bus.consume_node(&me)).expect("a topic");
-        let crowds = GroupSubscriber::start(&ports, &users, SMALL, feed, plain(), metrics.clone());
+        let feed = self.runtime.block_on(cluster.ports.bus.consume_node(&me)).expect("a topic");
+        let crowds = GroupSubscriber::start(&cluster, &users, SMALL, feed, plain(), metrics.clone());
         let end = end
             .with_group_subscriber(Arc::clone(&crowds))
-            .with_answer_cache(Arc::default(), Arc::clone(&ports));
+            .with_answer_cache(Arc::default(), Arc::clone(&cluster));
         self.link.add(me.clone(), Arc::new(end));
-        tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&ports), plain()));
+        tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
         tokio::spawn(login::answer_all(
             outlets.logins,
-            Arc::clone(&ports),
+            Arc::clone(&cluster),
             Arc::clone(&crowds),
             plain.clone(),
         ));
         if nth == 0 {
-            self.own(&ports, crowds, plain, metrics);
+            self.own(&cluster, crowds, plain, metrics);
         }
         let rooms = Arc::clone(&context.rooms);
-        let (list, mut threads) = run_shards(&context);
-        let (address, stopper, door) = open_door(list.clone(), context.metrics.clone());
+        let (list, newcomers, mut threads) = run_shards(&context);
+        let (address, stopper, door) = open_door(newcomers, context.metrics.clone());
         threads.push(door);
         MeshNode {
             me,
@@ -292,7 +290,7 @@ impl Mesh {
             store,
             rooms,
             address,
-            ports,
+            cluster,
             admin,
             handles: list,
             stopper,
@@ -302,35 +300,38 @@ impl Mesh {
 
     fn own(
         &self,
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         crowds: Arc<GroupSubscriber>,
         plain: impl Fn() -> LocalDispatcher + Send + Sync + 'static,
         metrics: metrics::Metrics,
     ) {
-        let (reaching, couriers) = (Arc::clone(ports), PeerQueues::new(ports, metrics.clone()));
-        let strays =
-            BestEffortQueues::new(Arc::clone(&ports.link), self.runtime.handle().clone(), metrics.clone());
-        let spread = GroupPublisher::start(ports, crowds, strays, metrics.clone());
+        let (reaching, couriers) = (Arc::clone(cluster), PeerQueues::new(cluster, metrics.clone()));
+        let strays = BestEffortQueues::new(
+            Arc::clone(&cluster.ports.link),
+            self.runtime.handle().clone(),
+            metrics.clone(),
+        );
+        let spread = GroupPublisher::start(cluster, crowds, strays, metrics.clone());
         let dispatcher = move || {
             let router = Router::start(&reaching, Arc::clone(&couriers));
             Dispatcher::clustered(plain(), router, Some(Arc::clone(&spread)))
         };
-        tokio::spawn(assignment::own_all(owning(Arc::clone(ports), Box::new(dispatcher), metrics)));
+        tokio::spawn(assignment::own_all(owning(Arc::clone(cluster), Box::new(dispatcher), metrics)));
     }
 
     fn context(
         &self,
-        ports: &Arc<Ports>,
+        cluster: &Arc<Cluster>,
         intake: &Arc<Intake>,
         admin: &Admin,
         numbers: &Arc<dyn Numbers>,
     ) -> Context {
         let (directory, metrics) = (Arc::new(Directory::default()), metrics::install().0);
         let runtime = self.runtime.handle();
-        let lanes = BestEffortQueues::new(Arc::clone(&ports.link), runtime.clone(), metrics.clone());
+        let lanes = BestEffortQueues::new(Arc::clone(&cluster.ports.link), runtime.clone(), metrics.clone());
         let rooms = Arc::new(Rooms::among_others(
             Arc::clone(numbers),
-            Arc::clone(ports),
+            Arc::clone(cluster),
             Arc::clone(&directory),
             Arc::clone(&lanes),
             // The routes lose nothing here.
@@ -339,8 +340,8 @@ impl Mesh {
         runtime.spawn(Arc::clone(&rooms).keep());
         Context {
             index: 0,
-            node: ports.me.node.clone(),
-            boot: ports.me.boot,
+            node: cluster.me.node.clone(),
+            boot: cluster.me.boot,
             limits: Default::default(),
             small_group_max: SMALL,
             recaller: Recaller { admin: admin.clone(), within: Duration::from_secs(120) },
@@ -352,16 +353,16 @@ impl Mesh {
             upgrade: upgrade::Policy::default(),
             verifier: Arc::new(Verifier::hs256(KEY)),
             assigner: Arc::new(Assigner::new(
-                Arc::clone(ports),
+                Arc::clone(cluster),
                 NodeDescription::default(),
                 Duration::from_secs(10),
             )),
             directory,
             handles: ShardHandles::default(),
             intake: Arc::clone(intake),
-            ports: Arc::clone(ports),
+            cluster: Arc::clone(cluster),
             rooms,
-            best_effort: Some(BestEffortSender::start(runtime, ports, lanes, metrics.clone())),
+            best_effort: Some(BestEffortSender::start(runtime, cluster, lanes, metrics.clone())),
             runtime: runtime.clone(),
             metrics,
             panic_on_msg_id: String::new(),
@@ -372,15 +373,19 @@ impl Mesh {
 
 type Thread = JoinHandle<std::io::Result<()>>;
 
-fn run_shards(context: &Context) -> (Vec<ShardHandle>, Vec<Thread>) {
+type Newcomers = Vec<NewcomerQueue<mio::net::TcpStream>>;
+
+fn run_shards(context: &Context) -> (Vec<ShardHandle>, Newcomers, Vec<Thread>) {
     let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
-    let (shards, list): (Vec<_>, Vec<ShardHandle>) = (0..SHARDS).map(build).unzip();
+    let (drivers, newcomers): (Vec<_>, Newcomers) = (0..SHARDS).map(build).unzip();
+    let list: Vec<ShardHandle> = newcomers.iter().map(|it| it.shard().clone()).collect();
     assert!(context.handles.set(list.clone()).is_ok(), "set once");
     let start = Instant::now();
-    (list, shards.into_iter().map(|shard| thread::spawn(move || shard.run(start))).collect())
+    let threads = drivers.into_iter().map(|driver| thread::spawn(move || driver.run(start))).collect();
+    (list, newcomers, threads)
 }
 
-fn open_door(shards: Vec<ShardHandle>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+fn open_door(shards: Newcomers, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
@@ -390,7 +395,7 @@ fn open_door(shards: Vec<ShardHandle>, metrics: metrics::Metrics) -> (SocketAddr
 }
 
 fn owning(
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     dispatcher: Box<dyn Fn() -> Dispatcher + Send + Sync>,
     metrics: metrics::Metrics,
 ) -> OwnerContext {
@@ -408,7 +413,7 @@ fn owning(
         panic_on_msg_id: String::new(),
     };
     let leaving = CancellationToken::new();
-    OwnerContext { ports, answered: None, logins: None, dispatcher, settings, metrics, leaving }
+    OwnerContext { cluster, answered: None, logins: None, dispatcher, settings, metrics, leaving }
 }
 
 impl MeshNode {
@@ -431,7 +436,7 @@ impl Drop for Mesh {
         for mut node in self.nodes.drain(..) {
             node.stopper.stop();
             for handle in &node.handles {
-                handle.post_blocking(Mail::Stop(Code::Draining)).ok();
+                self.runtime.block_on(handle.post(Mail::Stop(Code::Draining))).ok();
             }
             for thread in node.threads.drain(..) {
                 // A thread that panicked has said so.

@@ -12,6 +12,7 @@ use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
     link::LocalLink,
+    ports::Ports,
     routes::{Leases, MemoryRoutes},
     scratch::MemoryScratch,
     store::MemoryStore,
@@ -23,7 +24,7 @@ fn run(name: &str) -> NodeBoot {
     NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
 }
 
-fn ports() -> Ports {
+fn cluster() -> Cluster {
     let config = LocalBusConfig {
         partitions: 1,
         topic: TopicId(1),
@@ -32,18 +33,16 @@ fn ports() -> Ports {
         node_max_records: 16,
         node_max_bytes: 1 << 16,
     };
-    Ports {
-        me: run("n1"),
-        bus: Arc::new(LocalBus::new(config)),
-        store: Arc::new(MemoryStore::default()),
-        routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::ZERO)),
-        scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
-        link: Arc::new(LocalLink),
-        owned: Arc::default(),
-        peers: Arc::default(),
-        trace: Arc::default(),
-        events: Arc::default(),
-    }
+    Cluster::new(
+        run("n1"),
+        Ports {
+            bus: Arc::new(LocalBus::new(config)),
+            store: Arc::new(MemoryStore::default()),
+            routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::ZERO)),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+            link: Arc::new(LocalLink),
+        },
+    )
 }
 
 fn record(of: &NodeBoot, request: u64, text: &'static str) -> Record {
@@ -74,12 +73,12 @@ fn accepted(seq: u64) -> Outcome {
 
 #[tokio::test(start_paused = true)]
 async fn same_answer_is_repeated_only_to_its_origin() {
-    let (answered, ports) = (Arc::new(AnswerCache::default()), ports());
+    let (answered, cluster) = (Arc::new(AnswerCache::default()), cluster());
     let mine = record(&run("n2"), 1, "hi");
     let asks = [ask(&mine, 3)];
-    let words = async |from: &str| super::words(&answered, &ports, &run(from), &asks).await;
+    let words = async |from: &str| super::words(&answered, &cluster, &run(from), &asks).await;
     assert_eq!(words("n2").await, [AnswerStatus::NotOwner]);
-    ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
+    cluster.ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
     answered.begin(0, FENCE, 3);
     assert_eq!(words("n2").await, [AnswerStatus::NotYet]);
     answered.record((0, FENCE), &[(mine.clone(), accepted(4))], 4);
@@ -103,20 +102,20 @@ async fn same_answer_is_repeated_only_to_its_origin() {
 
 #[tokio::test(start_paused = true)]
 async fn unpublished_outcome_of_an_earlier_owner_is_found_by_key() {
-    let (answered, ports) = (Arc::new(AnswerCache::default()), ports());
+    let (answered, cluster) = (Arc::new(AnswerCache::default()), cluster());
     let (mine, never) = (record(&run("n2"), 1, "hi"), record(&run("n2"), 2, "ho"));
-    let taken = ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
+    let taken = cluster.ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
     let mut ledger = Ledger::resume(taken.position, taken.rules, 1);
     let mut needs = std::collections::BTreeSet::new();
     ledger.needs(&mine, &mut needs);
     let needs: Vec<Need> = needs.into_iter().collect();
-    let rows = ports.store.load(0, FENCE, &needs).await.unwrap();
+    let rows = cluster.ports.store.load(0, FENCE, &needs).await.unwrap();
     ledger.load(rows.position, rows.rows).unwrap();
     assert_eq!(ledger.apply(0, &mine).unwrap(), accepted(1));
     let delta = ledger.take_delta(Position::behind(0, &mine.encode())).unwrap();
-    ports.store.archive(0, FENCE, &delta).await.unwrap();
+    cluster.ports.store.archive(0, FENCE, &delta).await.unwrap();
     // The owner crashed. Its successor begins after the record.
-    ports.store.take_over(0, Fence(10), TopicId(1)).await.unwrap();
+    cluster.ports.store.take_over(0, Fence(10), TopicId(1)).await.unwrap();
     answered.begin(0, Fence(10), 2);
     let other = AskKey { body_hash: body_hash(b"another text"), ..ask(&mine, 0).key.unwrap() };
     let asks = [
@@ -125,12 +124,12 @@ async fn unpublished_outcome_of_an_earlier_owner_is_found_by_key() {
         Ask { key: Some(other), ..ask(&mine, 0) },
         Ask { key: None, ..ask(&mine, 0) },
     ];
-    let words = super::words(&answered, &ports, &run("n2"), &asks).await;
+    let words = super::words(&answered, &cluster, &run("n2"), &asks).await;
     let found = AnswerStatus::Said(Outcome::Duplicate { seq: 1, time: 7 });
     assert_eq!(words, [AnswerStatus::Forgotten, found, AnswerStatus::Forgotten, AnswerStatus::Forgotten]);
     // A store that belongs to another owner by now gives no answer.
-    ports.store.take_over(0, Fence(11), TopicId(1)).await.unwrap();
-    assert_eq!(super::words(&answered, &ports, &run("n2"), &asks[1..2]).await, [AnswerStatus::NotYet]);
+    cluster.ports.store.take_over(0, Fence(11), TopicId(1)).await.unwrap();
+    assert_eq!(super::words(&answered, &cluster, &run("n2"), &asks[1..2]).await, [AnswerStatus::NotYet]);
 }
 
 #[tokio::test(start_paused = true)]

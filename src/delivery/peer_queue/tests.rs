@@ -20,6 +20,7 @@ use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
     link::{AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Link, PublishedMark},
     metrics,
+    ports::Ports,
     queue_set::QUEUE_IDLE_TIMEOUT,
     routes::{Leases, MemoryRoutes, Registration, Routes},
     scratch::MemoryScratch,
@@ -158,19 +159,17 @@ fn peer_queues(ends: &[(NodeBoot, Arc<End>)], routes: Arc<MemoryRoutes>) -> Arc<
         node_max_records: 1,
         node_max_bytes: 1,
     };
-    let ports = Ports {
-        me: node("me"),
-        bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::default()),
-        routes,
-        scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
-        link: Arc::new(Ends(ends.iter().cloned().collect())),
-        owned: Arc::default(),
-        peers: Arc::default(),
-        trace: Arc::default(),
-        events: Arc::default(),
-    };
-    PeerQueues::new(&Arc::new(ports), metrics::install().0)
+    let cluster = Cluster::new(
+        node("me"),
+        Ports {
+            bus: Arc::new(LocalBus::new(log)),
+            store: Arc::new(MemoryStore::default()),
+            routes,
+            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+            link: Arc::new(Ends(ends.iter().cloned().collect())),
+        },
+    );
+    PeerQueues::new(&Arc::new(cluster), metrics::install().0)
 }
 
 fn answer(request: u64) -> Answer {

@@ -26,11 +26,11 @@ use super::{
 };
 use crate::{
     bus::{NodeEvent, NodeFeed, ReadError},
+    cluster::Cluster,
     delivery::{local::LocalDispatcher, trace_steps},
     directory::Directory,
     mail::{Audience, ConnKey, Delivery},
     metrics::Metrics,
-    ports::Ports,
     routes::RoutesError,
     store::StoreError,
 };
@@ -40,7 +40,7 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Task that owns the state of large groups on this node.
 pub(super) struct SubscriberTask {
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     directory: Arc<Directory>,
     shared: Arc<Shared>,
     small_max: u64,
@@ -116,7 +116,7 @@ impl From<StoreError> for IndexUnavailable {
 
 impl SubscriberTask {
     pub(super) fn new(
-        ports: Arc<Ports>,
+        cluster: Arc<Cluster>,
         directory: Arc<Directory>,
         shared: Arc<Shared>,
         small_max: u64,
@@ -124,7 +124,7 @@ impl SubscriberTask {
         metrics: Metrics,
     ) -> Self {
         Self {
-            ports,
+            cluster,
             directory,
             shared,
             small_max,
@@ -145,7 +145,7 @@ impl SubscriberTask {
         let mut feed = Some(feed);
         let mut tick = time::interval(MAINTENANCE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.losses = self.ports.peers.snapshot().losses;
+        self.losses = self.cluster.peers.snapshot().losses;
         loop {
             tokio::select! {
                 command = commands.recv() => match command {
@@ -337,7 +337,7 @@ impl SubscriberTask {
     }
 
     fn delivery(&self, group: &ConversationId, record: &pb::FanOut) -> Delivery {
-        let me = &self.ports.me;
+        let me = &self.cluster.me;
         let mine = record.node == me.node.as_str() && record.boot == me.boot;
         Delivery {
             conversation: group.clone(),

@@ -22,7 +22,7 @@ impl Owner {
                 biased;
                 done = &mut flush => return done,
                 Some(batch) = logins::next(logins) => {
-                    logins::answer(&self.ports, batch, &logins::pending_joins(decided), out).await?;
+                    logins::answer(&self.cluster, batch, &logins::pending_joins(decided), out).await?;
                 }
             }
         }

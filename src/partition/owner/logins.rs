@@ -11,13 +11,13 @@ use tokio::sync::mpsc;
 
 use super::{Decided, Owner};
 use crate::{
+    cluster::Cluster,
     delivery::memberships,
     mail::ConnKey,
     partition::{
         dispatcher::Dispatcher,
         exit::{OwnerExit, retry},
     },
-    ports::Ports,
     routes::Route,
 };
 
@@ -36,7 +36,7 @@ impl Owner {
         logins: Vec<(ConnKey, Route)>,
         out: &mut Dispatcher,
     ) -> Result<(), OwnerExit> {
-        answer(&self.ports, logins, &PendingJoins::new(), out).await
+        answer(&self.cluster, logins, &PendingJoins::new(), out).await
     }
 }
 
@@ -50,13 +50,13 @@ pub(super) async fn next(logins: &mut Logins) -> Option<Vec<(ConnKey, Route)>> {
 
 /// Answers logins, leaving out the groups of `pending_joins`.
 pub(super) async fn answer(
-    ports: &Ports,
+    cluster: &Cluster,
     logins: Vec<(ConnKey, Route)>,
     pending_joins: &PendingJoins<'_>,
     out: &mut Dispatcher,
 ) -> Result<(), OwnerExit> {
     for (key, route) in logins {
-        let groups = retry(|| memberships::groups_of(&*ports.store, &route.user)).await?;
+        let groups = retry(|| memberships::groups_of(&*cluster.ports.store, &route.user)).await?;
         let groups = groups.into_iter().map(|it| it.group);
         let groups = groups.filter(|group| !pending_joins.contains(&(group, &route.user))).collect();
         out.memberships(key, groups).await;

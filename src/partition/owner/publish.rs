@@ -35,7 +35,7 @@ impl Owner {
             Outcome::Void { .. } | Outcome::Noted => {}
         }
         out.outcome(record, outcome);
-        trace_steps::note_answer(&self.ports.trace, record, outcome);
+        trace_steps::note_answer(&self.cluster.trace, record, outcome);
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl Owner {
             // In a cluster, large groups go through `fan_out`.
             ConversationKind::Group(_) if out.is_clustered() => Ok(true),
             ConversationKind::Group(_) => loop {
-                match self.sizes.is_small(&*self.ports.store, conversation).await {
+                match self.sizes.is_small(&*self.cluster.ports.store, conversation).await {
                     Ok(is_small) => return Ok(is_small),
                     Err(error) => wait_for_store(error).await?,
                 }
@@ -101,7 +101,7 @@ impl Owner {
         conversation: &ConversationId,
         out: &mut Dispatcher,
     ) -> Result<(), OwnerExit> {
-        let store = &self.ports.store;
+        let store = &self.cluster.ports.store;
         let mut after: Option<UserId> = None;
         loop {
             let page = retry(|| store.members(conversation, after.as_ref(), MEMBERS_PAGE_ROWS)).await?;

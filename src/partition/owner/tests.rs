@@ -1,6 +1,6 @@
 //! Tracking of group pushes on a single node: which pushes are tracked, and how often the store is asked for a size.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, task::Waker};
 
 use bytes::Bytes;
 use tidegate_protocol::{
@@ -18,6 +18,7 @@ use crate::{
     link::LocalLink,
     mail::{Item, Mail, Mailbox, ShardHandles, mailbox},
     metrics,
+    ports::Ports,
     routes::{Leases, MemoryRoutes, NodeBoot},
     scratch::MemoryScratch,
     store::{MemoryStore, Store},
@@ -28,11 +29,10 @@ const SMALL_MAX: usize = 3;
 /// Owner of a log with one partition, and one shard whose mailbox only the test reads.
 struct World {
     plan: Arc<FaultPlan>,
-    ports: Arc<Ports>,
+    cluster: Arc<Cluster>,
     owner: Owner,
     out: Dispatcher,
     mailbox: Mailbox,
-    _poll: mio::Poll,
     _ownership: Box<dyn Ownership>,
 }
 
@@ -83,19 +83,15 @@ impl World {
         };
         let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
         let plan = FaultPlan::none();
-        let ports = Arc::new(Ports {
-            me: me.clone(),
+        let ports = Ports {
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(Faulty::<dyn Store>::new(Arc::new(MemoryStore::default()), Arc::clone(&plan))),
             routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
             scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
             link: Arc::new(LocalLink),
-            owned: Arc::default(),
-            peers: Arc::default(),
-            trace: Arc::default(),
-            events: Arc::default(),
-        });
-        let mut ownership = ports.bus.join(&me).await.unwrap();
+        };
+        let cluster = Arc::new(Cluster::new(me.clone(), ports));
+        let mut ownership = cluster.ports.bus.join(&me).await.unwrap();
         ownership.next().await.unwrap();
         let settings = Settings {
             small_group_max: SMALL_MAX,
@@ -109,15 +105,13 @@ impl World {
             answers_first: None,
             panic_on_msg_id: String::new(),
         };
-        let owner = Owner::take_over(0, &ports, None, settings, &metrics::install().0).await.unwrap();
-        let poll = mio::Poll::new().unwrap();
-        let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
-        let (handle, mailbox) = mailbox(waker, 1 << 20);
+        let owner = Owner::take_over(0, &cluster, None, settings, &metrics::install().0).await.unwrap();
+        let (handle, mailbox) = mailbox(Waker::noop().clone(), 1 << 20);
         let (shards, directory) = (ShardHandles::default(), Arc::new(Directory::default()));
         assert!(shards.set(vec![handle]).is_ok());
         directory.hold_conversation(&group(), 0);
         let out = Dispatcher::new(LocalDispatcher::new(me, directory, shards, Arc::default()));
-        Self { plan, ports, owner, out, mailbox, _poll: poll, _ownership: ownership }
+        Self { plan, cluster, owner, out, mailbox, _ownership: ownership }
     }
 
     /// Appends the records, runs the owner over them as one batch, and returns whether each push is tracked.
@@ -126,8 +120,8 @@ impl World {
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 0, conn: 1, request: 1 };
         let record = |body| Record { origin: origin.clone(), received_at: 1, body, trace: None };
         let records = bodies.into_iter().map(|body| record(body).encode()).collect();
-        let from = self.ports.bus.append(0, records).await.unwrap().first;
-        let batch = self.ports.bus.read(0, from, usize::MAX, usize::MAX).await.unwrap();
+        let from = self.cluster.ports.bus.append(0, records).await.unwrap().first;
+        let batch = self.cluster.ports.bus.read(0, from, usize::MAX, usize::MAX).await.unwrap();
         let never = CancellationToken::new();
         self.owner.decide_all(batch, (&mut None, &mut self.out), &never, &never).await.unwrap();
         let mut tracked = Vec::new();

@@ -128,12 +128,12 @@ fn stored_settings_apply_where_hello_sets_none() {
     let settings = pb::Settings { heartbeat_ms: 60_000, unread: "none".into(), ..Default::default() };
     conn.frame(1, ClientBody::Hello(pb::Hello { settings: Some(settings), ..hello("") }));
     let before = UserSettings { ack_tries: 1, heartbeat_ms: 9_000, ..Default::default() };
-    let both = conn.session.wished().over(before);
-    conn.session.wishes_are(both);
+    let both = conn.session.requested_settings().over(before);
+    conn.session.set_settings(both);
     conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
     assert_eq!(conn.session.window_limits(&conn.limits).tries, 1);
     assert_eq!(conn.session.viewing().unread, Unread::None);
-    assert_eq!(conn.session.wished(), UserSettings::default(), "the login is complete");
+    assert_eq!(conn.session.requested_settings(), UserSettings::default(), "the login is complete");
     conn.now = conn.now + Duration::from_millis(149_999);
     conn.pass(0.0);
     assert!(!conn.is_closed(), "the newer setting applies");

@@ -57,7 +57,7 @@ impl SubscriberTask {
         from: u64,
         to: u64,
     ) -> Result<(), IndexUnavailable> {
-        let changes = members::changes(&*self.ports.store, group, from, to).await?;
+        let changes = members::changes(&*self.cluster.ports.store, group, from, to).await?;
         let Some(mut state) = self.groups.remove(group) else { return Ok(()) };
         let done = match changes {
             None => self.read_all(group, to, &mut state).await,
@@ -88,16 +88,18 @@ impl SubscriberTask {
         state: &mut GroupState,
     ) -> Result<(), IndexUnavailable> {
         self.metrics.indexes_read.increment(1);
-        let (directory, ports) = (Arc::clone(&self.directory), Arc::clone(&self.ports));
+        let (directory, cluster) = (Arc::clone(&self.directory), Arc::clone(&self.cluster));
         let is_here = move |user: &UserId| !directory.user(user).is_empty();
-        if let Some(here) = members::local_members(&*ports.store, group, &is_here, INLINE_PAGES_MAX).await? {
+        if let Some(here) =
+            members::local_members(&*cluster.ports.store, group, &is_here, INLINE_PAGES_MAX).await?
+        {
             self.rebuild_index(group, indexed_to, state, here, Vec::new());
             return Ok(());
         }
         state.reading = Some(MembersRead { to: indexed_to, logged_in: Vec::new() });
         let group = group.clone();
         self.jobs.spawn(async move {
-            let here = members::local_members(&*ports.store, &group, &is_here, usize::MAX).await;
+            let here = members::local_members(&*cluster.ports.store, &group, &is_here, usize::MAX).await;
             JobResult::Members(group, here.map(Option::unwrap_or_default))
         });
         Ok(())

@@ -45,10 +45,10 @@ impl SubscriberTask {
     }
 
     pub(super) fn open_feed(&mut self) {
-        let ports = Arc::clone(&self.ports);
+        let cluster = Arc::clone(&self.cluster);
         self.jobs.spawn(async move {
             time::sleep(MAINTENANCE_INTERVAL).await;
-            JobResult::Feed(ports.bus.consume_node(&ports.me).await)
+            JobResult::Feed(cluster.ports.bus.consume_node(&cluster.me).await)
         });
     }
 
@@ -101,7 +101,7 @@ impl SubscriberTask {
                 self.out.behind(group, hint_to, Audience::Members);
             }
         }
-        let losses = self.ports.peers.snapshot().losses;
+        let losses = self.cluster.peers.snapshot().losses;
         let lost = std::mem::replace(&mut self.losses, losses) != losses;
         if lost || self.renewed.elapsed() >= INTEREST_RENEW_INTERVAL {
             self.renewed = Instant::now();
@@ -157,11 +157,11 @@ impl SubscriberTask {
 
     fn declare(&mut self, groups: Vec<ConversationId>) {
         for page in groups.chunks(GROUPS_PAGE) {
-            let (ports, groups) = (Arc::clone(&self.ports), page.to_vec());
+            let (cluster, groups) = (Arc::clone(&self.cluster), page.to_vec());
             self.jobs.spawn(async move {
                 let interests: Vec<(ConversationId, u64)> =
                     groups.iter().map(|group| (group.clone(), INTEREST_GENERATION)).collect();
-                let result = ports.routes.declare(&ports.me, &interests).await;
+                let result = cluster.ports.routes.declare(&cluster.me, &interests).await;
                 JobResult::Declared(groups, result)
             });
         }
@@ -172,13 +172,13 @@ impl SubscriberTask {
         if groups.is_empty() {
             return;
         }
-        let (ports, small_max) = (Arc::clone(&self.ports), self.small_max);
+        let (cluster, small_max) = (Arc::clone(&self.cluster), self.small_max);
         self.jobs.spawn(async move {
             // Published records that did not reach this node show in these heads, or in those of the next round.
-            time::timeout(BARRIER_TIMEOUT, ports.barrier()).await.ok();
+            time::timeout(BARRIER_TIMEOUT, cluster.barrier()).await.ok();
             let mut heads = Vec::with_capacity(groups.len());
             for group in groups {
-                if let Ok(Some(head)) = GroupHead::read(&*ports.store, &group, small_max).await {
+                if let Ok(Some(head)) = GroupHead::read(&*cluster.ports.store, &group, small_max).await {
                     heads.push(head);
                 }
             }

@@ -8,6 +8,7 @@ use crate::{
     link::LocalLink,
     mail::{Mail, ShardHandles, mailbox},
     metrics,
+    ports::Ports,
     routes::{Leases, MemoryRoutes, NodeBoot},
     scratch::MemoryScratch,
     store::MemoryStore,
@@ -17,7 +18,7 @@ fn group() -> ConversationId {
     ConversationId::parse("g:big").unwrap()
 }
 
-fn ports() -> Arc<Ports> {
+fn cluster() -> Arc<Cluster> {
     let log = LocalBusConfig {
         partitions: 1,
         topic: TopicId(1),
@@ -26,18 +27,16 @@ fn ports() -> Arc<Ports> {
         node_max_records: 1,
         node_max_bytes: 1,
     };
-    Arc::new(Ports {
-        me: NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 },
-        bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::default()),
-        routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
-        scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
-        link: Arc::new(LocalLink),
-        owned: Arc::default(),
-        peers: Arc::default(),
-        trace: Arc::default(),
-        events: Arc::default(),
-    })
+    Arc::new(Cluster::new(
+        NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 },
+        Ports {
+            bus: Arc::new(LocalBus::new(log)),
+            store: Arc::new(MemoryStore::default()),
+            routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
+            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+            link: Arc::new(LocalLink),
+        },
+    ))
 }
 
 fn head(seq: u64, is_large: bool) -> Vec<GroupHead> {
@@ -46,15 +45,14 @@ fn head(seq: u64, is_large: bool) -> Vec<GroupHead> {
 
 #[tokio::test]
 async fn group_that_shrank_is_dropped_without_needless_hints() {
-    let poll = mio::Poll::new().unwrap();
-    let (handle, mut mailbox) = mailbox(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap(), 1 << 20);
-    let (ports, shards, directory) = (ports(), ShardHandles::default(), Arc::new(Directory::default()));
+    let (handle, mut mailbox) = mailbox(std::task::Waker::noop().clone(), 1 << 20);
+    let (cluster, shards, directory) = (cluster(), ShardHandles::default(), Arc::new(Directory::default()));
     assert!(shards.set(vec![handle]).is_ok());
     directory.hold_conversation(&group(), 0);
-    let out = LocalDispatcher::new(ports.me.clone(), Arc::clone(&directory), shards, Arc::default());
+    let out = LocalDispatcher::new(cluster.me.clone(), Arc::clone(&directory), shards, Arc::default());
     let shared = Arc::new(Shared::default());
     shared.declared.insert(group());
-    let mut task = SubscriberTask::new(ports, directory, Arc::clone(&shared), 4, out, metrics::install().0);
+    let mut task = SubscriberTask::new(cluster, directory, Arc::clone(&shared), 4, out, metrics::install().0);
     task.groups
         .insert(group(), GroupState { index: Index::new(7, 7), declared: true, ..GroupState::default() });
     let mut rounds = async |heads: &[(u64, bool)]| {

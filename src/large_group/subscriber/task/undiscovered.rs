@@ -40,11 +40,11 @@ impl SubscriberTask {
         for group in &page {
             self.undiscovered.remove(group);
         }
-        let (ports, small_max) = (Arc::clone(&self.ports), self.small_max);
+        let (cluster, small_max) = (Arc::clone(&self.cluster), self.small_max);
         self.jobs.spawn(async move {
             let mut found = Vec::new();
             for group in page {
-                match GroupHead::read(&*ports.store, &group, small_max).await {
+                match GroupHead::read(&*cluster.ports.store, &group, small_max).await {
                     Ok(Some(head)) if head.is_large => found.push((group, Some(head))),
                     Ok(_) => {}
                     Err(_) => found.push((group, None)),

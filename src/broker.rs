@@ -1,0 +1,198 @@
+//! Composition of a broker: everything between the ports and the listeners, for nodes and for tests.
+//!
+//! The caller chooses the adapters, opens the sockets and drives the shards. So a node, a mesh of nodes in one process
+//! and the simulation differ in [`Parts`] only.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tidegate_protocol::machine::drain;
+
+use crate::{
+    assign::Assigner,
+    budget::Admission,
+    bus::NodeFeed,
+    cluster::Cluster,
+    delivery::answer_cache::AnswerCache,
+    drain::Drainer,
+    ingest::{
+        admin::Admin,
+        intake::{Intake, Outlets},
+    },
+    mail::ShardHandle,
+    metrics::Metrics,
+    peer::Peer,
+    room::Rooms,
+    routes::NodeDescription,
+    scratch::Numbers,
+    shard::{self, Driver, DriverQueue},
+};
+
+mod announcement;
+mod local;
+mod remote;
+mod shard_settings;
+mod tasks;
+
+pub use self::{
+    announcement::NodeAnnouncement,
+    shard_settings::ShardSettings,
+    tasks::{RunningTasks, STOP_MAX},
+};
+use self::{local::LocalDelivery, remote::RemoteServices};
+
+/// Components from which a broker is composed.
+pub struct Parts {
+    /// Ports of the node, and its view of the cluster.
+    pub cluster: Arc<Cluster>,
+    /// Exchange with other nodes.
+    pub peering: Peering,
+    /// Numbering of live rooms.
+    pub numbers: Arc<dyn Numbers>,
+    /// Limits and description.
+    pub settings: Settings,
+    /// Metrics of the node.
+    pub metrics: Metrics,
+}
+
+/// Exchange of a broker with other nodes.
+pub enum Peering {
+    /// No other nodes: the owner of the only partition knows all memberships, and answers logins.
+    Single,
+    /// Everything: replies and pushes, live rooms, signals and marks over the link, and large groups over node topics.
+    /// The feed reads the topic of this node from its end.
+    Clustered(Box<dyn NodeFeed>),
+    /// Replies and pushes only. A broker without shards has no members, no signals and no logins; the simulation runs
+    /// such brokers, and their tasks end with [`RunningTasks::abort`].
+    LogOnly,
+}
+
+/// Limits of a broker, and the description of its node.
+pub struct Settings {
+    /// Most bytes of sends that wait for the log.
+    pub intake_bytes_max: usize,
+    /// Largest member count of a group that is not large.
+    pub small_group_max: usize,
+    /// Description of the node, for the assignment of clients.
+    pub about: NodeDescription,
+    /// Time for which a client may use an assignment.
+    pub assign_ttl: Duration,
+}
+
+impl Settings {
+    /// Creates settings with 1 MiB for sends that wait, of a node that has no description.
+    pub fn new(small_group_max: usize) -> Self {
+        let (about, assign_ttl) = (NodeDescription::default(), Duration::from_secs(10));
+        Self { intake_bytes_max: 1 << 20, small_group_max, about, assign_ttl }
+    }
+}
+
+/// Parts of a node between its ports and its listeners.
+pub struct Broker {
+    /// Ports of the node, and its view of the cluster.
+    pub cluster: Arc<Cluster>,
+    /// Group changes and recalls by administrators.
+    pub admin: Admin,
+    /// Intake of the log.
+    pub intake: Arc<Intake>,
+    /// Assigner of clients to nodes.
+    pub assigner: Arc<Assigner>,
+    /// Live rooms.
+    pub rooms: Arc<Rooms>,
+    local: LocalDelivery,
+    /// Recent answers of this node's owners.
+    answer_cache: Arc<AnswerCache>,
+    /// Whether other nodes may own partitions.
+    is_clustered: bool,
+    /// Services to other nodes that bypass the log or follow it by topic; `None` unless [`Peering::Clustered`].
+    remote: Option<RemoteServices>,
+    small_group_max: usize,
+    metrics: Metrics,
+}
+
+impl Broker {
+    /// Composes a broker, and starts the services for frames that do not pass through the log. Must run in a runtime.
+    ///
+    /// [`Self::build_shards`] and then [`Self::start`] come next; the latter takes the outlets. A test that acts as the
+    /// log and the owner reads the outlets itself.
+    pub fn assemble(parts: Parts) -> (Arc<Self>, Outlets) {
+        let Parts { cluster, peering, numbers, settings, metrics } = parts;
+        let Settings { intake_bytes_max, small_group_max, about, assign_ttl } = settings;
+        let (intake, outlets) = Intake::new(intake_bytes_max);
+        let local = LocalDelivery::new(&cluster, &metrics);
+        let admin = Admin::new(cluster.me.clone(), Arc::clone(&intake), Arc::clone(&local.pending));
+        let is_clustered = !matches!(peering, Peering::Single);
+        let (rooms, remote) = match peering {
+            Peering::Clustered(feed) => {
+                let (rooms, remote) = RemoteServices::start(&local, numbers, feed, small_group_max);
+                (rooms, Some(remote))
+            }
+            Peering::Single | Peering::LogOnly => (Arc::new(Rooms::alone(numbers)), None),
+        };
+        let broker = Self {
+            assigner: Arc::new(Assigner::new(Arc::clone(&cluster), about, assign_ttl)),
+            cluster,
+            admin,
+            intake,
+            rooms,
+            local,
+            answer_cache: Arc::default(),
+            is_clustered,
+            remote,
+            small_group_max,
+            metrics,
+        };
+        (Arc::new(broker), outlets)
+    }
+
+    /// Returns the receiving end of the link, for the calls of peers.
+    pub fn peer(&self) -> Peer {
+        let peer = self
+            .local
+            .peer()
+            .tracing(Arc::clone(&self.cluster.trace))
+            .with_answer_cache(Arc::clone(&self.answer_cache), Arc::clone(&self.cluster));
+        match &self.remote {
+            Some(remote) => peer.with_group_subscriber(Arc::clone(&remote.subscriber)),
+            None => peer,
+        }
+    }
+
+    /// Builds all shards of the broker, for the caller to run, with the queues of their new connections.
+    ///
+    /// # Errors
+    /// The kernel can't create a poll, or the broker has its shards already.
+    pub fn build_shards(
+        &self,
+        context: &shard::Context,
+        count: usize,
+    ) -> io::Result<Vec<(Driver, DriverQueue)>> {
+        let build = |index| shard::build(shard::Context { index, ..context.clone() });
+        let built = (0..count).map(build).collect::<io::Result<Vec<(Driver, DriverQueue)>>>()?;
+        let handles = built.iter().map(|(_, newcomers)| newcomers.shard().clone()).collect();
+        self.local.handles.set(handles).map_err(|_| io::Error::other("the shards are already built"))?;
+        Ok(built)
+    }
+
+    /// Returns the handles of all shards; empty until [`Self::build_shards`].
+    pub fn shards(&self) -> &[ShardHandle] {
+        self.local.handles.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Starts the drain of the node, which waits for its request; `start` is the time base of the shards. Must run in a
+    /// runtime.
+    pub fn start_drainer(
+        &self,
+        settings: drain::Settings,
+        start: Instant,
+        admission: &Arc<Admission>,
+    ) -> Arc<Drainer> {
+        let drained = (Arc::clone(admission), Arc::clone(&self.intake), Arc::clone(&self.assigner));
+        let drainer = Drainer::new(settings, start, self.shards().to_vec(), drained, self.metrics.clone());
+        tokio::spawn(Arc::clone(&drainer).run());
+        drainer
+    }
+}

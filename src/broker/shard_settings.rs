@@ -1,0 +1,92 @@
+//! Settings of the shards of a broker, and the context that shards get.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_protocol::machine::session;
+use tokio::runtime::Handle;
+
+use super::Broker;
+use crate::{
+    auth::Verifier,
+    conversation::recall::Recaller,
+    net::upgrade,
+    shard::{self, Caps},
+};
+
+/// Settings that all shards of a broker share.
+pub struct ShardSettings {
+    /// Limits of sessions.
+    pub limits: session::Limits,
+    /// Limits of outboxes.
+    pub caps: Caps,
+    /// Largest number of bytes that wait in the mailbox of a shard.
+    pub mailbox_bytes: usize,
+    /// Longest time from the first byte of a frame to its last.
+    pub frame_deadline: Duration,
+    /// Longest time for which a socket may take no bytes.
+    pub write_deadline: Duration,
+    /// Time for which input is discarded after the final frame.
+    pub linger: Duration,
+    /// Origins that may upgrade to WebSocket.
+    pub upgrade: upgrade::Policy,
+    /// Token verifier.
+    pub verifier: Arc<Verifier>,
+    /// Time within which a sender may recall a message.
+    pub recall_within: Duration,
+    /// Message id that triggers a panic in tests; empty for none.
+    pub panic_on_msg_id: String,
+    /// Whether that panic ends the shard instead of the connection.
+    pub panic_in_shard: bool,
+}
+
+impl ShardSettings {
+    /// Creates settings with the default limits of sessions, small buffers and deadlines of seconds.
+    pub fn new(verifier: Verifier) -> Self {
+        Self {
+            limits: session::Limits::default(),
+            caps: Caps { control: 128 * 1024, data: 256 * 1024 },
+            mailbox_bytes: 1 << 20,
+            frame_deadline: Duration::from_secs(10),
+            write_deadline: Duration::from_secs(10),
+            linger: Duration::from_secs(1),
+            upgrade: upgrade::Policy::default(),
+            verifier: Arc::new(verifier),
+            recall_within: Duration::from_secs(120),
+            panic_on_msg_id: String::new(),
+            panic_in_shard: false,
+        }
+    }
+}
+
+impl Broker {
+    /// Creates the context of the first shard; the others differ in their index. Must run in a runtime.
+    pub fn shard_context(&self, settings: ShardSettings) -> shard::Context {
+        let me = &self.cluster.me;
+        shard::Context {
+            index: 0,
+            node: me.node.clone(),
+            boot: me.boot,
+            limits: settings.limits,
+            small_group_max: self.small_group_max,
+            caps: settings.caps,
+            mailbox_bytes: settings.mailbox_bytes,
+            frame_deadline: settings.frame_deadline,
+            write_deadline: settings.write_deadline,
+            linger: settings.linger,
+            upgrade: settings.upgrade,
+            verifier: settings.verifier,
+            assigner: Arc::clone(&self.assigner),
+            directory: Arc::clone(&self.local.directory),
+            handles: Arc::clone(&self.local.handles),
+            intake: Arc::clone(&self.intake),
+            cluster: Arc::clone(&self.cluster),
+            recaller: Recaller { admin: self.admin.clone(), within: settings.recall_within },
+            rooms: Arc::clone(&self.rooms),
+            best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),
+            runtime: Handle::current(),
+            metrics: self.metrics.clone(),
+            panic_on_msg_id: settings.panic_on_msg_id,
+            panic_in_shard: settings.panic_in_shard,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Tasks of a broker on the log: they append to it, own partitions, answer logins, and recover lost answers.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::mpsc,
+    task::{JoinError, JoinHandle},
+    time,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::Broker;
+use crate::{
+    bus::Bus,
+    delivery::{peer_queue::PeerQueues, router::Router},
+    ingest::{appender, intake::Outlets, recovery},
+    large_group::publisher::GroupPublisher,
+    login,
+    mail::ConnKey,
+    partition::{
+        assignment::{self, OwnerContext},
+        dispatcher::Dispatcher,
+        owner,
+    },
+    routes::Route,
+};
+
+/// Time for the owners to archive, publish and release their partitions.
+const RELEASE_MAX: Duration = Duration::from_secs(3);
+
+/// Time for the log, and for node topics, to confirm pending appends.
+const APPENDS_FLUSH_MAX: Duration = Duration::from_secs(1);
+
+/// Longest time that [`RunningTasks::stop`] takes: the owners, node topics and the log.
+pub const STOP_MAX: Duration =
+    RELEASE_MAX.saturating_add(APPENDS_FLUSH_MAX).saturating_add(APPENDS_FLUSH_MAX);
+
+/// Logins of one turn of a shard.
+type Logins = Vec<(ConnKey, Route)>;
+
+/// Tasks that run until the broker stops.
+pub struct RunningTasks {
+    append: JoinHandle<()>,
+    /// Task that asks owners for lost answers; `None` on a single node.
+    recovery: Option<JoinHandle<()>>,
+    owners: Option<JoinHandle<()>>,
+    /// Makes the owners release their partitions and end.
+    shutdown: CancellationToken,
+    /// Publisher of large-group records; `None` unless owners run on a node with topics.
+    group_publisher: Option<Arc<GroupPublisher>>,
+}
+
+impl Broker {
+    /// Starts the tasks. `owners` has the settings of the owners; `None` makes a broker that owns no partition, for a
+    /// mesh of nodes on one log in memory, which does not share out its partitions. Must run in a runtime.
+    pub fn start(&self, outlets: Outlets, owners: Option<owner::Settings>) -> RunningTasks {
+        let shutdown = CancellationToken::new();
+        let (intake, cluster) = (Arc::clone(&self.intake), Arc::clone(&self.cluster));
+        let append = appender::append_all(outlets.records, intake, cluster, self.local.dispatcher());
+        let logins = self.start_logins(outlets.logins);
+        let recovery = self.is_clustered.then(|| {
+            tokio::spawn(recovery::ask_again(
+                Arc::clone(&self.cluster),
+                Arc::clone(&self.local.pending),
+                Arc::clone(&self.answer_cache),
+                self.local.dispatcher(),
+                self.metrics.clone(),
+            ))
+        });
+        let (append, mut group_publisher) = (tokio::spawn(append), None);
+        let owners = owners.map(|settings| {
+            group_publisher = self.remote.as_ref().map(|remote| remote.start_publisher(&self.local));
+            let context = OwnerContext {
+                cluster: Arc::clone(&self.cluster),
+                logins,
+                dispatcher: self.dispatchers(group_publisher.clone()),
+                answered: self.is_clustered.then(|| Arc::clone(&self.answer_cache)),
+                settings,
+                metrics: self.metrics.clone(),
+                leaving: shutdown.clone(),
+            };
+            tokio::spawn(assignment::own_all(context))
+        });
+        RunningTasks { append, recovery, owners, shutdown, group_publisher }
+    }
+
+    /// Starts to answer logins on a clustered node, where no owner knows all memberships. Returns the logins on a
+    /// single node, whose owner knows them in log order and answers.
+    fn start_logins(&self, logins: mpsc::Receiver<Logins>) -> Option<mpsc::Receiver<Logins>> {
+        if let Some(remote) = &self.remote {
+            let (cluster, subscriber) = (Arc::clone(&self.cluster), Arc::clone(&remote.subscriber));
+            let local = self.local.clone();
+            tokio::spawn(login::answer_all(logins, cluster, subscriber, move || local.dispatcher()));
+            return None;
+        }
+        (!self.is_clustered).then_some(logins)
+    }
+
+    /// Returns a function that creates the output of one owner.
+    fn dispatchers(
+        &self,
+        publisher: Option<Arc<GroupPublisher>>,
+    ) -> Box<dyn Fn() -> Dispatcher + Send + Sync> {
+        let (local, cluster) = (self.local.clone(), Arc::clone(&self.cluster));
+        if !self.is_clustered {
+            return Box::new(move || Dispatcher::new(local.dispatcher()));
+        }
+        let queues = PeerQueues::new(&self.cluster, self.metrics.clone());
+        Box::new(move || {
+            let router = Router::start(&cluster, Arc::clone(&queues));
+            Dispatcher::clustered(local.dispatcher(), router, publisher.clone())
+        })
+    }
+}
+
+impl RunningTasks {
+    /// Returns the name of a task that has ended; the broker is broken then, unless it was stopped.
+    pub fn ended(&self) -> Option<&'static str> {
+        if self.append.is_finished() {
+            return Some("the log appender");
+        }
+        self.owners.as_ref().is_some_and(JoinHandle::is_finished).then_some("the owner")
+    }
+
+    /// Stops the broker once all sends are appended. The owners archive, publish and release their partitions, so that
+    /// other nodes take over at once, then node topics and the log are flushed. Takes at most [`STOP_MAX`].
+    pub async fn stop(mut self, bus: &dyn Bus) {
+        if time::timeout(RELEASE_MAX, self.release()).await.is_err() {
+            tracing::warn!(
+                "partitions not released in time; other nodes take them over after the session timeout"
+            );
+        }
+        if let Some(publisher) = &self.group_publisher {
+            publisher.settle(APPENDS_FLUSH_MAX).await;
+        }
+        if let Err(error) = bus.close(APPENDS_FLUSH_MAX).await {
+            tracing::warn!(%error, "log not closed cleanly; the last appends may be unconfirmed");
+        }
+    }
+
+    /// Makes the owners release their partitions, and waits until they have ended.
+    ///
+    /// # Errors
+    /// The task of the owners panicked.
+    pub async fn release(&mut self) -> Result<(), JoinError> {
+        self.shutdown.cancel();
+        match self.owners.take() {
+            Some(owners) => owners.await,
+            None => Ok(()),
+        }
+    }
+
+    /// Aborts the tasks, as a crash of the process does. Queues to peers and services of shards are not among them.
+    pub fn abort(&self) {
+        let tasks = [Some(&self.append), self.recovery.as_ref(), self.owners.as_ref()];
+        tasks.into_iter().flatten().for_each(JoinHandle::abort);
+    }
+}
