@@ -6,12 +6,13 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     time,
@@ -167,7 +168,7 @@ impl<T, S: Default> QueueSet<T, S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeBoot, QueueSender<T, S>>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queues.lock()
     }
 }
 

@@ -5,12 +5,9 @@
 //! is bounded in bytes, with different limits: signals are the first to be dropped, marks the last. A room's losses are
 //! counted and reported to its members on the peer (`docs/internals/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tidegate_protocol::id::ConversationId;
 use tokio::runtime::Handle;
 
@@ -107,7 +104,7 @@ impl BestEffortQueues {
         self.metrics.signals_dropped.increment(lost.signals);
         self.metrics.peer_marks_lost.increment(lost.marks);
         self.metrics.fan_outs_lost.increment(lost.fan_outs);
-        let mut unreported = lock(unreported);
+        let mut unreported = unreported.lock();
         for (room, count) in lost.room_messages.into_iter().chain(lost.losses) {
             if unreported.len() < REPORTED_ROOMS_MAX || unreported.contains_key(&room) {
                 *unreported.entry(room).or_default() += count;
@@ -120,7 +117,7 @@ impl BestEffortQueue {
     async fn run(mut self) {
         let mut reports = 0;
         loop {
-            let has_losses = !lock(&self.queue.state).is_empty() && reports < LOSS_REPORT_ATTEMPTS;
+            let has_losses = !self.queue.state.lock().is_empty() && reports < LOSS_REPORT_ATTEMPTS;
             match self.queue.next(has_losses.then_some(LOSS_REPORT_INTERVAL)).await {
                 Some(Next::Item(first)) => {
                     reports = 0;
@@ -137,7 +134,7 @@ impl BestEffortQueue {
 
     /// Sends one call: the unreported losses, then queued messages.
     async fn send_batch(&mut self, first: Option<BestEffortMessage>) {
-        let losses = std::mem::take(&mut *lock(&self.queue.state));
+        let losses = std::mem::take(&mut *self.queue.state.lock());
         let mut messages: Vec<BestEffortMessage> =
             losses.into_iter().map(|(room, count)| BestEffortMessage::RoomLoss { room, count }).collect();
         let mut bytes = 0;
@@ -201,10 +198,6 @@ impl BestEffortMessage {
             Self::RoomLoss { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_QUEUE_BYTES_MAX,
         }
     }
-}
-
-fn lock(losses: &UnreportedLosses) -> MutexGuard<'_, HashMap<ConversationId, u64>> {
-    losses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

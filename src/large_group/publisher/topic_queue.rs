@@ -1,11 +1,9 @@
 //! Topic queues: one per node topic sends records in order, many in one call; a stalled topic delays no other.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::{GroupRecord, MissedRanges, weight_of};
 use crate::{
@@ -64,7 +62,7 @@ impl TopicQueues {
         let batch = rejected.into_inner();
         self.metrics.fan_outs_lost.increment(batch.len() as u64);
         let missed = self.missed(to);
-        let mut missed = lock(&missed);
+        let mut missed = missed.lock();
         batch.iter().for_each(|item| missed.add(item.group.as_str(), item.seq));
     }
 
@@ -72,7 +70,7 @@ impl TopicQueues {
     pub(super) fn add_missed(&self, to: &NodeBoot, hints: &[Bytes]) {
         let missed = self.missed(to);
         {
-            let mut missed = lock(&missed);
+            let mut missed = missed.lock();
             hints.iter().for_each(|hint| missed.add_record(hint.clone()));
         }
         // An empty batch wakes the task.
@@ -98,7 +96,7 @@ impl TopicQueue {
     async fn run(mut self) {
         let mut tries = 0;
         loop {
-            let has_missed = !lock(&self.queue.state).is_empty() && tries < HINT_TRIES;
+            let has_missed = !self.queue.state.lock().is_empty() && tries < HINT_TRIES;
             match self.queue.next(has_missed.then_some(HINT_RETRY_INTERVAL)).await {
                 Some(Next::Item(first)) => {
                     tries = 0;
@@ -129,7 +127,7 @@ impl TopicQueue {
     /// and stay missed because the link may lose them.
     async fn send_batch(&self, batch: Vec<GroupRecord>) {
         let weight = weight_of(&batch);
-        let missed = lock(&self.queue.state).take_hints();
+        let missed = self.queue.state.lock().take_hints();
         let records: Vec<Bytes> =
             missed.iter().cloned().chain(batch.iter().map(|item| item.bytes.clone())).collect();
         if !records.is_empty() {
@@ -139,7 +137,7 @@ impl TopicQueue {
                 Err(error) => {
                     tracing::debug!(%error, node = %self.queue.to, "node topic unavailable; sending over the link");
                     self.metrics.fan_outs_beside.increment(batch.len() as u64);
-                    let mut remaining = lock(&self.queue.state);
+                    let mut remaining = self.queue.state.lock();
                     missed.into_iter().for_each(|hint| remaining.add_record(hint));
                     for item in batch {
                         remaining.add(item.group.as_str(), item.seq);
@@ -152,8 +150,4 @@ impl TopicQueue {
         }
         self.queue.release(weight);
     }
-}
-
-fn lock(missed: &Mutex<MissedRanges>) -> MutexGuard<'_, MissedRanges> {
-    missed.lock().unwrap_or_else(PoisonError::into_inner)
 }
