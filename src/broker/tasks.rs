@@ -13,10 +13,7 @@ use super::Broker;
 use crate::{
     bus::Bus,
     delivery::{peer_queue::PeerQueues, router::Router},
-    ingest::{
-        intake::{self, Outlets},
-        recovery,
-    },
+    ingest::{appender, intake::Outlets, recovery},
     large_group::publisher::GroupPublisher,
     login,
     mail::ConnKey,
@@ -59,7 +56,7 @@ impl Broker {
     pub fn start(&self, outlets: Outlets, owners: Option<owner::Settings>) -> RunningTasks {
         let shutdown = CancellationToken::new();
         let (intake, cluster) = (Arc::clone(&self.intake), Arc::clone(&self.cluster));
-        let append = intake::append_all(outlets.records, intake, cluster, self.local.dispatcher());
+        let append = appender::append_all(outlets.records, intake, cluster, self.local.dispatcher());
         let logins = self.start_logins(outlets.logins);
         let recovery = self.is_clustered.then(|| {
             tokio::spawn(recovery::ask_again(

@@ -11,11 +11,7 @@ use tidegate::{
     },
     directory::Directory,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
-    ingest::{
-        admin::Admin,
-        intake::{self, Intake},
-        recovery,
-    },
+    ingest::{admin::Admin, appender, intake::Intake, recovery},
     link::Link,
     mail::ShardHandles,
     metrics,
@@ -125,7 +121,8 @@ impl SimNode {
             let (directory, pending) = (directory.clone(), pending.clone());
             move || LocalDispatcher::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
         };
-        let append = tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
+        let append =
+            tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
         let asking =
             recovery::ask_again(cluster.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
         let asking = tokio::spawn(asking);

@@ -25,10 +25,7 @@ use tidegate::{
     },
     directory::Directory,
     fault::{FaultPlan, Faulty},
-    ingest::{
-        admin::Admin,
-        intake::{self, Intake},
-    },
+    ingest::{admin::Admin, appender, intake::Intake},
     large_group::{publisher::GroupPublisher, subscriber::GroupSubscriber},
     link::{BestEffortQueues, Link, MemoryLink},
     login,
@@ -271,7 +268,7 @@ impl Mesh {
             .with_group_subscriber(Arc::clone(&crowds))
             .with_answer_cache(Arc::default(), Arc::clone(&cluster));
         self.link.add(me.clone(), Arc::new(end));
-        tokio::spawn(intake::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
+        tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
         tokio::spawn(login::answer_all(
             outlets.logins,
             Arc::clone(&cluster),

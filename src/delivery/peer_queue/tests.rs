@@ -1,8 +1,12 @@
 //! Queues keep order, are bounded, do not wait for each other, and have stale routes removed.
 
-use std::sync::atomic::AtomicBool;
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tidegate_protocol::{
     Time,
     id::{DeviceId, NodeId, UserId},
@@ -15,6 +19,7 @@ use crate::{
     link::{AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Link, PublishedMark},
     metrics,
     ports::Ports,
+    queue_set::QUEUE_IDLE_TIMEOUT,
     routes::{Leases, MemoryRoutes, Registration, Routes},
     scratch::MemoryScratch,
     store::MemoryStore,
@@ -206,14 +211,14 @@ async fn stalled_peer_delays_no_other_and_its_queue_is_bounded() {
         settle().await;
     }
     assert_eq!(end.pushes.lock().len(), 40);
-    let waiting = peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst);
+    let waiting = peer_queues.queues.queued_bytes(&slow);
     assert!((1 << 20..=QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
     stuck.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
     peer_queues.pushes(&slow, vec![push(vec![2; 8], 1)]);
     settle().await;
     assert_eq!(stuck.pushes.lock().last().unwrap(), &[2; 8], "later pushes are sent");
-    assert_eq!(peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst), 0, "all capacity is released");
+    assert_eq!(peer_queues.queues.queued_bytes(&slow), 0, "all capacity is released");
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,7 +259,7 @@ async fn idle_queue_ends_and_starts_again_with_the_next_batch() {
     let peer_queues = peer_queues(&[(there.clone(), Arc::clone(&end))], memory_routes());
     peer_queues.answers(&there, vec![answer(1)]);
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
-    assert!(peer_queues.queues.lock()[&there].batches.is_closed());
+    assert!(!peer_queues.queues.is_open(&there));
     peer_queues.answers(&there, vec![answer(2)]);
     settle().await;
     assert_eq!(*end.requests.lock(), [1, 2]);
@@ -269,5 +274,5 @@ async fn ended_runs_leave_no_queues() {
         peer_queues.answers(run, vec![answer(1)]);
         time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
     }
-    assert_eq!(peer_queues.queues.lock().keys().collect::<Vec<_>>(), [&runs[49]]);
+    assert_eq!(peer_queues.queues.peers(), [runs[49].clone()]);
 }

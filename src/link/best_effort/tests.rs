@@ -1,11 +1,11 @@
 //! Best-effort queues are bounded, drop messages by priority, and report a room's losses.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use tidegate_protocol::id::{NodeId, UserId};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time};
 
 use super::*;
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, Delivery, Landing, PublishedMark, Session,
     },
     metrics,
+    queue_set::QUEUE_IDLE_TIMEOUT,
 };
 
 /// Peer that records the messages it receives.
@@ -114,7 +115,7 @@ async fn messages_arrive_in_order_and_batched() {
     settle().await;
     assert_eq!(*peer.messages.lock(), sent);
     assert!(peer.calls.load(Ordering::SeqCst) < 10, "{:?}", peer.calls);
-    assert_eq!(queues.queue(&there).queued_bytes.load(Ordering::SeqCst), 0);
+    assert_eq!(queues.queues.queued_bytes(&there), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,7 +130,7 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
         queues.send(&there, signal());
         queues.send(&there, mark());
     }
-    let waiting = queues.queue(&there).queued_bytes.load(Ordering::SeqCst);
+    let waiting = queues.queues.queued_bytes(&there);
     assert!((ROOM_QUEUE_BYTES_MAX / 2..=MARK_QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
     peer.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
@@ -147,7 +148,7 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
         _ => sum,
     });
     assert_eq!(delivered as u64 + missed, 21);
-    assert_eq!(queues.queue(&there).queued_bytes.load(Ordering::SeqCst), 0, "the queue is empty again");
+    assert_eq!(queues.queues.queued_bytes(&there), 0, "the queue is empty again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -182,7 +183,7 @@ async fn idle_queue_ends_and_starts_again() {
     let (queues, there) = queues(&peer);
     queues.send(&there, talk("1"));
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
-    assert!(queues.queues.lock()[&there].messages.is_closed());
+    assert!(!queues.queues.is_open(&there));
     queues.send(&there, talk("2"));
     settle().await;
     assert_eq!(*peer.messages.lock(), [talk("1"), talk("2")]);
@@ -197,10 +198,10 @@ async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
         queues.send(run, talk("lost"));
     }
     queues.forget_ended(|_| false);
-    assert_eq!(queues.queues.lock().len(), 2, "open queues stay");
+    assert_eq!(queues.queues.peers().len(), 2, "open queues stay");
     time::sleep(QUEUE_IDLE_TIMEOUT * 3).await;
     queues.forget_ended(|run| *run == there);
-    assert_eq!(queues.queues.lock().keys().collect::<Vec<_>>(), [&there]);
+    assert_eq!(queues.queues.peers(), [there.clone()]);
     peer.refuses.store(false, Ordering::SeqCst);
     queues.send(&there, talk("new"));
     settle().await;

@@ -1,5 +1,8 @@
 //! Call queue of one stream to one peer: calls waiting to be sent and calls waiting for their reply, with a common
 //! limit in bytes.
+//!
+//! Not a queue of a `QueueSet`: each caller waits for its own reply, a call is charged until that reply and not until it
+//! is sent, a call that times out is withdrawn, and the peer's task, which reconnects, fails all calls at once.
 
 use std::{
     collections::{HashMap, VecDeque},
