@@ -324,7 +324,7 @@ impl Node {
 }
 
 /// Starts to listen on the bound client socket.
-fn start_listening(client: Socket, config: &config::Listen) -> anyhow::Result<TcpListener> {
+fn start_listening(client: Socket, config: &config::ListenConfig) -> anyhow::Result<TcpListener> {
     client
         .listen(config.backlog)
         .with_context(|| format!("listen.client {} can't be used", config.client))?;
@@ -367,7 +367,7 @@ fn start_acceptor(
     client: TcpListener,
     admission: &Arc<Admission>,
     newcomers: Vec<DriverQueue>,
-    (socket, metrics): (config::Socket, Metrics),
+    (socket, metrics): (config::SocketConfig, Metrics),
 ) -> anyhow::Result<(Stopper, Thread)> {
     let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), newcomers, socket, metrics)?;
     let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;

@@ -87,7 +87,7 @@ impl Settings {
     ///
     /// # Errors
     /// A file can't be read, or the secret is too short; the text names the file.
-    pub fn read(section: &config::Link) -> Result<Self, String> {
+    pub fn read(section: &config::LinkConfig) -> Result<Self, String> {
         let is_set = |path: &Path| !path.as_os_str().is_empty();
         let secret = is_set(&section.secret_file).then(|| Secret::read(&section.secret_file)).transpose()?;
         let tls = if is_set(&section.tls_ca) {

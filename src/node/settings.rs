@@ -9,7 +9,7 @@ use crate::{
     auth::Verifier,
     broker::{self, ShardSettings},
     budget::{self, Admission},
-    config::{Assign, Config},
+    config::{AssignConfig, Config},
     net::upgrade,
     partition::{
         owner,
@@ -136,7 +136,7 @@ fn session_limits(config: &Config) -> session::Limits {
 }
 
 /// Returns the description that the node announces to its peers.
-fn node_description(assign: &Assign) -> NodeDescription {
+fn node_description(assign: &AssignConfig) -> NodeDescription {
     let version = if assign.version.is_empty() { env!("CARGO_PKG_VERSION") } else { &assign.version };
     NodeDescription {
         weight: assign.weight,

@@ -107,7 +107,7 @@ impl Call {
 }
 
 impl Client {
-    pub(crate) fn new(config: &config::Redis) -> Result<Self, ConnectError> {
+    pub(crate) fn new(config: &config::RedisConfig) -> Result<Self, ConnectError> {
         Ok(Self {
             source: Arc::new(Source::new(config)?),
             timeout: config.timeout(),

@@ -64,7 +64,7 @@ impl RedisRoutes {
     ///
     /// # Errors
     /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
-    pub fn connect(config: &config::Redis, leases: Leases) -> Result<Self, ConnectError> {
+    pub fn connect(config: &config::RedisConfig, leases: Leases) -> Result<Self, ConnectError> {
         Ok(Self::over(Arc::new(Client::new(config)?), leases))
     }
 

@@ -43,7 +43,7 @@ impl RedisScratch {
     ///
     /// # Errors
     /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
-    pub fn connect(config: &config::Redis) -> Result<Self, ConnectError> {
+    pub fn connect(config: &config::RedisConfig) -> Result<Self, ConnectError> {
         Ok(Self::over(Arc::new(Client::new(config)?)))
     }
 

@@ -80,7 +80,7 @@ impl RedisNumbers {
     /// # Errors
     /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
     pub fn connect(
-        config: &config::Redis,
+        config: &config::RedisConfig,
         floors: Arc<dyn Floors>,
         block: NonZeroU64,
     ) -> Result<Self, ConnectError> {

@@ -88,7 +88,7 @@ impl PostgresStore {
     ///
     /// # Errors
     /// The configuration or the tables are invalid; [`OpenError::Away`] may be retried.
-    pub async fn open(config: &config::Postgres) -> Result<Self, OpenError> {
+    pub async fn open(config: &config::PostgresConfig) -> Result<Self, OpenError> {
         let source = Source::new(config)?;
         let client = Box::pin(migrate::migrate(&source)).await?;
         import_lock::refuse_unfinished_import(&client).await?;
@@ -101,13 +101,13 @@ impl PostgresStore {
     ///
     /// # Errors
     /// See [`Self::open`]; also [`OpenError::Filled`] and [`OpenError::Importing`].
-    pub async fn open_for_import(config: &config::Postgres) -> Result<(Self, Importing), OpenError> {
+    pub async fn open_for_import(config: &config::PostgresConfig) -> Result<(Self, Importing), OpenError> {
         let source = Source::new(config)?;
         let importing = Importing::begin(&source).await?;
         Ok((Self::over(&source, config)?, importing))
     }
 
-    fn over(source: &Source, config: &config::Postgres) -> Result<Self, OpenError> {
+    fn over(source: &Source, config: &config::PostgresConfig) -> Result<Self, OpenError> {
         let core = Core {
             owners: source.pool(config, config.pool_max.div_ceil(2))?,
             readers: source.pool(config, (config.pool_max / 2).max(1))?,

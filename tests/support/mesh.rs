@@ -392,7 +392,8 @@ fn open_door(shards: Newcomers, metrics: metrics::Metrics) -> (SocketAddr, Stopp
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
-    let acceptor = Acceptor::new(listener, Admission::new(0, 0), shards, config::Socket::default(), metrics);
+    let acceptor =
+        Acceptor::new(listener, Admission::new(0, 0), shards, config::SocketConfig::default(), metrics);
     let (acceptor, stopper) = acceptor.expect("a poll");
     (address, stopper, thread::spawn(|| acceptor.run()))
 }

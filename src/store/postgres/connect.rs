@@ -84,7 +84,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(settings: &config::Postgres) -> Result<Self, OpenError> {
+    pub(super) fn new(settings: &config::PostgresConfig) -> Result<Self, OpenError> {
         let url = settings.url.parse::<tokio_postgres::Config>();
         let mut config =
             url.map_err(|error| OpenError::Config(format!("postgres.url: {}", text_of(&error))))?;
@@ -110,7 +110,7 @@ impl Source {
     }
 
     /// Creates a pool of at most `size` connections.
-    pub(super) fn pool(&self, settings: &config::Postgres, size: usize) -> Result<Pool, OpenError> {
+    pub(super) fn pool(&self, settings: &config::PostgresConfig, size: usize) -> Result<Pool, OpenError> {
         let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = match &self.tls {
             Some(tls) => Manager::from_config(self.config.clone(), tls.clone(), fast),
@@ -165,7 +165,7 @@ impl Source {
 /// A session that freezes within a transaction is cut off, so that it does not hold a row of `partitions` (flaws S10,
 /// S11); other sessions wait longer than that for a lock. Plans always use an index: the first plans are made while the
 /// tables are empty, and no statement here may ever read a whole table.
-fn session(settings: &config::Postgres) -> String {
+fn session(settings: &config::PostgresConfig) -> String {
     format!(
         "-c statement_timeout={} -c lock_timeout={} -c idle_in_transaction_session_timeout={} \
          -c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off \

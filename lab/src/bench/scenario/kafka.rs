@@ -20,7 +20,7 @@ use bytes::Bytes;
 use std::path::Path;
 use tidegate::{
     bus::{ensure_topics, topic_plans},
-    config::Kafka,
+    config::KafkaConfig,
 };
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
@@ -232,8 +232,10 @@ fn half_load(section: &mut Section, rate: f64, Rounds { ours, raw }: &Rounds) {
 
 /// Creates a topic like that of the log, with records of the same size.
 fn bare(test_bed: &TestBed, launcher: &Launcher, args: &Args) -> Result<KafkaBaseline> {
-    let kafka =
-        Kafka { topic: format!("{}.bare", test_bed.config.kafka.topic), ..test_bed.config.kafka.clone() };
+    let kafka = KafkaConfig {
+        topic: format!("{}.bare", test_bed.config.kafka.topic),
+        ..test_bed.config.kafka.clone()
+    };
     test_bed.runtime.block_on(ensure_topics(&kafka, &topic_plans(&kafka, &[])))?;
     Ok(KafkaBaseline { kafka, cpus: launcher.server_cpus.clone(), size: record(args.size)? })
 }

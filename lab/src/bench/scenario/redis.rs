@@ -81,7 +81,7 @@ fn routes(
                 host::pin(&launcher.server_cpus)?;
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 // The number of lookups is measured, not whether each is in time on a busy machine.
-                let redis_config = config::Redis { timeout_ms: 5_000, ..test_bed.config.redis.clone() };
+                let redis_config = config::RedisConfig { timeout_ms: 5_000, ..test_bed.config.redis.clone() };
                 let routes = Arc::new(RedisRoutes::connect(&redis_config, Leases::default())?);
                 let names: Vec<UserId> = (0..users).map(user).collect::<Result<_>>()?;
                 runtime.block_on(register(&routes, &names))?;
