@@ -15,7 +15,7 @@ use tidegate_protocol::{
     Code,
     codec::PushFrame,
     id::{ConversationId, DeviceId, RoomId, UserId},
-    machine::{drain::Pace, session::Answer},
+    machine::{drain::Pace, session::SubmitAnswer},
     pb,
     settings::UserSettings,
 };
@@ -167,7 +167,7 @@ pub struct GroupSize {
 /// Message to a shard.
 pub enum Mail {
     /// Answers to sends, in log order.
-    Answers(Vec<(ConnKey, u64, Answer)>),
+    Answers(Vec<(ConnKey, u64, SubmitAnswer)>),
     /// Void sends, because the ledger has seen newer epochs of their devices.
     Outdated(Vec<Outdated>),
     /// Route of a connection with a newer epoch, or why the renewal failed.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     pb,
     record::{Body, Recall, Role},
 };
@@ -82,10 +82,10 @@ impl Recaller {
     pub async fn recall(&self, recall: Recall, now_ms: u64) -> Result<pb::SendAck, Refusal> {
         let conversation = recall.conversation.clone();
         match self.admin.recall(recall, now_ms).await {
-            Answer::Accepted { seq, time } => Ok(ack(&conversation, (seq, time), false)),
-            Answer::Duplicate { seq, time } => Ok(ack(&conversation, (seq, time), true)),
-            Answer::Refused { code, .. } => Err((code, "")),
-            Answer::Unknown | Answer::AppendFailed => {
+            SubmitAnswer::Accepted { seq, time } => Ok(ack(&conversation, (seq, time), false)),
+            SubmitAnswer::Duplicate { seq, time } => Ok(ack(&conversation, (seq, time), true)),
+            SubmitAnswer::Refused { code, .. } => Err((code, "")),
+            SubmitAnswer::Unknown | SubmitAnswer::AppendFailed => {
                 Err((Code::Unknown, "retry; a message is recalled only once"))
             }
         }

@@ -50,7 +50,7 @@ async fn answer_reaches_the_connection_that_its_origin_names() {
     let answer = Answer { conn: key.pack(), request: 12, outcome, traceparent: String::new() };
     peer.answers(&me(), vec![answer.clone()]).await.unwrap();
     let Some(Mail::Answers(answers)) = mailbox.take() else { panic!("answers") };
-    assert_eq!(answers, [(key, 12, session::Answer::Accepted { seq: 4, time: 77 })]);
+    assert_eq!(answers, [(key, 12, session::SubmitAnswer::Accepted { seq: 4, time: 77 })]);
     // S1: nothing is for an earlier run of the node.
     let other = NodeBoot { boot: 2, ..me() };
     assert_eq!(peer.answers(&other, vec![answer]).await, Err(LinkError::NotHere));

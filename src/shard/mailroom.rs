@@ -5,7 +5,7 @@ use std::{collections::VecDeque, mem};
 use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::Record,
 };
 use tokio::sync::oneshot::Sender;
@@ -106,7 +106,7 @@ impl<I: Io> Shard<I> {
     }
 
     /// Passes answers to the sessions of their connections, in order.
-    pub(super) fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, Answer)>) {
+    pub(super) fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, SubmitAnswer)>) {
         while let Some(key) = answers.front().map(|(key, ..)| *key) {
             match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| shard.on_answers(conn, &mut answers)),

@@ -54,7 +54,7 @@ use tidegate_protocol::{
     Code, Time,
     codec::Wire,
     id::{ConversationId, NodeId, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::{MemberAction, MemberChange},
 };
 use tokio::runtime::Runtime;
@@ -229,7 +229,7 @@ impl Mesh {
             request_id: Admin::fresh_request_id(),
         };
         let answer = self.runtime.block_on(self.nodes[0].admin.change(change, 1));
-        assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
+        assert!(matches!(answer, SubmitAnswer::Accepted { .. }), "{answer:?}");
     }
 
     fn node_of(&self, nth: usize, numbers: &Arc<dyn Numbers>) -> MeshNode {

@@ -3,7 +3,7 @@
 use super::*;
 use prost::Message as _;
 use tidegate_protocol::{
-    content::{Body as ContentBody, Content},
+    content::{Content, ContentBody},
     pb::{self, client_frame::Body as Client, server_frame::Body as Server},
 };
 

@@ -401,7 +401,7 @@ impl Client {
 
     fn received(&self, session: &Session, push: &pb::Push, via: Via) {
         let text = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
-            Some(content::Body::Text(text)) => super::rows::hash(text),
+            Some(content::ContentBody::Text(text)) => super::rows::hash(text),
             _ => 0,
         };
         self.say(Event::Recv {

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use prost::Message as _;
 use tidegate::store::{Direction, PageQuery, Store};
 use tidegate_protocol::{
-    content::{Body as Said, Content},
+    content::{Content, ContentBody},
     id::{ConversationId, UserId},
     machine::ledger::Row,
     record::{Body, MemberAction},
@@ -81,7 +81,7 @@ fn add(history: &mut History, at: u64, conv: &str, row: &Row) -> anyhow::Result<
         Body::Message(message) => {
             let content = Content::decode(message.content.clone())?;
             let body = match &content.body {
-                Some(Said::Text(text)) => hash(text),
+                Some(ContentBody::Text(text)) => hash(text),
                 _ => 0,
             };
             let (sender, device) = (message.sender.as_str(), message.device.as_str());

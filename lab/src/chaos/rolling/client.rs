@@ -19,7 +19,7 @@ use tidegate::{
 use tidegate_protocol::{
     Code,
     codec::Wire,
-    content::{Body as Text, Content},
+    content::{Content, ContentBody},
     pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
 };
 use tokio::{
@@ -381,7 +381,7 @@ impl Client {
             return;
         }
         let said = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
-            Some(Text::Text(text)) => text.parse().unwrap_or(0),
+            Some(ContentBody::Text(text)) => text.parse().unwrap_or(0),
             _ => 0,
         };
         if said != push.seq {
