@@ -193,7 +193,7 @@ pub enum Mail {
     /// Confirms a join to a room, once its interest is declared or that attempt has failed.
     RoomJoined(ConnKey, u64, RoomId),
     /// Step of the node's drain.
-    Drain(Drain),
+    Drain(DrainCommand),
     /// Step of the re-assertion of the node's routes after a loss.
     Reassert(Reassert),
     /// Closes all connections with this code, then stops the shard.
@@ -241,7 +241,7 @@ pub struct Slice {
 }
 
 /// Step of a drain, for one shard.
-pub enum Drain {
+pub enum DrainCommand {
     /// Notifies the clients of their slots at this pace, and closes them when the slots end.
     Begin(Pace, Arc<DrainProgress>),
     /// Closes all clients, each after its answers.

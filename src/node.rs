@@ -18,7 +18,7 @@ use futures_util::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
-use tidegate_protocol::{Code, machine::drain::Outcome};
+use tidegate_protocol::{Code, machine::drain::DrainOutcome};
 use tokio::sync::watch;
 
 mod ids;
@@ -258,7 +258,7 @@ impl Node {
     ///
     /// # Errors
     /// A part of the node broke, and the rest was stopped at once; the error names the part.
-    pub fn wait(self) -> Result<Outcome, String> {
+    pub fn wait(self) -> Result<DrainOutcome, String> {
         let drainer = Arc::clone(&self.drainer);
         let broken = self.services.block_on(async {
             tokio::select! {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tidegate_protocol::machine::drain::Phase;
+use tidegate_protocol::machine::drain::NodePhase;
 
 use super::Broker;
 use crate::{
@@ -62,9 +62,11 @@ impl NodeAnnouncement {
             peer_address: self.peer_address.clone(),
             client_addresses: self.client_addresses.clone(),
             state: match self.drainer.phase() {
-                Phase::Starting | Phase::Ready => NodeState::Ready,
-                Phase::Cordoned => NodeState::Cordoned,
-                Phase::Noticing | Phase::Draining | Phase::Flushing | Phase::Done => NodeState::Draining,
+                NodePhase::Starting | NodePhase::Ready => NodeState::Ready,
+                NodePhase::Cordoned => NodeState::Cordoned,
+                NodePhase::Noticing | NodePhase::Draining | NodePhase::Flushing | NodePhase::Done => {
+                    NodeState::Draining
+                }
             },
             conns: count(conns),
             capacity: count(capacity),
