@@ -16,7 +16,7 @@ use crate::{
     cluster::Cluster,
     delivery::{local::LocalDispatcher, memberships::groups_of},
     large_group::subscriber::GroupSubscriber,
-    link::{LinkError, Session},
+    link::{LinkError, RoutedSession},
     mail::{ConnKey, LoginDone, LoginError, Mail, Reassert, ShardHandles},
     routes::{NodeBoot, Registered, Registration, Route, Routes, RoutesError, Token},
 };
@@ -90,7 +90,7 @@ pub async fn login(
     steps.done("route");
     let here = registered.replaced.as_ref().is_some_and(|old| old.at == cluster.me);
     if let Some(old) = registered.replaced.filter(|_| !here) {
-        let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
+        let session = RoutedSession { user: user.clone(), device: device.clone(), epoch: old.epoch };
         stop_elsewhere(&cluster, old.at, session).await;
         steps.done("replaced");
     }
@@ -183,7 +183,7 @@ async fn current_token(cluster: &Cluster, route: &Route) -> Result<Option<Token>
 
 /// Stops the replaced session on its node, even if that node is not discovered yet. Continues in the background after
 /// [`STOP_MAX`]; until it succeeds the ledger voids the old connection's sends.
-async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session: Session) {
+async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session: RoutedSession) {
     if matches!(time::timeout(STOP_MAX, try_stop(cluster, &at, &session, STOP_ATTEMPTS)).await, Ok(true)) {
         return;
     }
@@ -236,13 +236,13 @@ async fn stop_older(cluster: &Arc<Cluster>, lost: &Route, than: u64, shards: &Sh
     }
     let Some(epoch) = than.checked_sub(1) else { return };
     for peer in cluster.peers.others().iter() {
-        let session = Session { user: lost.user.clone(), device: lost.device.clone(), epoch };
+        let session = RoutedSession { user: lost.user.clone(), device: lost.device.clone(), epoch };
         stop_elsewhere(cluster, peer.info.boot.clone(), session).await;
     }
 }
 
 /// Tries to stop the session; true once it is stopped or its node's run has ended.
-async fn try_stop(cluster: &Cluster, at: &NodeBoot, session: &Session, attempts: u32) -> bool {
+async fn try_stop(cluster: &Cluster, at: &NodeBoot, session: &RoutedSession, attempts: u32) -> bool {
     for _ in 0..attempts {
         match cluster.ports.link.stop_sessions(at, vec![session.clone()]).await {
             Ok(_) | Err(LinkError::NotHere) => return true,

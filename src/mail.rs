@@ -26,7 +26,7 @@ mod handle;
 pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
-    link::Session,
+    link::RoutedSession,
     routes::{NodeBoot, Route, RoutesError},
     scratch::ChainState,
 };
@@ -107,7 +107,7 @@ pub enum Audience {
     /// These users, on all their connections to this node.
     Users(Arc<[UserId]>),
     /// These sessions, as named by another node.
-    Sessions(Arc<[Session]>),
+    Sessions(Arc<[RoutedSession]>),
     /// All members of the conversation that are online on this node.
     Members,
 }

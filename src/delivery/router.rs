@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use super::peer_queue::PeerQueues;
 use crate::{
     cluster::Cluster,
-    link::{Answer, Delivery, SentBy, Session, Target},
+    link::{Answer, PeerPush, RoutedSession, SentBy, Target},
     routes::NodeBoot,
     trace::traceparent,
 };
@@ -85,7 +85,7 @@ struct RouterTask {
 }
 
 /// Sessions of each user on other nodes.
-type UserSessions = HashMap<UserId, Vec<(NodeBoot, Session)>>;
+type UserSessions = HashMap<UserId, Vec<(NodeBoot, RoutedSession)>>;
 
 impl RouterTask {
     async fn run(self, mut queue: mpsc::Receiver<Vec<RemotePush>>) {
@@ -122,9 +122,9 @@ impl RouterTask {
             };
             for (user, devices) in page.iter().zip(rows) {
                 let elsewhere = devices.into_iter().filter(|(_, token)| token.at != self.cluster.me);
-                let sessions: Vec<(NodeBoot, Session)> = elsewhere
+                let sessions: Vec<(NodeBoot, RoutedSession)> = elsewhere
                     .map(|(device, token)| {
-                        (token.at, Session { user: user.clone(), device, epoch: token.epoch })
+                        (token.at, RoutedSession { user: user.clone(), device, epoch: token.epoch })
                     })
                     .collect();
                 if !sessions.is_empty() {
@@ -135,9 +135,9 @@ impl RouterTask {
         Some(by_user)
     }
 
-    fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<Delivery>> {
+    fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<PeerPush>> {
         let others = self.cluster.peers.others();
-        let everywhere: Vec<Delivery> = batch
+        let everywhere: Vec<PeerPush> = batch
             .iter()
             .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))
             .collect();
@@ -146,8 +146,8 @@ impl RouterTask {
 }
 
 /// Groups the pushes by node, in the order of the batch.
-fn split_by_node(batch: &[RemotePush], by_user: &UserSessions) -> BTreeMap<NodeBoot, Vec<Delivery>> {
-    let mut by_node: BTreeMap<NodeBoot, Vec<Delivery>> = BTreeMap::new();
+fn split_by_node(batch: &[RemotePush], by_user: &UserSessions) -> BTreeMap<NodeBoot, Vec<PeerPush>> {
+    let mut by_node: BTreeMap<NodeBoot, Vec<PeerPush>> = BTreeMap::new();
     for push in batch {
         let mut targets: BTreeMap<&NodeBoot, Vec<Target>> = BTreeMap::new();
         for (at, session) in push.users.iter().filter_map(|user| by_user.get(user)).flatten() {
@@ -165,8 +165,8 @@ fn split_by_node(batch: &[RemotePush], by_user: &UserSessions) -> BTreeMap<NodeB
     by_node
 }
 
-fn delivery(push: &RemotePush, to: Vec<Target>) -> Delivery {
-    Delivery {
+fn delivery(push: &RemotePush, to: Vec<Target>) -> PeerPush {
+    PeerPush {
         push: push.push.clone(),
         to,
         tracked: push.tracked,

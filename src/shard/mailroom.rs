@@ -13,7 +13,7 @@ use tokio::sync::oneshot::Sender;
 use super::{Shard, conn::LoginState, newcomer::NEWCOMERS_MAX};
 use crate::{
     ingest::intake,
-    link::Session,
+    link::RoutedSession,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     net::io::Io,
 };
@@ -143,8 +143,8 @@ impl<I: Io> Shard<I> {
     }
 
     /// Returns the connections of these sessions on this shard.
-    pub(super) fn slots_of_sessions(&self, sessions: &[Session]) -> Vec<u32> {
-        let slots_of_session = |it: &Session| {
+    pub(super) fn slots_of_sessions(&self, sessions: &[RoutedSession]) -> Vec<u32> {
+        let slots_of_session = |it: &RoutedSession| {
             let matches =
                 |login: &LoginState| login.route.device == it.device && login.route.token.epoch == it.epoch;
             self.slots_of(&it.user, matches)

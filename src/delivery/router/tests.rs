@@ -12,8 +12,8 @@ fn node(name: &str) -> NodeBoot {
     NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
 }
 
-fn session(name: &str, device: &str, epoch: u64) -> Session {
-    Session { user: user(name), device: DeviceId::new(device).unwrap(), epoch }
+fn session(name: &str, device: &str, epoch: u64) -> RoutedSession {
+    RoutedSession { user: user(name), device: DeviceId::new(device).unwrap(), epoch }
 }
 
 fn remote_push(push: &'static str, users: &[&str]) -> RemotePush {
