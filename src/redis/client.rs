@@ -55,7 +55,7 @@ pub(crate) enum CallError {
 
 /// Client of Redis. Connects with the first call, and again after a failure; its tasks run on the first caller's
 /// runtime.
-pub(crate) struct Client {
+pub(crate) struct RedisClient {
     source: Arc<Source>,
     timeout: Duration,
     prefix: String,
@@ -106,7 +106,7 @@ impl Call {
     }
 }
 
-impl Client {
+impl RedisClient {
     pub(crate) fn new(config: &config::RedisConfig) -> Result<Self, ConnectError> {
         Ok(Self {
             source: Arc::new(Source::new(config)?),
@@ -360,12 +360,12 @@ impl CallFailure {
 
 /// Permit of the breaker, returned with the outcome of the call or when the call is cancelled.
 struct PermitGuard<'a> {
-    client: &'a Client,
+    client: &'a RedisClient,
     permit: Option<BreakerPermit>,
 }
 
 impl<'a> PermitGuard<'a> {
-    fn acquire(client: &'a Client) -> Result<Self, CallError> {
+    fn acquire(client: &'a RedisClient) -> Result<Self, CallError> {
         let mut breaker = client.breaker();
         match breaker.acquire(client.now()) {
             BreakerPermit::Refused if breaker.is_only_late() => {

@@ -219,8 +219,8 @@ impl<I: Io> Shard<I> {
             Ok(UpgradeProgress::Done { consumed, response, framing }) => {
                 self.buffers.reply.extend_from_slice(&response);
                 self.conns.hot[conn.key.slot as usize].wire = match framing {
-                    upgrade::Framing::Json => Wire::WsText,
-                    upgrade::Framing::Proto => Wire::WsBinary,
+                    upgrade::SubProtocol::Json => Wire::WsText,
+                    upgrade::SubProtocol::Proto => Wire::WsBinary,
                 };
                 conn.stage = Stage::Ws(ws::Decoder::server());
                 Ok(ParseStep::Consumed(consumed))

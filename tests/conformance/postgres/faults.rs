@@ -12,7 +12,10 @@ use tidegate::{
     bus::TopicId,
     config,
     scratch::Floors as _,
-    store::{Direction, Fence, Mark, OpenError, PageQuery, Personal, PostgresStore, Scan, Store, StoreError},
+    store::{
+        Direction, Fence, Mark, PageQuery, Personal, PostgresOpenError, PostgresStore, Scan, Store,
+        StoreError,
+    },
 };
 use tidegate_protocol::{
     id::ConversationId,
@@ -210,7 +213,7 @@ async fn a_server_that_is_not_there_is_unavailable_soon() {
     };
     let begun = Instant::now();
     let refused = PostgresStore::open(&gone).await.err().expect("nobody is there");
-    assert!(matches!(&refused, OpenError::Away(_)), "{refused}");
+    assert!(matches!(&refused, PostgresOpenError::Away(_)), "{refused}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -224,7 +227,7 @@ async fn a_login_that_does_not_exist_or_may_do_too_little_is_refused_and_not_wai
     let none = format!("{}_not", config.url);
     for url in [format!("postgres://{poor}@{rest}"), format!("postgres://nobody_at_all@{rest}"), none] {
         let refused = PostgresStore::open(&config::PostgresConfig { url, ..config.clone() }).await.err();
-        assert!(matches!(&refused, Some(OpenError::Refused(_))), "{refused:?}");
+        assert!(matches!(&refused, Some(PostgresOpenError::Refused(_))), "{refused:?}");
     }
     database.execute(&format!("DROP ROLE {poor}")).await;
 }
@@ -332,12 +335,12 @@ async fn several_nodes_make_the_tables_at_once_and_those_of_a_newer_one_are_refu
         FROM refinery_schema_history WHERE version = 1";
     database.execute(history).await;
     let refused = PostgresStore::open(&config).await.err().expect("it is newer");
-    assert!(matches!(&refused, OpenError::Schema(_)), "{refused}");
+    assert!(matches!(&refused, PostgresOpenError::Schema(_)), "{refused}");
     assert!(refused.to_string().contains("start the newer tidegate"), "{refused}");
     database.execute("DELETE FROM refinery_schema_history WHERE version = 99").await;
     database.execute("UPDATE refinery_schema_history SET checksum = '1'").await;
     let refused = PostgresStore::open(&config).await.err().expect("it is another");
-    assert!(matches!(&refused, OpenError::Schema(_)), "{refused}");
+    assert!(matches!(&refused, PostgresOpenError::Schema(_)), "{refused}");
 }
 
 #[tokio::test]
@@ -353,7 +356,7 @@ async fn tls_is_spoken_and_the_authority_is_checked() {
     let system = config::PostgresConfig { tls: true, ..database.config() };
     let refused = PostgresStore::open(&system).await.err().expect("nobody knows that authority");
     assert!(
-        matches!(&refused, OpenError::Away(_)) && refused.to_string().contains("certificate"),
+        matches!(&refused, PostgresOpenError::Away(_)) && refused.to_string().contains("certificate"),
         "{refused}"
     );
 }

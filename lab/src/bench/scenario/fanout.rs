@@ -12,7 +12,7 @@ use crate::bench::{
     wire::Transport,
 };
 use anyhow::Result;
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 
 /// Deliveries of a round.
 const DELIVERIES: usize = 200_000;
@@ -47,7 +47,7 @@ fn node(
 ) -> Result<Side> {
     let mut side =
         Side::tidegate(launcher, &format!("fanout-{members}-{shards}"), shards, transport, args.size)?;
-    create_group(&mut Admin::connect(&side.server.second)?, GROUP, &["p0".into()], 0..members)?;
+    create_group(&mut AdminClient::connect(&side.server.second)?, GROUP, &["p0".into()], 0..members)?;
     side.connect(members, 1, None)?;
     Ok(side)
 }

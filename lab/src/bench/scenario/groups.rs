@@ -21,7 +21,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 
 const NODES: usize = 3;
 /// The group that is measured.
@@ -75,7 +75,7 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     }
     test_bed.settle(&servers.iter().collect::<Vec<_>>())?;
     let began = Instant::now();
-    create_group(&mut Admin::connect(&servers[0].second)?, GROUP, &["p0".into()], 0..what.members)?;
+    create_group(&mut AdminClient::connect(&servers[0].second)?, GROUP, &["p0".into()], 0..what.members)?;
     let made = began.elapsed().as_secs_f64();
     let mut section = Section::new(format!(
         "A group of {} over {NODES} nodes, {} online, {} B, one message at a time, TCP",
@@ -187,7 +187,8 @@ fn host_cpu(pids: &[u32]) -> Result<u64> {
 /// Returns the number of records that node topics have taken so far.
 fn fan_outs(admins: &[String]) -> Result<f64> {
     let of = |admin: &String| -> Result<f64> {
-        metric(&mut Admin::connect(admin)?, "tidegate_fan_outs_total").context("no metric of node topics")
+        metric(&mut AdminClient::connect(admin)?, "tidegate_fan_outs_total")
+            .context("no metric of node topics")
     };
     admins.iter().map(of).sum()
 }

@@ -13,7 +13,7 @@ use crate::bench::{
 };
 use anyhow::Result;
 use std::{thread, time::Duration};
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 
 /// Number of members of a group; each user is in three.
 const GROUP_SIZE: usize = 100;
@@ -48,7 +48,7 @@ fn watch(
         Order::Idle { heartbeat_ms: (heartbeat * 1000.0).max(1.0) as u64, ms: (seconds * 1000.0) as u64 };
     let raw = raw(launcher, conns, transport, &order)?;
     let mut side = Side::tidegate(launcher, "idle", 1, transport, 0)?;
-    let mut admin = Admin::connect(&side.server.second)?;
+    let mut admin = AdminClient::connect(&side.server.second)?;
     for at in 0..conns.div_ceil(GROUP_SIZE) {
         let users = at * GROUP_SIZE..((at + 1) * GROUP_SIZE).min(conns);
         for copy in 0..GROUPS_EACH {
