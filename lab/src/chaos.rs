@@ -50,7 +50,7 @@ use self::{
     world::World,
 };
 use crate::{
-    checker::{self, Budget, History, Report},
+    checker::{self, Budget, CheckReport, History},
     node_binary, node_store,
     proxy::Proxy,
 };
@@ -258,7 +258,7 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
 }
 
 /// Returns a row of `docs/results/`.
-fn result(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> Value {
+fn result(args: &Args, seed: u64, report: &CheckReport, counts: &[u64; 3]) -> Value {
     let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
     let (kind, faults) = match (&args.cluster, args.long) {
         (None, _) => ("node", ["kills", "cuts", "disks"]),

@@ -20,7 +20,7 @@ use super::{
     child::{Client, Launcher, Server},
     orders::{Order, Outcome, Peer},
     report::{Section, median},
-    wire::Transport,
+    wire::BenchTransport,
 };
 use anyhow::{Context, Result, bail};
 
@@ -120,14 +120,19 @@ struct Side {
 
 impl Side {
     /// Starts the raw fan-out loop.
-    fn raw_fanout(launcher: &Launcher, transport: Transport, size: usize) -> Result<Self> {
+    fn raw_fanout(launcher: &Launcher, transport: BenchTransport, size: usize) -> Result<Self> {
         let server = launcher.raw(&["raw-fanout"])?;
         let peer = Peer::Sink { control: server.second.clone() };
         Self::of(launcher, server, peer, transport, size)
     }
 
     /// Starts a raw loop that replies.
-    fn raw_reply(launcher: &Launcher, arguments: &[&str], peer: Peer, transport: Transport) -> Result<Self> {
+    fn raw_reply(
+        launcher: &Launcher,
+        arguments: &[&str],
+        peer: Peer,
+        transport: BenchTransport,
+    ) -> Result<Self> {
         let server = launcher.raw(arguments)?;
         Self::of(launcher, server, peer, transport, 0)
     }
@@ -137,7 +142,7 @@ impl Side {
         launcher: &Launcher,
         label: &str,
         shards: usize,
-        transport: Transport,
+        transport: BenchTransport,
         size: usize,
     ) -> Result<Self> {
         let server = launcher.tidegate(&format!("{label}-{}", transport.name()), shards)?;
@@ -149,7 +154,7 @@ impl Side {
         launcher: &Launcher,
         server: Server,
         peer: Peer,
-        transport: Transport,
+        transport: BenchTransport,
         size: usize,
     ) -> Result<Self> {
         let client = launcher.client(&server, peer, transport, size)?;

@@ -16,7 +16,7 @@ use super::{
     world::World,
 };
 use crate::{
-    checker::Event,
+    checker::HistoryEvent,
     proxy::{Mode, Proxy},
 };
 
@@ -202,7 +202,7 @@ async fn strike(
     match fault {
         Fault::Kill | Fault::Leave => {
             if !cluster.end(nth, fault == Fault::Leave).await? {
-                world.recorder.add(Event::Down { node: &World::node(nth) });
+                world.recorder.add(HistoryEvent::Down { node: &World::node(nth) });
             }
             pace.wait(rng, 0..3_000).await;
             cluster.come_back(world, nth).await?;

@@ -52,7 +52,7 @@ use super::{
     rows,
     world::direct,
 };
-use crate::checker::{Event, History};
+use crate::checker::{History, HistoryEvent};
 
 /// Default number of clients.
 const CLIENTS: usize = 1_500;
@@ -345,7 +345,7 @@ async fn stored(sets: &[String], clients: usize) -> anyhow::Result<Vec<Vec<(u64,
     rows::read(&store, &users, &mut history).await?;
     let mut stored = vec![Vec::new(); clients];
     for stamped in &history.events {
-        let Event::LogMessage { conv, cid, seq, .. } = stamped.event else { continue };
+        let HistoryEvent::LogMessage { conv, cid, seq, .. } = stamped.event else { continue };
         let (conv, cid) = (history.name(conv), history.name(cid));
         let (index, number) = cid.split_once('-').context("an id that nobody sent")?;
         let (index, number): (usize, u64) = (index.parse()?, number.parse()?);

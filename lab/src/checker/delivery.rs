@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Checker, Event, Id, Via, sends::Row};
+use super::{Checker, HistoryEvent, Id, Via, sends::Row};
 
 /// Connections, and the entries that each saw.
 #[derive(Default)]
@@ -59,26 +59,26 @@ impl Checker<'_> {
         for at in 0..self.history.events.len() {
             let stamped = self.history.events[at];
             match stamped.event {
-                Event::Open { user, device, session } => {
+                HistoryEvent::Open { user, device, session } => {
                     self.sessions.open.insert(session, Session { user, device, opened: at, closed: None });
                 }
-                Event::Close { session, .. } => {
+                HistoryEvent::Close { session, .. } => {
                     if let Some(session) = self.sessions.open.get_mut(&session) {
                         session.closed = Some(stamped.at);
                     }
                 }
-                Event::Gap { session, conv, first, last } => {
+                HistoryEvent::Gap { session, conv, first, last } => {
                     self.report.told_gaps += 1;
                     self.sessions.views.entry((session, conv)).or_default().gaps.push((first, last));
                 }
-                Event::Shed { session, conv, count } => {
+                HistoryEvent::Shed { session, conv, count } => {
                     self.note_shed(at, (session, conv), count);
                 }
-                Event::Joined { session, conv, .. } => self.note_stay(at, (session, conv)),
-                Event::Complete { user, device, hints } => {
+                HistoryEvent::Joined { session, conv, .. } => self.note_stay(at, (session, conv)),
+                HistoryEvent::Complete { user, device, hints } => {
                     self.sessions.complete.insert((user, device), (at, hints));
                 }
-                Event::Recv { user, device, session, conv, seq, cid, body, via } => {
+                HistoryEvent::Recv { user, device, session, conv, seq, cid, body, via } => {
                     let got = Got { at, user, device, session, conv, seq, cid, body };
                     self.receive(got, via);
                 }

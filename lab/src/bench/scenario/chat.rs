@@ -10,8 +10,8 @@ use crate::bench::{
     child::Launcher,
     host,
     orders::{Chat, Order, Outcome, Peer, To, Until},
-    report::{Section, Target, median},
-    wire::Transport,
+    report::{FigureTarget, Section, median},
+    wire::BenchTransport,
 };
 use anyhow::{Result, ensure};
 use std::{fs::File, io::Write as _, path::Path};
@@ -153,7 +153,7 @@ fn flat_out(section: &mut Section, us: &str, full: &Rounds) {
     let [raw_rate, fixed_rate, our_rate] = [growing, preallocated, ours].map(|it| each(it, Outcome::rate));
     section.ratio(&format!("durable accepts/s, {us} / raw append and fdatasync"), &our_rate, &raw_rate, None);
     section.ratio("the same / raw on a preallocated file", &our_rate, &fixed_rate, None);
-    section.rounds(&format!("durable accepts, {us}"), our_rate, "/s", Some(Target::AtLeast(50_000.0)));
+    section.rounds(&format!("durable accepts, {us}"), our_rate, "/s", Some(FigureTarget::AtLeast(50_000.0)));
     section.rounds("durable accepts, raw", raw_rate, "/s", None);
     section.rounds("durable accepts, raw, preallocated", fixed_rate, "/s", None);
     section.rounds(&format!("send to ack when flat out, {us}, p50"), ms(ours, |o| o.p50_us), "ms", None);
@@ -176,12 +176,12 @@ fn half_load(section: &mut Section, us: &str, rate: f64, rounds: &Rounds) {
     section.ratio("the same, p99", &p99, &raw_p99, None);
     section.ratio(&format!("send to ack, p50, {us} / raw, preallocated"), &acks, &fixed_acks, None);
     section.ratio("the same, p99", &p99, &fixed_p99, None);
-    section.rounds("send to ack at half load, p50", acks, "ms", Some(Target::AtMost(2.0)));
-    section.rounds("send to ack at half load, p99", p99, "ms", Some(Target::AtMost(10.0)));
+    section.rounds("send to ack at half load, p50", acks, "ms", Some(FigureTarget::AtMost(2.0)));
+    section.rounds("send to ack at half load, p99", p99, "ms", Some(FigureTarget::AtMost(10.0)));
     if ours.iter().any(|outcome| outcome.push_max_us > 0) {
         let (p50, p99) = (ms(ours, |o| o.push_p50_us), ms(ours, |o| o.push_p99_us));
-        section.rounds("send to push at half load, p50", p50, "ms", Some(Target::AtMost(2.0)));
-        section.rounds("send to push at half load, p99", p99, "ms", Some(Target::AtMost(10.0)));
+        section.rounds("send to push at half load, p50", p50, "ms", Some(FigureTarget::AtMost(2.0)));
+        section.rounds("send to push at half load, p99", p99, "ms", Some(FigureTarget::AtMost(10.0)));
         section.rounds("largest send to push", ms(ours, |o| o.push_max_us), "ms", None);
         people::lag(section, "at half load", ours);
     }
@@ -205,13 +205,13 @@ fn raw(
         arguments.push("--preallocated");
     }
     let server = launcher.raw(&arguments)?;
-    let mut side = Side::of(launcher, server, Peer::Log, Transport::Tcp, args.size)?;
+    let mut side = Side::of(launcher, server, Peer::Log, BenchTransport::Tcp, args.size)?;
     side.connect(conns, 0, None)?;
     Ok(side)
 }
 
 fn node(launcher: &Launcher, args: &Args, conns: usize) -> Result<Side> {
-    let mut side = Side::tidegate(&durable(launcher), "chat", 1, Transport::Tcp, args.size)?;
+    let mut side = Side::tidegate(&durable(launcher), "chat", 1, BenchTransport::Tcp, args.size)?;
     side.connect(conns, 0, None)?;
     Ok(side)
 }

@@ -6,10 +6,10 @@ use crate::{
         Args,
         admin::token,
         child::{Launcher, Server},
-        report::{Section, Target},
+        report::{FigureTarget, Section},
         test_bed::TestBed,
     },
-    link::Link,
+    link::ClientSocket,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use std::{
@@ -80,9 +80,9 @@ pub(super) fn run(
     let mut section = Section::new(title);
     let times: Vec<f64> = crashes.iter().map(|pause| pause / session).collect();
     section.rounds("longest pause of a sender after kill -9 of an owner / session timeout", times, "x", None);
-    let target = Some(Target::AtMost(session + 2.0));
+    let target = Some(FigureTarget::AtMost(session + 2.0));
     section.rounds("longest pause of a sender after kill -9 of an owner", crashes, "s", target);
-    let target = Some(Target::AtMost(1.0));
+    let target = Some(FigureTarget::AtMost(1.0));
     section.rounds("longest pause of a sender while an owner stops by plan", plans, "s", target);
     section.one("session timeout (kafka.session_ms)", session, "s", None);
     section.rounds("partitions of the node that ended", owned, "", None);
@@ -135,14 +135,14 @@ async fn watch_end(
 /// A sender that writes to its own conversation at its pace, without waiting for acks.
 struct Talker {
     name: String,
-    link: Link,
+    link: ClientSocket,
     requests: u64,
 }
 
 impl Talker {
     async fn login(address: SocketAddr, key: &[u8], name: String) -> Result<Self> {
         let hello = pb::Hello { token: token(key, &name), device: "bench".into(), ..Default::default() };
-        let link = Link::log_in(address, Wire::Tcp, hello).await.with_context(|| name.clone())?;
+        let link = ClientSocket::log_in(address, Wire::Tcp, hello).await.with_context(|| name.clone())?;
         Ok(Self { name, link, requests: 1 })
     }
 

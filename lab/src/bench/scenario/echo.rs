@@ -5,8 +5,8 @@ use crate::bench::{
     Args,
     child::Launcher,
     orders::{Order, Outcome, Peer},
-    report::{Section, Target},
-    wire::Transport,
+    report::{FigureTarget, Section},
+    wire::BenchTransport,
 };
 use anyhow::Result;
 
@@ -26,7 +26,7 @@ pub(super) fn run(launcher: &Launcher, args: &Args, conns: usize, seconds: f64, 
 fn raw(
     launcher: &Launcher,
     conns: usize,
-    transport: Transport,
+    transport: BenchTransport,
     (request, reply): (usize, usize),
 ) -> Result<Side> {
     let arguments = ["raw-echo", "--request", &request.to_string(), "--reply", &reply.to_string()];
@@ -39,11 +39,11 @@ fn compare(
     launcher: &Launcher,
     args: &Args,
     conns: usize,
-    transport: Transport,
+    transport: BenchTransport,
     order: &Order,
 ) -> Result<Section> {
     let (mut right, sizes) = if args.raw_twice {
-        let sizes = if transport == Transport::Ws { (SIZES.0 + 5, SIZES.1 + 5) } else { SIZES };
+        let sizes = if transport == BenchTransport::Ws { (SIZES.0 + 5, SIZES.1 + 5) } else { SIZES };
         (raw(launcher, conns, transport, sizes)?, sizes)
     } else {
         let mut side = Side::tidegate(launcher, "echo", 1, transport, 0)?;
@@ -62,7 +62,7 @@ fn compare(
     let us = rival(args);
     let (raw_us, our_us) = (each(&raw, Outcome::cpu_us), each(&ours, Outcome::cpu_us));
     let (raw_rate, our_rate) = (each(&raw, Outcome::rate), each(&ours, Outcome::rate));
-    let target = Some(Target::AtLeast(0.9));
+    let target = Some(FigureTarget::AtLeast(0.9));
     section.ratio(&format!("requests/s, {us} / raw"), &our_rate, &raw_rate, target);
     section.ratio("requests per server CPU second, the same", &raw_us, &our_us, target);
     section.rounds(&format!("requests, {us}"), our_rate, "/s", None);

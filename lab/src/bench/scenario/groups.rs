@@ -8,9 +8,9 @@ use crate::bench::{
     child::{Launcher, Server},
     host,
     orders::{Order, Outcome},
-    report::{Section, Target},
+    report::{FigureTarget, Section},
     test_bed::TestBed,
-    wire::Transport,
+    wire::BenchTransport,
 };
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -103,9 +103,9 @@ fn measure(
     let mut first = servers.remove(0);
     first.address = addresses;
     let peer = first.peer();
-    let mut ours = Side::of(launcher, first, peer, Transport::Tcp, args.size)?;
+    let mut ours = Side::of(launcher, first, peer, BenchTransport::Tcp, args.size)?;
     ours.connect(what.online, 1, None)?;
-    let mut raw = Side::raw_fanout(launcher, Transport::Tcp, args.size)?;
+    let mut raw = Side::raw_fanout(launcher, BenchTransport::Tcp, args.size)?;
     raw.connect(what.online, 1, None)?;
     let messages = if args.quick { 20 } else { (DELIVERIES / what.online).max(10) as u32 };
     let order = Order::Fanout { conversation: format!("g:{GROUP}"), messages };
@@ -160,9 +160,9 @@ fn report(section: &mut Section, args: &Args, costs: &[Cost], theirs: &[Outcome]
     section.rounds("the same, raw", theirs.iter().map(last).collect(), "ms", None);
     let outcomes: Vec<Outcome> = costs.iter().map(|cost| cost.outcome.clone()).collect();
     people::lag(section, "of all members", &outcomes);
-    let records = Some(Target::AtMost(NODES as f64));
+    let records = Some(FigureTarget::AtMost(NODES as f64));
     section.rounds("records of node topics per message", each(|it| it.records), "", records);
-    let commands = Some(Target::AtMost(COMMANDS_MAX));
+    let commands = Some(FigureTarget::AtMost(COMMANDS_MAX));
     section.rounds("Redis commands per message", each(|it| it.all_commands() - it.leases), "", commands);
     section.rounds("the same with leases renewed meanwhile", each(Cost::all_commands), "", None);
     let names: BTreeSet<&String> = costs.iter().flat_map(|cost| cost.commands.keys()).collect();

@@ -11,9 +11,9 @@ use crate::bench::{
     child::{Launcher, Server},
     kafka_baseline::KafkaBaseline,
     orders::{Chat, Order, Outcome, To, Until, Watched},
-    report::{Section, Target},
+    report::{FigureTarget, Section},
     test_bed::TestBed,
-    wire::Transport,
+    wire::BenchTransport,
 };
 use anyhow::{Result, ensure};
 use bytes::Bytes;
@@ -138,7 +138,7 @@ fn with(
         what.partitions, args.size
     ));
     flat_out(&mut section, rival(args), &full);
-    section.one("log records per accepted message", records, "", Some(Target::AtMost(1.0)));
+    section.one("log records per accepted message", records, "", Some(FigureTarget::AtMost(1.0)));
     half_load(&mut section, rate, &half);
     people::report(&mut section, &talk, (over, &over_rounds));
     let watched = &ours.server.watched;
@@ -174,7 +174,7 @@ fn side(test_bed: &TestBed, launcher: &Launcher, args: &Args, nodes: usize) -> R
     let mut first = servers.remove(0);
     (first.address, first.watched) = (addresses, processes);
     let peer = first.peer();
-    let mut side = Side::of(launcher, first, peer, Transport::Tcp, args.size)?;
+    let mut side = Side::of(launcher, first, peer, BenchTransport::Tcp, args.size)?;
     side.others = servers;
     Ok(side)
 }
@@ -208,7 +208,7 @@ fn compare(section: &mut Section, nodes: usize, ours: &[Outcome], alone: &[Outco
 
 fn flat_out(section: &mut Section, us: &str, Rounds { ours, raw }: &Rounds) {
     let (our_rate, raw_rate) = (each(ours, Outcome::rate), each(raw, Outcome::rate));
-    let target = Some(Target::AtLeast(0.6));
+    let target = Some(FigureTarget::AtLeast(0.6));
     section.ratio(&format!("accepts/s, {us} / bare producer"), &our_rate, &raw_rate, target);
     section.rounds(&format!("accepts, {us}"), our_rate, "/s", None);
     section.rounds("confirmed records, bare producer", raw_rate, "/s", None);
@@ -219,7 +219,7 @@ fn half_load(section: &mut Section, rate: f64, Rounds { ours, raw }: &Rounds) {
     let (acks, back) = (ms(ours, |o| o.p50_us), ms(raw, |o| o.p50_us));
     let later = acks.iter().zip(&back).map(|(ack, back)| ack - back).collect();
     let what = format!("send to ack at {rate:.0}/s, p50, less bare produce and consume");
-    section.rounds(&what, later, "ms", Some(Target::AtMost(LATER_MS)));
+    section.rounds(&what, later, "ms", Some(FigureTarget::AtMost(LATER_MS)));
     section.ratio("the same / bare produce and consume", &acks, &back, None);
     section.rounds("send to ack at half load, p50", acks, "ms", None);
     section.rounds("send to ack at half load, p99", ms(ours, |o| o.p99_us), "ms", None);

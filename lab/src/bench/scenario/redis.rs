@@ -8,9 +8,9 @@ use crate::{
         child::Launcher,
         host,
         orders::{Chat, Order, To, Until},
-        report::{Section, Target},
+        report::{FigureTarget, Section},
         test_bed::TestBed,
-        wire::Transport,
+        wire::BenchTransport,
     },
     proxy::{Mode, Proxy},
 };
@@ -103,7 +103,7 @@ fn routes(
     let title =
         format!("Routes in Redis, {users} users with a device, pipelines of {PIPELINE}, {AT_ONCE} at a time");
     let mut section = Section::new(title);
-    let target = Some(Target::AtLeast(0.7));
+    let target = Some(FigureTarget::AtLeast(0.7));
     section.ratio("lookups/s, tidegate / redis-benchmark -P 16 HGETALL", &ours, &raw, target);
     section.rounds("lookups, tidegate", ours, "/s", None);
     section.rounds("HGETALL, redis-benchmark", raw, "/s", None);
@@ -184,7 +184,7 @@ fn chat(
     let server = test_bed.start(launcher, 1, &way)?;
     test_bed.settle(&[&server])?;
     let peer = server.peer();
-    let mut side = Side::of(launcher, server, peer, Transport::Tcp, args.size)?;
+    let mut side = Side::of(launcher, server, peer, BenchTransport::Tcp, args.size)?;
     side.connect(CONNS, 0, None)?;
     let order = |to, messages| {
         let (senders, until) = (0..CONNS, Until::Messages(messages));
@@ -209,7 +209,7 @@ fn chat(
     let mut section = Section::new(title);
     section.ratio("send to ack, p50, with Redis hung / answering", &hung, &there, None);
     section.rounds("commands per accepted message", calls, "", None);
-    section.rounds("reads by Redis per accepted message", reads, "", Some(Target::AtMost(1.0)));
+    section.rounds("reads by Redis per accepted message", reads, "", Some(FigureTarget::AtMost(1.0)));
     people::lag(&mut section, "flat out to people who are there", &talk);
     section.rounds("send to ack with Redis hung, p50", hung, "ms", None);
     section.rounds("send to ack with Redis answering, p50", there, "ms", None);

@@ -27,7 +27,7 @@ use tokio::{
     time::{Instant as At, sleep, sleep_until, timeout},
 };
 
-use crate::{chaos::world::direct, link::Link};
+use crate::{chaos::world::direct, link::ClientSocket};
 
 /// How long a login may take.
 const LOGIN: Duration = Duration::from_secs(20);
@@ -130,7 +130,7 @@ struct Client {
 }
 
 /// The login on the next node, if one is in progress.
-type Moving = JoinSet<anyhow::Result<Link>>;
+type Moving = JoinSet<anyhow::Result<ClientSocket>>;
 
 /// Logs in, and runs until it is dropped.
 pub(super) async fn run(shared: Arc<Shared>, index: usize) {
@@ -171,7 +171,7 @@ impl Client {
     }
 
     /// Asks for an address and logs in there, until that succeeds.
-    async fn come_in(&mut self) -> Link {
+    async fn come_in(&mut self) -> ClientSocket {
         let mut wait = TRY_AGAIN;
         loop {
             if let Ok(link) = self.try_to_come_in().await {
@@ -183,7 +183,7 @@ impl Client {
         }
     }
 
-    async fn try_to_come_in(&self) -> anyhow::Result<Link> {
+    async fn try_to_come_in(&self) -> anyhow::Result<ClientSocket> {
         let mut doors: Vec<String> = self.shared.doors().iter().map(ToString::to_string).collect();
         let turn = rand::random_range(0..doors.len().max(1));
         doors.rotate_left(turn);
@@ -216,7 +216,7 @@ impl Client {
     }
 
     /// Talks until the connection ends, or until the next one is open.
-    async fn talk(&mut self, mut link: Link) -> anyhow::Result<Link> {
+    async fn talk(&mut self, mut link: ClientSocket) -> anyhow::Result<ClientSocket> {
         let mut moving = Moving::new();
         loop {
             self.speak(&mut link).await?;
@@ -263,7 +263,7 @@ impl Client {
     }
 
     /// Handles a `close`, which comes at best because the new connection has taken over.
-    async fn closed(&mut self, close: &pb::Close, mut moving: Moving) -> anyhow::Result<Link> {
+    async fn closed(&mut self, close: &pb::Close, mut moving: Moving) -> anyhow::Result<ClientSocket> {
         self.away = Some(Instant::now());
         if close.code == u32::from(Code::Replaced.number()) {
             if !moving.is_empty()
@@ -279,7 +279,7 @@ impl Client {
     }
 
     /// Sends what is due, and pulls what is missing.
-    async fn speak(&mut self, link: &mut Link) -> anyhow::Result<()> {
+    async fn speak(&mut self, link: &mut ClientSocket) -> anyhow::Result<()> {
         let mut frames = Vec::new();
         let now = At::now();
         if self.flight.is_none() && now >= self.next && !self.shared.quiet.load(Ordering::Acquire) {
@@ -317,7 +317,7 @@ impl Client {
     async fn hear(
         &mut self,
         frame: anyhow::Result<pb::ServerFrame>,
-        link: &mut Link,
+        link: &mut ClientSocket,
     ) -> anyhow::Result<Option<Say>> {
         let frame = frame.inspect_err(|_| self.away = Some(Instant::now()))?;
         match frame.body {
@@ -399,7 +399,7 @@ impl Client {
 }
 
 /// Returns the new connection; waits forever if there is none in progress.
-async fn arrival(moving: &mut Moving) -> anyhow::Result<Link> {
+async fn arrival(moving: &mut Moving) -> anyhow::Result<ClientSocket> {
     match moving.join_next().await {
         Some(there) => there.context("the way was given up")?,
         None => std::future::pending().await,
@@ -411,7 +411,7 @@ fn token(shared: &Shared, index: usize) -> String {
 }
 
 /// Logs in at the first address that accepts the client.
-async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> anyhow::Result<Link> {
+async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> anyhow::Result<ClientSocket> {
     let mut why = anyhow::anyhow!("no node takes newcomers");
     for address in &addresses {
         let began = Instant::now();
@@ -429,7 +429,7 @@ async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> an
     Err(why)
 }
 
-async fn log_in_at(shared: &Shared, index: usize, address: &str) -> anyhow::Result<Link> {
+async fn log_in_at(shared: &Shared, index: usize, address: &str) -> anyhow::Result<ClientSocket> {
     let hello = pb::Hello { token: token(shared, index), device: "dev".into(), ..Default::default() };
-    Link::log_in(host_port(address)?.parse()?, Wire::ALL[index % Wire::ALL.len()], hello).await
+    ClientSocket::log_in(host_port(address)?.parse()?, Wire::ALL[index % Wire::ALL.len()], hello).await
 }
