@@ -114,10 +114,10 @@ impl KafkaBus {
     fn open(kafka: KafkaConfig, answer_within: Duration, metrics: &Metrics) -> Result<Self, KafkaRefusal> {
         let reader =
             Reader::open(&client::reader(&kafka, Cluster::Log)?, &kafka.topic, kafka.partitions, metrics)?;
-        let bounds = (kafka.append_bytes_max, kafka.record_bytes_max);
+        let (bytes_max, record_bytes_max) = (kafka.append_bytes_max, kafka.record_bytes_max);
         let appender = |cluster| -> Result<_, KafkaRefusal> {
             let config = client::producer(&kafka, cluster)?;
-            Ok(Arc::new(Appender::new(config, metrics, bounds, answer_within)?))
+            Ok(Arc::new(Appender::new(config, metrics, bytes_max, record_bytes_max, answer_within)?))
         };
         let mut config = client::common(&kafka, Cluster::Nodes)?;
         config.set("statistics.interval.ms", "0").remove("debug");

@@ -47,11 +47,12 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             idle::run(launcher, args, *conns, *seconds, *heartbeat, out).context("idle")
         }
         Scenario::Login { conns, count, parallel } => {
-            login::run(launcher, args, [*conns, *count, *parallel], out).context("login")
+            login::run(launcher, args, *conns, *count, *parallel, out).context("login")
         }
         Scenario::Shards { members } => fanout::shards(launcher, args, *members, out).context("shards"),
         Scenario::Chat { conns, in_flight, seconds, rate } => {
-            chat::run(launcher, args, [*conns, *in_flight], (*seconds, *rate), out).context("chat")
+            let load = chat::Load { conns: *conns, in_flight: *in_flight, seconds: *seconds, rate: *rate };
+            chat::run(launcher, args, load, out).context("chat")
         }
         Scenario::Store { messages, conversations } => {
             store::run(launcher, args, *messages, conversations, out).context("store")
@@ -63,8 +64,9 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             postgres::run(args, &load, out).context("postgres")
         }
         Scenario::Cluster { services, senders, partitions } => {
-            let load = (*senders, *partitions);
-            cluster::run(launcher, args, &services.services, load, out).context("cluster")
+            let services = &services.services;
+            let load = cluster::Load { services, senders: *senders, partitions: *partitions };
+            cluster::run(launcher, args, &load, out).context("cluster")
         }
         Scenario::Groups { services, members, online } => {
             let load = groups::Load { services: &services.services, members: *members, online: *online };
@@ -82,8 +84,9 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             kafka::run(launcher, args, &load, out).context("kafka")
         }
         Scenario::Redis { services, users, lookups, messages } => {
-            let load = (*users, *lookups, *messages);
-            redis::run(launcher, args, &services.services, load, out).context("redis")
+            let services = &services.services;
+            let load = redis::Load { services, users: *users, lookups: *lookups, messages: *messages };
+            redis::run(launcher, args, &load, out).context("redis")
         }
         Scenario::All => all(launcher, args, out),
         Scenario::Client

@@ -75,7 +75,8 @@ impl Cluster {
         binary: &Path,
         list: &Path,
         directory: &Path,
-        (clock, more): (Option<Clock>, &[&str]),
+        clock: Option<Clock>,
+        more: &[&str],
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let servers = Servers::read(list)?;

@@ -89,8 +89,7 @@ pub(super) enum With {
 pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path) -> anyhow::Result<()> {
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut cluster =
-        Box::pin(Cluster::start(&binary(args)?, list, directory, (None, SETS), &mut rng)).await?;
+    let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, None, SETS, &mut rng)).await?;
     let clients = args.clients.unwrap_or(CLIENTS);
     let rate = args.rate.unwrap_or(RATE);
     let shared = Arc::new(Shared::new(clients, rate, cluster.key().to_vec()));

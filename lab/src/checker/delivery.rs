@@ -115,7 +115,7 @@ impl Checker<'_> {
             let got = self.sessions.got.get(&(user, device, *conv));
             let lacks = |seq: &u64| got.is_none_or(|got| !got.contains(seq));
             let rows = log.rows.keys().copied().filter(lacks);
-            let due = rows.filter(|seq| self.is_due(*conv, *seq, (user, device), None));
+            let due = rows.filter(|seq| self.is_due(*conv, *seq, user, device, None));
             missing.extend(due.map(|seq| (*conv, seq)));
         }
         for (conv, seq) in missing {
@@ -206,7 +206,7 @@ impl Checker<'_> {
         let view = self.sessions.views.get(&(got.session, got.conv));
         let told = |seq: u64| view.is_some_and(|view| view.is_told(seq));
         let missed = (last + 1..got.seq)
-            .any(|seq| self.is_due(got.conv, seq, (got.user, got.device), None) && !told(seq));
+            .any(|seq| self.is_due(got.conv, seq, got.user, got.device, None) && !told(seq));
         if missed {
             self.told("silent-skip", got);
         }
@@ -255,7 +255,7 @@ impl Checker<'_> {
             }
             let inside = first < seq && seq < last;
             let since = (!inside).then_some(session.opened);
-            if view.is_told(seq) || !self.is_due(conv, seq, (session.user, session.device), since) {
+            if view.is_told(seq) || !self.is_due(conv, seq, session.user, session.device, since) {
                 continue;
             }
             match (session.closed, next) {
@@ -280,7 +280,7 @@ impl Checker<'_> {
 
     /// Returns whether a row was due to a device: its user is a member, it did not write the row itself and, with
     /// `since`, the row was surely sent after that event.
-    fn is_due(&self, conv: Id, seq: u64, (user, device): (Id, Id), since: Option<usize>) -> bool {
+    fn is_due(&self, conv: Id, seq: u64, user: Id, device: Id, since: Option<usize>) -> bool {
         let row = self.logs.get(&conv).and_then(|log| log.rows.get(&seq));
         let late = match row {
             None => return false,

@@ -119,16 +119,18 @@ impl Checker<'_> {
         }
     }
 
-    fn check_mark(&mut self, at: usize, (user, conv): Place, read: u64, floor: u64) {
+    fn check_mark(&mut self, at: usize, place: Place, read: u64, floor: u64) {
         if read < floor {
+            let (user, conv) = place;
             self.broken("read-went-back", at, |h| {
                 format!("{} had read {} to {floor}, now to {read}", h.name(user), h.name(conv))
             });
         }
     }
 
-    fn check_asked(&mut self, at: usize, marks: &Marks, (user, conv): Place, read: u64) {
-        let asked = marks.asked.get(&(user, conv)).copied().unwrap_or(0);
+    fn check_asked(&mut self, at: usize, marks: &Marks, place: Place, read: u64) {
+        let (user, conv) = place;
+        let asked = marks.asked.get(&place).copied().unwrap_or(0);
         // Retention marks as read what it removes.
         let gaps = self.logs.get(&conv).map_or(&[][..], |log| log.gaps.as_slice());
         let gone = gaps.iter().map(|(_, _, last)| *last).max().unwrap_or(0);
@@ -140,7 +142,8 @@ impl Checker<'_> {
     }
 
     /// Returns the number of messages of others in `read + 1..=max` while the user was a member.
-    fn unread(&self, said: &Said, (user, conv): Place, read: u64, max: u64) -> u64 {
+    fn unread(&self, said: &Said, place: Place, read: u64, max: u64) -> u64 {
+        let (user, conv) = place;
         let always = [(1, u64::MAX)];
         let spans = match self.pair(conv) {
             Some(_) => &always[..],

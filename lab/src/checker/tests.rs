@@ -19,7 +19,8 @@ impl Tape {
         self.0.push(Stamped { at, event: event.map(str::to_owned) });
     }
 
-    fn send(&mut self, (user, session): (&str, u64), conv: &str, cid: &str, chained: bool) {
+    fn send(&mut self, by: Client<'_>, conv: &str, cid: &str, chained: bool) {
+        let Client { user, session } = by;
         let body = body_of(cid);
         self.add(HistoryEvent::SendInv { user, device: "p", session, conv, cid, body, attempt: 0, chained });
     }
@@ -28,7 +29,8 @@ impl Tape {
         self.add(HistoryEvent::SendOk { cid, seq, duplicate: false });
     }
 
-    fn recv(&mut self, (user, session): (&str, u64), conv: &str, seq: u64, cid: Option<&str>) {
+    fn recv(&mut self, by: Client<'_>, conv: &str, seq: u64, cid: Option<&str>) {
+        let Client { user, session } = by;
         for via in [Via::Push, Via::App] {
             let body = cid.map_or(0, body_of);
             self.add(HistoryEvent::Recv { user, device: "p", session, conv, seq, cid, body, via });
@@ -69,14 +71,21 @@ fn body_of(cid: &str) -> u64 {
     cid.bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte))
 }
 
-const ANN: (&str, u64) = ("ann", 1);
-const BOB: (&str, u64) = ("bob", 2);
-const DAN: (&str, u64) = ("dan", 3);
+/// A user with its connection.
+#[derive(Clone, Copy)]
+struct Client<'a> {
+    user: &'a str,
+    session: u64,
+}
+
+const ANN: Client<'_> = Client { user: "ann", session: 1 };
+const BOB: Client<'_> = Client { user: "bob", session: 2 };
+const DAN: Client<'_> = Client { user: "dan", session: 3 };
 
 /// Returns a history in which two users talk, and a third is in their group until it is removed.
 fn clean() -> Tape {
     let mut tape = Tape::default();
-    for (user, session) in [ANN, BOB, DAN] {
+    for Client { user, session } in [ANN, BOB, DAN] {
         tape.add(HistoryEvent::Open { user, device: "p", session });
     }
     for seq in 1..=4 {

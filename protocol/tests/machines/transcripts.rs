@@ -355,11 +355,11 @@ impl<'a> Replay<'a> {
         let event = Event::Answer(submit.ticket, answer);
         self.pending.push_back((now + ANSWER_DELAY_MS, name.to_owned(), event));
         if let Some((seq, time)) = accepted {
-            self.push(name, &submit, (seq, time), now);
+            self.push(name, &submit, seq, time, now);
         }
     }
 
-    fn push(&mut self, name: &str, submit: &Submit, (seq, time): (u64, u64), now: u64) {
+    fn push(&mut self, name: &str, submit: &Submit, seq: u64, time: u64, now: u64) {
         let ConversationKind::Direct(a, b) = submit.conversation.kind() else {
             panic!("the transcripts have direct messages only")
         };

@@ -66,7 +66,8 @@ impl TopicPlan {
     }
 
     /// Compares an existing topic with the plan. A topic that promises less differs, and the result names the cure.
-    fn compare(&self, (partitions, replicas): Shape, resource: &ConfigResource) -> TopicState {
+    fn compare(&self, shape: Shape, resource: &ConfigResource) -> TopicState {
+        let Shape { partitions, replicas } = shape;
         if partitions != self.partitions as usize {
             return TopicState::Differs(match self.purpose {
                 Purpose::Log | Purpose::Node => wrong_count(&self.name, partitions, self.partitions),
@@ -297,7 +298,11 @@ fn is_enough(name: &str, found: &str, wanted: &str) -> bool {
 }
 
 /// Number of partitions of a topic, and of replicas of its least replicated partition.
-type Shape = (usize, usize);
+#[derive(Clone, Copy)]
+struct Shape {
+    partitions: usize,
+    replicas: usize,
+}
 
 /// Returns the shape of each topic, in order. Waits until the brokers know the topics that the controller created.
 async fn shapes(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<Shape>, KafkaRefusal> {
@@ -331,7 +336,8 @@ fn fetch_shapes(admin: &Admin) -> Result<HashMap<String, Shape>, KafkaRefusal> {
     Ok(complete
         .map(|topic| {
             let replicas = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
-            (topic.name().to_owned(), (topic.partitions().len(), replicas.unwrap_or(0)))
+            let shape = Shape { partitions: topic.partitions().len(), replicas: replicas.unwrap_or(0) };
+            (topic.name().to_owned(), shape)
         })
         .collect())
 }

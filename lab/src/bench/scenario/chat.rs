@@ -20,6 +20,17 @@ use std::{fs::File, io::Write as _, path::Path};
 const PROBES: usize = 200;
 const PROBE_BYTES: usize = 4096;
 
+/// Parameters of the scenario.
+#[derive(Clone, Copy)]
+pub(super) struct Load {
+    pub(super) conns: usize,
+    /// Unanswered messages of each connection.
+    pub(super) in_flight: usize,
+    pub(super) seconds: f64,
+    /// Messages per second; `None` measures the largest rate, and half of it.
+    pub(super) rate: Option<f64>,
+}
+
 /// Returns a launcher whose nodes keep their messages on the disk.
 pub(super) fn durable(launcher: &Launcher) -> Launcher {
     let mut launcher = launcher.clone();
@@ -46,10 +57,10 @@ struct Rounds {
 
 impl Sides {
     fn start(launcher: &Launcher, args: &Args, conns: usize) -> Result<Self> {
-        let growing = raw(launcher, args, conns, ("left", false))?;
-        let preallocated = raw(launcher, args, conns, ("preallocated", true))?;
+        let growing = raw(launcher, args, conns, "left", false)?;
+        let preallocated = raw(launcher, args, conns, "preallocated", true)?;
         let ours = match args.raw_twice {
-            true => raw(launcher, args, conns, ("right", false))?,
+            true => raw(launcher, args, conns, "right", false)?,
             false => node(launcher, args, conns)?,
         };
         Ok(Self { growing, preallocated, ours, stored: 0 })
@@ -77,14 +88,9 @@ impl Sides {
 }
 
 /// Adds one section, for TCP, as the raw loop has no upgrade.
-pub(super) fn run(
-    launcher: &Launcher,
-    args: &Args,
-    [conns, in_flight]: [usize; 2],
-    (seconds, rate): (f64, Option<f64>),
-    out: Sink<'_>,
-) -> Result<()> {
-    let (conns, seconds) = if args.quick { (8, 0.3) } else { (conns, seconds) };
+pub(super) fn run(launcher: &Launcher, args: &Args, what: Load, out: Sink<'_>) -> Result<()> {
+    let quick = Load { conns: 8, seconds: 0.3, ..what };
+    let Load { conns, in_flight, seconds, rate } = if args.quick { quick } else { what };
     ensure!(conns >= 2 && conns.is_multiple_of(2), "an even number of connections");
     let sync_us = probe(&launcher.directory)?;
     let mut sides = Sides::start(launcher, args, conns)?;
@@ -116,7 +122,7 @@ pub(super) fn run(
             let over = people::several(rounds, &order(to, few, Some(rate)), |order| sides.ask(order))?;
             flat_out(&mut section, rival(args), &full);
             half_load(&mut section, rival(args), half, &at_half);
-            people::report(&mut section, &talk, (rate, &over));
+            people::report(&mut section, &talk, rate, &over);
             let per_message = each(&talk, Outcome::cpu_us);
             section.rounds(
                 "server CPU per message to people who are there, flat out",
@@ -192,12 +198,7 @@ fn half_load(section: &mut Section, us: &str, rate: f64, rounds: &Rounds) {
     section.rounds("accepts at half load", each(ours, Outcome::rate), "/s", None);
 }
 
-fn raw(
-    launcher: &Launcher,
-    args: &Args,
-    conns: usize,
-    (name, is_preallocated): (&str, bool),
-) -> Result<Side> {
+fn raw(launcher: &Launcher, args: &Args, conns: usize, name: &str, is_preallocated: bool) -> Result<Side> {
     let file = launcher.directory.join(format!("raw-{name}.log"));
     let file = file.to_string_lossy();
     let mut arguments = vec!["raw-log", "--file", &file];

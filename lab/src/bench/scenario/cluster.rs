@@ -37,14 +37,16 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const PACE: Duration = Duration::from_millis(100);
 const LOGIN: Duration = Duration::from_secs(10);
 
+/// Parameters of the scenario.
+pub(super) struct Load<'a> {
+    pub(super) services: &'a Path,
+    pub(super) senders: usize,
+    pub(super) partitions: u32,
+}
+
 /// Adds one section.
-pub(super) fn run(
-    launcher: &Launcher,
-    args: &Args,
-    services: &Path,
-    (senders, partitions): (usize, u32),
-    out: Sink<'_>,
-) -> Result<()> {
+pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'_>) -> Result<()> {
+    let Load { services, senders, partitions } = *what;
     ensure!(senders > 0, "at least one sender");
     let test_bed = TestBed::make(services, launcher, NODES, partitions)?;
     let mut servers = Vec::new();
@@ -67,7 +69,7 @@ pub(super) fn run(
                 Ok(())
             }
         };
-        let watch = Box::pin(watch_end(&addresses, &key, (senders, round), end));
+        let watch = Box::pin(watch_end(&addresses, &key, senders, round, end));
         let pause = test_bed.runtime.block_on(watch)?;
         eprintln!("{}: {:.2} s", if is_crash { "kill -9" } else { "SIGTERM" }, pause.as_secs_f64());
         let pauses = if is_crash { &mut crashes } else { &mut plans };
@@ -107,7 +109,8 @@ type Told = (Option<Instant>, bool);
 async fn watch_end(
     addresses: &[SocketAddr],
     key: &[u8],
-    (count, round): (usize, usize),
+    count: usize,
+    round: usize,
     end: impl FnOnce() -> Result<()>,
 ) -> Result<Duration> {
     let tell = watch::Sender::new((None, false));

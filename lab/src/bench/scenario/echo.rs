@@ -27,7 +27,8 @@ fn raw(
     launcher: &Launcher,
     conns: usize,
     transport: BenchTransport,
-    (request, reply): (usize, usize),
+    request: usize,
+    reply: usize,
 ) -> Result<Side> {
     let arguments = ["raw-echo", "--request", &request.to_string(), "--reply", &reply.to_string()];
     let mut side = Side::raw_reply(launcher, &arguments, Peer::Echo { bytes: reply }, transport)?;
@@ -44,14 +45,14 @@ fn compare(
 ) -> Result<Section> {
     let (mut right, sizes) = if args.raw_twice {
         let sizes = if transport == BenchTransport::Ws { (SIZES.0 + 5, SIZES.1 + 5) } else { SIZES };
-        (raw(launcher, conns, transport, sizes)?, sizes)
+        (raw(launcher, conns, transport, sizes.0, sizes.1)?, sizes)
     } else {
         let mut side = Side::tidegate(launcher, "echo", 1, transport, 0)?;
         side.connect(conns, 0, None)?;
         let probe = side.ask(&Order::Echo { ms: 50 })?;
         (side, (probe.request_bytes, probe.reply_bytes.max(probe.request_bytes)))
     };
-    let mut left = raw(launcher, conns, transport, sizes)?;
+    let mut left = raw(launcher, conns, transport, sizes.0, sizes.1)?;
     let (raw, ours) = in_turns(args.rounds, || left.ask(order), || right.ask(order))?;
     let mut section = Section::new(format!(
         "Ping and pong, {conns} connections, {} B and {} B, {}",

@@ -81,7 +81,7 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
         "A group of {} over {NODES} nodes, {} online, {} B, one message at a time, TCP",
         what.members, what.online, args.size
     ));
-    measure(launcher, args, what, (servers, redis), &mut section)?;
+    measure(launcher, args, what, servers, redis, &mut section)?;
     section.one("time to make the group", made, "s", None);
     section.one("members taken in", what.members as f64 / made, "/s", None);
     out(section);
@@ -92,7 +92,8 @@ fn measure(
     launcher: &Launcher,
     args: &Args,
     what: &Load<'_>,
-    (mut servers, redis): (Vec<Server>, SocketAddr),
+    mut servers: Vec<Server>,
+    redis: SocketAddr,
     section: &mut Section,
 ) -> Result<()> {
     let pids: Vec<u32> = servers.iter().map(Server::pid).collect();

@@ -57,7 +57,7 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     for conversations in what.conversations {
         let mut alone: Option<Vec<Outcome>> = None;
         for nodes in NODES {
-            let (mut section, full) = with(launcher, args, what, (nodes, *conversations))?;
+            let (mut section, full) = with(launcher, args, what, nodes, *conversations)?;
             match &alone {
                 Some(alone) => compare(&mut section, nodes, &full, alone),
                 None => load(&mut section, &full),
@@ -90,7 +90,8 @@ fn with(
     launcher: &Launcher,
     args: &Args,
     what: &Load<'_>,
-    (nodes, conversations): (usize, usize),
+    nodes: usize,
+    conversations: usize,
 ) -> Result<(Section, Vec<Outcome>)> {
     let (conns, in_flight) = connections(what.conns, what.in_flight, conversations);
     ensure!(conversations >= conns, "at least as many conversations as connections");
@@ -140,7 +141,7 @@ fn with(
     flat_out(&mut section, rival(args), &full);
     section.one("log records per accepted message", records, "", Some(FigureTarget::AtMost(1.0)));
     half_load(&mut section, rate, &half);
-    people::report(&mut section, &talk, (over, &over_rounds));
+    people::report(&mut section, &talk, over, &over_rounds);
     let watched = &ours.server.watched;
     shares(&mut section, "CPU per accept with nobody listening, flat out", watched, &full.ours);
     shares(&mut section, "CPU per message to people who are there, flat out", watched, &talk);

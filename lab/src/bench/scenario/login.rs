@@ -18,7 +18,9 @@ const REPLY: usize = 96;
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
-    [conns, count, parallel]: [usize; 3],
+    conns: usize,
+    count: usize,
+    parallel: usize,
     out: Sink<'_>,
 ) -> Result<()> {
     let (conns, count) = if args.quick { (300, 200) } else { (conns, count) };

@@ -46,23 +46,24 @@ const HUNG_MESSAGES: u64 = 500;
 /// Longest time that a new connection passes before it hangs.
 const FREEZE: Duration = Duration::from_millis(2);
 
+/// Parameters of the scenario.
+#[derive(Clone, Copy)]
+pub(super) struct Load<'a> {
+    pub(super) services: &'a Path,
+    pub(super) users: usize,
+    pub(super) lookups: usize,
+    pub(super) messages: u64,
+}
+
 /// Adds two sections: lookups, and a node.
-pub(super) fn run(
-    launcher: &Launcher,
-    args: &Args,
-    services: &Path,
-    (users, lookups, messages): (usize, usize, u64),
-    out: Sink<'_>,
-) -> Result<()> {
-    let (users, lookups, messages) = match args.quick {
-        true => (200, 5_000, 1_000),
-        false => (users, lookups, messages),
-    };
+pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'_>) -> Result<()> {
+    let quick = Load { users: 200, lookups: 5_000, messages: 1_000, ..*what };
+    let Load { services, users, lookups, messages } = if args.quick { quick } else { *what };
     ensure!(users > 0 && lookups >= PIPELINE, "at least one user and {PIPELINE} lookups");
     let test_bed = TestBed::make(services, launcher, 1, 1)?;
     let url = test_bed.config.redis.urls.first().context("no Redis")?;
     let redis: SocketAddr = url.trim_start_matches("redis://").parse().context("the address of Redis")?;
-    out(routes(&test_bed, launcher, args, redis, (users, lookups))?);
+    out(routes(&test_bed, launcher, args, redis, users, lookups)?);
     out(chat(&test_bed, launcher, args, redis, messages)?);
     Ok(())
 }
@@ -72,7 +73,8 @@ fn routes(
     launcher: &Launcher,
     args: &Args,
     redis: SocketAddr,
-    (users, lookups): (usize, usize),
+    users: usize,
+    lookups: usize,
 ) -> Result<Section> {
     // The library's own threads run on the servers' CPUs.
     let (ours, raw) = thread::scope(|scope| {

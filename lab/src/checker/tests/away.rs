@@ -6,7 +6,7 @@ use super::*;
 /// index of the last event before the log, which says that pushes may be lost.
 fn away() -> (Tape, usize) {
     let mut tape = Tape::default();
-    let open = |tape: &mut Tape, (user, session): (&str, u64)| {
+    let open = |tape: &mut Tape, Client { user, session }: Client<'_>| {
         tape.add(HistoryEvent::Open { user, device: "p", session });
     };
     let say = |tape: &mut Tape, seq: u64| {
@@ -29,7 +29,7 @@ fn away() -> (Tape, usize) {
     for seq in [3, 5, 7] {
         say(&mut tape, seq);
     }
-    open(&mut tape, ("bob", 4));
+    open(&mut tape, Client { user: "bob", session: 4 });
     for (seq, cid) in [(3, Some("m3")), (4, None), (6, None), (7, Some("m7"))] {
         got(&mut tape, 4, seq, cid, Via::Pull);
     }

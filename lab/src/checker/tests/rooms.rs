@@ -1,12 +1,14 @@
 //! The self-test of live rooms: which losses are allowed, how they are announced, and which are not.
 
+use std::ops::Range;
+
 use super::*;
 
 /// Returns a history in which Ann, on n1, talks to a room that Bob, on n2, is in. The third message is lost, which is
 /// announced; the last message comes long after the others.
 fn hall() -> Tape {
     let mut tape = Tape::default();
-    for (nth, (user, session)) in [ANN, BOB].into_iter().enumerate() {
+    for (nth, Client { user, session }) in [ANN, BOB].into_iter().enumerate() {
         tape.add(HistoryEvent::Open { user, device: "p", session });
         let node = ["n1", "n2"][nth];
         tape.add(HistoryEvent::Joined { session, conv: "r:r", node });
@@ -17,7 +19,7 @@ fn hall() -> Tape {
         tape.ok(&cid, 100 + seq);
         if seq != 3 {
             let (body, conv) = (body_of(&cid), "r:r");
-            let (user, session) = BOB;
+            let Client { user, session } = BOB;
             let (cid, via) = (Some(cid.as_str()), Via::Push);
             tape.add(HistoryEvent::Recv { user, device: "p", session, conv, seq: 100 + seq, cid, body, via });
         }
@@ -42,9 +44,9 @@ fn later(tape: &Tape, it: &mut Vec<Stamped<String>>, ms: u64, event: HistoryEven
 }
 
 /// Adds a fault that lasts from one time to the other.
-fn fault(tape: &Tape, it: &mut Vec<Stamped<String>>, (from, to): (u64, u64), fault: &str) {
-    later(tape, it, from, HistoryEvent::Nemesis { on: true, fault });
-    later(tape, it, to, HistoryEvent::Nemesis { on: false, fault });
+fn fault(tape: &Tape, it: &mut Vec<Stamped<String>>, ms: Range<u64>, fault: &str) {
+    later(tape, it, ms.start, HistoryEvent::Nemesis { on: true, fault });
+    later(tape, it, ms.end, HistoryEvent::Nemesis { on: false, fault });
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
     // With a fault the announcement may have waited on the node that was killed.
     let after = |name: &'static str| {
         untold(&move |it: &mut Vec<Stamped<String>>| {
-            fault(&hall(), it, (1, 4_000), name);
+            fault(&hall(), it, 1..4_000, name);
             later(&hall(), it, 9_000, HistoryEvent::Down { node: "n1" });
         })
     };
@@ -105,7 +107,7 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
 #[test]
 fn that_some_is_missing_may_be_told_without_a_number_but_in_time() {
     let tape = hall();
-    let told = |ms, broken: Option<(u64, u64)>| {
+    let told = |ms, broken: Option<Range<u64>>| {
         tape.with(|it| {
             it.remove(tape.at(is_shed));
             if let Some(times) = broken {
@@ -116,9 +118,9 @@ fn that_some_is_missing_may_be_told_without_a_number_but_in_time() {
     };
     assert!(told(1_500, None).is_empty());
     assert_eq!(told(2_500, None), ["shed-untold"]);
-    assert!(told(8_500, Some((1, 1_000))).is_empty(), "after a fault it takes longer");
-    assert_eq!(told(9_500, Some((1, 1_000))), ["shed-untold"]);
-    assert_eq!(told(9_500, Some((20_000, 21_000))), ["shed-untold"], "that came when all had been said");
+    assert!(told(8_500, Some(1..1_000)).is_empty(), "after a fault it takes longer");
+    assert_eq!(told(9_500, Some(1..1_000)), ["shed-untold"]);
+    assert_eq!(told(9_500, Some(20_000..21_000)), ["shed-untold"], "that came when all had been said");
 }
 
 #[test]
