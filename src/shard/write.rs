@@ -150,7 +150,8 @@ fn push_final_frames(outbox: &mut Outbox, frames: Bytes, wire: Wire) {
     outbox.push_final(frames);
 }
 
-fn hint_frames((behind, shed): Hints, wire: Wire) -> impl Iterator<Item = Bytes> {
+fn hint_frames(hints: Hints, wire: Wire) -> impl Iterator<Item = Bytes> {
+    let (behind, shed) = hints;
     let behind = behind.into_iter().map(|(conversation, max_seq)| {
         Body::Behind(pb::Behind { conversation: conversation.to_string(), max_seq })
     });
