@@ -11,11 +11,11 @@ use anyhow::{Result, anyhow};
 use clap::Parser;
 use tidegate::net::upgrade::{Policy, UpgradeProgress, upgrade};
 use tidegate_protocol::ws::{
-    Decoder, Event, Kind, Limits, Opcode, Step, encode_close, encode_close_reply, encode_server,
+    Decoder, Kind, Opcode, WsEvent, WsLimits, WsStep, encode_close, encode_close_reply, encode_server,
 };
 
 /// Limits that the cases of group 9 need: they send 16 MiB at once, and 4 MiB in 64-byte fragments.
-const LIMITS: Limits = Limits { message_bytes_max: 32 << 20, fragments_max: 1 << 20 };
+const LIMITS: WsLimits = WsLimits { message_bytes_max: 32 << 20, fragments_max: 1 << 20 };
 
 const READ_BYTES: usize = 64 << 10;
 
@@ -74,8 +74,8 @@ fn serve(mut socket: TcpStream) -> Result<()> {
         let mut taken = 0;
         let need = loop {
             match decoder.next(&mut input.bytes[taken..input.len], &LIMITS) {
-                Ok(Step::Need { at_least }) => break Some(at_least),
-                Ok(Step::Frame { consumed, event }) => {
+                Ok(WsStep::Need { at_least }) => break Some(at_least),
+                Ok(WsStep::Frame { consumed, event }) => {
                     taken += consumed;
                     if !answer(event, &mut out) {
                         break None;
@@ -124,13 +124,13 @@ fn handshake(socket: &mut TcpStream, input: &mut Input) -> Result<bool> {
 }
 
 /// Queues the echo of a frame; returns false after a close.
-fn answer(event: Event<'_>, out: &mut Vec<u8>) -> bool {
+fn answer(event: WsEvent<'_>, out: &mut Vec<u8>) -> bool {
     match event {
-        Event::Message { kind: Kind::Text, payload } => encode_server(Opcode::Text, &payload, out),
-        Event::Message { kind: Kind::Binary, payload } => encode_server(Opcode::Binary, &payload, out),
-        Event::Ping(payload) => encode_server(Opcode::Pong, payload, out),
-        Event::Part | Event::Pong(_) => {}
-        Event::Close { code, .. } => {
+        WsEvent::Message { kind: Kind::Text, payload } => encode_server(Opcode::Text, &payload, out),
+        WsEvent::Message { kind: Kind::Binary, payload } => encode_server(Opcode::Binary, &payload, out),
+        WsEvent::Ping(payload) => encode_server(Opcode::Pong, payload, out),
+        WsEvent::Part | WsEvent::Pong(_) => {}
+        WsEvent::Close { code, .. } => {
             encode_close_reply(code, out);
             return false;
         }

@@ -34,7 +34,7 @@ pub struct Acceptor {
     listener: TcpListener,
     admission: Arc<Admission>,
     shards: Vec<NewcomerQueue<TcpStream>>,
-    socket: config::Socket,
+    socket: config::SocketConfig,
     metrics: Metrics,
     next: usize,
     stop: Arc<AtomicBool>,
@@ -67,7 +67,7 @@ impl Acceptor {
         listener: std::net::TcpListener,
         admission: Arc<Admission>,
         shards: Vec<NewcomerQueue<TcpStream>>,
-        socket: config::Socket,
+        socket: config::SocketConfig,
         metrics: Metrics,
     ) -> io::Result<(Self, Stopper)> {
         let poll = Poll::new()?;

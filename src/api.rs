@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
-    machine::{drain::Phase, session::Answer},
+    machine::{drain::NodePhase, session::SubmitAnswer},
 };
 use tokio::net::TcpListener;
 
@@ -123,11 +123,11 @@ struct ReadyzQuery {
 async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Response {
     let phase = api.drainer.phase();
     let is_registered = !api.cluster.peers.snapshot().rows.is_empty();
-    let is_ready = phase == Phase::Ready && is_registered;
+    let is_ready = phase == NodePhase::Ready && is_registered;
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let state = match phase {
-        Phase::Ready if !is_registered => Phase::Starting.name(),
-        Phase::Ready if !api.admission.has_room() => "full",
+        NodePhase::Ready if !is_registered => NodePhase::Starting.name(),
+        NodePhase::Ready if !api.admission.has_room() => "full",
         phase => phase.name(),
     };
     let mut body = json!({"state": state, "conns": api.admission.conns()});
@@ -173,12 +173,12 @@ fn bad_body(rejection: JsonRejection) -> Problem {
 }
 
 /// Returns the seq of an accepted change and whether it is a duplicate, or the refusal.
-fn into_seq(answer: Answer) -> Result<(u64, bool), Problem> {
+fn into_seq(answer: SubmitAnswer) -> Result<(u64, bool), Problem> {
     match answer {
-        Answer::Accepted { seq, .. } => Ok((seq, false)),
-        Answer::Duplicate { seq, .. } => Ok((seq, true)),
-        Answer::Refused { code, message } => Err(Problem(code, message.into_owned())),
-        Answer::Unknown | Answer::AppendFailed => {
+        SubmitAnswer::Accepted { seq, .. } => Ok((seq, false)),
+        SubmitAnswer::Duplicate { seq, .. } => Ok((seq, true)),
+        SubmitAnswer::Refused { code, message } => Err(Problem(code, message.into_owned())),
+        SubmitAnswer::Unknown | SubmitAnswer::AppendFailed => {
             Err(Problem(Code::Unknown, "send it again with the same requestId".into()))
         }
     }

@@ -40,7 +40,7 @@ pub struct Verifier {
 
 /// Identity that a valid token names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct TokenIdentity {
     /// User of the token.
     pub user: UserId,
     /// Only device that may use the token; `None` if any device may.
@@ -60,7 +60,7 @@ impl Verifier {
 
     /// Verifies a token at the wall-clock time `wall_ms` (ms since 1970), and returns its identity, or the code and the
     /// reason of the refusal.
-    pub fn verify(&self, token: &str, wall_ms: u64) -> Result<Identity, (Code, &'static str)> {
+    pub fn verify(&self, token: &str, wall_ms: u64) -> Result<TokenIdentity, (Code, &'static str)> {
         let claims = match jsonwebtoken::decode::<Claims>(token, &self.key, &self.validation) {
             Ok(data) => data.claims,
             Err(error) => {
@@ -77,7 +77,7 @@ impl Verifier {
             return Err((Code::TokenExpired, ""));
         }
         let bad_id = |_| (Code::TokenInvalid, "sub and dev must match [A-Za-z0-9_.-]{1,64}");
-        Ok(Identity {
+        Ok(TokenIdentity {
             user: UserId::new(&claims.sub).map_err(bad_id)?,
             device: claims.dev.as_deref().map(DeviceId::new).transpose().map_err(bad_id)?,
         })

@@ -19,10 +19,10 @@ mod redis;
 mod trace;
 
 pub use self::{
-    assign::Assign, auth::Auth, drain::Drain, link::Link, log::Log, postgres::Postgres, redis::Redis,
-    trace::Trace,
+    assign::AssignConfig, auth::AuthConfig, drain::DrainConfig, link::LinkConfig, log::LogConfig,
+    postgres::PostgresConfig, redis::RedisConfig, trace::TraceConfig,
 };
-pub use kafka::Kafka;
+pub use kafka::KafkaConfig;
 
 /// Keys that hold a list; in the environment its items are separated by commas.
 const LIST_KEYS: &[&str] = &[
@@ -40,43 +40,43 @@ const LIST_KEYS: &[&str] = &[
 #[serde(default)]
 pub struct Config {
     /// Name, files and profile of this node.
-    pub node: Node,
+    pub node: NodeConfig,
     /// Listen addresses and allowed web origins.
-    pub listen: Listen,
+    pub listen: ListenConfig,
     /// Verification of client tokens.
-    pub auth: Auth,
+    pub auth: AuthConfig,
     /// Limits on connections, frames, queues, disk and memory.
-    pub limits: Limits,
+    pub limits: LimitsConfig,
     /// Deadlines and intervals.
-    pub timing: Timing,
+    pub timing: TimingConfig,
     /// Assignment of clients: the addresses of this node and its share of new clients.
-    pub assign: Assign,
+    pub assign: AssignConfig,
     /// Drain: the planned stop of a node.
-    pub drain: Drain,
+    pub drain: DrainConfig,
     /// Retention of messages and dedup keys.
-    pub retention: Retention,
+    pub retention: RetentionConfig,
     /// Version of the ledger's rules, and when messages are acked.
-    pub log: Log,
+    pub log: LogConfig,
     /// Kafka, for profile `cluster`: the log, node topics and events.
-    pub kafka: Kafka,
+    pub kafka: KafkaConfig,
     /// Options of client sockets.
-    pub socket: Socket,
+    pub socket: SocketConfig,
     /// Link between nodes, for profile `cluster`: replies, pushes and queries over gRPC.
-    pub link: Link,
+    pub link: LinkConfig,
     /// Redis, for profile `cluster`: routes, and state that may be lost.
-    pub redis: Redis,
+    pub redis: RedisConfig,
     /// Postgres, for profile `cluster`: the archive of all messages; see docs/postgres.md.
-    pub postgres: Postgres,
+    pub postgres: PostgresConfig,
     /// Tracing of messages, for `tidegate trace`.
-    pub trace: Trace,
+    pub trace: TraceConfig,
     /// Fault injection, for tests only.
-    pub fault: Fault,
+    pub fault: FaultConfig,
 }
 
 /// Name, files and profile of this node.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Node {
+pub struct NodeConfig {
     /// Name of the node, shown in Welcome; [A-Za-z0-9_.-]{1,64}.
     pub id: String,
     /// Number of leasable ids, `node.id`-0 and up, for nodes without fixed names. A node takes the first id that no
@@ -96,7 +96,7 @@ pub struct Node {
 /// Listen addresses and allowed web origins.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Listen {
+pub struct ListenConfig {
     /// Client port for WebSocket, protobuf frames and JSON lines; the first bytes of a connection select the
     /// protocol.
     pub client: SocketAddr,
@@ -116,7 +116,7 @@ pub struct Listen {
 /// Limits on connections, frames, queues, disk and memory.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Limits {
+pub struct LimitsConfig {
     /// Connections of this node. 0: the limit of open files, less 200.
     pub conns_max: usize,
     /// Connections from one IPv4 address or one IPv6 /64. 0: no limit.
@@ -169,7 +169,7 @@ pub struct Limits {
 /// Deadlines and intervals, in milliseconds.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Timing {
+pub struct TimingConfig {
     /// Time for each step of the handshake, from accept to a complete Hello.
     pub handshake_ms: u64,
     /// Time from the first byte of a frame to its last.
@@ -194,7 +194,7 @@ pub struct Timing {
 /// Retention of messages and dedup keys; see docs/store.md.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Retention {
+pub struct RetentionConfig {
     /// How long messages are kept, unless a group overrides it with its setting `retention`: none (one hour), 1d, 7d,
     /// 30d or forever.
     pub messages: String,
@@ -207,7 +207,7 @@ pub struct Retention {
 /// Options of client sockets.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Socket {
+pub struct SocketConfig {
     /// SO_SNDBUF in bytes, which the kernel doubles. 0: the kernel's default.
     pub send_buffer_bytes: usize,
     /// TCP_NOTSENT_LOWAT in bytes; a socket with more unsent bytes counts as full. 0: off.
@@ -219,7 +219,7 @@ pub struct Socket {
 /// Fault injection, for tests only.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Fault {
+pub struct FaultConfig {
     /// Id of a message that causes a panic. Rejected by release builds.
     pub panic_on_msg_id: String,
     /// Scope of the panic: `connection` (also when empty), `shard` or `owner`; the last two end the process.
@@ -232,7 +232,7 @@ pub struct Fault {
     pub rules_max: u32,
 }
 
-impl Default for Node {
+impl Default for NodeConfig {
     fn default() -> Self {
         Self {
             id: "n1".into(),
@@ -245,7 +245,7 @@ impl Default for Node {
     }
 }
 
-impl Default for Listen {
+impl Default for ListenConfig {
     fn default() -> Self {
         Self {
             client: ([127, 0, 0, 1], 7800).into(),
@@ -258,7 +258,7 @@ impl Default for Listen {
     }
 }
 
-impl Default for Limits {
+impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
             conns_max: 0,
@@ -287,7 +287,7 @@ impl Default for Limits {
     }
 }
 
-impl Default for Timing {
+impl Default for TimingConfig {
     fn default() -> Self {
         Self {
             handshake_ms: 5_000,
@@ -303,13 +303,13 @@ impl Default for Timing {
     }
 }
 
-impl Default for Retention {
+impl Default for RetentionConfig {
     fn default() -> Self {
         Self { messages: "forever".into(), sweep_ms: 60_000, keys_days: 8 }
     }
 }
 
-impl Default for Socket {
+impl Default for SocketConfig {
     fn default() -> Self {
         Self { send_buffer_bytes: 64 * 1024, notsent_lowat_bytes: 16 * 1024, user_timeout_ms: 20_000 }
     }

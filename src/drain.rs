@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     Time,
-    machine::drain::{Drain, Outcome, Phase, Plan, RushReason, Settings, Snapshot, Step},
+    machine::drain::{Drain, DrainCounts, DrainOutcome, DrainStep, NodePhase, Plan, RushReason, Settings},
 };
 use tokio::{sync::Notify, task::JoinHandle};
 
@@ -52,7 +52,7 @@ pub struct Drainer {
 struct State {
     machine: Drain,
     /// Steps that are not carried out yet.
-    steps: Vec<Step>,
+    steps: Vec<DrainStep>,
     progress: Arc<DrainProgress>,
     /// Start of the drain, and the client count then.
     begun: Option<(Instant, usize)>,
@@ -90,7 +90,7 @@ impl Drainer {
     }
 
     /// Returns the phase of the drain.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> NodePhase {
         self.state().machine.phase()
     }
 
@@ -98,7 +98,7 @@ impl Drainer {
     pub fn progress(&self) -> Option<Draining> {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let state = self.state();
-        let (since, from) = state.begun.filter(|_| state.machine.phase() > Phase::Ready)?;
+        let (since, from) = state.begun.filter(|_| state.machine.phase() > NodePhase::Ready)?;
         Some(Draining {
             phase: state.machine.phase().name().to_owned(),
             from: count(from),
@@ -111,7 +111,10 @@ impl Drainer {
 
     /// Returns whether the node is sending its clients to other nodes.
     pub fn is_closing(&self) -> bool {
-        matches!(self.phase(), Phase::Noticing | Phase::Draining | Phase::Flushing | Phase::Done)
+        matches!(
+            self.phase(),
+            NodePhase::Noticing | NodePhase::Draining | NodePhase::Flushing | NodePhase::Done
+        )
     }
 
     /// Handles a signal: the first one begins a drain, the second one speeds it up.
@@ -119,7 +122,7 @@ impl Drainer {
         let now = self.now();
         let mut state = self.state();
         let State { machine, steps, begun, .. } = &mut *state;
-        if machine.phase() <= Phase::Ready {
+        if machine.phase() <= NodePhase::Ready {
             *begun = Some((Instant::now(), self.unfinished()));
         }
         machine.handle_signal(now, steps);
@@ -157,12 +160,12 @@ impl Drainer {
             }
             self.metrics.drain_phase.set(gauge(phase));
             match phase {
-                Phase::Starting | Phase::Ready => self.requested.notified().await,
-                Phase::Cordoned | Phase::Noticing | Phase::Draining => {
+                NodePhase::Starting | NodePhase::Ready => self.requested.notified().await,
+                NodePhase::Cordoned | NodePhase::Noticing | NodePhase::Draining => {
                     // A request only brings the next check forward.
                     tokio::time::timeout(SNAPSHOT_INTERVAL, self.requested.notified()).await.ok();
                 }
-                Phase::Flushing | Phase::Done => return,
+                NodePhase::Flushing | NodePhase::Done => return,
             }
         }
     }
@@ -178,62 +181,62 @@ impl Drainer {
     }
 
     /// Ends the drain after the shutdown and returns its outcome.
-    pub fn finish(&self) -> Outcome {
+    pub fn finish(&self) -> DrainOutcome {
         let mut steps = Vec::new();
         self.state().machine.handle_flushed(&mut steps);
         match steps.first() {
-            Some(Step::Exit(outcome)) => *outcome,
-            _ => Outcome::Drained,
+            Some(DrainStep::Exit(outcome)) => *outcome,
+            _ => DrainOutcome::Drained,
         }
     }
 
     /// Returns the steps that are due, and the phase.
-    fn next_steps(&self) -> (Vec<Step>, Phase) {
+    fn next_steps(&self) -> (Vec<DrainStep>, NodePhase) {
         let now = self.now();
         let mut state = self.state();
         let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        let snapshot = Snapshot {
+        let snapshot = DrainCounts {
             conns: self.unfinished(),
             unnoticed: count(&state.progress.unnoticed),
             waiting: count(&state.progress.waiting),
             in_flight: self.intake.waiting_bytes(),
         };
         let State { machine, steps, progress, rate, .. } = &mut *state;
-        if machine.phase() == Phase::Cordoned {
+        if machine.phase() == NodePhase::Cordoned {
             machine.handle_others(self.assigner.others_accept());
         }
         // Requested steps come first: those of the snapshot may build on them.
         machine.handle_snapshot(now, snapshot, steps);
-        if steps.iter().any(|step| matches!(step, Step::Notice(..))) {
+        if steps.iter().any(|step| matches!(step, DrainStep::Notice(..))) {
             *progress = Arc::new(DrainProgress::not_begun(self.shards.len()));
         }
         for step in steps.iter() {
             match step {
-                Step::Resume => *rate = 0,
-                Step::Notice(_, plan) => *rate = plan.rate,
+                DrainStep::Resume => *rate = 0,
+                DrainStep::Notice(_, plan) => *rate = plan.rate,
                 _ => {}
             }
         }
         (mem::take(steps), machine.phase())
     }
 
-    async fn carry_out(&self, step: Step, orders: &mut ShardOrders) {
+    async fn carry_out(&self, step: DrainStep, orders: &mut ShardOrders) {
         match step {
-            Step::Cordon => {
+            DrainStep::Cordon => {
                 tracing::info!(conns = self.unfinished(), "cordoned; readiness probe fails");
             }
-            Step::Resume => {
+            DrainStep::Resume => {
                 self.admission.set_closed(false);
-                orders.post(&self.shards, || mail::Drain::Forget).await;
+                orders.post(&self.shards, || mail::DrainCommand::Forget).await;
                 tracing::info!("drain aborted; node is ready again");
             }
-            Step::Notice(pace, plan) => {
+            DrainStep::Notice(pace, plan) => {
                 log_plan(&plan);
                 self.admission.set_closed(true);
                 let progress = Arc::clone(&self.state().progress);
-                orders.post(&self.shards, || mail::Drain::Begin(pace, Arc::clone(&progress))).await;
+                orders.post(&self.shards, || mail::DrainCommand::Begin(pace, Arc::clone(&progress))).await;
             }
-            Step::Rush(why) => {
+            DrainStep::Rush(why) => {
                 match why {
                     RushReason::Signal => {
                         tracing::warn!(conns = self.unfinished(), "second signal; closing all clients now")
@@ -246,18 +249,18 @@ impl Drainer {
                     }
                 }
                 self.admission.set_closed(true);
-                orders.post(&self.shards, || mail::Drain::Rush).await;
+                orders.post(&self.shards, || mail::DrainCommand::Rush).await;
             }
-            Step::Cut(conns) => {
+            DrainStep::Cut(conns) => {
                 tracing::warn!(conns, "drain deadline reached; remaining clients cut");
                 self.metrics.drain_cut.increment(conns as u64);
-                orders.post(&self.shards, || mail::Drain::Cut).await;
+                orders.post(&self.shards, || mail::DrainCommand::Cut).await;
             }
-            Step::Flush => {
+            DrainStep::Flush => {
                 self.admission.set_closed(true);
                 self.drained.notify_one();
             }
-            Step::Exit(_) => {}
+            DrainStep::Exit(_) => {}
         }
     }
 
@@ -276,7 +279,7 @@ impl Drainer {
 
 impl ShardOrders {
     /// Posts an order to all shards; each gets it after the orders posted before.
-    async fn post(&mut self, shards: &[ShardHandle], order: impl Fn() -> mail::Drain) {
+    async fn post(&mut self, shards: &[ShardHandle], order: impl Fn() -> mail::DrainCommand) {
         self.0.resize_with(shards.len(), || None);
         for (shard, pending) in shards.iter().zip(&mut self.0) {
             let (shard, before, order) = (shard.clone(), pending.take(), order());
@@ -308,13 +311,13 @@ fn log_plan(plan: &Plan) {
     }
 }
 
-fn gauge(phase: Phase) -> f64 {
+fn gauge(phase: NodePhase) -> f64 {
     match phase {
-        Phase::Starting | Phase::Ready => 0.0,
-        Phase::Cordoned => 1.0,
-        Phase::Noticing => 2.0,
-        Phase::Draining => 3.0,
-        Phase::Flushing | Phase::Done => 4.0,
+        NodePhase::Starting | NodePhase::Ready => 0.0,
+        NodePhase::Cordoned => 1.0,
+        NodePhase::Noticing => 2.0,
+        NodePhase::Draining => 3.0,
+        NodePhase::Flushing | NodePhase::Done => 4.0,
     }
 }
 
@@ -326,12 +329,12 @@ mod tests {
     async fn shard_with_a_full_mailbox_gets_all_orders_in_order() {
         let (handle, mut mailbox) = mail::mailbox(std::task::Waker::noop().clone(), 1 << 20);
         let mut waiting = 0;
-        while handle.try_post(Mail::Drain(mail::Drain::Cut)) {
+        while handle.try_post(Mail::Drain(mail::DrainCommand::Cut)) {
             waiting += 1;
         }
         let (shards, mut orders) = ([handle], ShardOrders::default());
-        orders.post(&shards, || mail::Drain::Forget).await;
-        orders.post(&shards, || mail::Drain::Rush).await;
+        orders.post(&shards, || mail::DrainCommand::Forget).await;
+        orders.post(&shards, || mail::DrainCommand::Rush).await;
         assert!(orders.0[0].is_some(), "the orders are still waiting");
         let mut received = Vec::new();
         for _ in 0..waiting + 2 {
@@ -345,8 +348,8 @@ mod tests {
             }
         }
         let late = received.split_off(waiting);
-        assert!(matches!(late[..], [mail::Drain::Forget, mail::Drain::Rush]));
-        orders.post(&shards, || mail::Drain::Cut).await;
+        assert!(matches!(late[..], [mail::DrainCommand::Forget, mail::DrainCommand::Rush]));
+        orders.post(&shards, || mail::DrainCommand::Cut).await;
         assert!(orders.0[0].is_none(), "the order is posted");
     }
 }

@@ -112,7 +112,7 @@ pub struct EngineConfig {
 
 /// Error of opening a store; each text names the cure.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum EmbeddedOpenError {
     /// The directory contains something else.
     #[error("{0} is not a store of Tidegate; set node.data to an empty directory, or to that of a node")]
     Foreign(PathBuf),
@@ -261,8 +261,8 @@ impl Engine {
     /// Opens the store, or creates it.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn open(config: EngineConfig) -> Result<Self, OpenError> {
+    /// See [`EmbeddedOpenError`].
+    pub fn open(config: EngineConfig) -> Result<Self, EmbeddedOpenError> {
         let directory = Directory::enter(&config.path)?;
         let (database, topic) = Database::open(&directory).map_err(|error| open_error(&config, error))??;
         let mut tails = Vec::new();
@@ -293,7 +293,8 @@ impl Engine {
         let (jobs, inbox) = mpsc::sync_channel(JOBS_MAX);
         let writer = Writer::new(Arc::clone(&core)).map_err(|error| open_error(&core.config, error))?;
         let spawned = std::thread::Builder::new().name("tidegate-store".into()).spawn(|| writer.run(inbox));
-        let thread = spawned.map_err(|error| OpenError::Io { path: core.config.path.clone(), error })?;
+        let thread =
+            spawned.map_err(|error| EmbeddedOpenError::Io { path: core.config.path.clone(), error })?;
         Ok(Self { core, jobs: Some(jobs), thread: Mutex::new(Some(thread)), topic })
     }
 
@@ -479,10 +480,10 @@ fn frees_space(record: &Bytes) -> bool {
     Record::decode(record.clone()).is_ok_and(|record| matches!(record.body, Body::Prune(_) | Body::Rules(_)))
 }
 
-fn open_error(config: &EngineConfig, error: DatabaseError) -> OpenError {
+fn open_error(config: &EngineConfig, error: DatabaseError) -> EmbeddedOpenError {
     let path = config.path.clone();
     match error {
-        DatabaseError::Io(why) => OpenError::Io { path, error: io::Error::other(why) },
-        DatabaseError::Damaged(what) => OpenError::Damaged { path, what },
+        DatabaseError::Io(why) => EmbeddedOpenError::Io { path, error: io::Error::other(why) },
+        DatabaseError::Damaged(what) => EmbeddedOpenError::Damaged { path, what },
     }
 }

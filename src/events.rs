@@ -23,7 +23,7 @@ mod eventing;
 mod ring;
 
 pub use eventing::{AnnouncedRoutes, DEPARTURE_RECHECK_DELAY, Sorted, sort};
-pub use ring::{Cursor, Page, Ring};
+pub use ring::{Cursor, EventsPage, Ring};
 
 use crate::{
     clock::wall_ms,

@@ -52,7 +52,7 @@ type Describe = Box<dyn Fn() -> NodeInfo + Send + Sync>;
 type OnPeers = Box<dyn Fn(Vec<(NodeBoot, String)>) + Send + Sync>;
 
 /// Lease of a node's run, and the tasks that depend on it.
-pub struct Member {
+pub struct NodeLease {
     cluster: Arc<Cluster>,
     describe: Describe,
     on_peers: OnPeers,
@@ -63,7 +63,7 @@ pub struct Member {
     reaper: JoinSet<()>,
 }
 
-impl Member {
+impl NodeLease {
     /// Creates the lease of this run, not announced yet. `lease` is how long the routes grant it, `describe` returns
     /// what the node announces, and `on_peers` gets the peers' addresses, in the runtime of [`Self::run`].
     pub fn new(

@@ -12,7 +12,7 @@ use tidegate_protocol::{
 
 use crate::{
     routes::NodeBoot,
-    trace::{Event, Query},
+    trace::{TraceEvent, TraceFilter},
 };
 
 mod best_effort;
@@ -41,7 +41,7 @@ pub struct Answer {
 
 /// One push for some connections of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Delivery {
+pub struct PeerPush {
     /// Encoded `tidegate.v1.Push`; empty to only query which targets are online.
     pub push: Bytes,
     /// Recipients of the push.
@@ -67,14 +67,14 @@ pub struct SentBy {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// Connection found by its route.
-    Conn(Session),
+    Conn(RoutedSession),
     /// All connections of the user on the node. Used to query the peers while the routes are unavailable.
     Anywhere(UserId),
 }
 
 /// Connection named by its route; the addressed node completes the route's token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Session {
+pub struct RoutedSession {
     /// User of the connection.
     pub user: UserId,
     /// Device of the connection.
@@ -247,7 +247,7 @@ pub trait Link: Send + Sync {
     async fn answers(&self, to: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError>;
 
     /// Delivers pushes and returns one landing per target, in order. An error leaves every target in doubt.
-    async fn deliver(&self, to: &NodeBoot, deliveries: Vec<Delivery>)
+    async fn deliver(&self, to: &NodeBoot, deliveries: Vec<PeerPush>)
     -> Result<Vec<Vec<Landing>>, LinkError>;
 
     /// Stops sessions that newer connections have replaced, closing each one once, with `REPLACED`.
@@ -255,7 +255,11 @@ pub trait Link: Send + Sync {
     /// `Ok` means that those connections append no more records. In order, it is true for a session stopped by this
     /// call and false for one that had ended. [`LinkError::NotHere`] guarantees the same for a whole run, but only once
     /// its lease has expired. Ends within 1 s.
-    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError>;
+    async fn stop_sessions(
+        &self,
+        to: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError>;
 
     /// Queries whether the peer's owners have archived everything up to `marks`, or everything published so far if
     /// `marks` is empty.
@@ -290,7 +294,7 @@ pub trait Link: Send + Sync {
 
     /// Returns the peer's steps of the queried traces, as many as fit into one reply. Unless the query is passive, the
     /// peer records the message and the user from now on. A handler that records no steps returns an error.
-    async fn traces(&self, _to: &NodeBoot, _query: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, _to: &NodeBoot, _query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         Err(LinkError::Unavailable("no trace steps are recorded".to_owned()))
     }
 }

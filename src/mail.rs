@@ -15,7 +15,7 @@ use tidegate_protocol::{
     Code,
     codec::PushFrame,
     id::{ConversationId, DeviceId, RoomId, UserId},
-    machine::{drain::Pace, session::Answer},
+    machine::{drain::Pace, session::SubmitAnswer},
     pb,
     settings::UserSettings,
 };
@@ -26,7 +26,7 @@ mod handle;
 pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
-    link::Session,
+    link::RoutedSession,
     routes::{NodeBoot, Route, RoutesError},
     scratch::ChainState,
 };
@@ -107,7 +107,7 @@ pub enum Audience {
     /// These users, on all their connections to this node.
     Users(Arc<[UserId]>),
     /// These sessions, as named by another node.
-    Sessions(Arc<[Session]>),
+    Sessions(Arc<[RoutedSession]>),
     /// All members of the conversation that are online on this node.
     Members,
 }
@@ -167,7 +167,7 @@ pub struct GroupSize {
 /// Message to a shard.
 pub enum Mail {
     /// Answers to sends, in log order.
-    Answers(Vec<(ConnKey, u64, Answer)>),
+    Answers(Vec<(ConnKey, u64, SubmitAnswer)>),
     /// Void sends, because the ledger has seen newer epochs of their devices.
     Outdated(Vec<Outdated>),
     /// Route of a connection with a newer epoch, or why the renewal failed.
@@ -193,7 +193,7 @@ pub enum Mail {
     /// Confirms a join to a room, once its interest is declared or that attempt has failed.
     RoomJoined(ConnKey, u64, RoomId),
     /// Step of the node's drain.
-    Drain(Drain),
+    Drain(DrainCommand),
     /// Step of the re-assertion of the node's routes after a loss.
     Reassert(Reassert),
     /// Closes all connections with this code, then stops the shard.
@@ -241,7 +241,7 @@ pub struct Slice {
 }
 
 /// Step of a drain, for one shard.
-pub enum Drain {
+pub enum DrainCommand {
     /// Notifies the clients of their slots at this pace, and closes them when the slots end.
     Begin(Pace, Arc<DrainProgress>),
     /// Closes all clients, each after its answers.

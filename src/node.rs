@@ -18,7 +18,7 @@ use futures_util::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
-use tidegate_protocol::{Code, machine::drain::Outcome};
+use tidegate_protocol::{Code, machine::drain::DrainOutcome};
 use tokio::sync::watch;
 
 mod ids;
@@ -258,7 +258,7 @@ impl Node {
     ///
     /// # Errors
     /// A part of the node broke, and the rest was stopped at once; the error names the part.
-    pub fn wait(self) -> Result<Outcome, String> {
+    pub fn wait(self) -> Result<DrainOutcome, String> {
         let drainer = Arc::clone(&self.drainer);
         let broken = self.services.block_on(async {
             tokio::select! {
@@ -324,7 +324,7 @@ impl Node {
 }
 
 /// Starts to listen on the bound client socket.
-fn start_listening(client: Socket, config: &config::Listen) -> anyhow::Result<TcpListener> {
+fn start_listening(client: Socket, config: &config::ListenConfig) -> anyhow::Result<TcpListener> {
     client
         .listen(config.backlog)
         .with_context(|| format!("listen.client {} can't be used", config.client))?;
@@ -367,7 +367,7 @@ fn start_acceptor(
     client: TcpListener,
     admission: &Arc<Admission>,
     newcomers: Vec<DriverQueue>,
-    (socket, metrics): (config::Socket, Metrics),
+    (socket, metrics): (config::SocketConfig, Metrics),
 ) -> anyhow::Result<(Stopper, Thread)> {
     let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), newcomers, socket, metrics)?;
     let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;

@@ -19,13 +19,13 @@ use crate::{
     directory::Directory,
     large_group::subscriber::GroupSubscriber,
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Delivery, Landing, Link,
-        LinkError, PublishedMark, Session, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, Link, LinkError,
+        PeerPush, PublishedMark, RoutedSession, Target,
     },
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
     metrics::Metrics,
     routes::NodeBoot,
-    trace::{Event, Query, Tracer},
+    trace::{TraceEvent, TraceFilter, Tracer},
 };
 
 /// Time for the shards to confirm that they stopped a session; shorter than the caller waits (1 s).
@@ -113,7 +113,7 @@ impl Peer {
     }
 
     /// Stops the session, and older ones of its device, on the shards that have the user.
-    async fn stop_session(&self, session: &Session) -> bool {
+    async fn stop_session(&self, session: &RoutedSession) -> bool {
         let handles = self.shards.get().map(Vec::as_slice).unwrap_or_default();
         let handles_of_user =
             self.directory.user(&session.user).iter().filter_map(|shard| handles.get(shard));
@@ -147,7 +147,7 @@ impl Link for Peer {
     async fn deliver(
         &self,
         to: &NodeBoot,
-        deliveries: Vec<Delivery>,
+        deliveries: Vec<PeerPush>,
     ) -> Result<Vec<Vec<Landing>>, LinkError> {
         self.check_run(to)?;
         let landings =
@@ -177,7 +177,11 @@ impl Link for Peer {
         Ok(landings)
     }
 
-    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(
+        &self,
+        to: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError> {
         self.check_run(to)?;
         let all = async {
             let mut stopped = Vec::with_capacity(sessions.len());
@@ -227,19 +231,19 @@ impl Link for Peer {
         Ok(())
     }
 
-    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.check_run(to)?;
         Ok(self.tracer.find_and_watch(&query))
     }
 }
 
 /// Decodes a push into local deliveries: one for its named sessions, one for users addressed on all connections.
-fn decode(delivery: &Delivery, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Delivery>)> {
+fn decode(delivery: &PeerPush, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Delivery>)> {
     let push = pb::Push::decode(&delivery.push[..]).ok()?;
     let conversation = ConversationId::parse(&push.conversation).ok()?;
     let frame = PushFrame::from_push(&delivery.push).traced(trace_steps::parse_trace(&delivery.traceparent));
     let frame = Arc::new(frame);
-    let (mut sessions, mut users): (Vec<Session>, Vec<UserId>) = (Vec::new(), Vec::new());
+    let (mut sessions, mut users): (Vec<RoutedSession>, Vec<UserId>) = (Vec::new(), Vec::new());
     for target in &delivery.to {
         match target {
             Target::Conn(session) => sessions.push(session.clone()),

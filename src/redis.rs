@@ -11,5 +11,5 @@ mod script;
 
 pub use connect::ConnectError;
 
-pub(crate) use client::{Call, CallError, Client};
+pub(crate) use client::{Call, CallError, RedisClient};
 pub(crate) use script::Script;

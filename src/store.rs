@@ -23,7 +23,7 @@ mod user_state;
 
 pub use self::user_state::{Hidden, Mark, Personal, UserState};
 pub use memory::MemoryStore;
-pub use postgres::{Importing, OpenError, PostgresStore};
+pub use postgres::{Importing, PostgresOpenError, PostgresStore};
 
 /// Identifier of one owner's term: 128 fresh random bits per take-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -101,7 +101,7 @@ pub struct Facts<'a> {
 
 /// Recorded step of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Event {
+pub struct TraceEvent {
     /// Trace id, as 32 hex digits.
     pub trace: String,
     /// Time by this node's clock, in µs since 1970.
@@ -131,7 +131,7 @@ pub struct Event {
     id: u128,
 }
 
-impl Event {
+impl TraceEvent {
     /// Builds the record of a step at a time in µs since 1970.
     pub fn new(id: u128, time_us: u64, step: Step, facts: Facts<'_>, note: &str) -> Self {
         let Facts { msg, conversation, seq, user, device } = facts;
@@ -162,7 +162,7 @@ fn is_zero(number: &u64) -> bool {
 
 /// Query for whole traces, by message, user or trace id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Query {
+pub struct TraceFilter {
     /// Id of the wanted messages.
     pub msg: Option<String>,
     /// Sender or recipient of the wanted messages.
@@ -186,7 +186,7 @@ pub struct Tracer {
     watched: AtomicUsize,
     /// Watched ids and users, with the end of the watch in ms since 1970.
     watch: Mutex<HashMap<String, u64>>,
-    ring: Mutex<VecDeque<Event>>,
+    ring: Mutex<VecDeque<TraceEvent>>,
 }
 
 impl Tracer {
@@ -264,7 +264,7 @@ impl Tracer {
         if self.events_max == 0 {
             return;
         }
-        let event = Event::new(id, now_us(), step, facts, &more.to_string());
+        let event = TraceEvent::new(id, now_us(), step, facts, &more.to_string());
         let mut ring = self.ring.lock();
         while ring.len() >= self.events_max {
             ring.pop_front();
@@ -274,7 +274,7 @@ impl Tracer {
 
     /// Returns the matching steps on this node, and watches the message and the user for later queries, unless the
     /// query is passive.
-    pub fn find_and_watch(&self, query: &Query) -> Vec<Event> {
+    pub fn find_and_watch(&self, query: &TraceFilter) -> Vec<TraceEvent> {
         for name in [&query.msg, &query.user].into_iter().flatten().filter(|_| !query.is_passive) {
             self.watch(name, now_us() / 1_000);
         }
@@ -282,7 +282,7 @@ impl Tracer {
     }
 
     /// Returns all steps of the matching traces on this node, in the order of their recording.
-    pub fn find(&self, query: &Query) -> Vec<Event> {
+    pub fn find(&self, query: &TraceFilter) -> Vec<TraceEvent> {
         let ring = self.ring.lock();
         let mut traces: BTreeSet<u128> = query.traces.iter().copied().collect();
         let is_wanted =
@@ -295,7 +295,7 @@ impl Tracer {
                 traces.insert(event.id);
             }
         }
-        let mut found: Vec<Event> = ring
+        let mut found: Vec<TraceEvent> = ring
             .iter()
             .rev()
             .filter(|event| traces.contains(&event.id))
@@ -324,9 +324,9 @@ mod tests {
         Facts { msg, user, ..Facts::default() }
     }
 
-    fn query(msg: Option<&str>, user: Option<&str>, traces: &[u128]) -> Query {
+    fn query(msg: Option<&str>, user: Option<&str>, traces: &[u128]) -> TraceFilter {
         let (msg, user) = (msg.map(str::to_owned), user.map(str::to_owned));
-        Query { msg, user, traces: traces.to_vec(), is_passive: false }
+        TraceFilter { msg, user, traces: traces.to_vec(), is_passive: false }
     }
 
     #[test]
@@ -365,7 +365,7 @@ mod tests {
     fn passive_query_watches_nothing() {
         let tracer = Tracer::new(0, 100);
         let is_watched = || tracer.begin(now_us() / 1_000, None, "m", ["ann"]).is_some();
-        tracer.find_and_watch(&Query { is_passive: true, ..query(Some("m"), Some("ann"), &[]) });
+        tracer.find_and_watch(&TraceFilter { is_passive: true, ..query(Some("m"), Some("ann"), &[]) });
         assert!(!is_watched());
         tracer.find_and_watch(&query(None, Some("ann"), &[]));
         assert!(is_watched());
@@ -380,7 +380,8 @@ mod tests {
         tracer.note(&two, Step::Received, facts("m2", "ann"), format_args!(""));
         tracer.note(&one, Step::Pushed, facts("", "bob"), format_args!("by n2"));
         tracer.note(&two, Step::Pushed, facts("", "cat"), format_args!(""));
-        let steps = |query: Query| tracer.find(&query).iter().map(|it| (it.id, it.step)).collect::<Vec<_>>();
+        let steps =
+            |query: TraceFilter| tracer.find(&query).iter().map(|it| (it.id, it.step)).collect::<Vec<_>>();
         let whole = [(1, Step::Decided), (1, Step::Pushed)];
         assert_eq!(steps(query(Some("m1"), None, &[])), whole);
         assert_eq!(steps(query(None, Some("bob"), &[])), whole);

@@ -34,12 +34,12 @@ struct Door {
 
 impl Door {
     /// With a shard for each number, that has so many connections already.
-    fn open(conns: &[usize], socket: config::Socket) -> Self {
+    fn open(conns: &[usize], socket: config::SocketConfig) -> Self {
         Self::with_queues_of(NEWCOMERS_MAX, conns, socket)
     }
 
     /// Opens a listener whose shards queue at most `newcomers_max` connections each.
-    fn with_queues_of(newcomers_max: usize, conns: &[usize], socket: config::Socket) -> Self {
+    fn with_queues_of(newcomers_max: usize, conns: &[usize], socket: config::SocketConfig) -> Self {
         let listener = sockopt::listen(([127, 0, 0, 1], 0).into(), 128).expect("a free port");
         let address = listener.local_addr().expect("it listens");
         let (mut shards, mut mailboxes, mut queues) = (Vec::new(), Vec::new(), Vec::new());
@@ -75,9 +75,12 @@ impl Drop for Door {
 
 #[test]
 fn an_accepted_socket_has_the_options_that_the_settings_say() {
-    let wished =
-        config::Socket { send_buffer_bytes: 40_000, notsent_lowat_bytes: 9_000, user_timeout_ms: 7_000 };
-    for wished in [config::Socket::default(), wished] {
+    let wished = config::SocketConfig {
+        send_buffer_bytes: 40_000,
+        notsent_lowat_bytes: 9_000,
+        user_timeout_ms: 7_000,
+    };
+    for wished in [config::SocketConfig::default(), wished] {
         let mut door = Door::open(&[0], wished.clone());
         let _client = TcpStream::connect(door.address).expect("it accepts");
         let stream = door.next(0);
@@ -95,7 +98,7 @@ fn an_accepted_socket_has_the_options_that_the_settings_say() {
 
 #[test]
 fn options_that_are_off_are_left_to_the_kernel() {
-    let off = config::Socket { send_buffer_bytes: 0, notsent_lowat_bytes: 0, user_timeout_ms: 0 };
+    let off = config::SocketConfig { send_buffer_bytes: 0, notsent_lowat_bytes: 0, user_timeout_ms: 0 };
     let mut door = Door::open(&[0], off);
     let client = TcpStream::connect(door.address).expect("it accepts");
     let stream = door.next(0);
@@ -112,7 +115,7 @@ fn options_that_are_off_are_left_to_the_kernel() {
 fn connections_are_handed_out_evenly() {
     // A shard that has more gets nothing until the others have caught up.
     for (before, given) in [([0, 0, 0], [10, 10, 10]), ([9, 0, 0], [4, 13, 13]), ([50, 0, 0], [0, 15, 15])] {
-        let door = Door::open(&before, config::Socket::default());
+        let door = Door::open(&before, config::SocketConfig::default());
         let _clients: Vec<TcpStream> =
             (0..30).map(|_| TcpStream::connect(door.address).expect("it accepts")).collect();
         let counts = || -> Vec<usize> {
@@ -126,7 +129,7 @@ fn connections_are_handed_out_evenly() {
 
 #[test]
 fn busy_shard_delays_no_connection_and_full_shards_refuse() {
-    let mut door = Door::with_queues_of(2, &[0, 100], config::Socket::default());
+    let mut door = Door::with_queues_of(2, &[0, 100], config::SocketConfig::default());
     // The first shard takes nothing from its queue; after two connections the second gets the others.
     let _waiting: Vec<TcpStream> =
         (0..4).map(|_| TcpStream::connect(door.address).expect("it accepts")).collect();

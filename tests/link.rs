@@ -23,12 +23,12 @@ use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tidegate::{
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Delivery, GrpcLink,
-        Landing, Link, LinkError, Listener, PublishedMark, Secret, Session, Settings, Tls,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, GrpcLink, Landing, Link,
+        LinkError, Listener, PeerPush, PublishedMark, RoutedSession, Secret, Settings, Tls,
     },
     metrics,
     routes::NodeBoot,
-    trace::{Event, Facts, Query, Step},
+    trace::{Facts, Step, TraceEvent, TraceFilter},
 };
 use tidegate_protocol::{id::NodeId, machine::ledger::Outcome};
 use tokio::{net::TcpStream, sync::Semaphore};
@@ -54,12 +54,12 @@ impl Link for End {
         Ok(())
     }
 
-    async fn deliver(&self, _: &NodeBoot, _: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+    async fn deliver(&self, _: &NodeBoot, _: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
         // Fewer landings than pushes: no honest end does that.
         Ok(Vec::new())
     }
 
-    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<RoutedSession>) -> Result<Vec<bool>, LinkError> {
         std::future::pending().await
     }
 
@@ -72,8 +72,8 @@ impl Link for End {
         Ok(ArchiveStatus::ArchivedUpTo(ArchivedUpTo::default()))
     }
 
-    async fn traces(&self, _: &NodeBoot, _: Query) -> Result<Vec<Event>, LinkError> {
-        Ok(vec![Event::new(1, 1, Step::Received, Facts::default(), &"x".repeat(33 << 20))])
+    async fn traces(&self, _: &NodeBoot, _: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
+        Ok(vec![TraceEvent::new(1, 1, Step::Received, Facts::default(), &"x".repeat(33 << 20))])
     }
 
     async fn answers_again(
@@ -384,7 +384,7 @@ async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done()
     .await;
     let session = || {
         let user = tidegate_protocol::id::UserId::new("ann").unwrap();
-        vec![Session { user, device: tidegate_protocol::id::DeviceId::new("phone").unwrap(), epoch: 1 }]
+        vec![RoutedSession { user, device: tidegate_protocol::id::DeviceId::new("phone").unwrap(), epoch: 1 }]
     };
     let heard = link.stop_sessions(&peer, session()).await;
     assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
@@ -397,7 +397,7 @@ async fn replies_that_fit_nothing_asked_are_not_believed() {
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
     let listener = listen(peer.clone(), &end, open());
     let link = caller(open(), &[(peer.clone(), listener.address())]);
-    let push = || Delivery {
+    let push = || PeerPush {
         push: "p".into(),
         to: Vec::new(),
         tracked: false,
@@ -406,11 +406,11 @@ async fn replies_that_fit_nothing_asked_are_not_believed() {
     };
     let heard = link.deliver(&peer, vec![push()]).await;
     assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
-    let heard = link.traces(&peer, Query::default()).await;
+    let heard = link.traces(&peer, TraceFilter::default()).await;
     assert!(matches!(&heard, Err(LinkError::Unknown(why)) if why.contains("too large")), "{heard:?}");
     // Neither ended the connection.
     assert_eq!(call(&link, &peer).await, Ok(()));
-    let huge = Delivery { push: vec![0; 33 << 20].into(), ..push() };
+    let huge = PeerPush { push: vec![0; 33 << 20].into(), ..push() };
     let heard = link.deliver(&peer, vec![huge]).await;
     assert!(matches!(&heard, Err(LinkError::Unavailable(why)) if why.contains("too large")), "{heard:?}");
     assert_eq!(call(&link, &peer).await, Ok(()));

@@ -12,7 +12,7 @@ use tidegate::{
     cluster::{Cluster, LagLimit, Lags, OwnerProgress, Peers},
     events::Events,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
-    lease::{self, Member},
+    lease::{self, NodeLease},
     link::LocalLink,
     mail::{self, ConnKey, Mail, Reassert, ShardHandle, Slice},
     metrics,
@@ -98,7 +98,7 @@ impl Peer {
         let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
         let tell = move |peers| *heard.lock().unwrap() = peers;
         let (counted, _) = metrics::install();
-        let mut member = Member::new(Arc::clone(&cluster), LEASES.node, vec![handle], say, tell, counted);
+        let mut member = NodeLease::new(Arc::clone(&cluster), LEASES.node, vec![handle], say, tell, counted);
         member.announce().await.unwrap();
         let task = tokio::spawn(Box::pin(member.run()));
         Self { cluster, plan, state, told, conns, task, shard }

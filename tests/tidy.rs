@@ -6,6 +6,8 @@
 mod arrows;
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/pages.rs"]
 mod pages;
 #[path = "tidy/rules.rs"]
@@ -82,6 +84,10 @@ const PLANTS_OF_FILES: &[(&str, &[(&str, &str)])] = &[
             ("src/shard/b.rs", "use crate::shard::{c::C};\n"),
             ("src/shard/c.rs", "fn f() {\n    super::a::f();\n}\n"),
         ],
+    ),
+    (
+        "type-names",
+        &[("src/mail.rs", "pub struct Step;\n"), ("protocol/src/ws.rs", "pub(crate) enum Step<'a> {\n}\n")],
     ),
 ];
 
@@ -207,6 +213,13 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("no-design", "docs/a.md", "See DESIGN 3.\n"),
     ("subject", "src/node.rs", "/// It, there.\npub conn: u64,\n"),
     ("subject", "src/node.rs", "/// What they are worth.\nrows: u64,\n"),
+    ("tuples", "src/shard.rs", "fn f(a: A, (b, c): (B, C)) {\n}\n"),
+    (
+        "tuples",
+        "lab/src/bench.rs",
+        "fn f<T: Fn(A) -> B>(\n    &self,\n    (mut b, c): &(B, C),\n    d: D,\n) {\n}\n",
+    ),
+    ("tuples", "tests/s.rs", "pub(super) async fn f((a, b): Pair, c: Option<(C, D)>) -> E {\n}\n"),
     ("pure-protocol", "protocol/src/codec.rs", "let now = Instant::now();\n"),
     ("pure-protocol", "protocol/src/codec.rs", "let now = std::time::SystemTime::now();\n"),
     ("pure-protocol", "protocol/src/machine/chain.rs", "use tokio::time::Instant;\n"),
@@ -329,5 +342,10 @@ const CLEAN: &[(&str, &str)] = &[
     (
         "src/cli/store.rs",
         "//! A command.\nuse crate::embedded::{Offline, Stats};\nfn f() {\n    embedded::check();\n}\n",
+    ),
+    ("src/bus.rs", "//! Types.\npub struct Settings;\nstruct Step;\npub(super) struct Step;\n"),
+    (
+        "src/shard.rs",
+        "//! One value, or none.\nfn f((a, b): (A, B)) {\n}\nfn g(&self, (a, b): (A, B)) {\n}\nfn k(&self, a: (A, B), (): ()) {\n    h(|(a, b)| c);\n}\n",
     ),
 ];

@@ -23,8 +23,8 @@ use clap::Subcommand;
 use std::{fs, path::PathBuf};
 
 use crate::node_binary;
-use report::Report;
-use wire::Transport;
+use report::BenchReport;
+use wire::BenchTransport;
 
 /// The scenarios to measure, and the options of all of them.
 #[derive(clap::Args, Clone, Debug)]
@@ -39,8 +39,8 @@ pub struct Args {
     #[arg(long, global = true)]
     pub quick: bool,
     /// Transports to measure, one after the other.
-    #[arg(long, global = true, value_delimiter = ',', default_values_t = [Transport::Tcp, Transport::Ws])]
-    pub transport: Vec<Transport>,
+    #[arg(long, global = true, value_delimiter = ',', default_values_t = [BenchTransport::Tcp, BenchTransport::Ws])]
+    pub transport: Vec<BenchTransport>,
     /// Content bytes of a message.
     #[arg(long, global = true, default_value_t = 128)]
     pub size: usize,
@@ -291,7 +291,7 @@ pub struct Services {
     pub services: PathBuf,
 }
 
-impl std::fmt::Display for Transport {
+impl std::fmt::Display for BenchTransport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",
@@ -359,7 +359,7 @@ fn measure(mut args: Args) -> Result<()> {
     };
     let steal = host::Steal::read();
     let environment = host::Environment::capture(&args.server_cpus, &args.client_cpus);
-    let mut report = Report { environment, sections: Vec::new() };
+    let mut report = BenchReport { environment, sections: Vec::new() };
     println!("{}", report.head());
     let outcome = scenario::run(&launcher, &args, |section| {
         println!("{}", section.markdown());

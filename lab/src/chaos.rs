@@ -50,7 +50,7 @@ use self::{
     world::World,
 };
 use crate::{
-    checker::{self, Budget, History, Report},
+    checker::{self, Budget, CheckReport, History},
     node_binary, node_store,
     proxy::Proxy,
 };
@@ -206,7 +206,8 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let proxy = Arc::new(Proxy::start(process.client).await?);
     let key = auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
-    let world = Arc::new(World::new(args.load(), vec![proxy.address], key, Arc::clone(&recorder)));
+    let (users, rate) = args.load();
+    let world = Arc::new(World::new(users, rate, vec![proxy.address], key, Arc::clone(&recorder)));
     world.admin.set_address(0, process.admin);
     let mut workload = Workload::begin(&world, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);
@@ -231,17 +232,18 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let mut rng = StdRng::seed_from_u64(seed);
     let clock = args.faketime.clone().map(Clock);
     let mut cluster =
-        Box::pin(Cluster::start(&binary(args)?, list, directory, (clock, SETS), &mut rng)).await?;
+        Box::pin(Cluster::start(&binary(args)?, list, directory, clock, SETS, &mut rng)).await?;
     cluster.servers.recover_quickly().await;
     let recorder = Arc::new(Recorder::new());
     let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
-    let world = Arc::new(World::new(args.load(), doors, cluster.key().to_vec(), Arc::clone(&recorder)));
+    let (users, rate) = args.load();
+    let world = Arc::new(World::new(users, rate, doors, cluster.key().to_vec(), Arc::clone(&recorder)));
     for (nth, node) in cluster.nodes.iter().enumerate() {
         world.admin.set_address(nth, node.process.admin);
     }
     let mut workload = Workload::begin(&world, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let counts = cluster_nemesis::run(&world, &mut cluster, (end, args.long), &mut rng).await?;
+    let counts = cluster_nemesis::run(&world, &mut cluster, end, args.long, &mut rng).await?;
     let rested = workload.rest(&world).await;
     drop(workload);
     cluster.stop(&mut rng).await?;
@@ -258,7 +260,7 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
 }
 
 /// Returns a row of `docs/results/`.
-fn result(args: &Args, seed: u64, report: &Report, counts: &[u64; 3]) -> Value {
+fn result(args: &Args, seed: u64, report: &CheckReport, counts: &[u64; 3]) -> Value {
     let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
     let (kind, faults) = match (&args.cluster, args.long) {
         (None, _) => ("node", ["kills", "cuts", "disks"]),

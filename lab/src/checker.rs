@@ -66,7 +66,7 @@ use self::{
     sends::{Log, Send},
 };
 pub use self::{
-    event::{Change, Event, Stamped, Via},
+    event::{Change, HistoryEvent, Stamped, Via},
     history::{History, Id, JsonError},
 };
 
@@ -109,7 +109,7 @@ impl fmt::Display for Violation {
 
 /// Result of a check.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct CheckReport {
     /// The first violations of each rule.
     pub violations: Vec<Violation>,
     /// Number of violations, by rule.
@@ -155,7 +155,7 @@ pub struct Report {
     pub longest_recovery_ns: u64,
 }
 
-impl Report {
+impl CheckReport {
     /// Returns whether every promise was kept.
     pub fn is_clean(&self) -> bool {
         self.broken.is_empty()
@@ -163,7 +163,7 @@ impl Report {
 }
 
 /// Checks a history. Its log rows are the truth: they were read from the store itself.
-pub fn check(history: &History, budget: Budget) -> Report {
+pub fn check(history: &History, budget: Budget) -> CheckReport {
     let mut checker = Checker {
         history,
         budget,
@@ -171,7 +171,7 @@ pub fn check(history: &History, budget: Budget) -> Report {
         logs: HashMap::new(),
         rooms: Rooms::default(),
         sessions: Sessions::default(),
-        report: Report::default(),
+        report: CheckReport::default(),
     };
     checker.index();
     checker.check_sends();
@@ -193,7 +193,7 @@ struct Checker<'a> {
     logs: HashMap<Id, Log>,
     rooms: Rooms,
     sessions: Sessions,
-    report: Report,
+    report: CheckReport,
 }
 
 impl Checker<'_> {

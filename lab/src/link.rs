@@ -25,14 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const FRAME_MAX: usize = 1 << 20;
 
 /// A connection of a client.
-pub(crate) enum Link {
+pub(crate) enum ClientSocket {
     /// Connection with `TG/1` or JSON lines.
     Stream { stream: TcpStream, buffer: Vec<u8>, framing: Framing },
     /// WebSocket with either sub-protocol.
     Ws { socket: Box<WebSocketStream<TcpStream>>, framing: Framing },
 }
 
-impl Link {
+impl ClientSocket {
     /// Connects and does what the wire needs before the first frame.
     pub(crate) async fn connect(address: SocketAddr, wire: Wire) -> anyhow::Result<Self> {
         let mut stream = timeout(PATIENCE, TcpStream::connect(address)).await??;

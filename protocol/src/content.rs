@@ -12,14 +12,14 @@ use prost::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Content {
     /// Readable text or opaque bytes.
-    pub body: Option<Body>,
+    pub body: Option<ContentBody>,
     /// Encoded fields with unknown numbers, in order of arrival.
     pub unknown: Vec<u8>,
 }
 
 /// Text or data of a [`Content`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Body {
+pub enum ContentBody {
     /// UTF-8 text.
     Text(String),
     /// Bytes that only the clients understand.
@@ -29,20 +29,20 @@ pub enum Body {
 impl Content {
     /// Creates content with text.
     pub fn text(text: impl Into<String>) -> Self {
-        Self { body: Some(Body::Text(text.into())), unknown: Vec::new() }
+        Self { body: Some(ContentBody::Text(text.into())), unknown: Vec::new() }
     }
 
     /// Creates content with opaque bytes.
     pub fn data(data: impl Into<Bytes>) -> Self {
-        Self { body: Some(Body::Data(data.into())), unknown: Vec::new() }
+        Self { body: Some(ContentBody::Data(data.into())), unknown: Vec::new() }
     }
 }
 
 impl Message for Content {
     fn encode_raw(&self, buf: &mut impl BufMut) {
         match &self.body {
-            Some(Body::Text(text)) => encoding::string::encode(1, text, buf),
-            Some(Body::Data(data)) => encoding::bytes::encode(2, data, buf),
+            Some(ContentBody::Text(text)) => encoding::string::encode(1, text, buf),
+            Some(ContentBody::Data(data)) => encoding::bytes::encode(2, data, buf),
             None => {}
         }
         buf.put_slice(&self.unknown);
@@ -59,13 +59,13 @@ impl Message for Content {
             1 => {
                 let mut text = String::new();
                 encoding::string::merge(wire_type, &mut text, buf, ctx)?;
-                self.body = Some(Body::Text(text));
+                self.body = Some(ContentBody::Text(text));
                 Ok(())
             }
             2 => {
                 let mut data = Bytes::new();
                 encoding::bytes::merge(wire_type, &mut data, buf, ctx)?;
-                self.body = Some(Body::Data(data));
+                self.body = Some(ContentBody::Data(data));
                 Ok(())
             }
             _ => keep_unknown(&mut self.unknown, tag, wire_type, buf, ctx),
@@ -74,8 +74,8 @@ impl Message for Content {
 
     fn encoded_len(&self) -> usize {
         let body = match &self.body {
-            Some(Body::Text(text)) => encoding::string::encoded_len(1, text),
-            Some(Body::Data(data)) => encoding::bytes::encoded_len(2, data),
+            Some(ContentBody::Text(text)) => encoding::string::encoded_len(1, text),
+            Some(ContentBody::Data(data)) => encoding::bytes::encoded_len(2, data),
             None => 0,
         };
         body + self.unknown.len()

@@ -18,11 +18,11 @@
 //! ```
 //!
 //! Writing and time are left to the caller:
-//! - After [`Event::Close`] or a [`Violation`], ignore all further input: reply with [`encode_close_reply`] or
+//! - After [`WsEvent::Close`] or a [`WsViolation`], ignore all further input: reply with [`encode_close_reply`] or
 //!   [`encode_close`], stop decoding and discard input.
 //! - A peer that pings and never reads must cost nothing: keep **one** unsent pong and replace it with a newer one
 //!   (section 5.5.3 allows answering only the latest ping).
-//! - Control frames and fragments are work without a message; count them ([`Event::Part`]).
+//! - Control frames and fragments are work without a message; count them ([`WsEvent::Part`]).
 //! - An incomplete frame and an open fragmented message ([`Decoder::held`]) each need a deadline.
 
 mod decode;
@@ -38,11 +38,11 @@ pub use encode::{
     encode_server, server_header,
 };
 pub use mask::mask;
-pub use violation::Violation;
+pub use violation::WsViolation;
 
 /// Maximum header of a client frame, in bytes: two bytes, a 64-bit length and the masking key.
 ///
-/// A caller never keeps more than this plus [`Limits::message_bytes_max`] for a frame.
+/// A caller never keeps more than this plus [`WsLimits::message_bytes_max`] for a frame.
 pub const HEADER_MAX: usize = 14;
 
 /// Maximum payload of a control frame, in bytes.
@@ -95,7 +95,7 @@ pub enum Kind {
 
 /// Limits of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct WsLimits {
     /// Maximum size of a message over all its fragments, in bytes. A frame is checked by its claimed length.
     pub message_bytes_max: usize,
     /// Maximum number of frames of one message. Without this limit, empty fragments would be unlimited.
@@ -104,7 +104,7 @@ pub struct Limits {
 
 /// Result of [`Decoder::next`] at the start of the input.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step<'a> {
+pub enum WsStep<'a> {
     /// The frame is incomplete. The input is unchanged.
     Need {
         /// Required length of the input, from the same start; at most [`HEADER_MAX`] plus the message limit.
@@ -115,13 +115,13 @@ pub enum Step<'a> {
         /// Bytes to drop from the start of the input after the event is processed.
         consumed: usize,
         /// Meaning of the frame.
-        event: Event<'a>,
+        event: WsEvent<'a>,
     },
 }
 
 /// Meaning of a frame for the connection.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum WsEvent<'a> {
     /// A complete message: borrowed from the input if it was one frame, owned if it was fragmented.
     Message {
         /// Text or bytes.

@@ -221,7 +221,8 @@ pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Resu
     })))
 }
 
-fn seq_response(id: &str, (seq, duplicate): (u64, bool)) -> Json<Value> {
+fn seq_response(id: &str, appended: (u64, bool)) -> Json<Value> {
+    let (seq, duplicate) = appended;
     Json(json!({"conversation": format!("g:{id}"), "seq": seq, "duplicate": duplicate}))
 }
 

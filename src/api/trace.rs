@@ -23,7 +23,7 @@ use tidegate_protocol::{
 use super::{Api, Problem, bad_body};
 use crate::{
     cluster::Cluster,
-    trace::{Event, FOUND_TRACES, Query as StepsQuery, WATCH_MS},
+    trace::{FOUND_TRACES, TraceEvent, TraceFilter as StepsQuery, WATCH_MS},
 };
 
 /// Most steps in a response, over all nodes; the newest are returned.
@@ -99,7 +99,7 @@ async fn collect(
 /// Steps collected from all nodes.
 struct CollectedSteps {
     /// Each step with the name of its node.
-    steps: Vec<(String, Event)>,
+    steps: Vec<(String, TraceEvent)>,
     /// Nodes that did not answer, or are too old to support the query.
     silent: Vec<String>,
 }
@@ -124,7 +124,7 @@ async fn query_all(cluster: &Cluster, query: &StepsQuery) -> CollectedSteps {
 }
 
 /// Returns the traces of these steps; if there are too many, those with the latest steps.
-fn newest(steps: &[(String, Event)]) -> Vec<u128> {
+fn newest(steps: &[(String, TraceEvent)]) -> Vec<u128> {
     let mut last: HashMap<u128, u64> = HashMap::new();
     for (_, step) in steps {
         let time = last.entry(step.id()).or_default();
@@ -135,7 +135,7 @@ fn newest(steps: &[(String, Event)]) -> Vec<u128> {
     traces.into_iter().take(FOUND_TRACES).map(|(_, id)| id).collect()
 }
 
-fn with_node(node: &str, step: &Event) -> serde_json::Result<Value> {
+fn with_node(node: &str, step: &TraceEvent) -> serde_json::Result<Value> {
     let mut value = serde_json::to_value(step)?;
     value["node"] = node.into();
     Ok(value)

@@ -3,7 +3,7 @@
 use axum::{Json, Router, extract::State, http::StatusCode, middleware::from_fn_with_state, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
-use tidegate_protocol::{Code, machine::drain::Phase};
+use tidegate_protocol::{Code, machine::drain::NodePhase};
 use tokio::{net::TcpListener, sync::watch};
 
 use super::{Problem, same_origin};
@@ -34,7 +34,7 @@ pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool)
         )
     };
     let mut router = Router::new()
-        .route("/livez", get(|| async { Json(json!({"state": Phase::Starting.name()})) }))
+        .route("/livez", get(|| async { Json(json!({"state": NodePhase::Starting.name()})) }))
         .route("/healthz", get(readyz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(|State(status): State<StartupStatus>| async move { status.metrics.render() }))
@@ -49,6 +49,6 @@ pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool)
 
 async fn readyz(State(status): State<StartupStatus>) -> (StatusCode, Json<Value>) {
     let reason = status.reason.borrow().clone();
-    let body = json!({"state": Phase::Starting.name(), "conns": 0, "waitsFor": reason});
+    let body = json!({"state": NodePhase::Starting.name(), "conns": 0, "waitsFor": reason});
     (StatusCode::SERVICE_UNAVAILABLE, Json(body))
 }

@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tidegate_protocol::machine::drain::Phase;
+use tidegate_protocol::machine::drain::NodePhase;
 
 use super::Broker;
 use crate::{
     budget::Admission,
     drain::Drainer,
-    lease::Member,
+    lease::NodeLease,
     partition::rules,
     routes::{NodeBoot, NodeDescription, NodeInfo, NodeState},
 };
@@ -36,7 +36,7 @@ impl NodeAnnouncement {
         self,
         lease: Duration,
         on_peers: impl Fn(Vec<(NodeBoot, String)>) + Send + Sync + 'static,
-    ) -> Member {
+    ) -> NodeLease {
         let broker = Arc::clone(&self.broker);
         if broker.is_clustered {
             let drainer = Arc::clone(&self.drainer);
@@ -44,7 +44,7 @@ impl NodeAnnouncement {
             broker.cluster.events.hold_while(move || drainer.is_closing());
         }
         let (cluster, shards) = (Arc::clone(&broker.cluster), broker.shards().to_vec());
-        Member::new(cluster, lease, shards, move || self.info(), on_peers, broker.metrics.clone())
+        NodeLease::new(cluster, lease, shards, move || self.info(), on_peers, broker.metrics.clone())
     }
 
     fn info(&self) -> NodeInfo {
@@ -62,9 +62,11 @@ impl NodeAnnouncement {
             peer_address: self.peer_address.clone(),
             client_addresses: self.client_addresses.clone(),
             state: match self.drainer.phase() {
-                Phase::Starting | Phase::Ready => NodeState::Ready,
-                Phase::Cordoned => NodeState::Cordoned,
-                Phase::Noticing | Phase::Draining | Phase::Flushing | Phase::Done => NodeState::Draining,
+                NodePhase::Starting | NodePhase::Ready => NodeState::Ready,
+                NodePhase::Cordoned => NodeState::Cordoned,
+                NodePhase::Noticing | NodePhase::Draining | NodePhase::Flushing | NodePhase::Done => {
+                    NodeState::Draining
+                }
             },
             conns: count(conns),
             capacity: count(capacity),

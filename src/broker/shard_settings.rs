@@ -16,7 +16,7 @@ use crate::{
 /// Settings that all shards of a broker share.
 pub struct ShardSettings {
     /// Limits of sessions.
-    pub limits: session::Limits,
+    pub limits: session::SessionLimits,
     /// Limits of outboxes.
     pub caps: Caps,
     /// Largest number of bytes that wait in the mailbox of a shard.
@@ -43,7 +43,7 @@ impl ShardSettings {
     /// Creates settings with the default limits of sessions, small buffers and deadlines of seconds.
     pub fn new(verifier: Verifier) -> Self {
         Self {
-            limits: session::Limits::default(),
+            limits: session::SessionLimits::default(),
             caps: Caps { control: 128 * 1024, data: 256 * 1024 },
             mailbox_bytes: 1 << 20,
             frame_deadline: Duration::from_secs(10),

@@ -24,7 +24,7 @@ use self::{
 };
 use super::{AppendError, Appended, Batch, Bounds, Bus, BusState, NodeFeed, Ownership, ReadError};
 use crate::{
-    config::Kafka,
+    config::KafkaConfig,
     metrics::Metrics,
     routes::{NodeBoot, TopicLag},
 };
@@ -75,7 +75,7 @@ const NODE_TOPICS_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Log of a cluster and topics of its nodes, on Kafka.
 pub struct KafkaBus {
-    kafka: Kafka,
+    kafka: KafkaConfig,
     metrics: Metrics,
     reader: Arc<Reader>,
     log: Arc<Appender>,
@@ -103,7 +103,7 @@ impl KafkaBus {
     /// # Errors
     /// No broker answers, the topic is missing or has another number of partitions, or the library rejects a setting.
     pub async fn connect(
-        kafka: &Kafka,
+        kafka: &KafkaConfig,
         answer_within: Duration,
         metrics: &Metrics,
     ) -> Result<Self, KafkaRefusal> {
@@ -112,13 +112,13 @@ impl KafkaBus {
         opened.await.map_err(|error| KafkaRefusal::permanent(format!("failed to open the log: {error}")))?
     }
 
-    fn open(kafka: Kafka, answer_within: Duration, metrics: &Metrics) -> Result<Self, KafkaRefusal> {
+    fn open(kafka: KafkaConfig, answer_within: Duration, metrics: &Metrics) -> Result<Self, KafkaRefusal> {
         let reader =
             Reader::open(&client::reader(&kafka, Cluster::Log)?, &kafka.topic, kafka.partitions, metrics)?;
-        let bounds = (kafka.append_bytes_max, kafka.record_bytes_max);
+        let (bytes_max, record_bytes_max) = (kafka.append_bytes_max, kafka.record_bytes_max);
         let appender = |cluster| -> Result<_, KafkaRefusal> {
             let config = client::producer(&kafka, cluster)?;
-            Ok(Arc::new(Appender::new(config, metrics, bounds, answer_within)?))
+            Ok(Arc::new(Appender::new(config, metrics, bytes_max, record_bytes_max, answer_within)?))
         };
         let mut config = client::common(&kafka, Cluster::Nodes)?;
         config.set("statistics.interval.ms", "0").remove("debug");

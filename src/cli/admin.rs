@@ -40,7 +40,7 @@ impl AdminArgs {
             Some(address) => address,
             None => find::node(&self.data.data, OTHER_WAY)?.admin,
         };
-        request(Admin::connect(&address.to_string())?, address, method, path)
+        request(AdminClient::connect(&address.to_string())?, address, method, path)
     }
 
     /// Prints the body as JSON if `--json` was given, and returns whether it was.
@@ -54,7 +54,7 @@ impl AdminArgs {
 
 /// Sends a request without a body and returns status and body of the response.
 pub(super) fn request(
-    mut admin: Admin,
+    mut admin: AdminClient,
     address: SocketAddr,
     method: &str,
     path: &str,
@@ -79,12 +79,12 @@ pub(super) fn text(value: &Value) -> String {
 
 /// Blocking client of an admin port, or of another HTTP port of a node, over one connection. Inside a runtime, use
 /// [`Connection`] instead.
-pub struct Admin {
+pub struct AdminClient {
     connection: Connection,
     runtime: Runtime,
 }
 
-impl Admin {
+impl AdminClient {
     /// Connects to a host and port.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use tidegate_protocol::id::check_id;
 
 use super::{
     DataArg,
-    admin::{Admin, AdminArgs, OTHER_WAY, accepted, request, text},
+    admin::{AdminArgs, AdminClient, OTHER_WAY, accepted, request, text},
     drain, find,
 };
 
@@ -74,7 +74,7 @@ impl NodesArgs {
         addresses.sort_by_key(|address| Some(*address) != first);
         let mut why = None;
         for address in addresses {
-            let admin = Admin::connect_within(address, REPLY_TIMEOUT);
+            let admin = AdminClient::connect_within(address, REPLY_TIMEOUT);
             let reply = admin.and_then(|admin| request(admin, address, "GET", "/v1/nodes"));
             match reply.and_then(accepted) {
                 Ok(list) => return Ok((address, list)),

@@ -4,7 +4,7 @@ use std::{io::IsTerminal as _, net::SocketAddr, path::PathBuf, process::ExitCode
 
 use anyhow::{Context as _, ensure};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-use tidegate_protocol::machine::drain::Outcome;
+use tidegate_protocol::machine::drain::DrainOutcome;
 use tokio::sync::watch;
 
 use super::{banner, signals::Signals};
@@ -76,9 +76,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(why) => anyhow::bail!(why),
     };
     match outcome {
-        Outcome::Drained => eprintln!("stopped: every client got everything"),
-        Outcome::Cut(conns) => eprintln!("stopped: the deadline cut {conns} connections (drain.deadline_ms)"),
-        Outcome::Fast(conns) => eprintln!("stopped early by a second signal: {conns} connections were cut"),
+        DrainOutcome::Drained => eprintln!("stopped: every client got everything"),
+        DrainOutcome::Cut(conns) => {
+            eprintln!("stopped: the deadline cut {conns} connections (drain.deadline_ms)")
+        }
+        DrainOutcome::Fast(conns) => {
+            eprintln!("stopped early by a second signal: {conns} connections were cut")
+        }
     }
     Ok(ExitCode::from(outcome.exit_code()))
 }

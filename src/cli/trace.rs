@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use tidegate_protocol::id::check_id;
 
-use super::{DataArg, admin::Admin, find};
+use super::{DataArg, admin::AdminClient, find};
 
 /// Arguments of `tidegate trace`.
 #[derive(clap::Args, Debug)]
@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     check_id(&args.name).with_context(|| format!("{:?}", args.name))?;
     let mut nodes = Vec::new();
     for address in addresses(args)? {
-        match Admin::connect(&address.to_string()) {
+        match AdminClient::connect(&address.to_string()) {
             Ok(admin) => nodes.push(admin),
             // The other nodes may still answer.
             Err(error) => eprintln!("{error:#}"),
@@ -81,7 +81,7 @@ fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
 }
 
 /// Returns the steps that a node collected, each with the name of its node; all nodes watch `name` from now on.
-fn steps(node: &mut Admin, name: &str) -> anyhow::Result<Vec<(String, Value)>> {
+fn steps(node: &mut AdminClient, name: &str) -> anyhow::Result<Vec<(String, Value)>> {
     let (status, body) =
         node.request("POST", "/v1/trace", &json!({"msg": name, "user": name}).to_string())?;
     let reply: Value = serde_json::from_str(&body).context("this is no admin port")?;

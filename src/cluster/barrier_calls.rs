@@ -42,7 +42,7 @@ const CALL_INTERVAL_MIN: Duration = Duration::from_millis(2);
 /// Archived offsets of a peer that has archived what it published; `None` if it did not reply.
 pub(crate) type PeerArchive = Option<Arc<ArchivedUpTo>>;
 
-pub(crate) type Call = Pin<Box<dyn Future<Output = PeerArchive> + Send>>;
+pub(crate) type ArchiveCall = Pin<Box<dyn Future<Output = PeerArchive> + Send>>;
 
 /// Barrier calls to all peers.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ pub(crate) struct BarrierCalls(Mutex<HashMap<NodeBoot, Arc<PeerCalls>>>);
 struct PeerCalls {
     /// Start of the last call.
     last_start: AsyncMutex<Option<Instant>>,
-    next: Mutex<Option<WeakShared<Call>>>,
+    next: Mutex<Option<WeakShared<ArchiveCall>>>,
     silent: AtomicBool,
 }
 
@@ -78,13 +78,13 @@ impl BarrierCalls {
     }
 
     /// Returns the peer's reply to a call that starts from now on; other readers share the call.
-    pub(crate) fn call(&self, link: &Arc<dyn Link>, peer: &NodeBoot) -> Shared<Call> {
+    pub(crate) fn call(&self, link: &Arc<dyn Link>, peer: &NodeBoot) -> Shared<ArchiveCall> {
         let calls = self.of(peer);
         let mut next = calls.next();
         if let Some(call) = next.as_ref().and_then(WeakShared::upgrade) {
             return call;
         }
-        let call: Call = Box::pin(Arc::clone(&calls).call(Arc::clone(link), peer.clone()));
+        let call: ArchiveCall = Box::pin(Arc::clone(&calls).call(Arc::clone(link), peer.clone()));
         let call = call.shared();
         *next = call.downgrade();
         call
@@ -135,7 +135,7 @@ impl PeerCalls {
         reply
     }
 
-    fn next(&self) -> MutexGuard<'_, Option<WeakShared<Call>>> {
+    fn next(&self) -> MutexGuard<'_, Option<WeakShared<ArchiveCall>>> {
         self.next.lock()
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// How `GET /v1/assign` and the alternates of a drain present this node, and its share of new clients.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Assign {
+pub struct AssignConfig {
     /// Addresses at which clients reach this node, best first. Each is host:port for all client protocols, or starts
     /// with tcp://, tls://, ws:// or wss:// for one of them. Empty: listen.client, unless that is a wildcard address;
     /// then none is announced, and clients keep to the address that they know.
@@ -28,7 +28,7 @@ pub struct Assign {
     pub accepts: u32,
 }
 
-impl Default for Assign {
+impl Default for AssignConfig {
     fn default() -> Self {
         Self {
             addresses: Vec::new(),
@@ -43,7 +43,7 @@ impl Default for Assign {
     }
 }
 
-impl Assign {
+impl AssignConfig {
     pub(super) fn check(&self, need: &mut impl FnMut(bool, &str)) {
         need(
             self.addresses.iter().all(|address| is_address(address)),

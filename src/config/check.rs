@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Config, Fault, Limits, Listen};
+use super::{Config, FaultConfig, LimitsConfig, ListenConfig};
 
 impl Config {
     pub(super) fn check(&self, problems: &mut Vec<String>) {
@@ -123,7 +123,7 @@ impl Config {
     }
 }
 
-impl Listen {
+impl ListenConfig {
     /// Returns the address of the port for probes and metrics; `None` if it is not set.
     pub fn monitor_address(&self) -> Option<SocketAddr> {
         self.monitor.parse().ok()
@@ -150,7 +150,7 @@ impl Listen {
     }
 }
 
-impl Fault {
+impl FaultConfig {
     /// Returns the message id that causes a panic in `part`; empty if the fault is not set or for another part.
     pub fn panic_on_msg_id_in(&self, part: &str) -> String {
         let planned = if self.panic_in.is_empty() { "connection" } else { &self.panic_in };
@@ -158,7 +158,7 @@ impl Fault {
     }
 }
 
-impl Limits {
+impl LimitsConfig {
     fn check(&self, need: &mut impl FnMut(bool, &str)) {
         let limits = self;
         need(

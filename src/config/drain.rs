@@ -14,7 +14,7 @@ const LB_DELAY_DEFAULT: Duration = Duration::from_millis(5_000);
 /// Drain of a node, from the signal to the end of the process.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Drain {
+pub struct DrainConfig {
     /// How long the node keeps accepting while `/readyz` answers 503, until load balancers stop choosing it. 0: 5 s,
     /// or no delay if `listen.client` is a loopback address.
     pub lb_delay_ms: u64,
@@ -33,7 +33,7 @@ pub struct Drain {
     pub grace_ms: u64,
 }
 
-impl Default for Drain {
+impl Default for DrainConfig {
     fn default() -> Self {
         Self {
             lb_delay_ms: 0,

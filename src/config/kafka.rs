@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Kafka, for profile `cluster`; `tidegate topics ensure` creates the topics named here.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Kafka {
+pub struct KafkaConfig {
     /// Bootstrap brokers as host:port; required with node.profile = `cluster`, and only there.
     pub brokers: Vec<String>,
     /// Topic of the log.
@@ -67,7 +67,7 @@ pub struct Kafka {
     pub properties: Vec<String>,
 }
 
-impl Default for Kafka {
+impl Default for KafkaConfig {
     fn default() -> Self {
         Self {
             brokers: Vec::new(),
@@ -131,7 +131,7 @@ const PROPERTIES_ALLOWED: &[&str] = &[
     "topic.metadata.refresh.interval.ms",
 ];
 
-impl Kafka {
+impl KafkaConfig {
     /// Returns the name of a node's topic.
     pub fn topic_of(&self, node: &str) -> String {
         format!("{}.{node}", self.node_topic)

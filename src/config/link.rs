@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Link between nodes, for profile `cluster`: replies, pushes and queries over gRPC.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Link {
+pub struct LinkConfig {
     /// Address on which this node accepts peers; other than loopback only with a secret or certificates.
     pub listen: SocketAddr,
     /// Address at which peers reach this node, as host:port. Empty: the listen address.
@@ -33,7 +33,7 @@ pub struct Link {
     pub timeout_ms: u64,
 }
 
-impl Default for Link {
+impl Default for LinkConfig {
     fn default() -> Self {
         Self {
             listen: ([127, 0, 0, 1], 7802).into(),
@@ -48,7 +48,7 @@ impl Default for Link {
     }
 }
 
-impl Link {
+impl LinkConfig {
     /// Returns the address announced to peers. Puts an IPv6 address in brackets, which Kubernetes leaves out of a
     /// pod's address.
     pub fn advertised(&self) -> String {
@@ -101,8 +101,8 @@ fn is_host_and_port(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn problems(change: impl Fn(&mut Link)) -> Vec<String> {
-        let (mut link, mut problems) = (Link::default(), Vec::new());
+    fn problems(change: impl Fn(&mut LinkConfig)) -> Vec<String> {
+        let (mut link, mut problems) = (LinkConfig::default(), Vec::new());
         change(&mut link);
         link.check(&mut |ok, what| {
             if !ok {
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn public_address_needs_a_secret_or_certificates() {
         assert!(problems(|_| {}).is_empty());
-        let public = |link: &mut Link| link.listen = ([192, 0, 2, 1], 7802).into();
+        let public = |link: &mut LinkConfig| link.listen = ([192, 0, 2, 1], 7802).into();
         let refused = problems(public);
         assert!(refused.len() == 1 && refused[0].contains("link.secret_file"), "{refused:?}");
         assert!(problems(|link| (public(link), link.secret_file = "secret".into()).1).is_empty());
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn wildcard_listener_needs_an_advertised_address() {
-        let any = |link: &mut Link| {
+        let any = |link: &mut LinkConfig| {
             link.listen = ([0, 0, 0, 0], 7802).into();
             link.secret_file = "secret".into();
         };
@@ -147,7 +147,8 @@ mod tests {
             let found = problems(|link| (any(link), link.advertise = address.to_owned()).1);
             assert_eq!(found.is_empty(), sound, "{address}: {found:?}");
         }
-        let advertised = |text: &str| Link { advertise: text.to_owned(), ..Link::default() }.advertised();
+        let advertised =
+            |text: &str| LinkConfig { advertise: text.to_owned(), ..LinkConfig::default() }.advertised();
         assert_eq!(advertised("fd00::1:7802"), "[fd00::1]:7802");
         for unchanged in ["[fd00::1]:7802", "10.0.0.1:7802", "node-1.nodes:7802"] {
             assert_eq!(advertised(unchanged), unchanged);

@@ -9,7 +9,7 @@ use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
 /// Version of the ledger's rules, and when messages are acked; see "A new version" in `docs/cluster.md`.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Log {
+pub struct LogConfig {
     /// Newest version that the rules may be switched to: `newest`, which is the newest that all live nodes know, or a
     /// number. The lowest value among all live nodes applies, so one node can hold back the others. A switch is
     /// final: an older tidegate can't own a switched partition.
@@ -29,7 +29,7 @@ pub struct Log {
     pub allow_one_copy: bool,
 }
 
-impl Default for Log {
+impl Default for LogConfig {
     fn default() -> Self {
         Self {
             rules: RULES_NEWEST.into(),
@@ -45,7 +45,7 @@ const RULES_NEWEST: &str = "newest";
 const ANSWER_DECIDED: &str = "decided";
 const ANSWER_ARCHIVED: &str = "archived";
 
-impl Log {
+impl LogConfig {
     /// Returns the newest version to switch to; `None` if the setting names no version that this build knows.
     pub fn wanted(&self) -> Option<u32> {
         match self.rules.as_str() {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Postgres, for profile `cluster`: the archive of all messages; see docs/postgres.md.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Postgres {
+pub struct PostgresConfig {
     /// Address, `postgres://user@host:port/database`. Of several hosts, separated by commas, the one that accepts
     /// writes is used. Append `?application_name=…` to tell this node's sessions apart on the server; the default is
     /// `tidegate`.
@@ -29,7 +29,7 @@ pub struct Postgres {
     pub stalled_ms: u64,
 }
 
-impl Default for Postgres {
+impl Default for PostgresConfig {
     fn default() -> Self {
         Self {
             url: "postgres://tidegate@127.0.0.1:5432/tidegate".into(),
@@ -44,7 +44,7 @@ impl Default for Postgres {
     }
 }
 
-impl Postgres {
+impl PostgresConfig {
     /// Returns the time to get a connection.
     pub fn connect(&self) -> Duration {
         Duration::from_millis(self.connect_ms)

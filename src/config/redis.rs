@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Redis, for profile `cluster`: routes, and state that may be lost.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Redis {
+pub struct RedisConfig {
     /// Addresses as `redis://host:port`, with an optional `/database` if standalone; with other modes those of the
     /// sentinels or of some cluster nodes.
     pub urls: Vec<String>,
@@ -30,7 +30,7 @@ pub struct Redis {
     pub prefix: String,
 }
 
-impl Default for Redis {
+impl Default for RedisConfig {
     fn default() -> Self {
         Self {
             urls: vec!["redis://127.0.0.1:6379".into()],
@@ -46,7 +46,7 @@ impl Default for Redis {
     }
 }
 
-impl Redis {
+impl RedisConfig {
     /// Returns the timeout of a call.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)

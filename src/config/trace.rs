@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 /// Tracing of messages, for `tidegate trace`.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
-pub struct Trace {
+pub struct TraceConfig {
     /// New messages traced per second, in addition to watched ones.
     pub per_second: u32,
     /// Steps kept in memory, about 400 bytes each; the oldest are evicted. 0: tracing is off.
     pub events_max: usize,
 }
 
-impl Default for Trace {
+impl Default for TraceConfig {
     fn default() -> Self {
         Self { per_second: 10, events_max: 10_000 }
     }
 }
 
-impl Trace {
+impl TraceConfig {
     /// Returns the number of new messages traced per second; 0 if no steps are kept.
     pub fn per_second(&self) -> u32 {
         if self.events_max == 0 { 0 } else { self.per_second }

@@ -27,7 +27,7 @@ pub async fn clear(
     above: BeyondHead,
 ) -> Result<Option<Mark>, Refusal> {
     let mark =
-        read_position::advance(store, user, conversation, (seq, above), |view| view.user_state().cleared.seq)
+        read_position::advance(store, user, conversation, seq, above, |view| view.user_state().cleared.seq)
             .await?;
     let Some(mark) = mark else {
         // An earlier change of this position may not be durable yet; wait until it is.

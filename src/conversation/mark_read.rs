@@ -31,8 +31,7 @@ pub async fn read(
     seq: u64,
     above: BeyondHead,
 ) -> Result<Option<Mark>, Refusal> {
-    let mark =
-        read_position::advance(store, user, conversation, (seq, above), |view| view.mark().seq).await?;
+    let mark = read_position::advance(store, user, conversation, seq, above, |view| view.mark().seq).await?;
     let Some(mark) = mark else {
         // An earlier change of this mark may not be durable yet; wait until it is.
         store.save_marks(&[]).await.map_err(store_unavailable)?;
@@ -67,7 +66,8 @@ impl Devices {
         &self,
         user: &UserId,
         conversation: &ConversationId,
-        (seq, body): (u64, FrameBody),
+        seq: u64,
+        body: FrameBody,
         actor: ConnKey,
     ) {
         let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(body) });

@@ -53,7 +53,8 @@ pub(crate) async fn advance(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
-    (seq, above): (u64, BeyondHead),
+    seq: u64,
+    above: BeyondHead,
     current: impl Fn(&View) -> u64,
 ) -> Result<Option<Mark>, Refusal> {
     loop {

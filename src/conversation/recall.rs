@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     pb,
     record::{Body, Recall, Role},
 };
@@ -53,12 +53,13 @@ impl Recaller {
         store: &dyn Store,
         user: &UserId,
         conversation: &ConversationId,
-        (seq, above): (u64, BeyondHead),
+        seq: u64,
+        above: BeyondHead,
         now_ms: u64,
     ) -> Result<RecallOutcome, Refusal> {
-        let (member_view, found) = find(store, user, conversation, (seq, above)).await?;
+        let (member_view, found) = find(store, user, conversation, seq, above).await?;
         if let Some((seq, time)) = found.recalled {
-            return Ok(RecallOutcome::Done(ack(conversation, (seq, time), true)));
+            return Ok(RecallOutcome::Done(ack(conversation, seq, time, true)));
         }
         let Body::Message(message) = &found.row.body else {
             return Err((Code::NotFound, "only messages can be recalled"));
@@ -82,17 +83,17 @@ impl Recaller {
     pub async fn recall(&self, recall: Recall, now_ms: u64) -> Result<pb::SendAck, Refusal> {
         let conversation = recall.conversation.clone();
         match self.admin.recall(recall, now_ms).await {
-            Answer::Accepted { seq, time } => Ok(ack(&conversation, (seq, time), false)),
-            Answer::Duplicate { seq, time } => Ok(ack(&conversation, (seq, time), true)),
-            Answer::Refused { code, .. } => Err((code, "")),
-            Answer::Unknown | Answer::AppendFailed => {
+            SubmitAnswer::Accepted { seq, time } => Ok(ack(&conversation, seq, time, false)),
+            SubmitAnswer::Duplicate { seq, time } => Ok(ack(&conversation, seq, time, true)),
+            SubmitAnswer::Refused { code, .. } => Err((code, "")),
+            SubmitAnswer::Unknown | SubmitAnswer::AppendFailed => {
                 Err((Code::Unknown, "retry; a message is recalled only once"))
             }
         }
     }
 }
 
-fn ack(conversation: &ConversationId, (seq, time): (u64, u64), duplicate: bool) -> pb::SendAck {
+fn ack(conversation: &ConversationId, seq: u64, time: u64, duplicate: bool) -> pb::SendAck {
     pb::SendAck { conversation: conversation.to_string(), seq, time, duplicate, ..pb::SendAck::default() }
 }
 
@@ -101,7 +102,8 @@ async fn find(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
-    (seq, above): (u64, BeyondHead),
+    seq: u64,
+    above: BeyondHead,
 ) -> Result<(MemberView, StoredRow), Refusal> {
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let nothing = (Code::NotFound, "there is no message with this seq");

@@ -63,7 +63,7 @@ impl AnswerCache {
         }
     }
 
-    fn record(&self, (partition, fence): (u32, Fence), decided: &[(Record, Outcome)], next: u64) {
+    fn record(&self, partition: u32, fence: Fence, decided: &[(Record, Outcome)], next: u64) {
         let now = Instant::now();
         let mut partitions = self.partitions();
         // A successor on this node may have replaced the entry.
@@ -133,7 +133,7 @@ impl AnswerLog {
 
     /// Records outcomes that were published; every record below `next` is published too.
     pub(crate) fn record(&self, decided: &[(Record, Outcome)], next: u64) {
-        self.cache.record((self.partition, self.fence), decided, next);
+        self.cache.record(self.partition, self.fence, decided, next);
     }
 }
 

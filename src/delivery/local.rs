@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
-    machine::{ledger::Outcome, session::Answer},
+    machine::{ledger::Outcome, session::SubmitAnswer},
     pb,
     record::Record,
 };
@@ -32,7 +32,7 @@ pub struct LocalDispatcher {
     directory: Arc<Directory>,
     shards: ShardHandles,
     pending: Arc<Pending>,
-    answers: Vec<Vec<(ConnKey, u64, Answer)>>,
+    answers: Vec<Vec<(ConnKey, u64, SubmitAnswer)>>,
     outdated: Vec<Vec<Outdated>>,
     items: Vec<Vec<Item>>,
 }
@@ -58,11 +58,11 @@ impl LocalDispatcher {
     }
 
     /// Adds the answer to a record that this node appended and that got no outcome.
-    pub fn answer_failed(&mut self, record: &Record, answer: Answer) {
+    pub fn answer_failed(&mut self, record: &Record, answer: SubmitAnswer) {
         self.answer(record.origin.conn, record.origin.request, answer);
     }
 
-    pub(crate) fn answer(&mut self, conn: u64, request: u64, answer: Answer) {
+    pub(crate) fn answer(&mut self, conn: u64, request: u64, answer: SubmitAnswer) {
         self.pending.in_flight().answered(conn, request);
         if conn == ADMIN_CONN {
             self.pending.complete(request, answer);
@@ -233,14 +233,14 @@ impl Drop for LocalDispatcher {
 pub type Users<'a> = Option<&'a Arc<[UserId]>>;
 
 /// Converts an outcome to the client's answer; `None` if no client asked for it.
-fn answer_of(outcome: Outcome) -> Option<Answer> {
+fn answer_of(outcome: Outcome) -> Option<SubmitAnswer> {
     Some(match outcome {
-        Outcome::Accepted { seq, time, .. } => Answer::Accepted { seq, time },
-        Outcome::Duplicate { seq, time } => Answer::Duplicate { seq, time },
-        Outcome::Refused { code } => Answer::Refused { code, message: "".into() },
-        Outcome::RefusedBefore { code } => Answer::Refused { code, message: REFUSED_BEFORE.into() },
+        Outcome::Accepted { seq, time, .. } => SubmitAnswer::Accepted { seq, time },
+        Outcome::Duplicate { seq, time } => SubmitAnswer::Duplicate { seq, time },
+        Outcome::Refused { code } => SubmitAnswer::Refused { code, message: "".into() },
+        Outcome::RefusedBefore { code } => SubmitAnswer::Refused { code, message: REFUSED_BEFORE.into() },
         // Only messages are void, and those of connections get [`Mail::Outdated`] instead of an answer.
-        Outcome::Void { .. } => Answer::AppendFailed,
+        Outcome::Void { .. } => SubmitAnswer::AppendFailed,
         Outcome::Noted => return None,
     })
 }

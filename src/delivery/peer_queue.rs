@@ -11,7 +11,7 @@ use tokio::{sync::Semaphore, time};
 
 use crate::{
     cluster::Cluster,
-    link::{Answer, Delivery, Landing, LinkError, Session, Target},
+    link::{Answer, Landing, LinkError, PeerPush, RoutedSession, Target},
     metrics::Metrics,
     queue_set::{EndedQueues, Next, Queue, QueueSet, Rejected},
     routes::{NodeBoot, Route, Token},
@@ -50,7 +50,7 @@ const ITEM_BYTES: usize = 128;
 /// Batch of one kind for a peer.
 enum PeerBatch {
     Answers(Vec<Answer>),
-    Pushes(Vec<Delivery>),
+    Pushes(Vec<PeerPush>),
 }
 
 /// One bounded send queue per peer.
@@ -83,7 +83,7 @@ impl PeerQueues {
     }
 
     /// Queues pushes after everything queued before. Must run in a runtime.
-    pub fn pushes(self: &Arc<Self>, to: &NodeBoot, pushes: Vec<Delivery>) {
+    pub fn pushes(self: &Arc<Self>, to: &NodeBoot, pushes: Vec<PeerPush>) {
         let (mut batch, mut weight) = (Vec::new(), 0);
         for push in pushes {
             let one = weight_of(&push);
@@ -226,7 +226,7 @@ impl PeerQueue {
     /// Rechecks missing targets after [`LOGIN_MAX`]. A connection registers its route before it is indexed and reads
     /// this push from the store, so nothing is resent. A target still missing has left a stale route, which is removed
     /// by its full token.
-    fn remove_stale_routes(&self, pushes: &[Delivery], landings: Vec<Vec<Landing>>) {
+    fn remove_stale_routes(&self, pushes: &[PeerPush], landings: Vec<Vec<Landing>>) {
         let missing: BTreeSet<Target> = pushes
             .iter()
             .zip(landings)
@@ -242,7 +242,7 @@ impl PeerQueue {
         tokio::spawn(async move {
             time::sleep(LOGIN_MAX).await;
             let to_all = missing.iter().cloned().collect();
-            let recheck = Delivery {
+            let recheck = PeerPush {
                 push: Bytes::new(),
                 to: to_all,
                 tracked: false,
@@ -265,7 +265,7 @@ impl PeerQueue {
     }
 }
 
-fn weight_of(push: &Delivery) -> usize {
+fn weight_of(push: &PeerPush) -> usize {
     push.push.len() + (1 + push.to.len()) * ITEM_BYTES
 }
 
@@ -275,7 +275,7 @@ fn is_conn(target: &Target) -> bool {
 
 fn route_of(target: Target, at: &NodeBoot) -> Option<Route> {
     match target {
-        Target::Conn(Session { user, device, epoch }) => {
+        Target::Conn(RoutedSession { user, device, epoch }) => {
             Some(Route { user, device, token: Token { at: at.clone(), epoch } })
         }
         Target::Anywhere(_) => None,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
-use tidegate_protocol::machine::session::Answer;
+use tidegate_protocol::machine::session::SubmitAnswer;
 use tokio::sync::oneshot;
 
 use super::in_flight::InFlight;
@@ -15,7 +15,7 @@ pub const ADMIN_CONN: u64 = u64::MAX;
 #[derive(Default)]
 pub struct Pending {
     next: AtomicU64,
-    waiting: DashMap<u64, oneshot::Sender<Answer>>,
+    waiting: DashMap<u64, oneshot::Sender<SubmitAnswer>>,
     in_flight: InFlight,
 }
 
@@ -26,7 +26,7 @@ impl Pending {
     }
 
     /// Adds a request, and returns its entry and where its answer arrives.
-    pub(crate) fn begin(&self) -> (PendingEntry<'_>, oneshot::Receiver<Answer>) {
+    pub(crate) fn begin(&self) -> (PendingEntry<'_>, oneshot::Receiver<SubmitAnswer>) {
         let request = self.next.fetch_add(1, Ordering::Relaxed);
         let (caller, answer) = oneshot::channel();
         self.waiting.insert(request, caller);
@@ -40,7 +40,7 @@ impl Pending {
     }
 
     /// Passes the answer to the caller, if it still waits.
-    pub fn complete(&self, request: u64, answer: Answer) {
+    pub fn complete(&self, request: u64, answer: SubmitAnswer) {
         if let Some((_, caller)) = self.waiting.remove(&request) {
             // The caller may have stopped waiting; the change is in force anyway.
             caller.send(answer).ok();

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    link::{Answer, Delivery, SentBy, Target},
+    link::{Answer, PeerPush, SentBy, Target},
     routes::NodeBoot,
     trace::traceparent,
 };
@@ -104,9 +104,9 @@ impl RouterTask {
         }
     }
 
-    fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<Delivery>> {
+    fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<PeerPush>> {
         let others = self.cluster.peers.others();
-        let everywhere: Vec<Delivery> = batch
+        let everywhere: Vec<PeerPush> = batch
             .iter()
             .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))
             .collect();
@@ -115,8 +115,8 @@ impl RouterTask {
 }
 
 /// Groups the pushes by node, in the order of the batch.
-fn split_by_node(batch: &[RemotePush], by_user: &UserSessions) -> BTreeMap<NodeBoot, Vec<Delivery>> {
-    let mut by_node: BTreeMap<NodeBoot, Vec<Delivery>> = BTreeMap::new();
+fn split_by_node(batch: &[RemotePush], by_user: &UserSessions) -> BTreeMap<NodeBoot, Vec<PeerPush>> {
+    let mut by_node: BTreeMap<NodeBoot, Vec<PeerPush>> = BTreeMap::new();
     for push in batch {
         let mut targets: BTreeMap<&NodeBoot, Vec<Target>> = BTreeMap::new();
         for (at, session) in push.users.iter().filter_map(|user| by_user.get(user)).flatten() {
@@ -134,8 +134,8 @@ fn split_by_node(batch: &[RemotePush], by_user: &UserSessions) -> BTreeMap<NodeB
     by_node
 }
 
-fn delivery(push: &RemotePush, to: Vec<Target>) -> Delivery {
-    Delivery {
+fn delivery(push: &RemotePush, to: Vec<Target>) -> PeerPush {
+    PeerPush {
         push: push.push.clone(),
         to,
         tracked: push.tracked,

@@ -6,7 +6,7 @@ use tidegate_protocol::id::UserId;
 
 use crate::{
     cluster::Cluster,
-    link::Session,
+    link::RoutedSession,
     routes::{NodeBoot, RoutesError},
 };
 
@@ -14,7 +14,7 @@ use crate::{
 const LOOKUP_USERS_MAX: usize = 1_000;
 
 /// Sessions of each user on other nodes; users without one are absent.
-pub(super) type UserSessions = HashMap<UserId, Vec<(NodeBoot, Session)>>;
+pub(super) type UserSessions = HashMap<UserId, Vec<(NodeBoot, RoutedSession)>>;
 
 /// Looks up the sessions of `users` on other nodes. `None` if the routes may be incomplete: such a lookup is as good as
 /// none, and all peers must be asked.
@@ -34,8 +34,10 @@ pub(super) async fn lookup(
         let rows = cluster.ports.routes.lookup(page).await?;
         for (user, devices) in page.iter().zip(rows) {
             let elsewhere = devices.into_iter().filter(|(_, token)| token.at != cluster.me);
-            let sessions: Vec<(NodeBoot, Session)> = elsewhere
-                .map(|(device, token)| (token.at, Session { user: user.clone(), device, epoch: token.epoch }))
+            let sessions: Vec<(NodeBoot, RoutedSession)> = elsewhere
+                .map(|(device, token)| {
+                    (token.at, RoutedSession { user: user.clone(), device, epoch: token.epoch })
+                })
                 .collect();
             if !sessions.is_empty() {
                 by_user.insert(user.clone(), sessions);

@@ -82,21 +82,21 @@ pub(super) fn stage(
     refuse_conflicts(database, cache, delta)?;
     history(database, delta, batch)?;
     let mut counts = HashMap::new();
-    for (id, user, member) in &delta.members {
-        put_member(database, cache, (id, user, member), &mut counts, batch)?;
+    for row in &delta.members {
+        put_member(database, cache, row, &mut counts, batch)?;
     }
     for (id, user, stay) in &delta.stays {
         batch.insert(&database.state, codec::stay_key(id, user, stay), codec::put_stay(stay));
     }
     for (id, head) in &delta.heads {
         let members = count(database, cache, id, counts.remove(id))?;
-        put_head(database, cache, (id, head, members), batch);
+        put_head(database, cache, id, head, members, batch);
     }
     for (id, change) in counts {
         let value = database.state.get(codec::head_key(&id)).map_err(DatabaseError::from)?;
         if let Some((head, _)) = value.map(|value| codec::head(&value)).transpose()? {
             let members = count(database, cache, &id, Some(change))?;
-            put_head(database, cache, (&id, &head, members), batch);
+            put_head(database, cache, &id, &head, members, batch);
         }
     }
     for (id, user, device, row) in &delta.devices {
@@ -164,10 +164,11 @@ fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result
 fn put_member(
     database: &Database,
     cache: &mut WriteCache,
-    (id, user, member): (&ConversationId, &UserId, &Member),
+    row: &(ConversationId, UserId, Member),
     counts: &mut HashMap<ConversationId, i64>,
     batch: &mut WriteBatch,
 ) -> Result<(), DatabaseError> {
+    let (id, user, member) = row;
     let before = cache.member(id, user, database)?;
     if before.is_none() {
         batch.insert(&database.state, codec::pair(Pair::OfUser, user.as_str(), id.as_str()), []);
@@ -198,7 +199,9 @@ fn count(
 fn put_head(
     database: &Database,
     cache: &mut WriteCache,
-    (id, head, members): (&ConversationId, &Head, u64),
+    id: &ConversationId,
+    head: &Head,
+    members: u64,
     batch: &mut WriteBatch,
 ) {
     cache.heads.insert(id.clone(), Some((head.last_seq, members)));

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use fjall::{Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _, Snapshot};
 
 use super::{
-    DatabaseError, LogRecords, OpenError, PartitionState, batch::WriteBatch, codec, directory::Directory,
+    DatabaseError, EmbeddedOpenError, LogRecords, PartitionState, batch::WriteBatch, codec,
+    directory::Directory,
 };
 use crate::bus::TopicId;
 
@@ -36,7 +37,9 @@ pub(crate) struct Database {
 
 impl Database {
     /// Opens the database of a directory, or creates it.
-    pub(super) fn open(directory: &Directory) -> Result<Result<(Self, TopicId), OpenError>, DatabaseError> {
+    pub(super) fn open(
+        directory: &Directory,
+    ) -> Result<Result<(Self, TopicId), EmbeddedOpenError>, DatabaseError> {
         let path = directory.database();
         let io = |error: std::io::Error| DatabaseError::Io(error.to_string());
         if let Some(draft) = directory.draft().map_err(io)? {

@@ -12,7 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{OpenError, journal};
+use super::{EmbeddedOpenError, journal};
 use crate::private;
 
 /// Store format that this program writes. Format 2 added the keys of refused messages ([`Key::refused`]).
@@ -51,19 +51,21 @@ impl Drop for Directory {
 
 impl Directory {
     /// Locks the directory and upgrades it to the current format.
-    pub(super) fn enter(path: &Path) -> Result<Self, OpenError> {
+    pub(super) fn enter(path: &Path) -> Result<Self, EmbeddedOpenError> {
         let directory = Self::lock(path)?;
         if directory.format < FORMAT {
             // Format 2 reads everything of format 1, but older programs must not open a store of format 2.
-            directory.write_marker().map_err(|error| OpenError::Io { path: path.to_owned(), error })?;
+            directory
+                .write_marker()
+                .map_err(|error| EmbeddedOpenError::Io { path: path.to_owned(), error })?;
         }
         Ok(directory)
     }
 
     /// Locks the directory if it is empty or has a format that this program reads.
-    fn lock(path: &Path) -> Result<Self, OpenError> {
-        let at = |error: io::Error| OpenError::Io { path: path.to_owned(), error };
-        let foreign = || OpenError::Foreign(path.to_owned());
+    fn lock(path: &Path) -> Result<Self, EmbeddedOpenError> {
+        let at = |error: io::Error| EmbeddedOpenError::Io { path: path.to_owned(), error };
+        let foreign = || EmbeddedOpenError::Foreign(path.to_owned());
         private::create_dir_all(path).map_err(at)?;
         let marker = match fs::read(path.join(FORMAT_FILE)) {
             Ok(bytes) => {
@@ -75,9 +77,11 @@ impl Directory {
         };
         match marker {
             None if holds_anything(path).map_err(at)? => return Err(foreign()),
-            Some(found) if found > FORMAT => return Err(OpenError::Newer { path: path.to_owned(), found }),
+            Some(found) if found > FORMAT => {
+                return Err(EmbeddedOpenError::Newer { path: path.to_owned(), found });
+            }
             Some(found) if found < FORMAT_OLDEST => {
-                return Err(OpenError::Older { path: path.to_owned(), found });
+                return Err(EmbeddedOpenError::Older { path: path.to_owned(), found });
             }
             None | Some(_) => {}
         }
@@ -85,18 +89,18 @@ impl Directory {
         let lock = lock.map_err(at)?;
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(OpenError::Locked(path.to_owned())),
+            Err(TryLockError::WouldBlock) => return Err(EmbeddedOpenError::Locked(path.to_owned())),
             Err(TryLockError::Error(error)) => return Err(at(error)),
         }
         Ok(Self { path: path.to_owned(), format: marker.unwrap_or(FORMAT), lock })
     }
 
     /// Locks a directory with an existing store, without changing its format or creating one.
-    pub(super) fn enter_existing(path: &Path) -> Result<Self, OpenError> {
+    pub(super) fn enter_existing(path: &Path) -> Result<Self, EmbeddedOpenError> {
         match path.join(FORMAT_FILE).try_exists() {
             Ok(true) => Self::lock(path),
-            Ok(false) => Err(OpenError::Missing(path.to_owned())),
-            Err(error) => Err(OpenError::Io { path: path.to_owned(), error }),
+            Ok(false) => Err(EmbeddedOpenError::Missing(path.to_owned())),
+            Err(error) => Err(EmbeddedOpenError::Io { path: path.to_owned(), error }),
         }
     }
 
@@ -133,16 +137,16 @@ impl Directory {
     }
 
     /// Checks the journals: cuts off a torn end, and refuses damage in the middle.
-    pub(super) fn check(&self) -> Result<(), OpenError> {
+    pub(super) fn check(&self) -> Result<(), EmbeddedOpenError> {
         if !self.database().is_dir() {
-            return Err(OpenError::Damaged {
+            return Err(EmbeddedOpenError::Damaged {
                 path: self.path.clone(),
                 what: "its database is missing".to_owned(),
             });
         }
         let found = journal::check(&self.database())
-            .map_err(|error| OpenError::Io { path: self.path.clone(), error })?;
-        found.map_err(|damage| OpenError::Damaged {
+            .map_err(|error| EmbeddedOpenError::Io { path: self.path.clone(), error })?;
+        found.map_err(|damage| EmbeddedOpenError::Damaged {
             path: self.path.clone(),
             what: format!("{} at byte {}, which is before its end", damage.file.display(), damage.at),
         })
@@ -177,7 +181,7 @@ mod tests {
     fn copy_of_the_open_lock_file_does_not_keep_the_lock() {
         let path = std::env::temp_dir().join(format!("tidegate-lock-{}", std::process::id()));
         let first = Directory::enter(&path).unwrap();
-        assert!(matches!(Directory::enter(&path), Err(OpenError::Locked(_))));
+        assert!(matches!(Directory::enter(&path), Err(EmbeddedOpenError::Locked(_))));
         let copy = first.lock.try_clone().unwrap();
         drop(first);
         Directory::enter(&path).unwrap();

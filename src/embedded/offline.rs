@@ -17,7 +17,7 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Database, DatabaseError, OpenError,
+    Database, DatabaseError, EmbeddedOpenError,
     codec::{self, Pair},
     directory::Directory,
     state_key::StateKey,
@@ -46,7 +46,7 @@ pub struct Offline {
 pub enum OfflineError {
     /// The store can't be opened.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] EmbeddedOpenError),
     /// Stored data can't be read.
     #[error("the store is damaged: {0}; `tidegate store check` lists every fault")]
     Damaged(String),
@@ -98,15 +98,17 @@ impl Offline {
     /// Opens an existing store of any supported format, without changing the format.
     ///
     /// # Errors
-    /// See [`OpenError`].
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
+    /// See [`EmbeddedOpenError`].
+    pub fn open(path: &Path) -> Result<Self, EmbeddedOpenError> {
         Self::enter(path, Directory::enter_existing(path)?)
     }
 
-    fn enter(path: &Path, directory: Directory) -> Result<Self, OpenError> {
+    fn enter(path: &Path, directory: Directory) -> Result<Self, EmbeddedOpenError> {
         let opened = Database::open(&directory).map_err(|error| match error {
-            DatabaseError::Io(why) => OpenError::Io { path: path.to_owned(), error: io::Error::other(why) },
-            DatabaseError::Damaged(what) => OpenError::Damaged { path: path.to_owned(), what },
+            DatabaseError::Io(why) => {
+                EmbeddedOpenError::Io { path: path.to_owned(), error: io::Error::other(why) }
+            }
+            DatabaseError::Damaged(what) => EmbeddedOpenError::Damaged { path: path.to_owned(), what },
         })?;
         let (database, topic) = opened?;
         let view = database.snapshot();

@@ -32,7 +32,7 @@ impl FromStr for Cursor {
 
 /// Page of events.
 #[derive(Debug)]
-pub struct Page {
+pub struct EventsPage {
     /// Events in the order in which they were recorded.
     pub events: Vec<Arc<Event>>,
     /// Position after the page.
@@ -82,7 +82,7 @@ impl Ring {
     }
 
     /// Returns at most `max` events from the cursor on, or from the oldest one if the cursor is not available.
-    pub fn page(&self, from: Option<Cursor>, max: usize) -> Page {
+    pub fn page(&self, from: Option<Cursor>, max: usize) -> EventsPage {
         let state = self.state();
         let end = state.first + state.events.len() as u64;
         let valid = from.filter(|it| it.boot == self.boot && (state.first..=end).contains(&it.next));
@@ -90,11 +90,15 @@ impl Ring {
         let events: Vec<_> =
             state.events.iter().skip((begin - state.first) as usize).take(max).cloned().collect();
         let next = begin + events.len() as u64;
-        Page { events, cursor: Cursor { boot: self.boot, next }, missed: from.is_some() && valid.is_none() }
+        EventsPage {
+            events,
+            cursor: Cursor { boot: self.boot, next },
+            missed: from.is_some() && valid.is_none(),
+        }
     }
 
     /// Like [`Self::page`], but waits for the first event, at most `within`.
-    pub async fn wait(&self, from: Option<Cursor>, max: usize, within: Duration) -> Page {
+    pub async fn wait(&self, from: Option<Cursor>, max: usize, within: Duration) -> EventsPage {
         let until = time::Instant::now() + within;
         loop {
             let pushed = self.pushed.notified();

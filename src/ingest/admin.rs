@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tidegate_protocol::{
     Code,
     id::{ConversationId, MsgId, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::{Body, MemberAction, MemberChange, Origin, Recall, Record},
 };
 
@@ -34,19 +34,19 @@ impl Admin {
     }
 
     /// Appends the change and waits for the ledger's answer; `now_ms` is the wall clock.
-    pub async fn change(&self, change: MemberChange, now_ms: u64) -> Answer {
+    pub async fn change(&self, change: MemberChange, now_ms: u64) -> SubmitAnswer {
         self.append(Body::Member(change), now_ms).await
     }
 
     /// Appends a permitted recall and waits for the ledger's answer; `now_ms` is the wall clock.
-    pub async fn recall(&self, recall: Recall, now_ms: u64) -> Answer {
+    pub async fn recall(&self, recall: Recall, now_ms: u64) -> SubmitAnswer {
         self.append(Body::Recall(recall), now_ms).await
     }
 
     /// Appends a record that no client sent, and waits for the ledger's answer; *unknown* after 5 s.
-    pub async fn append(&self, body: Body, now_ms: u64) -> Answer {
+    pub async fn append(&self, body: Body, now_ms: u64) -> SubmitAnswer {
         if self.intake.is_short() {
-            return Answer::Refused { code: Code::Overloaded, message: "".into() };
+            return SubmitAnswer::Refused { code: Code::Overloaded, message: "".into() };
         }
         // Dropped, the entry removes itself, also when the caller cancels this future.
         let (entry, answer) = self.pending.begin();
@@ -58,7 +58,7 @@ impl Admin {
         } else {
             None
         };
-        answer.unwrap_or(Answer::Unknown)
+        answer.unwrap_or(SubmitAnswer::Unknown)
     }
 
     /// Removes a user from a group at the user's own request.
@@ -76,9 +76,9 @@ impl Admin {
             request_id: Self::fresh_request_id(),
         };
         match self.change(change, now_ms).await {
-            Answer::Accepted { .. } | Answer::Duplicate { .. } => Ok(()),
-            Answer::Refused { code, .. } => Err((code, "")),
-            Answer::Unknown | Answer::AppendFailed => {
+            SubmitAnswer::Accepted { .. } | SubmitAnswer::Duplicate { .. } => Ok(()),
+            SubmitAnswer::Refused { code, .. } => Err((code, "")),
+            SubmitAnswer::Unknown | SubmitAnswer::AppendFailed => {
                 Err((Code::Unknown, "retry; NOT_A_MEMBER then confirms the leave"))
             }
         }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use tidegate_protocol::{
     Code,
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::{Body, Record},
 };
 use tokio::sync::mpsc;
@@ -56,7 +56,7 @@ pub async fn append_all(
                 }
                 for (partition, batch) in group_by_partition(batch, cluster.ports.bus.partitions()) {
                     if cluster.peers.lags().is_behind(partition) {
-                        refuse(&batch, &Answer::Refused { code: Code::ArchiveBehind, message: "".into() }, &mut out);
+                        refuse(&batch, &SubmitAnswer::Refused { code: Code::ArchiveBehind, message: "".into() }, &mut out);
                         intake.release(batch.iter().map(weight).sum());
                         continue;
                     }
@@ -130,9 +130,9 @@ async fn complete_append(
         }
         let answer = match error {
             AppendError::Unavailable(_) | AppendError::Rejected(_) => {
-                Answer::Refused { code: Code::BusUnavailable, message: "".into() }
+                SubmitAnswer::Refused { code: Code::BusUnavailable, message: "".into() }
             }
-            AppendError::Unknown(_) => Answer::Unknown,
+            AppendError::Unknown(_) => SubmitAnswer::Unknown,
         };
         refuse(&batch, &answer, out);
         out.flush().await;
@@ -160,10 +160,10 @@ fn trace_append(batch: &[Record], result: &Result<Appended, AppendError>, tracer
 
 /// Answers the records of a failed append. A chained message ends its connection, because the log would let its
 /// successors pass.
-fn refuse(batch: &[Record], answer: &Answer, out: &mut LocalDispatcher) {
+fn refuse(batch: &[Record], answer: &SubmitAnswer, out: &mut LocalDispatcher) {
     for record in batch {
         let chained = matches!(&record.body, Body::Message(message) if message.order.chained);
-        out.answer_failed(record, if chained { Answer::AppendFailed } else { answer.clone() });
+        out.answer_failed(record, if chained { SubmitAnswer::AppendFailed } else { answer.clone() });
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use tidegate_protocol::machine::session::Answer;
+use tidegate_protocol::machine::session::SubmitAnswer;
 use tokio::time;
 
 use crate::{
@@ -75,7 +75,7 @@ fn apply_statuses(
                 out.answer_here(ask.conn, ask.request, outcome);
             }
             // The outcome is decided but no longer known: the client finds it by a retry with its id.
-            AnswerStatus::Forgotten => out.answer(ask.conn, ask.request, Answer::Unknown),
+            AnswerStatus::Forgotten => out.answer(ask.conn, ask.request, SubmitAnswer::Unknown),
             AnswerStatus::NotYet => {}
             AnswerStatus::NotOwner => cluster.peers.request_refresh(),
         }

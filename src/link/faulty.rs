@@ -5,13 +5,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
-    PublishedMark, Session,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, PeerPush,
+    PublishedMark, RoutedSession,
 };
 use crate::{
     fault::{Breaks, Faulty},
     routes::NodeBoot,
-    trace::{Event, Query},
+    trace::{TraceEvent, TraceFilter},
 };
 
 impl Breaks for LinkError {
@@ -32,12 +32,16 @@ impl Link for Faulty<dyn Link> {
     async fn deliver(
         &self,
         to: &NodeBoot,
-        deliveries: Vec<Delivery>,
+        deliveries: Vec<PeerPush>,
     ) -> Result<Vec<Vec<Landing>>, LinkError> {
         self.call("deliver", self.inner.deliver(to, deliveries)).await
     }
 
-    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(
+        &self,
+        to: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError> {
         self.call("stop_sessions", self.inner.stop_sessions(to, sessions)).await
     }
 
@@ -67,7 +71,7 @@ impl Link for Faulty<dyn Link> {
         self.call("send_best_effort", self.inner.send_best_effort(to, messages)).await
     }
 
-    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.call("traces", self.inner.traces(to, query)).await
     }
 }

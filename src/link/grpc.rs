@@ -12,15 +12,15 @@ use tidegate_protocol::pb;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
-    PublishedMark, Session,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, PeerPush,
+    PublishedMark, RoutedSession,
 };
 use crate::{
     config,
     metrics::Metrics,
     private,
     routes::NodeBoot,
-    trace::{Event, Query},
+    trace::{TraceEvent, TraceFilter},
 };
 
 mod call_queue;
@@ -80,7 +80,7 @@ impl Settings {
     ///
     /// # Errors
     /// A file can't be read, or the secret is too short; the text names the file.
-    pub fn read(section: &config::Link) -> Result<Self, String> {
+    pub fn read(section: &config::LinkConfig) -> Result<Self, String> {
         let is_set = |path: &Path| !path.as_os_str().is_empty();
         let secret = is_set(&section.secret_file).then(|| Secret::read(&section.secret_file)).transpose()?;
         let tls = if is_set(&section.tls_ca) {
@@ -188,7 +188,7 @@ impl Link for GrpcLink {
     async fn deliver(
         &self,
         to: &NodeBoot,
-        deliveries: Vec<Delivery>,
+        deliveries: Vec<PeerPush>,
     ) -> Result<Vec<Vec<Landing>>, LinkError> {
         if deliveries.is_empty() {
             return Ok(Vec::new());
@@ -205,7 +205,11 @@ impl Link for GrpcLink {
         }
     }
 
-    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(
+        &self,
+        to: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError> {
         if sessions.is_empty() {
             return Ok(Vec::new());
         }
@@ -268,7 +272,7 @@ impl Link for GrpcLink {
         }
     }
 
-    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         match self.query(to, CallBody::Traces(traces::put_query(query)), self.settings.timeout).await? {
             ReplyBody::Steps(sent) => Ok(traces::steps(sent)),
             _ => Err(mismatched()),

@@ -5,12 +5,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
-    PublishedMark, Session,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, PeerPush,
+    PublishedMark, RoutedSession,
 };
 use crate::{
     routes::NodeBoot,
-    trace::{Event, Query},
+    trace::{TraceEvent, TraceFilter},
 };
 
 /// Link of profile `single`. A node never calls itself through a link.
@@ -28,11 +28,15 @@ impl Link for LocalLink {
         not_here(&answers)
     }
 
-    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
         not_here(&deliveries).map(|()| Vec::new())
     }
 
-    async fn stop_sessions(&self, _: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(
+        &self,
+        _: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError> {
         not_here(&sessions).map(|()| Vec::new())
     }
 
@@ -62,7 +66,7 @@ impl Link for LocalLink {
         not_here(&messages)
     }
 
-    async fn traces(&self, _: &NodeBoot, _: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, _: &NodeBoot, _: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         Err(LinkError::NotHere)
     }
 }

@@ -7,12 +7,12 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync, task::unconstrained};
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Delivery, Landing, Link, LinkError,
-    PublishedMark, Session,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, PeerPush,
+    PublishedMark, RoutedSession,
 };
 use crate::{
     routes::NodeBoot,
-    trace::{Event, Query},
+    trace::{TraceEvent, TraceFilter},
 };
 
 /// Link between the nodes that were added to it; others are [`LinkError::NotHere`]. Clones share the nodes.
@@ -65,7 +65,7 @@ impl Link for MemoryLink {
     async fn deliver(
         &self,
         to: &NodeBoot,
-        deliveries: Vec<Delivery>,
+        deliveries: Vec<PeerPush>,
     ) -> Result<Vec<Vec<Landing>>, LinkError> {
         if deliveries.is_empty() {
             return Ok(Vec::new());
@@ -75,7 +75,11 @@ impl Link for MemoryLink {
         node.handler.deliver(to, deliveries).await
     }
 
-    async fn stop_sessions(&self, to: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(
+        &self,
+        to: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError> {
         if sessions.is_empty() {
             return Ok(Vec::new());
         }
@@ -116,7 +120,7 @@ impl Link for MemoryLink {
         node.handler.send_best_effort(to, messages).await
     }
 
-    async fn traces(&self, to: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.node(to)?.handler.traces(to, query).await
     }
 }

@@ -40,7 +40,7 @@ pub async fn answer_all(
             steps.done("permit");
             let (cluster, subscriber, out) = (Arc::clone(&cluster), Arc::clone(&subscriber), outbound());
             tokio::spawn(async move {
-                answer(key, &route, &cluster, &subscriber, (out, &mut steps)).await;
+                answer(key, &route, &cluster, &subscriber, out, &mut steps).await;
                 steps.log(&route, "answered");
                 drop(permit);
             });
@@ -60,7 +60,8 @@ async fn answer(
     route: &Route,
     cluster: &Cluster,
     subscriber: &GroupSubscriber,
-    (mut out, steps): (LocalDispatcher, &mut StepTimes),
+    mut out: LocalDispatcher,
+    steps: &mut StepTimes,
 ) {
     let row = current_token(cluster, route).await;
     steps.done("current_route");

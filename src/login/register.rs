@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    link::Session,
+    link::RoutedSession,
     mail::{LoginDone, LoginError, ShardHandles},
     routes::{Registered, Registration, Route, Routes, RoutesError, Token},
 };
@@ -64,7 +64,7 @@ pub async fn login(
     steps.done("route");
     let here = registered.replaced.as_ref().is_some_and(|old| old.at == cluster.me);
     if let Some(old) = registered.replaced.filter(|_| !here) {
-        let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
+        let session = RoutedSession { user: user.clone(), device: device.clone(), epoch: old.epoch };
         stop_elsewhere(&cluster, old.at, session).await;
         steps.done("replaced");
     }

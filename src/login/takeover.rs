@@ -7,7 +7,7 @@ use tokio::time;
 use super::current_token;
 use crate::{
     cluster::Cluster,
-    link::{LinkError, Session},
+    link::{LinkError, RoutedSession},
     mail::{Mail, ShardHandles},
     routes::{NodeBoot, Route},
 };
@@ -30,7 +30,7 @@ const LATE_EFFECT_MAX: Duration = Duration::from_secs(15);
 
 /// Stops the replaced session on its node, even if that node is not discovered yet. Continues in the background after
 /// [`STOP_MAX`]; until it succeeds the ledger voids the old connection's sends.
-pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session: Session) {
+pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session: RoutedSession) {
     if matches!(time::timeout(STOP_MAX, try_stop(cluster, &at, &session, STOP_ATTEMPTS)).await, Ok(true)) {
         return;
     }
@@ -83,13 +83,13 @@ async fn stop_older(cluster: &Arc<Cluster>, lost: &Route, than: u64, shards: &Sh
     }
     let Some(epoch) = than.checked_sub(1) else { return };
     for peer in cluster.peers.others().iter() {
-        let session = Session { user: lost.user.clone(), device: lost.device.clone(), epoch };
+        let session = RoutedSession { user: lost.user.clone(), device: lost.device.clone(), epoch };
         stop_elsewhere(cluster, peer.info.boot.clone(), session).await;
     }
 }
 
 /// Tries to stop the session; true once it is stopped or its node's run has ended.
-async fn try_stop(cluster: &Cluster, at: &NodeBoot, session: &Session, attempts: u32) -> bool {
+async fn try_stop(cluster: &Cluster, at: &NodeBoot, session: &RoutedSession, attempts: u32) -> bool {
     for _ in 0..attempts {
         match cluster.ports.link.stop_sessions(at, vec![session.clone()]).await {
             Ok(_) | Err(LinkError::NotHere) => return true,

@@ -15,7 +15,7 @@ fn letterbox(bytes_max: usize) -> (ShardHandle, Mailbox) {
 /// Returns a mail with `count` answers of 64 bytes each.
 fn answers(count: usize) -> Mail {
     let key = ConnKey { shard: 0, slot: 0, generation: 0 };
-    Mail::Answers((0..count as u64).map(|ticket| (key, ticket, Answer::Unknown)).collect())
+    Mail::Answers((0..count as u64).map(|ticket| (key, ticket, SubmitAnswer::Unknown)).collect())
 }
 
 #[test]

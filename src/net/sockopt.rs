@@ -33,7 +33,7 @@ pub fn bind(address: SocketAddr) -> io::Result<Socket> {
 ///
 /// # Errors
 /// Fails if the peer has closed the connection already.
-pub fn tune(stream: &mio::net::TcpStream, options: &config::Socket) -> io::Result<()> {
+pub fn tune(stream: &mio::net::TcpStream, options: &config::SocketConfig) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
     if options.send_buffer_bytes > 0 {

@@ -15,7 +15,7 @@ mod tests;
 use refusal::RefusalReason;
 
 pub use assign::{ASSIGN_PATH, AssignAsked, Transport};
-pub use refusal::Refusal;
+pub use refusal::UpgradeRefusal;
 
 /// Longest request head that is read.
 pub const HEAD_BYTES_MAX: usize = 8 * 1024;
@@ -28,19 +28,19 @@ pub const WEBSOCKET_PATHS: [&str; 2] = ["/", "/v1/ws"];
 
 /// Encoding of the messages in a WebSocket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Framing {
+pub enum SubProtocol {
     /// JSON, sub-protocol `tidegate.v1.json`; also when the client names none.
     Json,
     /// Protobuf, sub-protocol `tidegate.v1.proto`.
     Proto,
 }
 
-impl Framing {
-    /// Both framings, in the order in which offers are compared.
+impl SubProtocol {
+    /// Both sub-protocols, in the order in which offers are compared.
     pub const ALL: [Self; 2] = [Self::Json, Self::Proto];
 
     /// Returns the name in `Sec-WebSocket-Protocol`.
-    pub const fn sub_protocol(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Json => "tidegate.v1.json",
             Self::Proto => "tidegate.v1.proto",
@@ -76,14 +76,14 @@ pub enum UpgradeProgress {
         /// Complete HTTP response.
         response: Vec<u8>,
         /// Encoding of the messages that follow.
-        framing: Framing,
+        framing: SubProtocol,
     },
     /// The client asks where to connect; it gets an answer, and the connection closes.
     Assign(AssignAsked),
 }
 
 /// Parses an upgrade request at the start of `input`. It keeps no state, so it may be called after every read.
-pub fn upgrade(input: &[u8], policy: &Policy) -> Result<UpgradeProgress, Refusal> {
+pub fn upgrade(input: &[u8], policy: &Policy) -> Result<UpgradeProgress, UpgradeRefusal> {
     let head = &input[..input.len().min(HEAD_BYTES_MAX)];
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut request = Request::new(&mut headers);
@@ -104,7 +104,7 @@ pub fn upgrade(input: &[u8], policy: &Policy) -> Result<UpgradeProgress, Refusal
     Err(reason.into())
 }
 
-fn answer(request: &Request<'_, '_>, policy: &Policy) -> Result<(Vec<u8>, Framing), RefusalReason> {
+fn answer(request: &Request<'_, '_>, policy: &Policy) -> Result<(Vec<u8>, SubProtocol), RefusalReason> {
     let parsed = UpgradeHeaders::read(request.headers)?;
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -136,11 +136,11 @@ fn answer(request: &Request<'_, '_>, policy: &Policy) -> Result<(Vec<u8>, Framin
         return Err(RefusalReason::SubProtocol);
     }
     let response = accept(parsed.key.ok_or(RefusalReason::Key)?, parsed.framing).ok_or(RefusalReason::Key)?;
-    Ok((response, parsed.framing.unwrap_or(Framing::Json)))
+    Ok((response, parsed.framing.unwrap_or(SubProtocol::Json)))
 }
 
 /// Returns tungstenite's response, which has the derived accept key; `None` if the key is not 16 bytes in base64.
-fn accept(key: &[u8], chosen: Option<Framing>) -> Option<Vec<u8>> {
+fn accept(key: &[u8], chosen: Option<SubProtocol>) -> Option<Vec<u8>> {
     let request = http::Request::builder()
         .header("Connection", "Upgrade")
         .header("Upgrade", "websocket")
@@ -150,7 +150,7 @@ fn accept(key: &[u8], chosen: Option<Framing>) -> Option<Vec<u8>> {
         .ok()?;
     let mut response = server::create_response(&request).ok()?;
     if let Some(framing) = chosen {
-        let name = http::HeaderValue::from_static(framing.sub_protocol());
+        let name = http::HeaderValue::from_static(framing.name());
         response.headers_mut().insert("Sec-WebSocket-Protocol", name);
     }
     let mut bytes = Vec::with_capacity(192);
@@ -170,7 +170,7 @@ struct UpgradeHeaders<'a> {
     body: bool,
     offered: bool,
     /// First supported sub-protocol among the client's offers.
-    framing: Option<Framing>,
+    framing: Option<SubProtocol>,
 }
 
 impl<'a> UpgradeHeaders<'a> {
@@ -193,7 +193,7 @@ impl<'a> UpgradeHeaders<'a> {
             } else if is("sec-websocket-protocol") {
                 for token in tokens(value) {
                     let supported =
-                        Framing::ALL.into_iter().find(|framing| framing.sub_protocol().as_bytes() == token);
+                        SubProtocol::ALL.into_iter().find(|framing| framing.name().as_bytes() == token);
                     parsed.offered = true;
                     parsed.framing = parsed.framing.or(supported);
                 }

@@ -68,7 +68,7 @@ async fn conclude(filled: anyhow::Result<u64>, importing: Importing) -> anyhow::
 
 /// Fails if a node runs: it would have state in memory that the import contradicts.
 async fn check_no_live_nodes(config: &Config) -> anyhow::Result<()> {
-    let routes = RedisRoutes::over(redis::Client::new(&config.redis)?.into(), ports::leases());
+    let routes = RedisRoutes::over(redis::RedisClient::new(&config.redis)?.into(), ports::leases());
     let nodes = routes.nodes().await.context("redis: the running nodes can't be listed")?;
     let live = nodes.iter().filter(|row| row.lease == Lease::Live);
     let live: Vec<&str> = live.map(|row| row.info.boot.node.as_str()).collect();

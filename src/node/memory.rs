@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     broker::Broker,
     budget::{self, Admission, Pressure},
-    config::Limits,
+    config::LimitsConfig,
     ingest::intake::Intake,
     mail::{Mail, ShardHandle},
     metrics::Metrics,
@@ -18,7 +18,7 @@ const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) fn watch(
     (admission, broker): (&Arc<Admission>, &Broker),
     metrics: Metrics,
-    limits: &Limits,
+    limits: &LimitsConfig,
 ) -> impl Future<Output = ()> + Send + use<> {
     let (admission, intake) = (Arc::clone(admission), Arc::clone(&broker.intake));
     let shards = broker.shards().to_vec();

@@ -30,7 +30,7 @@ use crate::{
     private, redis,
     routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
-    store::{MemoryStore, OpenError, PostgresStore, Store},
+    store::{MemoryStore, PostgresOpenError, PostgresStore, Store},
     trace::Tracer,
 };
 
@@ -86,7 +86,7 @@ pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) ->
 /// Returns whether the error is temporary: a service does not answer, or a topic does not exist yet.
 pub(super) fn is_unavailable(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(OpenError::Away(_)))
+        matches!(cause.downcast_ref(), Some(PostgresOpenError::Away(_)))
             || matches!(cause.downcast_ref(), Some(KafkaRefusal { is_away: true, .. }))
             || matches!(cause.downcast_ref(), Some(ReadError::Unavailable(_)))
             || cause.is::<RoutesError>()
@@ -208,7 +208,7 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);
     // Opened before peers can discover this run, so that no record is missed.
     let feed = bus.consume_node(&me).await.context("the node's topic on Kafka")?;
-    let client = Arc::new(redis::Client::new(&config.redis)?);
+    let client = Arc::new(redis::RedisClient::new(&config.redis)?);
     let settings = link_settings(config)?;
     let numbers =
         RedisNumbers::over(Arc::clone(&client), Arc::clone(&store) as Arc<dyn Floors>, ROOM_BLOCK_NUMBERS);

@@ -9,7 +9,7 @@ use crate::{
     auth::Verifier,
     broker::{self, ShardSettings},
     budget::{self, Admission},
-    config::{Assign, Config},
+    config::{AssignConfig, Config},
     net::upgrade,
     partition::{
         owner,
@@ -101,12 +101,12 @@ pub(super) fn shard_count(config: &Config) -> usize {
     }
 }
 
-fn session_limits(config: &Config) -> session::Limits {
+fn session_limits(config: &Config) -> session::SessionLimits {
     let (limits, timing) = (&config.limits, &config.timing);
     let ms = Duration::from_millis;
     let u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let heartbeat = ms(timing.heartbeat_ms);
-    session::Limits {
+    session::SessionLimits {
         handshake: ms(timing.handshake_ms),
         login_answer: ms(timing.handshake_ms),
         heartbeat,
@@ -131,12 +131,12 @@ fn session_limits(config: &Config) -> session::Limits {
             ack_timeout: ms(timing.ack_timeout_ms),
             tries: u8::try_from(timing.ack_tries).unwrap_or(u8::MAX),
         },
-        ..session::Limits::default()
+        ..session::SessionLimits::default()
     }
 }
 
 /// Returns the description that the node announces to its peers.
-fn node_description(assign: &Assign) -> NodeDescription {
+fn node_description(assign: &AssignConfig) -> NodeDescription {
     let version = if assign.version.is_empty() { env!("CARGO_PKG_VERSION") } else { &assign.version };
     NodeDescription {
         weight: assign.weight,

@@ -28,12 +28,12 @@ fn peer() -> (Peer, Mailbox) {
     (Peer::new(me(), Arc::default(), shards, Arc::default(), metrics::install().0), mailbox)
 }
 
-fn session(name: &str, epoch: u64) -> Session {
-    Session { user: user(name), device: DeviceId::new("d").unwrap(), epoch }
+fn session(name: &str, epoch: u64) -> RoutedSession {
+    RoutedSession { user: user(name), device: DeviceId::new("d").unwrap(), epoch }
 }
 
-fn delivery(push: &pb::Push, to: Vec<Target>) -> Delivery {
-    Delivery {
+fn delivery(push: &pb::Push, to: Vec<Target>) -> PeerPush {
+    PeerPush {
         push: push.encode_to_vec().into(),
         to,
         tracked: true,
@@ -50,7 +50,7 @@ async fn answer_reaches_the_connection_that_its_origin_names() {
     let answer = Answer { conn: key.pack(), request: 12, outcome, traceparent: String::new() };
     peer.answers(&me(), vec![answer.clone()]).await.unwrap();
     let Some(Mail::Answers(answers)) = mailbox.take() else { panic!("answers") };
-    assert_eq!(answers, [(key, 12, session::Answer::Accepted { seq: 4, time: 77 })]);
+    assert_eq!(answers, [(key, 12, session::SubmitAnswer::Accepted { seq: 4, time: 77 })]);
     // S1: nothing is for an earlier run of the node.
     let other = NodeBoot { boot: 2, ..me() };
     assert_eq!(peer.answers(&other, vec![answer]).await, Err(LinkError::NotHere));
@@ -84,7 +84,7 @@ async fn sending_connection_gets_no_push_addressed_to_its_user() {
     for (at, origin) in [(me(), Some(key)), (later, None), (other, None)] {
         let sent_by = Some(SentBy { at, conn: key.pack() });
         let to = vec![Target::Anywhere(user("ann"))];
-        peer.deliver(&me(), vec![Delivery { sent_by, ..delivery(&push, to) }]).await.unwrap();
+        peer.deliver(&me(), vec![PeerPush { sent_by, ..delivery(&push, to) }]).await.unwrap();
         let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
         let [Item::Push(found)] = &items[..] else { panic!("one push") };
         assert_eq!((&found.audience, found.origin), (&Audience::Users([user("ann")].into()), origin));
@@ -126,7 +126,7 @@ async fn membership_changes_in_pushes_update_indexes_in_order() {
 async fn undecodable_push_is_skipped_and_others_are_delivered() {
     let (peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
-    let bad = Delivery {
+    let bad = PeerPush {
         push: "\u{1}nonsense".into(),
         ..delivery(&pb::Push::default(), vec![Target::Anywhere(user("ann"))])
     };

@@ -56,7 +56,7 @@ pub(crate) enum CallError {
 
 /// Client of Redis. Connects with the first call, and again after a failure; its tasks run on the first caller's
 /// runtime.
-pub(crate) struct Client {
+pub(crate) struct RedisClient {
     source: Arc<Source>,
     timeout: Duration,
     prefix: String,
@@ -107,8 +107,8 @@ impl Call {
     }
 }
 
-impl Client {
-    pub(crate) fn new(config: &config::Redis) -> Result<Self, ConnectError> {
+impl RedisClient {
+    pub(crate) fn new(config: &config::RedisConfig) -> Result<Self, ConnectError> {
         Ok(Self {
             source: Arc::new(Source::new(config)?),
             timeout: config.timeout(),
@@ -361,12 +361,12 @@ impl CallFailure {
 
 /// Permit of the breaker, returned with the outcome of the call or when the call is cancelled.
 struct PermitGuard<'a> {
-    client: &'a Client,
+    client: &'a RedisClient,
     permit: Option<BreakerPermit>,
 }
 
 impl<'a> PermitGuard<'a> {
-    fn acquire(client: &'a Client) -> Result<Self, CallError> {
+    fn acquire(client: &'a RedisClient) -> Result<Self, CallError> {
         let mut breaker = client.breaker();
         match breaker.acquire(client.now()) {
             BreakerPermit::Refused if breaker.is_only_late() => {

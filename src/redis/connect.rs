@@ -56,7 +56,7 @@ impl Conn {
 }
 
 impl Source {
-    pub(super) fn new(config: &config::Redis) -> Result<Self, ConnectError> {
+    pub(super) fn new(config: &config::RedisConfig) -> Result<Self, ConnectError> {
         if config.tls {
             // Several crates may bring a TLS provider; this one is the default. An error means that one is already set.
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
@@ -150,7 +150,7 @@ fn addresses(urls: &[String]) -> Result<Vec<ConnectionAddr>, RedisError> {
     urls.iter().map(info).collect()
 }
 
-fn login(config: &config::Redis) -> Result<RedisConnectionInfo, ConnectError> {
+fn login(config: &config::RedisConfig) -> Result<RedisConnectionInfo, ConnectError> {
     let mut login = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3);
     if !config.username.is_empty() {
         login = login.set_username(&config.username);
@@ -161,7 +161,7 @@ fn login(config: &config::Redis) -> Result<RedisConnectionInfo, ConnectError> {
     Ok(login)
 }
 
-fn certificates(config: &config::Redis) -> Result<Option<TlsCertificates>, ConnectError> {
+fn certificates(config: &config::RedisConfig) -> Result<Option<TlsCertificates>, ConnectError> {
     let root_cert = read("tls_ca_file", &config.tls_ca_file, |path| fs::read(path))?;
     Ok(config.tls.then_some(TlsCertificates { client_tls: None, root_cert }))
 }

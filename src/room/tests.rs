@@ -17,7 +17,8 @@ use crate::{
     cluster::PeerSnapshot,
     fault::{Fault, FaultPlan, Faulty},
     link::{
-        Answer, AnswerStatus, ArchiveStatus, Ask, Delivery, Landing, Link, LinkError, PublishedMark, Session,
+        Answer, AnswerStatus, ArchiveStatus, Ask, Landing, Link, LinkError, PeerPush, PublishedMark,
+        RoutedSession,
     },
     metrics,
     ports::Ports,
@@ -62,10 +63,10 @@ impl Link for RecordingLink {
     async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
         Err(LinkError::NotHere)
     }
-    async fn deliver(&self, _: &NodeBoot, _: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+    async fn deliver(&self, _: &NodeBoot, _: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
         Err(LinkError::NotHere)
     }
-    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<RoutedSession>) -> Result<Vec<bool>, LinkError> {
         Err(LinkError::NotHere)
     }
     async fn archive_status(

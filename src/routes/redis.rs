@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     config,
-    redis::{Call, CallError, Client, ConnectError, Script},
+    redis::{Call, CallError, ConnectError, RedisClient, Script},
 };
 
 mod codec;
@@ -53,9 +53,9 @@ const REGISTRATION_ATTEMPTS: u32 = 10;
 
 /// Routes of profile `cluster`.
 pub struct RedisRoutes {
-    client: Arc<Client>,
+    client: Arc<RedisClient>,
     leases: Leases,
-    /// Value of [`Client::changes`] at the last renewal.
+    /// Value of [`RedisClient::changes`] at the last renewal.
     changes: AtomicU64,
 }
 
@@ -64,12 +64,12 @@ impl RedisRoutes {
     ///
     /// # Errors
     /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
-    pub fn connect(config: &config::Redis, leases: Leases) -> Result<Self, ConnectError> {
-        Ok(Self::over(Arc::new(Client::new(config)?), leases))
+    pub fn connect(config: &config::RedisConfig, leases: Leases) -> Result<Self, ConnectError> {
+        Ok(Self::over(Arc::new(RedisClient::new(config)?), leases))
     }
 
     /// Creates routes on a shared client.
-    pub(crate) fn over(client: Arc<Client>, leases: Leases) -> Self {
+    pub(crate) fn over(client: Arc<RedisClient>, leases: Leases) -> Self {
         Self { client, leases, changes: AtomicU64::new(0) }
     }
 

@@ -9,7 +9,7 @@ use tidegate_protocol::id::{DeviceId, MsgId, UserId};
 use super::{ChainSave, ChainState, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule};
 use crate::{
     config,
-    redis::{Call, CallError, Client, ConnectError, Script},
+    redis::{Call, CallError, ConnectError, RedisClient, Script},
 };
 
 static CHAIN_SAVE: Script = Script::new(include_str!("../redis/chain_save.lua"));
@@ -27,7 +27,7 @@ const EXACT_LIMIT_MAX: u32 = 256;
 /// counted for the duration of one call, then taken back. Meanwhile another hit may be refused because of it, but never
 /// wrongly allowed.
 pub struct RedisScratch {
-    client: Arc<Client>,
+    client: Arc<RedisClient>,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -43,12 +43,12 @@ impl RedisScratch {
     ///
     /// # Errors
     /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
-    pub fn connect(config: &config::Redis) -> Result<Self, ConnectError> {
-        Ok(Self::over(Arc::new(Client::new(config)?)))
+    pub fn connect(config: &config::RedisConfig) -> Result<Self, ConnectError> {
+        Ok(Self::over(Arc::new(RedisClient::new(config)?)))
     }
 
     /// Creates a store on a shared client.
-    pub(crate) fn over(client: Arc<Client>) -> Self {
+    pub(crate) fn over(client: Arc<RedisClient>) -> Self {
         Self { client }
     }
 

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     config,
-    redis::{Call, Client, ConnectError, Script},
+    redis::{Call, ConnectError, RedisClient, Script},
 };
 
 static SEQ_MALLOC: Script = Script::new(include_str!("../redis/seq_malloc.lua"));
@@ -54,7 +54,7 @@ const OWN_KEYS_MAX: usize = 10_000;
 
 /// Numbers of profile `cluster`.
 pub struct RedisNumbers {
-    client: Arc<Client>,
+    client: Arc<RedisClient>,
     floors: Arc<dyn Floors>,
     block: u64,
     /// Highest known epoch; [`UNKNOWN_EPOCH`] before the first query.
@@ -81,15 +81,15 @@ impl RedisNumbers {
     /// # Errors
     /// The configuration or one of its files is invalid. An unavailable server is an error of each call instead.
     pub fn connect(
-        config: &config::Redis,
+        config: &config::RedisConfig,
         floors: Arc<dyn Floors>,
         block: NonZeroU64,
     ) -> Result<Self, ConnectError> {
-        Ok(Self::over(Arc::new(Client::new(config)?), floors, block))
+        Ok(Self::over(Arc::new(RedisClient::new(config)?), floors, block))
     }
 
     /// Creates an allocator on a shared client.
-    pub(crate) fn over(client: Arc<Client>, floors: Arc<dyn Floors>, block: NonZeroU64) -> Self {
+    pub(crate) fn over(client: Arc<RedisClient>, floors: Arc<dyn Floors>, block: NonZeroU64) -> Self {
         let highest = Mutex::new(HighestNumbers::new(HIGHEST_KEYS_MAX));
         let own = Mutex::new(OwnBlocks::new(OWN_KEYS_MAX));
         let (epoch, may_be_rolled_back) = (AtomicU64::new(UNKNOWN_EPOCH), AtomicBool::new(false));

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use tidegate_protocol::{
     Code, codec,
     id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
-    machine::session::{Action, Alarm, Answer, ChainSaved, LoggedIn, Submit},
+    machine::session::{Action, Alarm, ChainSaved, LoggedIn, Submit, SubmitAnswer},
     pb::{self, server_frame::Body as FrameBody},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
@@ -304,7 +304,11 @@ impl<I: Io> Shard<I> {
     }
 
     /// Passes the owner's answers at the front of the queue to this connection's session.
-    pub(super) fn on_answers(&mut self, conn: &mut Conn, answers: &mut VecDeque<(ConnKey, u64, Answer)>) {
+    pub(super) fn on_answers(
+        &mut self,
+        conn: &mut Conn,
+        answers: &mut VecDeque<(ConnKey, u64, SubmitAnswer)>,
+    ) {
         while let Some((_, ticket, answer)) = answers.pop_front_if(|(key, ..)| *key == conn.key) {
             let limits = &self.context.limits;
             conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);

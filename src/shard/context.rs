@@ -31,7 +31,7 @@ pub struct Context {
     /// Id of the node's run.
     pub boot: u64,
     /// Limits of sessions.
-    pub limits: session::Limits,
+    pub limits: session::SessionLimits,
     /// Largest member count of a group that takes signals.
     pub small_group_max: usize,
     /// Limits of outboxes.

@@ -17,7 +17,7 @@ use tidegate_protocol::{
 
 use super::{Shard, conn::Conn, newcomer::NEWCOMERS_MAX};
 use crate::{
-    mail::{ConnKey, Drain, DrainProgress},
+    mail::{ConnKey, DrainCommand, DrainProgress},
     net::{io::Io, upgrade::Transport},
 };
 
@@ -61,20 +61,20 @@ impl Drop for ShardCounts {
 
 impl<I: Io> Shard<I> {
     /// Carries out a step of the node's drain.
-    pub(super) fn on_drain(&mut self, order: Drain) {
+    pub(super) fn on_drain(&mut self, order: DrainCommand) {
         match order {
-            Drain::Begin(pace, progress) => self.begin_drain(pace, progress),
-            Drain::Rush => {
+            DrainCommand::Begin(pace, progress) => self.begin_drain(pace, progress),
+            DrainCommand::Rush => {
                 self.end_slots();
                 self.close_all_gracefully(Code::Draining);
             }
-            Drain::Cut => {
+            DrainCommand::Cut => {
                 self.end_slots();
                 for slot in self.conns.slots() {
                     self.with_conn(slot, Self::close_at_deadline);
                 }
             }
-            Drain::Forget => self.drain = None,
+            DrainCommand::Forget => self.drain = None,
         }
     }
 

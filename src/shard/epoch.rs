@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use tidegate_protocol::{Code, machine::session::Answer};
+use tidegate_protocol::{Code, machine::session::SubmitAnswer};
 
 use super::{Shard, conn::Conn};
 use crate::{
@@ -55,7 +55,7 @@ impl<I: Io> Shard<I> {
             }
             Err(error) => {
                 tracing::debug!(%error, "failed to renew an epoch; the client must reconnect");
-                tickets.into_iter().for_each(|ticket| self.answer(conn, ticket, Answer::AppendFailed));
+                tickets.into_iter().for_each(|ticket| self.answer(conn, ticket, SubmitAnswer::AppendFailed));
             }
         }
         self.act(conn);
@@ -96,11 +96,12 @@ impl<I: Io> Shard<I> {
 
     /// Answers a void send: the client resends it, or, with a chain, reconnects.
     fn answer_void(&mut self, conn: &mut Conn, ticket: u64) {
-        let answer = if conn.session.has_chain() { Answer::AppendFailed } else { Answer::Unknown };
+        let answer =
+            if conn.session.has_chain() { SubmitAnswer::AppendFailed } else { SubmitAnswer::Unknown };
         self.answer(conn, ticket, answer);
     }
 
-    fn answer(&mut self, conn: &mut Conn, ticket: u64, answer: Answer) {
+    fn answer(&mut self, conn: &mut Conn, ticket: u64, answer: SubmitAnswer) {
         let limits = &self.context.limits;
         conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);
     }

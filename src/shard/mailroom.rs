@@ -5,7 +5,7 @@ use std::{collections::VecDeque, mem};
 use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::Record,
 };
 use tokio::sync::oneshot::Sender;
@@ -13,7 +13,7 @@ use tokio::sync::oneshot::Sender;
 use super::{Shard, conn::LoginState, newcomer::NEWCOMERS_MAX};
 use crate::{
     ingest::intake,
-    link::Session,
+    link::RoutedSession,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     net::io::Io,
 };
@@ -106,7 +106,7 @@ impl<I: Io> Shard<I> {
     }
 
     /// Passes answers to the sessions of their connections, in order.
-    pub(super) fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, Answer)>) {
+    pub(super) fn answers(&mut self, mut answers: VecDeque<(ConnKey, u64, SubmitAnswer)>) {
         while let Some(key) = answers.front().map(|(key, ..)| *key) {
             match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| shard.on_answers(conn, &mut answers)),
@@ -143,8 +143,8 @@ impl<I: Io> Shard<I> {
     }
 
     /// Returns the connections of these sessions on this shard.
-    pub(super) fn slots_of_sessions(&self, sessions: &[Session]) -> Vec<u32> {
-        let slots_of_session = |it: &Session| {
+    pub(super) fn slots_of_sessions(&self, sessions: &[RoutedSession]) -> Vec<u32> {
+        let slots_of_session = |it: &RoutedSession| {
             let matches =
                 |login: &LoginState| login.route.device == it.device && login.route.token.epoch == it.epoch;
             self.slots_of(&it.user, matches)

@@ -100,10 +100,10 @@ impl<I: Io> Shard<I> {
         let wall_ms = self.wall_ms;
         Box::pin(async move {
             let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
-            let mut checked = recaller.check(store, &user, &conversation, (seq, first), wall_ms).await;
+            let mut checked = recaller.check(store, &user, &conversation, seq, first, wall_ms).await;
             if first == BeyondHead::Unknown && matches!(checked, Err((Code::NotYet, _))) {
                 let above = beyond_head_after_barrier(&cluster, &conversation).await;
-                checked = recaller.check(store, &user, &conversation, (seq, above), wall_ms).await;
+                checked = recaller.check(store, &user, &conversation, seq, above, wall_ms).await;
             }
             let ack = match checked? {
                 RecallOutcome::Done(ack) => ack,
@@ -132,8 +132,8 @@ impl<I: Io> Shard<I> {
                 let above = beyond_head_after_barrier(&cluster, &conversation).await;
                 changed = change_personal(&cluster, &user, &query, above).await;
             }
-            if let Some(news) = changed? {
-                devices.notify(&user, &conversation, news, actor);
+            if let Some((seq, body)) = changed? {
+                devices.notify(&user, &conversation, seq, body, actor);
             }
             Ok(QueryResult::Done)
         })

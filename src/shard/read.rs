@@ -219,8 +219,8 @@ impl<I: Io> Shard<I> {
             Ok(UpgradeProgress::Done { consumed, response, framing }) => {
                 self.buffers.reply.extend_from_slice(&response);
                 self.conns.hot[conn.key.slot as usize].wire = match framing {
-                    upgrade::Framing::Json => Wire::WsText,
-                    upgrade::Framing::Proto => Wire::WsBinary,
+                    upgrade::SubProtocol::Json => Wire::WsText,
+                    upgrade::SubProtocol::Proto => Wire::WsBinary,
                 };
                 conn.stage = Stage::Ws(ws::Decoder::server());
                 Ok(ParseStep::Consumed(consumed))
@@ -257,7 +257,7 @@ impl<I: Io> Shard<I> {
     }
 
     fn parse_ws(&mut self, conn: &mut Conn, input: &mut [u8]) -> Result<ParseStep, (Code, String)> {
-        let limits = ws::Limits {
+        let limits = ws::WsLimits {
             message_bytes_max: self.context.limits.frame_bytes_max as usize,
             fragments_max: FRAGMENTS_MAX,
         };
@@ -266,9 +266,9 @@ impl<I: Io> Shard<I> {
             self.buffers.ws_status = Some(violation.close_code());
             (violation.code(), violation.to_string())
         })?;
-        let ws::Step::Frame { consumed, event } = step else { return Ok(ParseStep::Need(0)) };
+        let ws::WsStep::Frame { consumed, event } = step else { return Ok(ParseStep::Need(0)) };
         match event {
-            ws::Event::Message { kind, payload } => {
+            ws::WsEvent::Message { kind, payload } => {
                 if let Some(partial) = &mut conn.partial {
                     partial.since = self.now;
                 }
@@ -282,14 +282,14 @@ impl<I: Io> Shard<I> {
                 let frame = codec::decode_client(&payload, framing).map_err(refused)?;
                 self.on_frame(conn, frame);
             }
-            ws::Event::Part | ws::Event::Pong(_) => conn.session.handle_heard(self.now),
-            ws::Event::Ping(payload) => {
+            ws::WsEvent::Part | ws::WsEvent::Pong(_) => conn.session.handle_heard(self.now),
+            ws::WsEvent::Ping(payload) => {
                 let mut pong = Vec::with_capacity(payload.len() + 2);
                 ws::encode_server(ws::Opcode::Pong, payload, &mut pong);
                 conn.session.handle_heard(self.now);
                 self.buffers.reply.extend_from_slice(&pong);
             }
-            ws::Event::Close { code, .. } => {
+            ws::WsEvent::Close { code, .. } => {
                 let mut reply = Vec::new();
                 ws::encode_close_reply(code, &mut reply);
                 self.buffers.reply.extend_from_slice(&reply);

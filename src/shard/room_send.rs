@@ -15,7 +15,7 @@ use tidegate_protocol::{
     Code,
     codec::PushFrame,
     id::{ConversationId, RoomId, UserId},
-    machine::session::{Answer, Submit},
+    machine::session::{Submit, SubmitAnswer},
 };
 
 use super::{Shard, conn::Conn};
@@ -115,7 +115,7 @@ impl<I: Io> Shard<I> {
             }
             _ => {
                 let refusal =
-                    Answer::Refused { code: Code::NotAMember, message: "join the room first".into() };
+                    SubmitAnswer::Refused { code: Code::NotAMember, message: "join the room first".into() };
                 let out = &mut self.buffers.actions;
                 conn.session.answered(submit.ticket, refusal, limits, self.now, out);
             }
@@ -144,15 +144,17 @@ impl<I: Io> Shard<I> {
             Ok(RoomNumbers { numbers, nodes }) => {
                 let time = self.wall_ms;
                 for (seq, post) in numbers.zip(posts) {
-                    answers.push_back((post.origin, post.submit.ticket, Answer::Accepted { seq, time }));
+                    answers.push_back((
+                        post.origin,
+                        post.submit.ticket,
+                        SubmitAnswer::Accepted { seq, time },
+                    ));
                     self.push_post(post, seq, time, &nodes);
                 }
             }
-            Err(code) => {
-                answers.extend(posts.into_iter().map(|post| {
-                    (post.origin, post.submit.ticket, Answer::Refused { code, message: "".into() })
-                }))
-            }
+            Err(code) => answers.extend(posts.into_iter().map(|post| {
+                (post.origin, post.submit.ticket, SubmitAnswer::Refused { code, message: "".into() })
+            })),
         }
         self.answers(answers);
     }

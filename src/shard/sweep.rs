@@ -2,7 +2,7 @@
 
 use tidegate_protocol::{
     Code, Time,
-    machine::{session::Phase, window::Verdict},
+    machine::{session::SessionPhase, window::Verdict},
 };
 
 use super::{
@@ -61,7 +61,7 @@ impl<I: Io> Shard<I> {
         if conn.blocked_since.is_some_and(|since| since + self.context.write_deadline <= self.now) {
             self.slow(conn);
         } else if self.frame_overdue(conn) {
-            let code = if conn.session.phase() == Phase::Greeting {
+            let code = if conn.session.phase() == SessionPhase::Greeting {
                 Code::HandshakeTimeout
             } else {
                 Code::FrameTimeout

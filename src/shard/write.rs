@@ -7,7 +7,7 @@ use prost::Message;
 use tidegate_protocol::{
     Code,
     codec::{self, Framing, Wire},
-    machine::session::Phase,
+    machine::session::SessionPhase,
     pb::{self, server_frame::Body},
 };
 
@@ -43,7 +43,7 @@ impl<I: Io> Shard<I> {
     fn try_flush(&mut self, conn: &mut Conn, reply: &[u8]) -> io::Result<()> {
         let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(()) };
         let mut rest = reply;
-        let logging_in = conn.is_open() && conn.session.phase() == Phase::LoggingIn;
+        let logging_in = conn.is_open() && conn.session.phase() == SessionPhase::LoggingIn;
         let free = logging_in || conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty());
         if !rest.is_empty() && free && !conn.refused {
             match self.io.write(stream, rest) {
@@ -150,7 +150,8 @@ fn push_final_frames(outbox: &mut Outbox, frames: Bytes, wire: Wire) {
     outbox.push_final(frames);
 }
 
-fn hint_frames((behind, shed): Hints, wire: Wire) -> impl Iterator<Item = Bytes> {
+fn hint_frames(hints: Hints, wire: Wire) -> impl Iterator<Item = Bytes> {
+    let (behind, shed) = hints;
     let behind = behind.into_iter().map(|(conversation, max_seq)| {
         Body::Behind(pb::Behind { conversation: conversation.to_string(), max_seq })
     });

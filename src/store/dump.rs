@@ -1,7 +1,7 @@
 //! Export format of a store: JSON lines that move a node's conversations elsewhere without new seqs.
 //!
 //! `docs/store.md` describes the format, which is independent of any adapter. Every import reads the same entries in
-//! the same order ([`read`]), validates them by the same rules ([`Order`]), and can write them as deltas through the
+//! the same order ([`read`]), validates them by the same rules ([`DumpValidator`]), and can write them as deltas through the
 //! port.
 
 mod body;
@@ -23,7 +23,7 @@ use tidegate_protocol::{
     settings::{Retention, Search, SettingError, Unread, UserSettings},
 };
 
-pub use self::{body::BodyLine, order::Order};
+pub use self::{body::BodyLine, order::DumpValidator};
 use super::{Hidden, Mark, UserState};
 
 /// Version of the format that this program writes and reads.
@@ -441,7 +441,7 @@ pub fn read(
     from: &mut dyn BufRead,
     mut take: impl FnMut(Entry) -> io::Result<()>,
 ) -> Result<u64, ReadDumpError> {
-    let (mut order, mut line, mut text) = (Order::default(), 0, Vec::new());
+    let (mut order, mut line, mut text) = (DumpValidator::default(), 0, Vec::new());
     loop {
         line += 1;
         text.clear();

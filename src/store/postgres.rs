@@ -40,7 +40,7 @@ use self::{
     row_loader::Load,
     session::Session,
 };
-pub use self::{connect::OpenError, import_lock::Importing};
+pub use self::{connect::PostgresOpenError, import_lock::Importing};
 use super::{
     Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, Takeover,
 };
@@ -91,8 +91,8 @@ impl PostgresStore {
     /// Connects, and creates or migrates the tables; several nodes may do so at once.
     ///
     /// # Errors
-    /// The configuration or the tables are invalid; [`OpenError::Away`] may be retried.
-    pub async fn open(config: &config::Postgres) -> Result<Self, OpenError> {
+    /// The configuration or the tables are invalid; [`PostgresOpenError::Away`] may be retried.
+    pub async fn open(config: &config::PostgresConfig) -> Result<Self, PostgresOpenError> {
         let source = Source::new(config)?;
         let client = Box::pin(migrate::migrate(&source)).await?;
         import_lock::refuse_unfinished_import(&client).await?;
@@ -104,14 +104,16 @@ impl PostgresStore {
     /// The tables must be empty, except for the remains of an interrupted import.
     ///
     /// # Errors
-    /// See [`Self::open`]; also [`OpenError::Filled`] and [`OpenError::Importing`].
-    pub async fn open_for_import(config: &config::Postgres) -> Result<(Self, Importing), OpenError> {
+    /// See [`Self::open`]; also [`PostgresOpenError::Filled`] and [`PostgresOpenError::Importing`].
+    pub async fn open_for_import(
+        config: &config::PostgresConfig,
+    ) -> Result<(Self, Importing), PostgresOpenError> {
         let source = Source::new(config)?;
         let importing = Importing::begin(&source).await?;
         Ok((Self::over(&source, config)?, importing))
     }
 
-    fn over(source: &Source, config: &config::Postgres) -> Result<Self, OpenError> {
+    fn over(source: &Source, config: &config::PostgresConfig) -> Result<Self, PostgresOpenError> {
         let core = Core {
             owners: source.pool(config, config.pool_max.div_ceil(2))?,
             readers: source.pool(config, (config.pool_max / 2).max(1))?,

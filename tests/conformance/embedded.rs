@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use tidegate::{
     bus::{AppendError, Bus, LocalBusConfig, OwnershipEvent, TopicId},
-    embedded::{Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, FORMAT, Offline, OpenError},
+    embedded::{Disk, EmbeddedBus, EmbeddedOpenError, EmbeddedStore, Engine, EngineConfig, FORMAT, Offline},
     store::{Direction, Fence, PageQuery, Store, StoreError},
 };
 use tidegate_protocol::{
@@ -65,7 +65,7 @@ impl TestDisk {
         self.errno.store(errno, Ordering::SeqCst);
     }
 
-    fn open(self: &Arc<Self>, partitions: u32) -> Result<Arc<Engine>, OpenError> {
+    fn open(self: &Arc<Self>, partitions: u32) -> Result<Arc<Engine>, EmbeddedOpenError> {
         let disk = Arc::clone(self) as Arc<dyn Disk>;
         let config = EngineConfig { path: self.path.clone(), partitions, free_bytes_min: FLOOR, disk };
         Engine::open(config).map(Arc::new)

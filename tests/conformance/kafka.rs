@@ -26,7 +26,7 @@ use tidegate::{
         AppendError, Bus, EventSink, KafkaBus, KafkaEvents, NodeEvent, NodeFeed, Ownership, OwnershipEvent,
         ReadError, TopicState, compare_log, ensure_topics, topic_plans,
     },
-    config::Kafka,
+    config::KafkaConfig,
     metrics,
 };
 
@@ -42,9 +42,9 @@ use super::{
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
 /// Settings for topics and a group of their own on the broker of the tests.
-pub(super) fn settings() -> Kafka {
+pub(super) fn settings() -> KafkaConfig {
     let name = format!("t{}", unique_name());
-    Kafka {
+    KafkaConfig {
         brokers: vec![service_text("kafka", "address")],
         partitions: SMALL.partitions,
         replication: 1,
@@ -52,17 +52,17 @@ pub(super) fn settings() -> Kafka {
         node_topic: format!("{name}.node"),
         group: format!("{name}.owners"),
         event_topic: String::new(),
-        ..Kafka::default()
+        ..KafkaConfig::default()
     }
 }
 
-pub(super) async fn ensure(kafka: &Kafka) -> Vec<TopicState> {
+pub(super) async fn ensure(kafka: &KafkaConfig) -> Vec<TopicState> {
     let plans = topic_plans(kafka, &["me".to_owned()]);
     let states = ensure_topics(kafka, &plans).await.unwrap();
     states.into_iter().map(|(_, state)| state).collect()
 }
 
-pub(super) async fn open(kafka: &Kafka) -> KafkaBus {
+pub(super) async fn open(kafka: &KafkaConfig) -> KafkaBus {
     KafkaBus::connect(kafka, ANSWER, &metrics::install().0).await.unwrap()
 }
 
@@ -73,11 +73,11 @@ pub(super) async fn world() -> World {
     World { bus: Arc::new(open(&kafka).await), me: node("me", 1) }
 }
 
-pub(super) fn admin(kafka: &Kafka) -> AdminClient<DefaultClientContext> {
+pub(super) fn admin(kafka: &KafkaConfig) -> AdminClient<DefaultClientContext> {
     ClientConfig::new().set("bootstrap.servers", kafka.brokers.join(",")).create().unwrap()
 }
 
-async fn delete(kafka: &Kafka, topic: &str) {
+async fn delete(kafka: &KafkaConfig, topic: &str) {
     let deleted = admin(kafka).delete_topics(&[topic], &AdminOptions::new()).await.unwrap();
     assert!(deleted[0].is_ok(), "{deleted:?}");
 }
@@ -92,7 +92,7 @@ pub(super) async fn heard(feed: &mut Box<dyn NodeFeed>) -> Option<NodeEvent> {
 }
 
 /// Deletes the topic and makes it again: the broker takes its time for the first.
-async fn replace(kafka: &Kafka, topic: &str) {
+async fn replace(kafka: &KafkaConfig, topic: &str) {
     delete(kafka, topic).await;
     let plans = topic_plans(kafka, &["me".to_owned()]);
     let plan: Vec<_> = plans.into_iter().filter(|plan| plan.name == topic).collect();
@@ -107,7 +107,7 @@ async fn replace(kafka: &Kafka, topic: &str) {
 async fn a_look_at_the_topic_of_the_log_holds_up_nobody_on_its_thread() {
     // Takes connections, and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let kafka = Kafka { brokers: vec![silent.local_addr().unwrap().to_string()], ..settings() };
+    let kafka = KafkaConfig { brokers: vec![silent.local_addr().unwrap().to_string()], ..settings() };
     let mut looking = pin!(compare_log(&kafka));
     let first = poll_fn(|context| Poll::Ready(looking.as_mut().poll(context))).await;
     assert!(first.is_pending(), "{first:?}");
@@ -124,20 +124,20 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
     let kafka = settings();
     assert_eq!(ensure(&kafka).await, [TopicState::Made, TopicState::Made]);
     assert_eq!(ensure(&kafka).await, [TopicState::There, TopicState::There]);
-    let more = Kafka { partitions: 4, ..kafka.clone() };
+    let more = KafkaConfig { partitions: 4, ..kafka.clone() };
     let TopicState::Differs(how) = ensure(&more).await.remove(0) else { panic!("it differs") };
     assert!(how.contains("set kafka.partitions = 3"), "{how}");
-    let longer = Kafka { retention_ms: kafka.retention_ms + 1_000, ..kafka.clone() };
+    let longer = KafkaConfig { retention_ms: kafka.retention_ms + 1_000, ..kafka.clone() };
     let TopicState::Differs(how) = ensure(&longer).await.remove(0) else { panic!("it differs") };
     assert!(how.contains("--add-config retention.ms=604801000"), "{how}");
-    let shorter = Kafka { retention_ms: 10_000, ..kafka.clone() };
+    let shorter = KafkaConfig { retention_ms: 10_000, ..kafka.clone() };
     assert_eq!(ensure(&shorter).await.remove(0), TopicState::There, "it keeps more");
     let refused = KafkaBus::connect(&more, ANSWER, &metrics::install().0).await.err().unwrap();
     assert!(refused.why.contains("set kafka.partitions = 3"), "{refused}");
-    let absent = Kafka { topic: format!("{}.not", kafka.topic), ..kafka.clone() };
+    let absent = KafkaConfig { topic: format!("{}.not", kafka.topic), ..kafka.clone() };
     let refused = KafkaBus::connect(&absent, ANSWER, &metrics::install().0).await.err().unwrap();
     assert!(refused.why.contains("tidegate topics ensure"), "{refused}");
-    let silent = Kafka { brokers: vec!["127.0.0.1:1".to_owned()], ..kafka };
+    let silent = KafkaConfig { brokers: vec!["127.0.0.1:1".to_owned()], ..kafka };
     let refused = KafkaBus::connect(&silent, ANSWER, &metrics::install().0).await.err().unwrap();
     assert!(refused.why.contains("kafka.brokers"), "{refused}");
 }
@@ -146,7 +146,7 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
 async fn topics_of_many_ids_are_made_and_looked_at_together_each_with_its_own_answer() {
     let kafka = settings();
     let ids: Vec<String> = (0..110).map(|nth| format!("pod-{nth}")).collect();
-    let some = topic_plans(&Kafka { partitions: 2, ..kafka.clone() }, &ids[103..105]);
+    let some = topic_plans(&KafkaConfig { partitions: 2, ..kafka.clone() }, &ids[103..105]);
     ensure_topics(&kafka, &some).await.unwrap();
     // One is named twice, and the log is there with fewer partitions.
     let plans = topic_plans(&kafka, &[&ids[..], &ids[..1]].concat());
@@ -173,14 +173,14 @@ async fn the_topic_of_events_is_made_with_the_others_and_who_lacks_it_is_told_ho
     let kafka = settings();
     let counted = metrics::install().0;
     assert!(KafkaEvents::connect(&kafka, &counted).await.unwrap().is_none(), "it names none");
-    let kafka = Kafka { event_topic: format!("{}.events", kafka.topic), event_partitions: 2, ..kafka };
+    let kafka = KafkaConfig { event_topic: format!("{}.events", kafka.topic), event_partitions: 2, ..kafka };
     let refused = KafkaEvents::connect(&kafka, &counted).await.err().unwrap();
     assert!(
         refused.why.contains("tidegate topics ensure") && refused.why.contains("kafka.event_topic"),
         "{refused}"
     );
     assert_eq!(ensure(&kafka).await, vec![TopicState::Made; 3]);
-    let more = Kafka { event_partitions: 3, ..kafka.clone() };
+    let more = KafkaConfig { event_partitions: 3, ..kafka.clone() };
     let TopicState::Differs(how) = ensure(&more).await.remove(2) else { panic!("it differs") };
     assert!(how.contains("kafka.event_partitions says 3: set it to 2"), "{how}");
     let sink = KafkaEvents::connect(&kafka, &counted).await.unwrap().unwrap();
@@ -258,7 +258,7 @@ async fn two_nodes_share_the_partitions_and_take_them_over_by_plan() {
 
 #[tokio::test]
 async fn who_does_not_release_in_time_has_lost_it() {
-    let kafka = Kafka { revoke_ms: 300, ..settings() };
+    let kafka = KafkaConfig { revoke_ms: 300, ..settings() };
     ensure(&kafka).await;
     let (one, other) = (open(&kafka).await, open(&kafka).await);
     let mut first = one.join(&node("one", 1)).await.unwrap();
@@ -336,7 +336,8 @@ async fn what_retention_took_away_is_out_of_range() {
 #[tokio::test]
 async fn an_append_that_is_not_answered_is_unknown_then_refused_and_all_come_in_order() {
     let mock = MockCluster::new(1).unwrap();
-    let kafka = Kafka { brokers: vec![mock.bootstrap_servers()], topic: "log".to_owned(), ..settings() };
+    let kafka =
+        KafkaConfig { brokers: vec![mock.bootstrap_servers()], topic: "log".to_owned(), ..settings() };
     mock.create_topic(&kafka.topic, SMALL.partitions as i32, 1).unwrap();
     // Long enough for a producer's first append, which introduces it to the broker.
     let answer = Duration::from_secs(2);

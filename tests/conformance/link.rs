@@ -11,12 +11,13 @@ use futures_util::future::join_all;
 use tidegate::{
     fault::{FaultPlan, Faulty},
     link::{
-        Answer, AnswerStatus, ArchiveStatus, Ask, AskKey, BestEffortMessage, Delivery, GrpcLink, Landing,
-        Link, LinkError, Listener, LocalLink, MemoryLink, PublishedMark, Secret, Session, Settings, Target,
+        Answer, AnswerStatus, ArchiveStatus, Ask, AskKey, BestEffortMessage, GrpcLink, Landing, Link,
+        LinkError, Listener, LocalLink, MemoryLink, PeerPush, PublishedMark, RoutedSession, Secret, Settings,
+        Target,
     },
     metrics,
     routes::NodeBoot,
-    trace::Query,
+    trace::TraceFilter,
 };
 use tidegate_protocol::{Code, id::ConversationId, machine::ledger::Outcome};
 
@@ -110,12 +111,12 @@ fn answer(request: u64, outcome: Outcome) -> Answer {
     Answer { conn: u64::MAX - 1, request, outcome, traceparent: String::new() }
 }
 
-fn session(epoch: u64) -> Session {
-    Session { user: user("ann"), device: device("phone"), epoch }
+fn session(epoch: u64) -> RoutedSession {
+    RoutedSession { user: user("ann"), device: device("phone"), epoch }
 }
 
-fn delivery(push: &str, to: Vec<Target>) -> Delivery {
-    Delivery { push: push.to_owned().into(), to, tracked: false, sent_by: None, traceparent: String::new() }
+fn delivery(push: &str, to: Vec<Target>) -> PeerPush {
+    PeerPush { push: push.to_owned().into(), to, tracked: false, sent_by: None, traceparent: String::new() }
 }
 
 async fn answers_arrive_as_they_were_given(world: &World) {
@@ -210,13 +211,13 @@ async fn what_was_not_answered_may_be_asked_again(world: &World) {
 
 async fn the_steps_of_a_trace_come_as_they_were_noted(world: &World) {
     let queries = [
-        Query {
+        TraceFilter {
             msg: Some("m1".to_owned()),
             user: Some("ann".to_owned()),
             traces: Vec::new(),
             is_passive: true,
         },
-        Query { traces: vec![1, u128::MAX], ..Query::default() },
+        TraceFilter { traces: vec![1, u128::MAX], ..TraceFilter::default() },
     ];
     for query in &queries {
         assert_eq!(world.link.traces(&world.there, query.clone()).await, Ok(end::steps()));
@@ -323,7 +324,7 @@ async fn takes_nothing(link: &dyn Link) {
     let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1, key: None };
     assert_eq!(link.answers_again(&here(), &gone, vec![ask]).await, Err(LinkError::NotHere));
     assert_eq!(link.send_best_effort(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));
-    assert_eq!(link.traces(&gone, Query::default()).await, Err(LinkError::NotHere));
+    assert_eq!(link.traces(&gone, TraceFilter::default()).await, Err(LinkError::NotHere));
 }
 
 #[tokio::test]

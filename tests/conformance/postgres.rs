@@ -30,9 +30,9 @@ impl Database {
         database
     }
 
-    pub(crate) fn config(&self) -> config::Postgres {
+    pub(crate) fn config(&self) -> config::PostgresConfig {
         let url = format!("postgres://{}@{}/{}", self.user, self.address, self.name);
-        config::Postgres { url, pool_max: 8, ..config::Postgres::default() }
+        config::PostgresConfig { url, pool_max: 8, ..config::PostgresConfig::default() }
     }
 
     pub(crate) async fn store(&self) -> Arc<PostgresStore> {

@@ -229,13 +229,13 @@ impl Server {
     }
 
     /// With the deadline of suites.
-    pub(crate) fn patient(&self) -> config::Redis {
-        config::Redis { timeout_ms: PATIENT_MS, ..self.config() }
+    pub(crate) fn patient(&self) -> config::RedisConfig {
+        config::RedisConfig { timeout_ms: PATIENT_MS, ..self.config() }
     }
 
-    pub(crate) fn config(&self) -> config::Redis {
+    pub(crate) fn config(&self) -> config::RedisConfig {
         let urls = vec![format!("redis://127.0.0.1:{}", self.base_port())];
-        config::Redis { urls, ..config::Redis::default() }
+        config::RedisConfig { urls, ..config::RedisConfig::default() }
     }
 }
 
@@ -250,9 +250,14 @@ impl Drop for Server {
 /// within the deadline which people can set is the matter of `redis::faults`.
 const PATIENT_MS: u64 = 5_000;
 
-pub(crate) fn cluster_config(servers: &[Server]) -> config::Redis {
+pub(crate) fn cluster_config(servers: &[Server]) -> config::RedisConfig {
     let urls = servers.iter().flat_map(|server| server.config().urls).collect();
-    config::Redis { urls, mode: "cluster".to_owned(), timeout_ms: PATIENT_MS, ..config::Redis::default() }
+    config::RedisConfig {
+        urls,
+        mode: "cluster".to_owned(),
+        timeout_ms: PATIENT_MS,
+        ..config::RedisConfig::default()
+    }
 }
 
 const IN_A_CLUSTER: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"];

@@ -9,7 +9,7 @@ use std::{
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
-use tidegate::auth::{Identity, Verifier, create_key};
+use tidegate::auth::{TokenIdentity, Verifier, create_key};
 use tidegate_protocol::Code;
 
 use super::{read, root, settle, unique::unique_name, with_block};
@@ -56,7 +56,7 @@ fn sign(key: &[u8], algorithm: Algorithm, claims: &Value) -> String {
         .expect("it is signed")
 }
 
-fn verify(key: &[u8], claims: &Value) -> Result<Identity, Code> {
+fn verify(key: &[u8], claims: &Value) -> Result<TokenIdentity, Code> {
     Verifier::hs256(key).verify(&sign(key, Algorithm::HS256, claims), wall_ms()).map_err(|(code, _)| code)
 }
 

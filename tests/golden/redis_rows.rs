@@ -160,14 +160,14 @@ impl Prefix {
         Self(format!("golden_{}", unique_name()))
     }
 
-    fn config(&self) -> config::Redis {
+    fn config(&self) -> config::RedisConfig {
         let url = service_text("redis7", "url");
         // Nothing here is about the time that a call takes.
-        config::Redis {
+        config::RedisConfig {
             urls: vec![url],
             prefix: self.0.clone(),
             timeout_ms: 10_000,
-            ..config::Redis::default()
+            ..config::RedisConfig::default()
         }
     }
 

@@ -224,11 +224,11 @@ fn restore_rows(cluster: &Cluster, folder: &Folder) {
 fn log_id(cluster: &Cluster) -> u128 {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let kafka = config::Kafka {
+        let kafka = config::KafkaConfig {
             brokers: vec![cluster.brokers().to_owned()],
             topic: cluster.topic().to_owned(),
             partitions: 4,
-            ..config::Kafka::default()
+            ..config::KafkaConfig::default()
         };
         let bus = KafkaBus::connect(&kafka, Duration::from_secs(5), &metrics::install().0).await;
         bus.expect("Kafka answers").bounds(0).await.expect("a partition").topic.0
@@ -298,7 +298,7 @@ fn every_migration_keeps_the_rows_that_it_finds() {
         let rows = cluster.number(ROWS);
         cluster.execute(FIRST_TABLES);
         assert_eq!(cluster.number(ROWS), rows, "nothing is lost here");
-        let postgres = config::Postgres { url: url(&cluster), ..config::Postgres::default() };
+        let postgres = config::PostgresConfig { url: url(&cluster), ..config::PostgresConfig::default() };
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         runtime
             .block_on(tidegate::store::PostgresStore::open(&postgres))

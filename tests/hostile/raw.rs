@@ -10,7 +10,7 @@ use tidegate_protocol::{
     Code,
     codec::{self, Decoded, Framing, Split, Wire},
     pb::{self, client_frame::Body as Asked},
-    ws::{self, Event, Opcode, Step},
+    ws::{self, Opcode, WsEvent, WsStep},
 };
 
 use crate::support::{PATIENCE, Said, code};
@@ -212,15 +212,15 @@ fn take_stream(input: &[u8], framing: Framing, heard: &mut Heard) -> Option<usiz
 }
 
 fn take_ws(decoder: &mut ws::Decoder, input: &mut [u8], wire: Wire, heard: &mut Heard) -> Option<usize> {
-    let limits = ws::Limits { message_bytes_max: 1 << 20, fragments_max: 1 };
+    let limits = ws::WsLimits { message_bytes_max: 1 << 20, fragments_max: 1 };
     let step = decoder.next(input, &limits).expect("the node frames well");
-    let Step::Frame { consumed, event } = step else { return None };
+    let WsStep::Frame { consumed, event } = step else { return None };
     assert!(heard.status.is_none(), "a frame after the close frame");
     match event {
-        Event::Message { payload, .. } => keep(&payload, wire.framing(), heard),
-        Event::Pong(_) => heard.pongs += 1,
-        Event::Close { code, .. } => heard.status = code,
-        Event::Ping(_) | Event::Part => panic!("the node does not send these"),
+        WsEvent::Message { payload, .. } => keep(&payload, wire.framing(), heard),
+        WsEvent::Pong(_) => heard.pongs += 1,
+        WsEvent::Close { code, .. } => heard.status = code,
+        WsEvent::Ping(_) | WsEvent::Part => panic!("the node does not send these"),
     }
     Some(consumed)
 }

@@ -66,7 +66,7 @@ impl Memory {
 impl Transport for Memory {
     type Stream = ShardEnd;
 
-    fn open(socket: config::Socket) -> Self {
+    fn open(socket: config::SocketConfig) -> Self {
         let output_max = if socket.send_buffer_bytes > 0 { socket.send_buffer_bytes } else { OUTPUT_MAX };
         Self { shards: Vec::new(), backlog: VecDeque::new(), output_max }
     }

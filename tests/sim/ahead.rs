@@ -11,7 +11,7 @@ use tidegate::{
 };
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::{Body, MemberAction, MemberChange, Message, SenderOrder, body_hash},
 };
 use tokio::time::{Duration, Instant};
@@ -206,7 +206,7 @@ fn a_former_owner_that_says_nothing_may_have_told_more_than_its_successor_has_ar
 }
 
 /// A group with that member, made through a node.
-async fn make_group(nodes: &Nodes, nth: usize, group: ConversationId, member: UserId) -> Answer {
+async fn make_group(nodes: &Nodes, nth: usize, group: ConversationId, member: UserId) -> SubmitAnswer {
     let change = MemberChange {
         conversation: group,
         action: MemberAction::Create,

@@ -34,7 +34,7 @@ use tidegate::{
 use tidegate_protocol::{
     Code, Time,
     id::{ConversationId, DeviceId, MsgId, UserId},
-    machine::{ledger::LEDGER_NEWEST, session::Answer},
+    machine::{ledger::LEDGER_NEWEST, session::SubmitAnswer},
     record::{Body, MemberAction, MemberChange, Message, Record, SenderOrder, body_hash},
 };
 use tokio::{task::LocalSet, time};
@@ -242,7 +242,7 @@ async fn make_group(nodes: &RefCell<Vec<Option<SimNode>>>) {
     for _ in 0..TRIES {
         let way = some_node(nodes, &mut random).expect("nobody has crashed yet");
         match way.append(Body::Member(change.clone())).await {
-            Answer::Accepted { .. } | Answer::Duplicate { .. } => return,
+            SubmitAnswer::Accepted { .. } | SubmitAnswer::Duplicate { .. } => return,
             other => assert!(may_be_tried_again(&other), "{other:?}"),
         }
     }
@@ -308,17 +308,17 @@ async fn send(
     panic!("{id} was never acked");
 }
 
-fn seq_of(answer: &Answer) -> Option<u64> {
+fn seq_of(answer: &SubmitAnswer) -> Option<u64> {
     match answer {
-        Answer::Accepted { seq, .. } | Answer::Duplicate { seq, .. } => Some(*seq),
+        SubmitAnswer::Accepted { seq, .. } | SubmitAnswer::Duplicate { seq, .. } => Some(*seq),
         _ => None,
     }
 }
 
-fn may_be_tried_again(answer: &Answer) -> bool {
+fn may_be_tried_again(answer: &SubmitAnswer) -> bool {
     match answer {
-        Answer::Refused { code, .. } => *code == Code::BusUnavailable,
-        Answer::Unknown => true,
+        SubmitAnswer::Refused { code, .. } => *code == Code::BusUnavailable,
+        SubmitAnswer::Unknown => true,
         _ => false,
     }
 }

@@ -28,7 +28,7 @@ use tidegate::{
     scratch::MemoryScratch,
     store::Store,
 };
-use tidegate_protocol::{Time, id::NodeId, machine::session::Answer, record::Body};
+use tidegate_protocol::{Time, id::NodeId, machine::session::SubmitAnswer, record::Body};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -59,7 +59,7 @@ pub(crate) struct SimNode {
 pub(crate) struct Way(Admin);
 
 impl Way {
-    pub(crate) async fn append(&self, body: Body) -> Answer {
+    pub(crate) async fn append(&self, body: Body) -> SubmitAnswer {
         self.0.append(body, 1).await
     }
 }

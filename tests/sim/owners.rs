@@ -10,7 +10,7 @@ use tidegate::{
 use tidegate_protocol::{
     id::{ConversationId, MsgId, UserId},
     machine::ledger::LEDGER_NEWEST,
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::{Body, MemberAction, MemberChange},
 };
 use tokio::{
@@ -55,7 +55,7 @@ pub(crate) async fn send_to_many(nodes: &Nodes, nth: usize, id: &str) -> (Durati
         let answer = way.append(message(&me, &ConversationId::direct(&me, &other), id, 0)).await;
         longest = longest.max(began.elapsed());
         if seq_of(&answer).is_none() {
-            assert_eq!(answer, Answer::Unknown);
+            assert_eq!(answer, SubmitAnswer::Unknown);
             failed += 1;
         }
     }

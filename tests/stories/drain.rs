@@ -11,7 +11,7 @@ use tidegate::config::Config;
 use tidegate_protocol::{
     Code,
     codec::Wire,
-    machine::drain::{Outcome, plan},
+    machine::drain::{DrainOutcome, plan},
     pb,
 };
 
@@ -64,7 +64,7 @@ fn every_client_hears_its_slot_and_is_closed_at_its_end() {
         assert!(closed + ROUNDING >= slot, "closed after {closed:?}, its slot ends after {slot:?}");
         assert!(closed < slot + PATIENCE, "closed after {closed:?} only, not {slot:?}");
     }
-    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+    assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn sends_in_flight_are_answered_before_the_close() {
     for push in heard {
         assert!(acked.contains(&push.msg_id), "{} was accepted, and its sender not told", push.msg_id);
     }
-    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+    assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn the_pace_of_300_clients_is_the_planned_one() {
         let within = slots[nth..].iter().take_while(|(slot, _)| *slot < second).count();
         assert!(within as f64 <= 1.2 * f64::from(planned.rate), "{within} slots in the second from {from:?}");
     }
-    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+    assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn an_aborted_drain_leaves_a_node_as_it_was() {
     node.drainer().signal();
     let ending = std::thread::spawn(move || node.wait());
     stayed.iter_mut().chain([&mut late]).for_each(|client| assert_eq!(client.expect_close(), Code::Draining));
-    assert_eq!(ending.join().expect("it ends"), Outcome::Fast(0));
+    assert_eq!(ending.join().expect("it ends"), DrainOutcome::Fast(0));
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn a_cordoned_node_still_takes_newcomers() {
         assert!(goaway(client).after_ms < 1_000);
         assert_eq!(client.expect_close(), Code::Draining);
     }
-    assert_eq!(ending.join().expect("it ends"), Outcome::Drained);
+    assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn an_idle_node_waits_for_nobody() {
     let node = TestNode::start(|config| config.drain.lb_delay_ms = 40_000);
     let began = Instant::now();
     node.drainer().signal();
-    assert_eq!(node.wait(), Outcome::Drained);
+    assert_eq!(node.wait(), DrainOutcome::Drained);
     // Whoever waits for the load balancer has not even told the clients before 19 s are over.
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }

@@ -132,9 +132,9 @@ pub fn send(place: &str, msg_id: &str, text: &str) -> pb::Send {
 
 /// The text of a push.
 pub fn text_of(push: &pb::Push) -> &str {
-    use tidegate_protocol::content::Body;
+    use tidegate_protocol::content::ContentBody;
     match push.content.as_ref().and_then(|content| content.body.as_ref()) {
-        Some(Body::Text(text)) => text,
+        Some(ContentBody::Text(text)) => text,
         other => panic!("no text: {other:?}"),
     }
 }

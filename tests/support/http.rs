@@ -5,13 +5,13 @@ use std::{
     net::{SocketAddr, TcpStream},
 };
 
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 
 use super::PATIENCE;
 
 /// Asks with a JSON body; the status and the body of the answer.
 pub fn ask(admin: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut port = Admin::connect_within(admin, PATIENCE).expect("an admin port");
+    let mut port = AdminClient::connect_within(admin, PATIENCE).expect("an admin port");
     port.request(method, path, body).expect("the admin port answers")
 }
 

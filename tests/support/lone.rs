@@ -59,7 +59,7 @@ pub trait Transport {
     type Stream;
 
     /// Opens a transport without shards.
-    fn open(socket: config::Socket) -> Self;
+    fn open(socket: config::SocketConfig) -> Self;
 
     /// Adds a shard, and returns the queue of its new connections.
     fn add_shard(&mut self, context: Context) -> NewcomerQueue<Self::Stream>;
@@ -75,14 +75,14 @@ pub trait Transport {
 pub struct Sockets {
     drivers: Vec<Driver>,
     listener: TcpListener,
-    socket: config::Socket,
+    socket: config::SocketConfig,
     events: Events,
 }
 
 impl Transport for Sockets {
     type Stream = TcpStream;
 
-    fn open(socket: config::Socket) -> Self {
+    fn open(socket: config::SocketConfig) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         Self { drivers: Vec::new(), listener, socket, events: Events::with_capacity(EVENTS_MAX) }
     }
@@ -131,12 +131,12 @@ pub struct Lone<T: Transport> {
 
 impl<T: Transport> Lone<T> {
     /// Creates `count` shards; `change` sets what the test is about.
-    pub fn new(count: usize, change: impl FnOnce(&mut Context, &mut config::Socket)) -> Self {
+    pub fn new(count: usize, change: impl FnOnce(&mut Context, &mut config::SocketConfig)) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (intake, outlets) = Intake::new(1 << 20);
         let handles = ShardHandles::default();
         let mut context = context(intake, Arc::clone(&handles), runtime.handle().clone());
-        let mut socket = config::Socket::default();
+        let mut socket = config::SocketConfig::default();
         change(&mut context, &mut socket);
         let mut transport = T::open(socket);
         let add = |index| transport.add_shard(Context { index, ..context.clone() });

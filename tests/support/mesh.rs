@@ -51,7 +51,7 @@ use tidegate_protocol::{
     Code, Time,
     codec::Wire,
     id::{ConversationId, NodeId, UserId},
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     record::{MemberAction, MemberChange},
 };
 use tokio::runtime::Runtime;
@@ -226,7 +226,7 @@ impl Mesh {
             request_id: Admin::fresh_request_id(),
         };
         let answer = self.runtime.block_on(self.nodes[0].admin.change(change, 1));
-        assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
+        assert!(matches!(answer, SubmitAnswer::Accepted { .. }), "{answer:?}");
     }
 
     fn node_of(&self, nth: usize, numbers: &Arc<dyn Numbers>) -> MeshNode {
@@ -389,7 +389,8 @@ fn open_door(shards: Newcomers, metrics: metrics::Metrics) -> (SocketAddr, Stopp
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
-    let acceptor = Acceptor::new(listener, Admission::new(0, 0), shards, config::Socket::default(), metrics);
+    let acceptor =
+        Acceptor::new(listener, Admission::new(0, 0), shards, config::SocketConfig::default(), metrics);
     let (acceptor, stopper) = acceptor.expect("a poll");
     (address, stopper, thread::spawn(|| acceptor.run()))
 }

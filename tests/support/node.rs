@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tidegate::{auth, config::Config, drain::Drainer, node::Node};
-use tidegate_protocol::{codec::Wire, machine::drain::Outcome};
+use tidegate_protocol::{codec::Wire, machine::drain::DrainOutcome};
 
 use super::{Client, hello, http, unique_name};
 
@@ -54,7 +54,7 @@ impl TestNode {
     }
 
     /// Waits for the end of a drain.
-    pub fn wait(mut self) -> Outcome {
+    pub fn wait(mut self) -> DrainOutcome {
         self.node.take().expect("it runs").wait().expect("no part of it breaks")
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{arrows, circles, pages, source::Source, words};
+use crate::{arrows, circles, names, pages, source::Source, words};
 
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
@@ -39,6 +39,8 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("banned-words", |all| each(all, words::banned)),
     ("no-design", |all| each(all, words::design)),
     ("subject", |all| each(all, words::subject)),
+    ("type-names", names::types),
+    ("tuples", |all| each(all, names::tuples)),
     ("pure-protocol", |all| each(all, pure_protocol)),
     ("bounded", |all| each(all, bounded)),
     ("honest-tests", |all| each(all, honest_tests)),

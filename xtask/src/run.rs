@@ -17,11 +17,11 @@ use anyhow::{Context as _, bail};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use self::report::Outcome;
+use self::report::StepOutcome;
 use crate::{
     cpu, evidence, interrupt, services,
     shell::{self, Shell},
-    steps::{self, Cases, Needs, PHASES, STEPS, Step},
+    steps::{self, Cases, Needs, PHASES, STEPS, TestStep},
 };
 
 /// A step that takes longer than this many times its budget fails.
@@ -53,7 +53,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     for lanes in PHASES {
         thread::scope(|scope| {
             for lane in *lanes {
-                let chosen: Vec<&Step> =
+                let chosen: Vec<&TestStep> =
                     lane.iter().filter(|name| is_chosen(name)).filter_map(|name| steps::find(name)).collect();
                 scope.spawn(|| chosen.into_iter().for_each(|step| one(shell, step, began, &outcomes)));
             }
@@ -76,13 +76,13 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
 }
 
 /// Runs a step, unless the one that it needs has failed, and writes down its end.
-fn one(shell: &Shell, step: &'static Step, began: Instant, outcomes: &Mutex<Vec<Outcome>>) {
+fn one(shell: &Shell, step: &'static TestStep, began: Instant, outcomes: &Mutex<Vec<StepOutcome>>) {
     let has_failed = |name: &str| {
         let outcomes = outcomes.lock();
         outcomes.iter().any(|it| it.name == name && it.failure.is_some())
     };
     let without_run =
-        |why: String| Outcome { name: step.name, wall: None, cpu: 0.0, cases: None, failure: Some(why) };
+        |why: String| StepOutcome { name: step.name, wall: None, cpu: 0.0, cases: None, failure: Some(why) };
     let outcome = if interrupt::came() {
         without_run("not run: interrupted".to_owned())
     } else if step.needs == Needs::Build && has_failed("build") {
@@ -108,7 +108,7 @@ fn clock(began: Instant) -> String {
 }
 
 /// The last lines of a failed step's log, which is kept whole.
-fn end_of_log(shell: &Shell, step: &Step) -> String {
+fn end_of_log(shell: &Shell, step: &TestStep) -> String {
     let log = log(shell, step.name);
     evidence::keep_of(shell, step.name, &log, "log");
     shell::tail(&log, SHOWN).lines().map(|line| format!("    {line}\n")).collect()
@@ -128,7 +128,7 @@ fn result_file(shell: &Shell, step: &str) -> PathBuf {
 }
 
 /// Starts the process of a step, waits for it, and ends it where it hangs.
-fn watched(shell: &Shell, step: &'static Step) -> anyhow::Result<Outcome> {
+fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome> {
     let result = result_file(shell, step.name);
     fs::remove_file(&result).ok();
     let log = File::create(log(shell, step.name))?;
@@ -173,7 +173,7 @@ fn watched(shell: &Shell, step: &'static Step) -> anyhow::Result<Outcome> {
         Some(_) => None,
     };
     let cpu = said["cpu"].as_f64().unwrap_or_default();
-    Ok(Outcome { name: step.name, wall: Some(wall), cpu, cases: cases_of(&said), failure })
+    Ok(StepOutcome { name: step.name, wall: Some(wall), cpu, cases: cases_of(&said), failure })
 }
 
 /// Ends a step and everything that it started.

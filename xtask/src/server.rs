@@ -66,7 +66,7 @@ pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Re
 }
 
 /// A node on ports of its own, ready for clients.
-pub(crate) struct Node {
+pub(crate) struct ServerNode {
     running: Running,
     program: PathBuf,
     data: PathBuf,
@@ -74,7 +74,7 @@ pub(crate) struct Node {
     pub(crate) client: String,
 }
 
-impl Node {
+impl ServerNode {
     /// Starts it with its data in the (empty) folder `data`, and waits for `node.json`.
     pub(crate) fn start(shell: &Shell, data: &Path) -> anyhow::Result<Self> {
         let program = shell.built("tidegate");

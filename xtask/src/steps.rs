@@ -22,7 +22,7 @@ use crate::shell::Shell;
 pub(crate) const WHOLE_MAX: Duration = Duration::from_secs(1_500);
 
 /// One step: a process of its own, with its output in a log of its own.
-pub(crate) struct Step {
+pub(crate) struct TestStep {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     /// Seconds that it may take on two cores within a whole run; it fails at 1.5 times as many. A whole run stays within 25
@@ -76,17 +76,17 @@ const fn step(
     budget: u64,
     needs: Needs,
     run: fn(&Shell) -> anyhow::Result<Option<Cases>>,
-) -> Step {
-    Step { name, what, budget: Duration::from_secs(budget), needs, gentle: false, run }
+) -> TestStep {
+    TestStep { name, what, budget: Duration::from_secs(budget), needs, gentle: false, run }
 }
 
 /// The same for a step that gives way to others.
-const fn gentle(step: Step) -> Step {
-    Step { gentle: true, ..step }
+const fn gentle(step: TestStep) -> TestStep {
+    TestStep { gentle: true, ..step }
 }
 
 /// All steps, in the order in which they are listed.
-pub(crate) const STEPS: &[Step] = &[
+pub(crate) const STEPS: &[TestStep] = &[
     step("fmt", "cargo fmt --check", 10, Needs::Nothing, plain!(lint::format)),
     step(
         "tools",
@@ -203,7 +203,7 @@ pub(crate) const PHASES: &[&[&[&str]]] = &[
 ];
 
 /// A step by its name.
-pub(crate) fn find(name: &str) -> Option<&'static Step> {
+pub(crate) fn find(name: &str) -> Option<&'static TestStep> {
     STEPS.iter().find(|step| step.name == name)
 }
 
@@ -213,7 +213,7 @@ pub(crate) fn list() {
 }
 
 /// A step as `--list` shows it.
-pub(crate) fn listed(step: &Step) -> String {
+pub(crate) fn listed(step: &TestStep) -> String {
     format!("{:<12} {}", step.name, step.what)
 }
 

@@ -8,21 +8,21 @@ use tidegate_protocol::{
     id::{DeviceId, MsgId, NodeId, RoomId, UserId},
     machine::{
         chain::ChainLimits,
-        session::{Action, Answer, ChainSaved, Limits, LoggedIn, Phase, Session},
+        session::{Action, ChainSaved, LoggedIn, Session, SessionLimits, SessionPhase, SubmitAnswer},
     },
     pb,
 };
 
 /// Runs the steps in `data`, each a kind byte with arguments, until one is incomplete; see [`Driver::step`].
 pub fn session(data: &[u8]) {
-    let limits = Limits {
+    let limits = SessionLimits {
         in_flight_max: 4,
         chain: ChainLimits { hold_max: 3, hold_bytes_max: 300, order_timeout: Duration::from_secs(2) },
         content_bytes_max: 100,
         errors_max: 12,
         rooms_max: 2,
         chained_conversations_max: 3,
-        ..Limits::default()
+        ..SessionLimits::default()
     };
     let mut driver = Driver {
         session: Session::new(Time::ZERO),
@@ -43,7 +43,7 @@ pub fn session(data: &[u8]) {
 
 struct Driver {
     session: Session,
-    limits: Limits,
+    limits: SessionLimits,
     now: Time,
     /// Tickets of submissions without an answer.
     open: VecDeque<u64>,
@@ -140,7 +140,7 @@ impl Driver {
     }
 
     /// Feeds one input and runs the driver's loop of the session's module documentation.
-    fn input(&mut self, input: impl FnOnce(&mut Session, &Limits, Time, &mut Vec<Action>)) {
+    fn input(&mut self, input: impl FnOnce(&mut Session, &SessionLimits, Time, &mut Vec<Action>)) {
         let mut out = Vec::new();
         input(&mut self.session, &self.limits, self.now, &mut out);
         loop {
@@ -177,7 +177,7 @@ impl Driver {
 
     fn check(&self) {
         let (session, limits) = (&self.session, &self.limits);
-        assert_eq!(session.phase() == Phase::Closed, self.closed);
+        assert_eq!(session.phase() == SessionPhase::Closed, self.closed);
         assert!(session.in_flight() <= limits.in_flight_max);
         assert!(session.rooms().len() <= limits.rooms_max);
         // A ready message is accepted into a full hold, and one more is parked.
@@ -204,13 +204,13 @@ fn login(saved: bool) -> LoggedIn {
     }
 }
 
-fn answer(kind: u8) -> Answer {
+fn answer(kind: u8) -> SubmitAnswer {
     match kind % 6 {
-        0 => Answer::Duplicate { seq: 1, time: 1 },
-        1 => Answer::Refused { code: Code::NotAMember, message: "".into() },
-        2 => Answer::Refused { code: Code::OrderBroken, message: "".into() },
-        3 => Answer::Unknown,
-        4 => Answer::AppendFailed,
-        _ => Answer::Accepted { seq: 1, time: 1 },
+        0 => SubmitAnswer::Duplicate { seq: 1, time: 1 },
+        1 => SubmitAnswer::Refused { code: Code::NotAMember, message: "".into() },
+        2 => SubmitAnswer::Refused { code: Code::OrderBroken, message: "".into() },
+        3 => SubmitAnswer::Unknown,
+        4 => SubmitAnswer::AppendFailed,
+        _ => SubmitAnswer::Accepted { seq: 1, time: 1 },
     }
 }

@@ -1,6 +1,6 @@
 //! Fuzz target for the WebSocket decoder of a server: the events do not depend on how the bytes are split.
 
-use tidegate_protocol::ws::{Decoder, Event, Kind, Limits, Step, Violation};
+use tidegate_protocol::ws::{Decoder, Kind, WsEvent, WsLimits, WsStep, WsViolation};
 
 /// Decodes bytes in pieces and as a whole. The first byte is the size of the pieces.
 pub fn ws(data: &[u8]) {
@@ -10,7 +10,7 @@ pub fn ws(data: &[u8]) {
 }
 
 /// Limits of a message; small, so that a fuzzer reaches them.
-const LIMITS: Limits = Limits { message_bytes_max: 300, fragments_max: 6 };
+const LIMITS: WsLimits = WsLimits { message_bytes_max: 300, fragments_max: 6 };
 
 /// Owned copy of an event, or the end of the input.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,19 +26,19 @@ pub enum OwnedEvent {
     /// A close with its code and reason.
     Close(Option<u16>, String),
     /// A violation, after which nothing is decoded.
-    Refused(Violation),
+    Refused(WsViolation),
     /// Number of remaining bytes that are no complete frame.
     Rest(usize),
 }
 
-impl From<Event<'_>> for OwnedEvent {
-    fn from(event: Event<'_>) -> Self {
+impl From<WsEvent<'_>> for OwnedEvent {
+    fn from(event: WsEvent<'_>) -> Self {
         match event {
-            Event::Message { kind, payload } => Self::Message(kind, payload.into_owned()),
-            Event::Part => Self::Part,
-            Event::Ping(payload) => Self::Ping(payload.to_vec()),
-            Event::Pong(payload) => Self::Pong(payload.to_vec()),
-            Event::Close { code, reason } => Self::Close(code, reason.to_owned()),
+            WsEvent::Message { kind, payload } => Self::Message(kind, payload.into_owned()),
+            WsEvent::Part => Self::Part,
+            WsEvent::Ping(payload) => Self::Ping(payload.to_vec()),
+            WsEvent::Pong(payload) => Self::Pong(payload.to_vec()),
+            WsEvent::Close { code, reason } => Self::Close(code, reason.to_owned()),
         }
     }
 }
@@ -51,13 +51,13 @@ pub fn feed<'a>(pieces: impl IntoIterator<Item = &'a [u8]>, mut decoder: Decoder
         loop {
             let before = input.clone();
             let consumed = match decoder.next(&mut input, &LIMITS) {
-                Ok(Step::Need { at_least }) => {
+                Ok(WsStep::Need { at_least }) => {
                     assert!(at_least > before.len(), "a need that is already met would loop forever");
                     assert!(at_least <= LIMITS.message_bytes_max + 14, "{at_least}");
                     assert_eq!(input, before, "the input must not change until the frame is complete");
                     break;
                 }
-                Ok(Step::Frame { consumed, event }) => {
+                Ok(WsStep::Frame { consumed, event }) => {
                     events.push(event.into());
                     consumed
                 }

@@ -6,7 +6,7 @@ use std::{ops::Range, thread, time::Duration};
 use data_encoding::HEXLOWER_PERMISSIVE;
 use serde_json::{Value, json};
 
-use tidegate::{auth, cli::admin::Admin};
+use tidegate::{auth, cli::admin::AdminClient};
 
 /// Members that one request may add.
 const MEMBERS_MAX: usize = 1000;
@@ -27,7 +27,12 @@ pub(super) fn hex(text: &str) -> Result<Vec<u8>> {
 }
 
 /// Creates group `id` with `extra` and users `u<from>`…`u<to>`.
-pub(super) fn create_group(admin: &mut Admin, id: &str, extra: &[String], users: Range<usize>) -> Result<()> {
+pub(super) fn create_group(
+    admin: &mut AdminClient,
+    id: &str,
+    extra: &[String],
+    users: Range<usize>,
+) -> Result<()> {
     let all: Vec<String> = extra.iter().cloned().chain(users.map(|user| format!("u{user}"))).collect();
     let mut parts = all.chunks(MEMBERS_MAX);
     let first = parts.next().unwrap_or_default();
@@ -41,7 +46,7 @@ pub(super) fn create_group(admin: &mut Admin, id: &str, extra: &[String], users:
 }
 
 /// Returns the value of a metric without labels, if the server has it.
-pub(super) fn metric(admin: &mut Admin, name: &str) -> Option<f64> {
+pub(super) fn metric(admin: &mut AdminClient, name: &str) -> Option<f64> {
     let (status, body) = admin.request("GET", "/metrics", "").ok()?;
     (status == 200).then(|| {
         body.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok()).next()
@@ -49,7 +54,7 @@ pub(super) fn metric(admin: &mut Admin, name: &str) -> Option<f64> {
 }
 
 /// Posts a change, and repeats it while the answer asks for that: its request has an id.
-fn post(admin: &mut Admin, path: &str, body: &Value) -> Result<()> {
+fn post(admin: &mut AdminClient, path: &str, body: &Value) -> Result<()> {
     for left in (0..TRIES).rev() {
         let (status, answer) = admin.request("POST", path, &body.to_string())?;
         if (200..300).contains(&status) {

@@ -3,7 +3,7 @@
 use super::{
     host,
     orders::{Answer, Order, Outcome, Peer, Setup, Watched},
-    wire::Transport,
+    wire::BenchTransport,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -123,7 +123,7 @@ impl Launcher {
         &self,
         server: &Server,
         peer: Peer,
-        transport: Transport,
+        transport: BenchTransport,
         size: usize,
     ) -> Result<Client> {
         let mut command = Command::new(std::env::current_exe()?);

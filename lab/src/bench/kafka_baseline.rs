@@ -14,7 +14,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tidegate::config::Kafka;
+use tidegate::config::KafkaConfig;
 
 /// Time for connecting and the first requests, which does not count.
 const WARM_NS: u64 = 1_000_000_000;
@@ -24,7 +24,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// Topic, CPUs and size of records.
 pub(super) struct KafkaBaseline {
-    pub(super) kafka: Kafka,
+    pub(super) kafka: KafkaConfig,
     pub(super) cpus: Vec<usize>,
     /// Bytes of a record, as many as of Tidegate's.
     pub(super) size: usize,
@@ -76,7 +76,7 @@ impl KafkaBaseline {
     }
 
     /// Returns the number of records in the topic.
-    pub(super) fn records(kafka: &Kafka) -> Result<u64> {
+    pub(super) fn records(kafka: &KafkaConfig) -> Result<u64> {
         let consumer = BaseConsumer::from_config(&common(kafka))?;
         let mut all = 0;
         for partition in 0..kafka.partitions {
@@ -163,7 +163,7 @@ impl KafkaBaseline {
     }
 }
 
-fn common(kafka: &Kafka) -> ClientConfig {
+fn common(kafka: &KafkaConfig) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", kafka.brokers.join(",")).set("socket.nagle.disable", "true");
     config.set("group.id", format!("{}.bare", kafka.group));

@@ -1,6 +1,6 @@
 //! Orders to a load generator, and its answers: one JSON line for each.
 
-use super::wire::Transport;
+use super::wire::BenchTransport;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub(super) struct Setup {
     pub(super) pid: u32,
     /// Further processes whose CPU time is measured.
     pub(super) watched: Vec<Watched>,
-    pub(super) transport: Transport,
+    pub(super) transport: BenchTransport,
     /// Whether it may keep its CPU busy while it waits, because no server shares it.
     pub(super) spin: bool,
     /// Content bytes of a message.

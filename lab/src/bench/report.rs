@@ -7,14 +7,14 @@ use std::fmt::{self, Write as _};
 /// The target of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum FigureTarget {
     /// The figure is at most this.
     AtMost(f64),
     /// The figure is at least this.
     AtLeast(f64),
 }
 
-impl Target {
+impl FigureTarget {
     fn met(self, value: f64) -> bool {
         match self {
             Self::AtMost(bound) => value <= bound,
@@ -23,7 +23,7 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for FigureTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtMost(bound) => write!(f, "≤ {bound}"),
@@ -46,7 +46,7 @@ pub struct Figure {
     pub rounds: Vec<f64>,
     /// Target, if there is one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub target: Option<Target>,
+    pub target: Option<FigureTarget>,
     /// Whether the target was met.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub met: Option<bool>,
@@ -66,7 +66,7 @@ pub struct Section {
 
 /// Report of a whole run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Environment of the run.
     pub environment: Environment,
     /// Sections, one for each scenario.
@@ -91,22 +91,22 @@ impl Section {
     }
 
     /// Adds a figure measured once.
-    pub(super) fn one(&mut self, what: &str, value: f64, unit: &str, target: Option<Target>) {
+    pub(super) fn one(&mut self, what: &str, value: f64, unit: &str, target: Option<FigureTarget>) {
         self.add(what, value, unit, Vec::new(), target);
     }
 
     /// Adds the median of rounds.
-    pub(super) fn rounds(&mut self, what: &str, rounds: Vec<f64>, unit: &str, target: Option<Target>) {
+    pub(super) fn rounds(&mut self, what: &str, rounds: Vec<f64>, unit: &str, target: Option<FigureTarget>) {
         self.add(what, median(&rounds), unit, rounds, target);
     }
 
     /// Adds the ratio of two medians; its rounds are the ratios of neighbouring rounds.
-    pub(super) fn ratio(&mut self, what: &str, over: &[f64], under: &[f64], target: Option<Target>) {
+    pub(super) fn ratio(&mut self, what: &str, over: &[f64], under: &[f64], target: Option<FigureTarget>) {
         let rounds = over.iter().zip(under).map(|(over, under)| over / under).collect();
         self.add(what, median(over) / median(under), "x", rounds, target);
     }
 
-    fn add(&mut self, what: &str, value: f64, unit: &str, rounds: Vec<f64>, target: Option<Target>) {
+    fn add(&mut self, what: &str, value: f64, unit: &str, rounds: Vec<f64>, target: Option<FigureTarget>) {
         let met = target.map(|target| target.met(value));
         self.figures.push(Figure { what: what.into(), value, unit: unit.into(), rounds, target, met });
     }
@@ -143,7 +143,7 @@ impl Section {
     }
 }
 
-impl Report {
+impl BenchReport {
     /// Returns whether every figure with a target meets it.
     pub(super) fn all_met(&self) -> bool {
         self.sections.iter().flat_map(|section| &section.figures).all(|figure| figure.met != Some(false))
@@ -201,7 +201,7 @@ mod tests {
         assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
         let mut section = Section::new("x");
         section.one("free", 1.0, "µs", None);
-        section.ratio("held", &[1.0, 2.0, 3.0], &[1.0, 1.0, 1.0], Some(Target::AtMost(1.05)));
+        section.ratio("held", &[1.0, 2.0, 3.0], &[1.0, 1.0, 1.0], Some(FigureTarget::AtMost(1.05)));
         assert_eq!(section.figures[1].met, Some(false));
         let text = section.markdown();
         assert!(text.find("held") < text.find("free"), "{text}");

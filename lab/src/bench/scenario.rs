@@ -20,7 +20,7 @@ use super::{
     child::{Client, Launcher, Server},
     orders::{Order, Outcome, Peer},
     report::{Section, median},
-    wire::Transport,
+    wire::BenchTransport,
 };
 use anyhow::{Context, Result, bail};
 
@@ -47,11 +47,12 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             idle::run(launcher, args, *conns, *seconds, *heartbeat, out).context("idle")
         }
         Scenario::Login { conns, count, parallel } => {
-            login::run(launcher, args, [*conns, *count, *parallel], out).context("login")
+            login::run(launcher, args, *conns, *count, *parallel, out).context("login")
         }
         Scenario::Shards { members } => fanout::shards(launcher, args, *members, out).context("shards"),
         Scenario::Chat { conns, in_flight, seconds, rate } => {
-            chat::run(launcher, args, [*conns, *in_flight], (*seconds, *rate), out).context("chat")
+            let load = chat::Load { conns: *conns, in_flight: *in_flight, seconds: *seconds, rate: *rate };
+            chat::run(launcher, args, load, out).context("chat")
         }
         Scenario::Store { messages, conversations } => {
             store::run(launcher, args, *messages, conversations, out).context("store")
@@ -63,8 +64,9 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             postgres::run(args, &load, out).context("postgres")
         }
         Scenario::Cluster { services, senders, partitions } => {
-            let load = (*senders, *partitions);
-            cluster::run(launcher, args, &services.services, load, out).context("cluster")
+            let services = &services.services;
+            let load = cluster::Load { services, senders: *senders, partitions: *partitions };
+            cluster::run(launcher, args, &load, out).context("cluster")
         }
         Scenario::Groups { services, members, online } => {
             let load = groups::Load { services: &services.services, members: *members, online: *online };
@@ -82,8 +84,9 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             kafka::run(launcher, args, &load, out).context("kafka")
         }
         Scenario::Redis { services, users, lookups, messages } => {
-            let load = (*users, *lookups, *messages);
-            redis::run(launcher, args, &services.services, load, out).context("redis")
+            let services = &services.services;
+            let load = redis::Load { services, users: *users, lookups: *lookups, messages: *messages };
+            redis::run(launcher, args, &load, out).context("redis")
         }
         Scenario::All => all(launcher, args, out),
         Scenario::Client
@@ -120,14 +123,19 @@ struct Side {
 
 impl Side {
     /// Starts the raw fan-out loop.
-    fn raw_fanout(launcher: &Launcher, transport: Transport, size: usize) -> Result<Self> {
+    fn raw_fanout(launcher: &Launcher, transport: BenchTransport, size: usize) -> Result<Self> {
         let server = launcher.raw(&["raw-fanout"])?;
         let peer = Peer::Sink { control: server.second.clone() };
         Self::of(launcher, server, peer, transport, size)
     }
 
     /// Starts a raw loop that replies.
-    fn raw_reply(launcher: &Launcher, arguments: &[&str], peer: Peer, transport: Transport) -> Result<Self> {
+    fn raw_reply(
+        launcher: &Launcher,
+        arguments: &[&str],
+        peer: Peer,
+        transport: BenchTransport,
+    ) -> Result<Self> {
         let server = launcher.raw(arguments)?;
         Self::of(launcher, server, peer, transport, 0)
     }
@@ -137,7 +145,7 @@ impl Side {
         launcher: &Launcher,
         label: &str,
         shards: usize,
-        transport: Transport,
+        transport: BenchTransport,
         size: usize,
     ) -> Result<Self> {
         let server = launcher.tidegate(&format!("{label}-{}", transport.name()), shards)?;
@@ -149,7 +157,7 @@ impl Side {
         launcher: &Launcher,
         server: Server,
         peer: Peer,
-        transport: Transport,
+        transport: BenchTransport,
         size: usize,
     ) -> Result<Self> {
         let client = launcher.client(&server, peer, transport, size)?;

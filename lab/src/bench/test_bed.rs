@@ -13,7 +13,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 use tidegate::{
     auth,
     bus::{ensure_topics, topic_plans},
@@ -147,7 +147,7 @@ impl Drop for TestBed {
 
 /// Returns the number of partitions that each live node owns as this node reports it, ordered by name.
 fn owns(server: &Server) -> Result<Vec<usize>> {
-    let (status, body) = Admin::connect(&server.second)?.request("GET", "/v1/nodes", "")?;
+    let (status, body) = AdminClient::connect(&server.second)?.request("GET", "/v1/nodes", "")?;
     if status != 200 {
         bail!("GET /v1/nodes: {status} {body}");
     }

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 /// Transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Transport {
+pub enum BenchTransport {
     /// `TG/1`, then protobuf frames with a varint length.
     Tcp,
     /// WebSocket, one protobuf frame a binary message.
     Ws,
 }
 
-impl Transport {
+impl BenchTransport {
     /// Returns the name for people.
     pub const fn name(self) -> &'static str {
         match self {
@@ -190,13 +190,13 @@ fn ws_masked(out: &mut Vec<u8>, opcode: u8, payload: &[u8]) {
 }
 
 /// Appends a frame as a client sends it.
-pub(super) fn put_client(transport: Transport, payload: &[u8], out: &mut Vec<u8>) {
+pub(super) fn put_client(transport: BenchTransport, payload: &[u8], out: &mut Vec<u8>) {
     match transport {
-        Transport::Tcp => {
+        BenchTransport::Tcp => {
             put_varint(out, payload.len() as u64);
             out.extend_from_slice(payload);
         }
-        Transport::Ws => ws_masked(out, 2, payload),
+        BenchTransport::Ws => ws_masked(out, 2, payload),
     }
 }
 
@@ -206,10 +206,10 @@ pub(super) fn put_ws_pong(payload: &[u8], out: &mut Vec<u8>) {
 }
 
 /// Appends a frame as the server sends it.
-pub(super) fn put_server(transport: Transport, payload: &[u8], out: &mut Vec<u8>) {
+pub(super) fn put_server(transport: BenchTransport, payload: &[u8], out: &mut Vec<u8>) {
     match transport {
-        Transport::Tcp => put_varint(out, payload.len() as u64),
-        Transport::Ws => ws_header(out, 2, payload.len(), false),
+        BenchTransport::Tcp => put_varint(out, payload.len() as u64),
+        BenchTransport::Ws => ws_header(out, 2, payload.len(), false),
     }
     out.extend_from_slice(payload);
 }
@@ -254,9 +254,9 @@ fn get_varint(buf: &[u8]) -> Result<Option<(u64, usize)>, Malformed> {
 }
 
 /// Takes the next unit off `buf`. Returns it with its length, or `None` when it is incomplete.
-pub(super) fn next(transport: Transport, buf: &[u8]) -> Result<Option<(Unit<'_>, usize)>, Malformed> {
+pub(super) fn next(transport: BenchTransport, buf: &[u8]) -> Result<Option<(Unit<'_>, usize)>, Malformed> {
     match transport {
-        Transport::Tcp => {
+        BenchTransport::Tcp => {
             let Some((len, head)) = get_varint(buf)? else { return Ok(None) };
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             if len > FRAME_MAX {
@@ -264,7 +264,7 @@ pub(super) fn next(transport: Transport, buf: &[u8]) -> Result<Option<(Unit<'_>,
             }
             Ok(buf.get(head..head + len).map(|payload| (Unit::Frame(payload), head + len)))
         }
-        Transport::Ws => next_ws(buf),
+        BenchTransport::Ws => next_ws(buf),
     }
 }
 
@@ -343,15 +343,15 @@ fn varint_len(value: u64) -> usize {
 }
 
 /// Returns the bytes that a frame with this id and body takes on the wire.
-pub(super) fn framed_len(transport: Transport, view: &View<'_>) -> usize {
+pub(super) fn framed_len(transport: BenchTransport, view: &View<'_>) -> usize {
     let id = if view.id == 0 { 0 } else { 1 + varint_len(view.id) };
     let body = varint_len(u64::from(view.kind) << 3) + varint_len(view.body.len() as u64) + view.body.len();
     let frame = id + body;
     frame
         + match (transport, frame) {
-            (Transport::Tcp, _) => varint_len(frame as u64),
-            (Transport::Ws, 0..=125) => 2,
-            (Transport::Ws, _) => 4,
+            (BenchTransport::Tcp, _) => varint_len(frame as u64),
+            (BenchTransport::Ws, 0..=125) => 2,
+            (BenchTransport::Ws, _) => 4,
         }
 }
 

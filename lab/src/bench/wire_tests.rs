@@ -3,7 +3,7 @@
 use super::*;
 use prost::Message as _;
 use tidegate_protocol::{
-    content::{Body as ContentBody, Content},
+    content::{Content, ContentBody},
     pb::{self, client_frame::Body as Client, server_frame::Body as Server},
 };
 
@@ -122,7 +122,7 @@ fn kinds_are_the_field_numbers() {
 
 #[test]
 fn units_come_out_of_any_split() {
-    for transport in [Transport::Tcp, Transport::Ws] {
+    for transport in [BenchTransport::Tcp, BenchTransport::Ws] {
         for size in [0, 1, 125, 126, 127, 128, 300, 70_000] {
             let payload = vec![3u8; size];
             let mut bytes = Vec::new();
@@ -142,7 +142,7 @@ fn units_come_out_of_any_split() {
 #[test]
 fn a_client_frame_unmasks_to_itself() {
     let mut bytes = Vec::new();
-    put_client(Transport::Ws, b"hello", &mut bytes);
+    put_client(BenchTransport::Ws, b"hello", &mut bytes);
     assert_eq!(bytes[..2], [0x82, 0x85]);
     let key = &bytes[2..6];
     let plain: Vec<u8> = bytes[6..].iter().zip(key.iter().cycle()).map(|(b, m)| b ^ m).collect();
@@ -151,10 +151,10 @@ fn a_client_frame_unmasks_to_itself() {
 
 #[test]
 fn nonsense_is_malformed_not_awaited() {
-    assert!(next(Transport::Tcp, &[0xff; 12]).is_err());
-    assert!(next(Transport::Tcp, &[0xff, 0xff, 0xff, 0x7f]).is_err());
-    assert!(next(Transport::Ws, &[0x82, 0x85, 0, 0]).is_err());
-    assert!(next(Transport::Ws, &[0x02, 0x01, 0]).is_err());
-    assert_eq!(next(Transport::Ws, &[0x89, 0x01, 7]), Ok(Some((Unit::WsPing(&[7]), 3))));
+    assert!(next(BenchTransport::Tcp, &[0xff; 12]).is_err());
+    assert!(next(BenchTransport::Tcp, &[0xff, 0xff, 0xff, 0x7f]).is_err());
+    assert!(next(BenchTransport::Ws, &[0x82, 0x85, 0, 0]).is_err());
+    assert!(next(BenchTransport::Ws, &[0x02, 0x01, 0]).is_err());
+    assert_eq!(next(BenchTransport::Ws, &[0x89, 0x01, 7]), Ok(Some((Unit::WsPing(&[7]), 3))));
     assert_eq!(view(&[0x12, 0x05, 0]), None);
 }

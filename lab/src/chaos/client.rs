@@ -23,8 +23,8 @@ use super::{
     world::{Device, Phase, World},
 };
 use crate::{
-    checker::{Event, Via},
-    link::Link,
+    checker::{HistoryEvent, Via},
+    link::ClientSocket,
 };
 
 /// Most unanswered sends of a client while it talks.
@@ -89,7 +89,7 @@ struct Session {
     number: u64,
     /// Index of the node.
     nth: usize,
-    link: Link,
+    link: ClientSocket,
     ticks: u64,
     requests: u64,
     acks: BTreeMap<String, u64>,
@@ -127,7 +127,7 @@ impl Client {
         format!("c{}.{number}", self.index)
     }
 
-    fn say(&self, event: Event<&str>) {
+    fn say(&self, event: HistoryEvent<&str>) {
         self.world.recorder.add(event);
     }
 
@@ -144,11 +144,11 @@ impl Client {
             });
         }
         let code = result.as_ref().map_or(0, |code| *code);
-        self.say(Event::Close { session: number, code });
+        self.say(HistoryEvent::Close { session: number, code });
         // A message in flight may be stored or not: all of them go again, in order.
         for message in &mut self.unanswered {
             if message.due.is_none() {
-                self.world.recorder.add(Event::SendInfo { cid: message.cid.as_str() });
+                self.world.recorder.add(HistoryEvent::SendInfo { cid: message.cid.as_str() });
                 message.attempt += 1;
             }
             message.due = Some(0);
@@ -165,9 +165,9 @@ impl Client {
         let next_id = if me.chained { self.id(first) } else { String::new() };
         let device = me.device.clone();
         let hello = pb::Hello { token, device, next_id, ..Default::default() };
-        let mut link = Link::log_in(self.world.doors[nth], me.wire, hello).await?;
+        let mut link = ClientSocket::log_in(self.world.doors[nth], me.wire, hello).await?;
         let number = self.world.next_session();
-        self.say(Event::Open { user: &self.me().user, device: &self.me().device, session: number });
+        self.say(HistoryEvent::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();
         link.send(&[pb::ClientFrame { id: JOIN, body: Some(Ask::Join(pb::Join { room })) }]).await?;
         let (acks, request_state, reading) = (BTreeMap::new(), RequestState::default(), Reading::default());
@@ -298,7 +298,7 @@ impl Client {
             // them.
             let later = self.unanswered.iter().skip(at + 1).find_map(|message| message.number);
             let next_id = message.number.map_or_else(String::new, |_| self.id(later.unwrap_or(self.next)));
-            self.say(Event::SendInv {
+            self.say(HistoryEvent::SendInv {
                 user: &me.user,
                 device: &me.device,
                 session: session.number,
@@ -328,7 +328,7 @@ impl Client {
             let me = self.me();
             if !me.complete.swap(true, Ordering::AcqRel) {
                 let hints = self.world.is_cluster();
-                self.say(Event::Complete { user: &me.user, device: &me.device, hints });
+                self.say(HistoryEvent::Complete { user: &me.user, device: &me.device, hints });
             }
         }
         session.requests += 1;
@@ -337,7 +337,7 @@ impl Client {
             return Ok(());
         };
         if matches!(body, Ask::Sync(_)) {
-            self.say(Event::SyncInv { session: session.number });
+            self.say(HistoryEvent::SyncInv { session: session.number });
         }
         session.link.send(&[pb::ClientFrame { id: session.requests, body: Some(body) }]).await
     }
@@ -349,7 +349,7 @@ impl Client {
         }
         let Some((conv, seq)) = reading::choose(&self.sync_state, &mut self.rng) else { return Ok(()) };
         session.requests += 1;
-        self.say(Event::ReadInv { user: &self.me().user, conv: &conv, seq });
+        self.say(HistoryEvent::ReadInv { user: &self.me().user, conv: &conv, seq });
         let body = Some(session.reading.ask(session.requests, conv, seq));
         session.link.send(&[pb::ClientFrame { id: session.requests, body }]).await
     }
@@ -374,24 +374,24 @@ impl Client {
                 if let Some(place) = place {
                     self.sync_state.add(&place, ack.seq);
                 }
-                self.say(Event::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
+                self.say(HistoryEvent::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
                 self.unanswered.retain(|message| message.request != frame.id || message.due.is_some());
             }
             Say::Error(error) => self.refused(session, frame.id, &error),
             Say::Done(_) if frame.id == JOIN => {
                 let (conv, node) = (format!("r:{}", self.me().room), World::node(session.nth));
-                self.say(Event::Joined { session: session.number, conv: &conv, node: &node });
+                self.say(HistoryEvent::Joined { session: session.number, conv: &conv, node: &node });
             }
             Say::Behind(behind) => {
                 // `Behind` does not name the start of the hole: everything up to `max_seq` counts as announced.
                 let (conv, last) = (behind.conversation.as_str(), behind.max_seq);
-                self.say(Event::Gap { session: session.number, conv, first: 1, last });
+                self.say(HistoryEvent::Gap { session: session.number, conv, first: 1, last });
                 self.sync_state.learn(conv, last);
                 session.acks.insert(behind.conversation, behind.max_seq);
             }
             Say::Shed(shed) => {
                 let conv = format!("r:{}", shed.room.trim_start_matches("r:"));
-                self.say(Event::Shed { session: session.number, conv: &conv, count: shed.count });
+                self.say(HistoryEvent::Shed { session: session.number, conv: &conv, count: shed.count });
             }
             Say::Close(close) => return Some(u16::try_from(close.code).unwrap_or(u16::MAX)),
             _ => {}
@@ -401,10 +401,10 @@ impl Client {
 
     fn received(&self, session: &Session, push: &pb::Push, via: Via) {
         let text = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
-            Some(content::Body::Text(text)) => super::rows::hash(text),
+            Some(content::ContentBody::Text(text)) => super::rows::hash(text),
             _ => 0,
         };
-        self.say(Event::Recv {
+        self.say(HistoryEvent::Recv {
             user: &self.me().user,
             device: &self.me().device,
             session: session.number,
@@ -432,7 +432,7 @@ impl Client {
         let cid = self.unanswered[at].cid.clone();
         let code = u16::try_from(error.code).unwrap_or(u16::MAX);
         if error.temporary || code == Code::Unknown.number() {
-            self.say(Event::SendInfo { cid: &cid });
+            self.say(HistoryEvent::SendInfo { cid: &cid });
             let message = &mut self.unanswered[at];
             message.attempt += 1;
             message.due = Some(session.ticks + RETRY_TICKS);
@@ -441,7 +441,7 @@ impl Client {
         if code != Code::NotAMember.number() {
             tracing::debug!(cid, code, error.name, "refused");
         }
-        self.say(Event::SendFail { cid: &cid, code });
+        self.say(HistoryEvent::SendFail { cid: &cid, code });
         self.unanswered.remove(at);
     }
 }

@@ -18,7 +18,7 @@ use super::{
     servers::Servers,
     world::World,
 };
-use crate::{checker::Event, cluster_sets::cluster_sets, ports::free_port, proxy::Proxy};
+use crate::{checker::HistoryEvent, cluster_sets::cluster_sets, ports::free_port, proxy::Proxy};
 
 /// Number of nodes.
 const NODES: usize = 3;
@@ -75,7 +75,8 @@ impl Cluster {
         binary: &Path,
         list: &Path,
         directory: &Path,
-        (clock, more): (Option<Clock>, &[&str]),
+        clock: Option<Clock>,
+        more: &[&str],
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let servers = Servers::read(list)?;
@@ -174,7 +175,7 @@ impl Cluster {
                 bail!("n{} ended by itself: {status}; see {}", nth + 1, node.log.display());
             }
             self.retired += 1;
-            world.recorder.add(Event::Down { node: &World::node(nth) });
+            world.recorder.add(HistoryEvent::Down { node: &World::node(nth) });
             self.come_back(world, nth).await?;
         }
         Ok(())

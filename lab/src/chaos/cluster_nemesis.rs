@@ -16,7 +16,7 @@ use super::{
     world::World,
 };
 use crate::{
-    checker::Event,
+    checker::HistoryEvent,
     proxy::{Mode, Proxy},
 };
 
@@ -163,7 +163,8 @@ impl Pace {
 pub(super) async fn run(
     world: &World,
     cluster: &mut Cluster,
-    (end, long): (Instant, bool),
+    end: Instant,
+    long: bool,
     rng: &mut StdRng,
 ) -> anyhow::Result<[u64; 3]> {
     let mut counts = [0; 3];
@@ -181,7 +182,7 @@ pub(super) async fn run(
         let nth = rng.random_range(0..cluster.nodes.len());
         let name = fault.full_name(nth);
         tell(world, true, &name);
-        strike((fault, nth), Pace { long }, world, cluster, rng).await.with_context(|| name.clone())?;
+        strike(fault, nth, Pace { long }, world, cluster, rng).await.with_context(|| name.clone())?;
         tell(world, false, &name);
         eprintln!("chaos: {name} for {} ms", began.elapsed().as_millis());
         counts[fault.column()] += 1;
@@ -193,7 +194,8 @@ pub(super) async fn run(
 }
 
 async fn strike(
-    (fault, nth): (Fault, usize),
+    fault: Fault,
+    nth: usize,
     pace: Pace,
     world: &World,
     cluster: &mut Cluster,
@@ -202,7 +204,7 @@ async fn strike(
     match fault {
         Fault::Kill | Fault::Leave => {
             if !cluster.end(nth, fault == Fault::Leave).await? {
-                world.recorder.add(Event::Down { node: &World::node(nth) });
+                world.recorder.add(HistoryEvent::Down { node: &World::node(nth) });
             }
             pace.wait(rng, 0..3_000).await;
             cluster.come_back(world, nth).await?;

@@ -22,8 +22,8 @@ use tokio::time::{Instant as At, sleep_until, timeout};
 
 use super::{process::Process, rows};
 use crate::{
-    checker::{Event, History},
-    link::Link,
+    checker::{History, HistoryEvent},
+    link::ClientSocket,
     node_store,
 };
 
@@ -114,16 +114,16 @@ pub(super) async fn run(binary: &Path, directory: &Path, clients: usize, rate: u
     verdict(&seen, &stored, fastest(&ends, &plan), status)
 }
 
-async fn login(shared: Arc<Shared>, index: usize) -> anyhow::Result<(usize, Link)> {
+async fn login(shared: Arc<Shared>, index: usize) -> anyhow::Result<(usize, ClientSocket)> {
     let token = auth::sign(&shared.key, &name(index), None, Duration::from_secs(3_600));
     let hello = pb::Hello { token, device: "dev".into(), ..Default::default() };
-    let login = Link::log_in(shared.address, Wire::ALL[index % Wire::ALL.len()], hello);
+    let login = ClientSocket::log_in(shared.address, Wire::ALL[index % Wire::ALL.len()], hello);
     let link = timeout(LOGIN, Box::pin(login)).await.context("the login takes too long")?;
     Ok((index, link.with_context(|| format!("client {index}"))?))
 }
 
 /// Talks to its neighbour until the node ends the connection.
-async fn live(shared: Arc<Shared>, index: usize, mut link: Link) -> Seen {
+async fn live(shared: Arc<Shared>, index: usize, mut link: ClientSocket) -> Seen {
     let mut seen = Seen::default();
     let mut waiting: HashMap<u64, (String, Instant)> = HashMap::new();
     // The clients do not start at the same time.
@@ -265,7 +265,7 @@ async fn stored(directory: &Path, clients: usize) -> anyhow::Result<HashMap<Stri
     rows::read(&node_store::open(directory)?, &users, &mut history).await?;
     let mut stored = HashMap::new();
     for stamped in &history.events {
-        if let Event::LogMessage { cid, seq, .. } = stamped.event {
+        if let HistoryEvent::LogMessage { cid, seq, .. } = stamped.event {
             stored.insert(history.name(cid).to_owned(), seq);
         }
     }

@@ -6,7 +6,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::json;
 
 use super::world::{COMING_AND_GOING, Phase, World};
-use crate::checker::{Change, Event};
+use crate::checker::{Change, HistoryEvent};
 
 /// Time between two changes.
 const PACE_MS: std::ops::Range<u64> = 20..250;
@@ -19,7 +19,7 @@ pub(super) async fn create(world: &World) -> anyhow::Result<()> {
         let seq = world.admin.change("/v1/groups", &body, || false).await?;
         for user in &group.users {
             let conv = format!("g:{}", group.id);
-            world.recorder.add(Event::Member { conv: &conv, user, change: Change::Join, seq });
+            world.recorder.add(HistoryEvent::Member { conv: &conv, user, change: Change::Join, seq });
         }
     }
     Ok(())
@@ -42,7 +42,7 @@ pub(super) async fn change(world: Arc<World>, seed: u64) -> anyhow::Result<()> {
         let path = format!("/v1/groups/{}/members", group.id);
         let seq = world.admin.change(&path, &body, || world.phase() == Phase::Talk).await?;
         let conv = format!("g:{}", group.id);
-        world.recorder.add(Event::Member { conv: &conv, user, change, seq });
+        world.recorder.add(HistoryEvent::Member { conv: &conv, user, change, seq });
         if !away.remove(&place) {
             away.insert(place);
         }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::{process::Process, world::World};
 use crate::{
-    checker::Event,
+    checker::HistoryEvent,
     proxy::{Mode, Proxy},
 };
 
@@ -175,7 +175,7 @@ pub(super) fn spoil(rng: &mut StdRng) -> Spoil {
 }
 
 pub(super) fn tell(world: &World, on: bool, fault: &str) {
-    world.recorder.add(Event::Nemesis { on, fault });
+    world.recorder.add(HistoryEvent::Nemesis { on, fault });
 }
 
 pub(super) async fn pause(rng: &mut StdRng, ms: std::ops::Range<u64>) {

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 use super::world::World;
-use crate::checker::Event;
+use crate::checker::HistoryEvent;
 
 /// Time for all nodes to report the right presence (reference, rule 11).
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ pub(super) async fn observe(world: &World, there: &BTreeSet<(String, String)>) -
             let (user, device) = (client.user.as_str(), client.device.as_str());
             let online = said.contains(&(client.user.clone(), client.device.clone()));
             let node = World::node(node);
-            world.recorder.add(Event::Presence { node: node.as_str(), user, device, online });
+            world.recorder.add(HistoryEvent::Presence { node: node.as_str(), user, device, online });
         }
     }
     Ok(())

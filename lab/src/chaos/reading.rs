@@ -6,7 +6,7 @@ use rand::{RngExt as _, rngs::StdRng, seq::IteratorRandom as _};
 use tidegate_protocol::pb::{self, client_frame::Body as Ask, server_frame::Body as Say};
 
 use super::sync_state::SyncState;
-use crate::checker::Event;
+use crate::checker::HistoryEvent;
 
 /// Ticks in which a client moves a read mark, per thousand.
 const READS: u32 = 10;
@@ -43,17 +43,17 @@ impl Reading {
         user: &str,
         request: u64,
         body: &Say,
-    ) -> Option<Event<String>> {
+    ) -> Option<HistoryEvent<String>> {
         let user = user.to_owned();
         match body {
             Say::Done(_) => {
                 let (conv, seq) = self.0.remove(&request)?;
-                Some(Event::ReadOk { user, conv, seq })
+                Some(HistoryEvent::ReadOk { user, conv, seq })
             }
             Say::Receipt(receipt) if receipt.user == user => {
-                Some(Event::ReadOk { user, conv: receipt.conversation.clone(), seq: receipt.seq })
+                Some(HistoryEvent::ReadOk { user, conv: receipt.conversation.clone(), seq: receipt.seq })
             }
-            Say::ConversationState(state) => Some(Event::State {
+            Say::ConversationState(state) => Some(HistoryEvent::State {
                 user,
                 session,
                 conv: state.conversation.clone(),
@@ -61,7 +61,7 @@ impl Reading {
                 read: state.read_seq,
                 unread: state.unread,
             }),
-            Say::SyncEnd(end) => Some(Event::SyncEnd { session, unread: end.unread }),
+            Say::SyncEnd(end) => Some(HistoryEvent::SyncEnd { session, unread: end.unread }),
             _ => None,
         }
     }

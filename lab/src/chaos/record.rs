@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::checker::{Event, History};
+use crate::checker::{History, HistoryEvent};
 
 /// Records events until it is sealed.
 pub(super) struct Recorder {
@@ -28,7 +28,7 @@ impl Recorder {
     }
 
     /// Records an event with the present time. The time is taken under the lock, so times rise with the order.
-    pub(super) fn add<S: AsRef<str>>(&self, event: Event<S>) {
+    pub(super) fn add<S: AsRef<str>>(&self, event: HistoryEvent<S>) {
         let mut state = self.state();
         if !state.sealed {
             let at = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);

@@ -53,7 +53,7 @@ use super::{
     rows,
     world::direct,
 };
-use crate::checker::{Event, History};
+use crate::checker::{History, HistoryEvent};
 
 /// Default number of clients.
 const CLIENTS: usize = 1_500;
@@ -90,8 +90,7 @@ pub(super) enum With {
 pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path) -> anyhow::Result<()> {
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut cluster =
-        Box::pin(Cluster::start(&binary(args)?, list, directory, (None, SETS), &mut rng)).await?;
+    let mut cluster = Box::pin(Cluster::start(&binary(args)?, list, directory, None, SETS, &mut rng)).await?;
     let clients = args.clients.unwrap_or(CLIENTS);
     let rate = args.rate.unwrap_or(RATE);
     let shared = Arc::new(Shared::new(clients, rate, cluster.key().to_vec()));
@@ -346,7 +345,7 @@ async fn stored(sets: &[String], clients: usize) -> anyhow::Result<Vec<Vec<(u64,
     rows::read(&store, &users, &mut history).await?;
     let mut stored = vec![Vec::new(); clients];
     for stamped in &history.events {
-        let Event::LogMessage { conv, cid, seq, .. } = stamped.event else { continue };
+        let HistoryEvent::LogMessage { conv, cid, seq, .. } = stamped.event else { continue };
         let (conv, cid) = (history.name(conv), history.name(cid));
         let (index, number) = cid.split_once('-').context("an id that nobody sent")?;
         let (index, number): (usize, u64) = (index.parse()?, number.parse()?);

@@ -6,14 +6,14 @@ use anyhow::Context as _;
 use prost::Message as _;
 use tidegate::store::{Direction, PageQuery, Store};
 use tidegate_protocol::{
-    content::{Body as Said, Content},
+    content::{Content, ContentBody},
     id::{ConversationId, UserId},
     machine::ledger::Row,
     record::{Body, MemberAction},
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::checker::{Change, Event, History};
+use crate::checker::{Change, History, HistoryEvent};
 
 /// Rows or conversations of one read.
 const PAGE: usize = 1_000;
@@ -38,7 +38,7 @@ pub(super) async fn read(
             let page = store.page(&conversation, query).await?;
             if let Some(head) = page.head.filter(|head| cursor == 0 && head.pruned_to > 0) {
                 let conv = conversation.as_str();
-                history.push(at, Event::LogGap { conv, first: 1, last: head.pruned_to });
+                history.push(at, HistoryEvent::LogGap { conv, first: 1, last: head.pruned_to });
             }
             let Some(last) = page.rows.last() else { break };
             cursor = last.row.seq;
@@ -67,7 +67,7 @@ async fn conversations(
             after = Some(last.conversation.clone());
             for row in &page {
                 let (conv, seq) = (row.conversation.as_str(), row.standing.level.mark.seq);
-                history.push(at, Event::LogRead { user: user.as_str(), conv, seq });
+                history.push(at, HistoryEvent::LogRead { user: user.as_str(), conv, seq });
             }
             found.extend(page.into_iter().map(|row| row.conversation));
         }
@@ -81,12 +81,12 @@ fn add(history: &mut History, at: u64, conv: &str, row: &Row) -> anyhow::Result<
         Body::Message(message) => {
             let content = Content::decode(message.content.clone())?;
             let body = match &content.body {
-                Some(Said::Text(text)) => hash(text),
+                Some(ContentBody::Text(text)) => hash(text),
                 _ => 0,
             };
             let (sender, device) = (message.sender.as_str(), message.device.as_str());
             let cid = message.msg_id.as_str();
-            history.push(at, Event::LogMessage { conv, seq, sender, device, cid, body });
+            history.push(at, HistoryEvent::LogMessage { conv, seq, sender, device, cid, body });
         }
         Body::Member(change) => {
             let what = match change.action {
@@ -96,7 +96,7 @@ fn add(history: &mut History, at: u64, conv: &str, row: &Row) -> anyhow::Result<
                 action => anyhow::bail!("{action:?} was never asked for"),
             };
             for user in &change.users {
-                history.push(at, Event::LogMember { conv, seq, user: user.as_str(), change: what });
+                history.push(at, HistoryEvent::LogMember { conv, seq, user: user.as_str(), change: what });
             }
         }
         other => anyhow::bail!("never asked for: {other:?}"),

@@ -14,7 +14,7 @@ use super::{
     client, groups, presence,
     world::{Phase, World},
 };
-use crate::checker::Event;
+use crate::checker::HistoryEvent;
 
 /// Time for everything to be quiet once all faults are healed.
 const CONVERGE: Duration = Duration::from_secs(60);
@@ -60,7 +60,7 @@ impl Workload {
             let (user, device) = (client.user.as_str(), client.device.as_str());
             if nth % LEAVING == 0 {
                 self.clients[nth].abort();
-                world.recorder.add(Event::Left { user, device });
+                world.recorder.add(HistoryEvent::Left { user, device });
             } else {
                 there.insert((user.to_owned(), device.to_owned()));
             }

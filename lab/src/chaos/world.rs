@@ -91,7 +91,8 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(
-        (users, rate): (usize, u32),
+        users: usize,
+        rate: u32,
         doors: Vec<SocketAddr>,
         key: Vec<u8>,
         recorder: Arc<Recorder>,

@@ -1,6 +1,6 @@
 //! Rule 12: how soon after a fault the broker accepts messages again.
 
-use super::{Checker, Event};
+use super::{Checker, HistoryEvent};
 
 impl Checker<'_> {
     /// Measures the time from the end of each fault to the next ack, unless another fault begins or no client sends.
@@ -9,17 +9,17 @@ impl Checker<'_> {
         let mut ended: Option<(usize, u64, bool)> = None;
         for (at, stamped) in self.history.events.iter().enumerate() {
             match stamped.event {
-                Event::Nemesis { on: true, .. } => ended = None,
-                Event::Nemesis { on: false, .. } => {
+                HistoryEvent::Nemesis { on: true, .. } => ended = None,
+                HistoryEvent::Nemesis { on: false, .. } => {
                     self.report.faults += 1;
                     ended = Some((at, stamped.at, false));
                 }
-                Event::SendInv { .. } => {
+                HistoryEvent::SendInv { .. } => {
                     if let Some((_, _, waited)) = &mut ended {
                         *waited = true;
                     }
                 }
-                Event::SendOk { .. } => {
+                HistoryEvent::SendOk { .. } => {
                     if let Some((fault, since, true)) = ended.take() {
                         let took = stamped.at.saturating_sub(since);
                         self.report.longest_recovery_ns = self.report.longest_recovery_ns.max(took);

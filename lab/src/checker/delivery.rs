@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Checker, Event, Id, Via, sends::Row};
+use super::{Checker, HistoryEvent, Id, Via, sends::Row};
 
 /// Connections, and the entries that each saw.
 #[derive(Default)]
@@ -59,26 +59,26 @@ impl Checker<'_> {
         for at in 0..self.history.events.len() {
             let stamped = self.history.events[at];
             match stamped.event {
-                Event::Open { user, device, session } => {
+                HistoryEvent::Open { user, device, session } => {
                     self.sessions.open.insert(session, Session { user, device, opened: at, closed: None });
                 }
-                Event::Close { session, .. } => {
+                HistoryEvent::Close { session, .. } => {
                     if let Some(session) = self.sessions.open.get_mut(&session) {
                         session.closed = Some(stamped.at);
                     }
                 }
-                Event::Gap { session, conv, first, last } => {
+                HistoryEvent::Gap { session, conv, first, last } => {
                     self.report.told_gaps += 1;
                     self.sessions.views.entry((session, conv)).or_default().gaps.push((first, last));
                 }
-                Event::Shed { session, conv, count } => {
+                HistoryEvent::Shed { session, conv, count } => {
                     self.note_shed(at, (session, conv), count);
                 }
-                Event::Joined { session, conv, .. } => self.note_stay(at, (session, conv)),
-                Event::Complete { user, device, hints } => {
+                HistoryEvent::Joined { session, conv, .. } => self.note_stay(at, (session, conv)),
+                HistoryEvent::Complete { user, device, hints } => {
                     self.sessions.complete.insert((user, device), (at, hints));
                 }
-                Event::Recv { user, device, session, conv, seq, cid, body, via } => {
+                HistoryEvent::Recv { user, device, session, conv, seq, cid, body, via } => {
                     let got = Got { at, user, device, session, conv, seq, cid, body };
                     self.receive(got, via);
                 }
@@ -115,7 +115,7 @@ impl Checker<'_> {
             let got = self.sessions.got.get(&(user, device, *conv));
             let lacks = |seq: &u64| got.is_none_or(|got| !got.contains(seq));
             let rows = log.rows.keys().copied().filter(lacks);
-            let due = rows.filter(|seq| self.is_due(*conv, *seq, (user, device), None));
+            let due = rows.filter(|seq| self.is_due(*conv, *seq, user, device, None));
             missing.extend(due.map(|seq| (*conv, seq)));
         }
         for (conv, seq) in missing {
@@ -206,7 +206,7 @@ impl Checker<'_> {
         let view = self.sessions.views.get(&(got.session, got.conv));
         let told = |seq: u64| view.is_some_and(|view| view.is_told(seq));
         let missed = (last + 1..got.seq)
-            .any(|seq| self.is_due(got.conv, seq, (got.user, got.device), None) && !told(seq));
+            .any(|seq| self.is_due(got.conv, seq, got.user, got.device, None) && !told(seq));
         if missed {
             self.told("silent-skip", got);
         }
@@ -255,7 +255,7 @@ impl Checker<'_> {
             }
             let inside = first < seq && seq < last;
             let since = (!inside).then_some(session.opened);
-            if view.is_told(seq) || !self.is_due(conv, seq, (session.user, session.device), since) {
+            if view.is_told(seq) || !self.is_due(conv, seq, session.user, session.device, since) {
                 continue;
             }
             match (session.closed, next) {
@@ -280,7 +280,7 @@ impl Checker<'_> {
 
     /// Returns whether a row was due to a device: its user is a member, it did not write the row itself and, with
     /// `since`, the row was surely sent after that event.
-    fn is_due(&self, conv: Id, seq: u64, (user, device): (Id, Id), since: Option<usize>) -> bool {
+    fn is_due(&self, conv: Id, seq: u64, user: Id, device: Id, since: Option<usize>) -> bool {
         let row = self.logs.get(&conv).and_then(|log| log.rows.get(&seq));
         let late = match row {
             None => return false,

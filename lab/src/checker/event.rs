@@ -29,7 +29,7 @@ pub enum Change {
 /// A recorded event. `I` is a name: text in files, a number in a [`super::History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Event<I> {
+pub enum HistoryEvent<I> {
     /// A client is about to send; a retry keeps its `cid` and raises `attempt`.
     SendInv {
         /// User that sends.
@@ -282,14 +282,14 @@ pub struct Stamped<I> {
     pub at: u64,
     /// The event.
     #[serde(flatten)]
-    pub event: Event<I>,
+    pub event: HistoryEvent<I>,
 }
 
-impl<I> Event<I> {
+impl<I> HistoryEvent<I> {
     /// Returns the event with other names.
     #[rustfmt::skip]
-    pub fn map<J>(self, mut f: impl FnMut(I) -> J) -> Event<J> {
-        use Event as E;
+    pub fn map<J>(self, mut f: impl FnMut(I) -> J) -> HistoryEvent<J> {
+        use HistoryEvent as E;
         match self {
             Self::SendInv { user, device, session, conv, cid, body, attempt, chained } => E::SendInv {
                 user: f(user), device: f(device), session, conv: f(conv), cid: f(cid), body, attempt, chained,

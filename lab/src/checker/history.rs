@@ -2,7 +2,7 @@
 
 use foldhash::HashMap;
 
-use super::event::{Event, Stamped};
+use super::event::{HistoryEvent, Stamped};
 
 /// Number that stands for a name in a history.
 pub type Id = u32;
@@ -28,7 +28,7 @@ pub struct JsonError {
 
 impl History {
     /// Adds an event with its names in full.
-    pub fn push<S: AsRef<str>>(&mut self, at: u64, event: Event<S>) {
+    pub fn push<S: AsRef<str>>(&mut self, at: u64, event: HistoryEvent<S>) {
         let event = event.map(|name| self.number(name.as_ref()));
         self.events.push(Stamped { at, event });
     }

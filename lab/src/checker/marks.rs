@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 
-use super::{Checker, Event, Id, sends::Row};
+use super::{Checker, HistoryEvent, Id, sends::Row};
 
 /// A user in a conversation.
 type Place = (Id, Id);
@@ -64,17 +64,17 @@ impl Checker<'_> {
         let mut marks = Marks::default();
         for at in 0..self.history.events.len() {
             match self.history.events[at].event {
-                Event::ReadInv { user, conv, seq } => {
+                HistoryEvent::ReadInv { user, conv, seq } => {
                     let asked = marks.asked.entry((user, conv)).or_default();
                     *asked = seq.max(*asked);
                 }
-                Event::ReadOk { user, conv, seq } => {
+                HistoryEvent::ReadOk { user, conv, seq } => {
                     self.report.reads += 1;
                     self.check_asked(at, &marks, (user, conv), seq);
                     marks.know(at, (user, conv), seq);
                 }
-                Event::SyncInv { session } => drop(marks.syncs.insert(session, (at, 0))),
-                Event::State { user, session, conv, max, read, unread } => {
+                HistoryEvent::SyncInv { session } => drop(marks.syncs.insert(session, (at, 0))),
+                HistoryEvent::State { user, session, conv, max, read, unread } => {
                     self.report.states += 1;
                     let (since, total) = marks.syncs.entry(session).or_insert((at, 0));
                     *total += unread;
@@ -92,13 +92,13 @@ impl Checker<'_> {
                         });
                     }
                 }
-                Event::SyncEnd { session, unread } => {
+                HistoryEvent::SyncEnd { session, unread } => {
                     let total = marks.syncs.remove(&session).map_or(0, |(_, total)| total);
                     if total != unread {
                         self.broken("unread-total", at, |_| format!("{total}, told: {unread}"));
                     }
                 }
-                Event::LogRead { user, conv, seq } => drop(marks.kept.insert((user, conv), (at, seq))),
+                HistoryEvent::LogRead { user, conv, seq } => drop(marks.kept.insert((user, conv), (at, seq))),
                 _ => {}
             }
         }
@@ -119,16 +119,18 @@ impl Checker<'_> {
         }
     }
 
-    fn check_mark(&mut self, at: usize, (user, conv): Place, read: u64, floor: u64) {
+    fn check_mark(&mut self, at: usize, place: Place, read: u64, floor: u64) {
         if read < floor {
+            let (user, conv) = place;
             self.broken("read-went-back", at, |h| {
                 format!("{} had read {} to {floor}, now to {read}", h.name(user), h.name(conv))
             });
         }
     }
 
-    fn check_asked(&mut self, at: usize, marks: &Marks, (user, conv): Place, read: u64) {
-        let asked = marks.asked.get(&(user, conv)).copied().unwrap_or(0);
+    fn check_asked(&mut self, at: usize, marks: &Marks, place: Place, read: u64) {
+        let (user, conv) = place;
+        let asked = marks.asked.get(&place).copied().unwrap_or(0);
         // Retention marks as read what it removes.
         let gaps = self.logs.get(&conv).map_or(&[][..], |log| log.gaps.as_slice());
         let gone = gaps.iter().map(|(_, _, last)| *last).max().unwrap_or(0);
@@ -140,7 +142,8 @@ impl Checker<'_> {
     }
 
     /// Returns the number of messages of others in `read + 1..=max` while the user was a member.
-    fn unread(&self, said: &Said, (user, conv): Place, read: u64, max: u64) -> u64 {
+    fn unread(&self, said: &Said, place: Place, read: u64, max: u64) -> u64 {
+        let (user, conv) = place;
         let always = [(1, u64::MAX)];
         let spans = match self.pair(conv) {
             Some(_) => &always[..],

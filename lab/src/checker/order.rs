@@ -2,7 +2,7 @@
 
 use foldhash::{HashMap, HashMapExt as _};
 
-use super::{Checker, Event, Id};
+use super::{Checker, HistoryEvent, Id};
 
 impl Checker<'_> {
     /// Checks the order in real time, of each connection, and of each chain.
@@ -12,7 +12,7 @@ impl Checker<'_> {
         let mut chains: HashMap<(Id, Id, Id), (u64, Id)> = HashMap::new();
         let mut found = Vec::new();
         for (at, stamped) in self.history.events.iter().enumerate() {
-            let Event::SendInv { cid, .. } = stamped.event else { continue };
+            let HistoryEvent::SendInv { cid, .. } = stamped.event else { continue };
             let Some(send) = self.sends.get(&cid).filter(|send| send.first == at) else { continue };
             let Some(seq) = send.stored.or(send.ok.map(|(seq, _)| seq)) else { continue };
             if self.history.name(send.conv).starts_with("r:") {

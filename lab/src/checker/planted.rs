@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use anyhow::{Context as _, bail};
 
-use super::{Budget, Event, History, Id, Via, check};
+use super::{Budget, History, HistoryEvent, Id, Via, check};
 
 /// The name of a loss, the rules that have to name it, and the history with it.
 type Plant = (&'static str, &'static [&'static str], History);
@@ -55,20 +55,20 @@ fn plants(history: &History) -> anyhow::Result<Vec<Plant>> {
 }
 
 /// Returns the history without these events.
-fn without(history: &History, is_lost: impl Fn(&Event<Id>) -> bool) -> History {
+fn without(history: &History, is_lost: impl Fn(&HistoryEvent<Id>) -> bool) -> History {
     let mut rest = history.clone();
     rest.events.retain(|it| !is_lost(&it.event));
     rest
 }
 
 /// Returns what `wanted` finds in the last event that has it.
-fn last<T>(history: &History, wanted: impl Fn(&Event<Id>) -> Option<T>) -> Option<T> {
+fn last<T>(history: &History, wanted: impl Fn(&HistoryEvent<Id>) -> Option<T>) -> Option<T> {
     history.events.iter().rev().find_map(|it| wanted(&it.event))
 }
 
 fn without_the_last_row(history: &History) -> Option<History> {
-    let row = |event: &Event<Id>| match event {
-        Event::LogMessage { cid, .. } => Some(*cid),
+    let row = |event: &HistoryEvent<Id>| match event {
+        HistoryEvent::LogMessage { cid, .. } => Some(*cid),
         _ => None,
     };
     let lost = last(history, row)?;
@@ -77,8 +77,8 @@ fn without_the_last_row(history: &History) -> Option<History> {
 
 /// Returns the history without any attempt to send the message that was sent last.
 fn without_the_last_send(history: &History) -> Option<History> {
-    let send = |event: &Event<Id>| match event {
-        Event::SendInv { cid, .. } => Some(*cid),
+    let send = |event: &HistoryEvent<Id>| match event {
+        HistoryEvent::SendInv { cid, .. } => Some(*cid),
         _ => None,
     };
     let lost = last(history, send)?;
@@ -89,9 +89,11 @@ fn without_the_last_send(history: &History) -> Option<History> {
 type Entry = (Id, Id, Id, u64);
 
 /// Returns the entry of a `recv`, how it came, and its message.
-fn entry(event: &Event<Id>) -> Option<(Entry, Via, Option<Id>)> {
+fn entry(event: &HistoryEvent<Id>) -> Option<(Entry, Via, Option<Id>)> {
     match *event {
-        Event::Recv { user, device, conv, seq, cid, via, .. } => Some(((user, device, conv, seq), via, cid)),
+        HistoryEvent::Recv { user, device, conv, seq, cid, via, .. } => {
+            Some(((user, device, conv, seq), via, cid))
+        }
         _ => None,
     }
 }
@@ -109,7 +111,7 @@ fn without_the_last_push(history: &History) -> Option<History> {
 fn without_a_pull(history: &History) -> Option<History> {
     let (mut entries, mut pushed, mut sent) = (Vec::new(), HashSet::new(), HashSet::new());
     for stamped in &history.events {
-        if let Event::SendInv { user, device, cid, .. } = stamped.event {
+        if let HistoryEvent::SendInv { user, device, cid, .. } = stamped.event {
             sent.insert((user, device, cid));
         }
         let Some((entry, via, cid)) = entry(&stamped.event) else { continue };
@@ -139,8 +141,16 @@ mod tests {
         let mut history = History::default();
         for (cid, attempt) in [("m1", 0), ("m2", 0), ("m2", 1)] {
             let (user, device, conv) = ("ann", "phone", "g:team");
-            let send =
-                Event::SendInv { user, device, session: 1, conv, cid, body: 0, attempt, chained: false };
+            let send = HistoryEvent::SendInv {
+                user,
+                device,
+                session: 1,
+                conv,
+                cid,
+                body: 0,
+                attempt,
+                chained: false,
+            };
             history.push(0, send);
         }
         let rest = without_the_last_send(&history).expect("messages were sent");

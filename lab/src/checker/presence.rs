@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use foldhash::HashSet;
 
-use super::{Checker, Event, Id};
+use super::{Checker, HistoryEvent, Id};
 
 impl Checker<'_> {
     /// Compares reports of nodes on devices with the open connections.
@@ -14,10 +14,10 @@ impl Checker<'_> {
         let mut left: HashSet<(Id, Id)> = HashSet::default();
         for at in 0..self.history.events.len() {
             match self.history.events[at].event {
-                Event::Open { user, device, session } => drop(open.insert(session, (user, device))),
-                Event::Close { session, .. } => drop(open.remove(&session)),
-                Event::Left { user, device } => drop(left.insert((user, device))),
-                Event::Presence { node, user, device, online } => {
+                HistoryEvent::Open { user, device, session } => drop(open.insert(session, (user, device))),
+                HistoryEvent::Close { session, .. } => drop(open.remove(&session)),
+                HistoryEvent::Left { user, device } => drop(left.insert((user, device))),
+                HistoryEvent::Presence { node, user, device, online } => {
                     self.report.presences += 1;
                     let there =
                         !left.contains(&(user, device)) && open.values().any(|it| *it == (user, device));

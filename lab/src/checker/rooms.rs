@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Checker, Event, Id, delivery::Got};
+use super::{Checker, HistoryEvent, Id, delivery::Got};
 
 /// Messages of live rooms, and what connections got of them.
 #[derive(Default)]
@@ -110,14 +110,14 @@ impl Checker<'_> {
         let mut open: HashMap<Id, u64> = HashMap::default();
         for stamped in &self.history.events {
             match stamped.event {
-                Event::Joined { session, node, .. } => {
+                HistoryEvent::Joined { session, node, .. } => {
                     self.rooms.nodes.insert(session, node);
                 }
-                Event::Down { node } => self.rooms.downs.push((node, stamped.at)),
-                Event::Nemesis { on: true, fault } => {
+                HistoryEvent::Down { node } => self.rooms.downs.push((node, stamped.at)),
+                HistoryEvent::Nemesis { on: true, fault } => {
                     open.insert(fault, stamped.at);
                 }
-                Event::Nemesis { on: false, fault } => {
+                HistoryEvent::Nemesis { on: false, fault } => {
                     let Some(from) = open.remove(&fault) else { continue };
                     let (kind, node) = match self.history.name(fault).split_once(':') {
                         Some((kind, node)) => (kind, Some(node)),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Change, Checker, Event, Id};
+use super::{Change, Checker, HistoryEvent, Id};
 
 /// A message with all its attempts.
 pub(super) struct Send {
@@ -66,7 +66,7 @@ impl Checker<'_> {
         let mut acked: BTreeMap<Id, u64> = BTreeMap::new();
         for at in 0..self.history.events.len() {
             match self.history.events[at].event {
-                Event::SendInv { user, device, session, conv, cid, body, chained, .. } => {
+                HistoryEvent::SendInv { user, device, session, conv, cid, body, chained, .. } => {
                     let floor = acked.get(&conv).copied().unwrap_or(0);
                     let send = self.sends.entry(cid).or_insert(Send {
                         first: at,
@@ -86,19 +86,19 @@ impl Checker<'_> {
                     send.attempts += 1;
                     send.last = (at, session);
                 }
-                Event::SendOk { cid, seq, .. } => self.note_ack(at, cid, seq, &mut acked),
-                Event::SendFail { cid, .. } => match self.sends.get_mut(&cid) {
+                HistoryEvent::SendOk { cid, seq, .. } => self.note_ack(at, cid, seq, &mut acked),
+                HistoryEvent::SendFail { cid, .. } => match self.sends.get_mut(&cid) {
                     Some(send) => send.failed = Some(at),
                     None => self.broken("never-sent", at, |h| format!("a refusal of {}", h.name(cid))),
                 },
-                Event::Member { conv, seq, .. } => {
+                HistoryEvent::Member { conv, seq, .. } => {
                     let highest = acked.entry(conv).or_default();
                     *highest = seq.max(*highest);
                 }
-                Event::LogMessage { conv, seq, sender, device, cid, body } => {
+                HistoryEvent::LogMessage { conv, seq, sender, device, cid, body } => {
                     self.note_row(at, conv, seq, cid, (sender, device, body));
                 }
-                Event::LogMember { conv, seq, user, change } => {
+                HistoryEvent::LogMember { conv, seq, user, change } => {
                     let log = self.logs.entry(conv).or_default();
                     log.change(user, change, seq);
                     let before = log.rows.insert(seq, Row::Member);
@@ -106,7 +106,7 @@ impl Checker<'_> {
                         self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
                     }
                 }
-                Event::LogGap { conv, first, last } => {
+                HistoryEvent::LogGap { conv, first, last } => {
                     self.logs.entry(conv).or_default().gaps.push((at, first, last));
                 }
                 _ => {}
@@ -188,7 +188,9 @@ impl Checker<'_> {
             self.broken(rule, at, |h| format!("{} at {seq}", h.name(cid)));
         }
         for at in 0..self.history.events.len() {
-            let Event::Member { conv, user, change, seq } = self.history.events[at].event else { continue };
+            let HistoryEvent::Member { conv, user, change, seq } = self.history.events[at].event else {
+                continue;
+            };
             let spans = self.logs.get(&conv).and_then(|log| log.members.get(&user));
             let there = spans.is_some_and(|spans| {
                 spans.iter().any(|(from, to)| match change {

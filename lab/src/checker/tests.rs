@@ -14,34 +14,36 @@ const MS: u64 = 1_000_000;
 struct Tape(Vec<Stamped<String>>);
 
 impl Tape {
-    fn add(&mut self, event: Event<&str>) {
+    fn add(&mut self, event: HistoryEvent<&str>) {
         let at = self.0.len() as u64 * MS;
         self.0.push(Stamped { at, event: event.map(str::to_owned) });
     }
 
-    fn send(&mut self, (user, session): (&str, u64), conv: &str, cid: &str, chained: bool) {
+    fn send(&mut self, by: Client<'_>, conv: &str, cid: &str, chained: bool) {
+        let Client { user, session } = by;
         let body = body_of(cid);
-        self.add(Event::SendInv { user, device: "p", session, conv, cid, body, attempt: 0, chained });
+        self.add(HistoryEvent::SendInv { user, device: "p", session, conv, cid, body, attempt: 0, chained });
     }
 
     fn ok(&mut self, cid: &str, seq: u64) {
-        self.add(Event::SendOk { cid, seq, duplicate: false });
+        self.add(HistoryEvent::SendOk { cid, seq, duplicate: false });
     }
 
-    fn recv(&mut self, (user, session): (&str, u64), conv: &str, seq: u64, cid: Option<&str>) {
+    fn recv(&mut self, by: Client<'_>, conv: &str, seq: u64, cid: Option<&str>) {
+        let Client { user, session } = by;
         for via in [Via::Push, Via::App] {
             let body = cid.map_or(0, body_of);
-            self.add(Event::Recv { user, device: "p", session, conv, seq, cid, body, via });
+            self.add(HistoryEvent::Recv { user, device: "p", session, conv, seq, cid, body, via });
         }
     }
 
     fn log(&mut self, conv: &str, seq: u64, sender: &str, cid: &str) {
         let body = body_of(cid);
-        self.add(Event::LogMessage { conv, seq, sender, device: "p", cid, body });
+        self.add(HistoryEvent::LogMessage { conv, seq, sender, device: "p", cid, body });
     }
 
     fn member(&mut self, seq: u64, user: &str, change: Change) {
-        self.add(Event::LogMember { conv: "g:g", seq, user, change });
+        self.add(HistoryEvent::LogMember { conv: "g:g", seq, user, change });
     }
 
     fn history(&self) -> History {
@@ -60,7 +62,7 @@ impl Tape {
     }
 
     /// Returns the index of the first event that fits.
-    fn at(&self, wanted: impl Fn(&Event<String>) -> bool) -> usize {
+    fn at(&self, wanted: impl Fn(&HistoryEvent<String>) -> bool) -> usize {
         self.0.iter().position(|it| wanted(&it.event)).unwrap()
     }
 }
@@ -69,15 +71,22 @@ fn body_of(cid: &str) -> u64 {
     cid.bytes().fold(7, |hash, byte| hash * 31 + u64::from(byte))
 }
 
-const ANN: (&str, u64) = ("ann", 1);
-const BOB: (&str, u64) = ("bob", 2);
-const DAN: (&str, u64) = ("dan", 3);
+/// A user with its connection.
+#[derive(Clone, Copy)]
+struct Client<'a> {
+    user: &'a str,
+    session: u64,
+}
+
+const ANN: Client<'_> = Client { user: "ann", session: 1 };
+const BOB: Client<'_> = Client { user: "bob", session: 2 };
+const DAN: Client<'_> = Client { user: "dan", session: 3 };
 
 /// Returns a history in which two users talk, and a third is in their group until it is removed.
 fn clean() -> Tape {
     let mut tape = Tape::default();
-    for (user, session) in [ANN, BOB, DAN] {
-        tape.add(Event::Open { user, device: "p", session });
+    for Client { user, session } in [ANN, BOB, DAN] {
+        tape.add(HistoryEvent::Open { user, device: "p", session });
     }
     for seq in 1..=4 {
         let cid = format!("a{seq}");
@@ -92,16 +101,16 @@ fn clean() -> Tape {
     tape.ok("b2", 2);
     tape.recv(BOB, "g:g", 2, Some("b2"));
     tape.recv(DAN, "g:g", 2, Some("b2"));
-    tape.add(Event::Member { conv: "g:g", user: "dan", change: Change::Kick, seq: 3 });
+    tape.add(HistoryEvent::Member { conv: "g:g", user: "dan", change: Change::Kick, seq: 3 });
     for who in [ANN, BOB, DAN] {
         tape.recv(who, "g:g", 3, None);
     }
-    tape.add(Event::Nemesis { on: true, fault: "kill" });
-    tape.add(Event::Nemesis { on: false, fault: "kill" });
+    tape.add(HistoryEvent::Nemesis { on: true, fault: "kill" });
+    tape.add(HistoryEvent::Nemesis { on: false, fault: "kill" });
     tape.send(DAN, "g:g", "b4", false);
-    tape.add(Event::SendFail { cid: "b4", code: 2_004 });
+    tape.add(HistoryEvent::SendFail { cid: "b4", code: 2_004 });
     tape.send(ANN, "g:g", "b5", false);
-    tape.add(Event::SendInfo { cid: "b5" });
+    tape.add(HistoryEvent::SendInfo { cid: "b5" });
     tape.send(ANN, "g:g", "b5", false);
     tape.ok("b5", 4);
     tape.recv(BOB, "g:g", 4, Some("b5"));
@@ -113,7 +122,7 @@ fn clean() -> Tape {
             tape.recv(BOB, "r:r", 1_000 + seq, Some(&cid));
         }
     }
-    tape.add(Event::Shed { session: 2, conv: "r:r", count: 1 });
+    tape.add(HistoryEvent::Shed { session: 2, conv: "r:r", count: 1 });
     for seq in 1..=4 {
         tape.log("d:ann:bob", seq, "ann", &format!("a{seq}"));
     }
@@ -126,16 +135,16 @@ fn clean() -> Tape {
     tape
 }
 
-fn is_ok(wanted: &str) -> impl Fn(&Event<String>) -> bool {
-    move |event| matches!(event, Event::SendOk { cid, .. } if cid == wanted)
+fn is_ok(wanted: &str) -> impl Fn(&HistoryEvent<String>) -> bool {
+    move |event| matches!(event, HistoryEvent::SendOk { cid, .. } if cid == wanted)
 }
 
-fn is_row(wanted: &str) -> impl Fn(&Event<String>) -> bool {
-    move |event| matches!(event, Event::LogMessage { cid, .. } if cid == wanted)
+fn is_row(wanted: &str) -> impl Fn(&HistoryEvent<String>) -> bool {
+    move |event| matches!(event, HistoryEvent::LogMessage { cid, .. } if cid == wanted)
 }
 
-fn is_push(wanted: &str, how: Via) -> impl Fn(&Event<String>) -> bool {
-    move |event| matches!(event, Event::Recv { cid: Some(cid), via, .. } if cid == wanted && *via == how)
+fn is_push(wanted: &str, how: Via) -> impl Fn(&HistoryEvent<String>) -> bool {
+    move |event| matches!(event, HistoryEvent::Recv { cid: Some(cid), via, .. } if cid == wanted && *via == how)
 }
 
 #[test]
@@ -159,9 +168,9 @@ fn what_is_allowed_is_counted_and_not_judged() {
     // A hole just before a disconnect: its announcement may have been in flight.
     let mut cut = tape.clone();
     cut.0.retain(|it| !is_push("a2", Via::Push)(&it.event));
-    cut.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
+    cut.0.retain(|it| !matches!(&it.event, HistoryEvent::Recv { via: Via::App, .. }));
     let close = cut.at(is_push("b5", Via::Push)) + 1;
-    cut.0.insert(close, Stamped { at: cut.0[close].at, event: Event::Close { session: 2, code: 0 } });
+    cut.0.insert(close, Stamped { at: cut.0[close].at, event: HistoryEvent::Close { session: 2, code: 0 } });
     let report = check(&cut.history(), Budget::default());
     assert!(report.is_clean(), "{:#?}", report.violations);
     assert_eq!(report.excused, 1);
@@ -170,9 +179,10 @@ fn what_is_allowed_is_counted_and_not_judged() {
 #[test]
 fn who_says_that_nothing_is_missing_is_held_to_it() {
     let tape = clean();
-    let complete = |user: &str| Event::Complete { user: user.to_owned(), device: "p".into(), hints: true };
+    let complete =
+        |user: &str| HistoryEvent::Complete { user: user.to_owned(), device: "p".into(), hints: true };
     let mut lost = tape.clone();
-    lost.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
+    lost.0.retain(|it| !matches!(&it.event, HistoryEvent::Recv { via: Via::App, .. }));
     lost.0.retain(|it| !is_push("a2", Via::Push)(&it.event));
     assert_eq!(lost.with(|_| {}), ["silent-skip"]);
     for user in ["ann", "bob", "dan"] {
@@ -181,7 +191,7 @@ fn who_says_that_nothing_is_missing_is_held_to_it() {
     assert_eq!(lost.with(|_| {}), ["never-got"]);
     // A hole that fills without a pull is no violation for a device that pulls.
     let mut late = tape.clone();
-    late.0.retain(|it| !matches!(&it.event, Event::Recv { via: Via::App, .. }));
+    late.0.retain(|it| !matches!(&it.event, HistoryEvent::Recv { via: Via::App, .. }));
     let push = late.0.remove(late.at(is_push("a2", Via::Push)));
     let behind = late.at(is_push("a3", Via::Push)) + 1;
     late.0.insert(behind, Stamped { at: late.0[behind].at, ..push });
@@ -189,7 +199,7 @@ fn who_says_that_nothing_is_missing_is_held_to_it() {
     let last = late.0.len() as u64 * MS;
     assert!(late.with(|it| it.push(Stamped { at: last, event: complete("bob") })).is_empty());
     // A pull over a later connection of the device is as good.
-    let pull = Event::Recv {
+    let pull = HistoryEvent::Recv {
         user: "bob".into(),
         device: "p".into(),
         session: 9,
@@ -199,7 +209,7 @@ fn who_says_that_nothing_is_missing_is_held_to_it() {
         body: body_of("a2"),
         via: Via::Pull,
     };
-    let end = lost.at(|event| matches!(event, Event::Complete { .. }));
+    let end = lost.at(|event| matches!(event, HistoryEvent::Complete { .. }));
     let at = lost.0[end].at;
     assert!(lost.with(|it| it.insert(end, Stamped { at, event: pull })).is_empty());
 }
@@ -220,15 +230,16 @@ fn acks_and_the_log_disagree() {
     let row = tape.at(is_row("a4"));
     assert!(tape.with(|it| drop(it.remove(row))).contains(&"lost-acked"));
     let ok = tape.at(is_ok("a4"));
-    let again = Stamped { at: 0, event: Event::SendOk { cid: "a4".into(), seq: 9, duplicate: true } };
+    let again = Stamped { at: 0, event: HistoryEvent::SendOk { cid: "a4".into(), seq: 9, duplicate: true } };
     assert_eq!(tape.with(|it| it.insert(ok + 1, again)), ["ack-differs-on-retry"]);
-    let refused = Stamped { at: 0, event: Event::SendFail { cid: "b5".into(), code: 2_004 } };
+    let refused = Stamped { at: 0, event: HistoryEvent::SendFail { cid: "b5".into(), code: 2_004 } };
     assert_eq!(
         tape.with(|it| it.insert(tape.at(is_ok("b5")), refused)),
         ["aborted-read", "refused-but-stored"]
     );
-    let kick = tape.at(|event| matches!(event, Event::Member { .. }));
-    let member = |seq| Event::Member { conv: "g:g".into(), user: "dan".into(), change: Change::Kick, seq };
+    let kick = tape.at(|event| matches!(event, HistoryEvent::Member { .. }));
+    let member =
+        |seq| HistoryEvent::Member { conv: "g:g".into(), user: "dan".into(), change: Change::Kick, seq };
     assert!(tape.with(|it| it[kick].event = member(2)).contains(&"lost-acked"));
 }
 
@@ -238,7 +249,7 @@ fn the_log_repeats_or_misses_something() {
     let row = tape.at(is_row("a4"));
     let set = |at: usize, to: u64| {
         move |it: &mut Vec<Stamped<String>>| {
-            if let Event::LogMessage { seq, .. } = &mut it[at].event {
+            if let HistoryEvent::LogMessage { seq, .. } = &mut it[at].event {
                 *seq = to;
             }
         }
@@ -246,7 +257,7 @@ fn the_log_repeats_or_misses_something() {
     assert!(tape.with(set(row, 3)).contains(&"duplicate-seq"));
     assert!(tape.with(set(row, 6)).contains(&"unexplained-gap"));
     let mut twice = tape.0[row].clone();
-    twice.event = Event::LogMessage {
+    twice.event = HistoryEvent::LogMessage {
         conv: "d:ann:bob".into(),
         seq: 5,
         sender: "ann".into(),
@@ -255,10 +266,13 @@ fn the_log_repeats_or_misses_something() {
         body: body_of("a4"),
     };
     assert!(tape.with(|it| it.push(twice)).contains(&"stored-twice"));
-    let gap = |first, last| Stamped { at: 0, event: Event::LogGap { conv: "d:ann:bob".into(), first, last } };
+    let gap = |first, last| Stamped {
+        at: 0,
+        event: HistoryEvent::LogGap { conv: "d:ann:bob".into(), first, last },
+    };
     assert_eq!(tape.with(|it| it.push(gap(4, 4))), ["false-gap"]);
     let mut pruned = tape.clone();
-    pruned.0.retain(|it| !matches!(&it.event, Event::SendOk { cid, .. } if cid == "a1"));
+    pruned.0.retain(|it| !matches!(&it.event, HistoryEvent::SendOk { cid, .. } if cid == "a1"));
     pruned.0.retain(|it| !is_push("a1", Via::Push)(&it.event) && !is_push("a1", Via::App)(&it.event));
     pruned.0.retain(|it| !is_row("a1")(&it.event));
     assert_eq!(pruned.with(|_| {}), ["unexplained-gap"]);
@@ -271,7 +285,7 @@ fn what_came_is_not_what_was_sent() {
     let push = tape.at(is_push("a3", Via::Push));
     let alter = |change: fn(&mut u64, &mut Option<String>, &mut u64)| {
         tape.with(|it| {
-            let Event::Recv { seq, cid, body, .. } = &mut it[push].event else { panic!("no push") };
+            let HistoryEvent::Recv { seq, cid, body, .. } = &mut it[push].event else { panic!("no push") };
             change(seq, cid, body);
         })
     };
@@ -282,7 +296,7 @@ fn what_came_is_not_what_was_sent() {
     assert!(alter(|_, cid, body| (*cid, *body) = (Some("b2".into()), body_of("b2"))).contains(&"misplaced"));
     let row = tape.at(is_row("a3"));
     let other = tape.with(|it| {
-        if let Event::LogMessage { body, .. } = &mut it[row].event {
+        if let HistoryEvent::LogMessage { body, .. } = &mut it[row].event {
             *body += 1;
         }
     });
@@ -297,9 +311,9 @@ fn what_came_is_not_what_was_sent() {
 /// Swaps the seqs of two messages everywhere.
 fn swap(it: &mut [Stamped<String>], one: (&str, u64), two: (&str, u64)) {
     for event in it {
-        if let Event::SendOk { cid, seq, .. }
-        | Event::LogMessage { cid, seq, .. }
-        | Event::Recv { cid: Some(cid), seq, .. } = &mut event.event
+        if let HistoryEvent::SendOk { cid, seq, .. }
+        | HistoryEvent::LogMessage { cid, seq, .. }
+        | HistoryEvent::Recv { cid: Some(cid), seq, .. } = &mut event.event
         {
             if cid == one.0 {
                 *seq = two.1;
@@ -326,8 +340,8 @@ fn order_is_lost() {
 #[test]
 fn a_retry_after_a_join_is_let_in_behind_its_successors() {
     let mut tape = Tape::default();
-    tape.add(Event::Open { user: "ann", device: "p", session: 1 });
-    tape.add(Event::Member { conv: "g:g", user: "bob", change: Change::Join, seq: 1 });
+    tape.add(HistoryEvent::Open { user: "ann", device: "p", session: 1 });
+    tape.add(HistoryEvent::Member { conv: "g:g", user: "bob", change: Change::Join, seq: 1 });
     tape.send(ANN, "g:g", "e1", true);
     tape.send(ANN, "g:g", "e2", true);
     tape.ok("e2", 3);
@@ -342,7 +356,7 @@ fn a_retry_after_a_join_is_let_in_behind_its_successors() {
     assert!(!in_front.contains(&"let-in-late"), "{in_front:?}");
     let always = tape.with(|it| {
         for event in it {
-            if let Event::LogMember { seq, .. } = &mut event.event {
+            if let HistoryEvent::LogMember { seq, .. } = &mut event.event {
                 *seq = 1;
             }
         }
@@ -357,7 +371,7 @@ fn the_clients_own_dedup_fails() {
     let again = tape.0[shown].clone();
     assert_eq!(tape.with(|it| it.insert(shown + 4, again)), ["duplicate-after-dedup"]);
     assert_eq!(tape.with(|it| drop(it.remove(shown))), ["silent-skip"]);
-    let member = tape.at(|event| matches!(event, Event::Recv { cid: None, via: Via::App, .. }));
+    let member = tape.at(|event| matches!(event, HistoryEvent::Recv { cid: None, via: Via::App, .. }));
     let again = tape.0[member].clone();
     assert_eq!(tape.with(|it| it.insert(member + 1, again)), ["non-monotonic"]);
 }
@@ -374,7 +388,7 @@ fn a_member_misses_something_without_a_word() {
     assert_eq!(tape.with(drop_pushes("a4")), ["not-delivered"]);
     let told = tape.with(|it| {
         drop_pushes("a4")(it);
-        let gap = Event::Gap { session: 2, conv: "d:ann:bob".into(), first: 4, last: 4 };
+        let gap = HistoryEvent::Gap { session: 2, conv: "d:ann:bob".into(), first: 4, last: 4 };
         it.push(Stamped { at: 0, event: gap });
     });
     assert!(told.is_empty(), "{told:?}");
@@ -392,7 +406,8 @@ fn somebody_hears_what_is_not_theirs() {
     let leak = |user: &str, session, conv: &str, seq, cid: &str| {
         let (user, conv, body) = (user.to_owned(), conv.to_owned(), body_of(cid));
         let cid = Some(cid.to_owned());
-        let event = Event::Recv { user, device: "p".into(), session, conv, seq, cid, body, via: Via::Push };
+        let event =
+            HistoryEvent::Recv { user, device: "p".into(), session, conv, seq, cid, body, via: Via::Push };
         let at = tape.at(is_push("b5", Via::Push));
         tape.with(|it| it.insert(at, Stamped { at: 0, event }))
     };
@@ -403,7 +418,7 @@ fn somebody_hears_what_is_not_theirs() {
 #[test]
 fn a_room_sheds_more_than_it_says() {
     let tape = clean();
-    let shed = tape.at(|event| matches!(event, Event::Shed { .. }));
+    let shed = tape.at(|event| matches!(event, HistoryEvent::Shed { .. }));
     let last = tape.at(is_push("r5", Via::Push));
     let later = |it: &mut Vec<Stamped<String>>| it[last..].iter_mut().for_each(|it| it.at += 5_000 * MS);
     assert!(tape.with(later).is_empty(), "it was told");
@@ -428,7 +443,7 @@ fn the_broker_comes_back_too_late() {
     let never = tape.with(|it| {
         late(it);
         it.retain(
-            |it| !matches!(&it.event, Event::SendOk { cid, .. } if cid == "b5" || cid.starts_with('r')),
+            |it| !matches!(&it.event, HistoryEvent::SendOk { cid, .. } if cid == "b5" || cid.starts_with('r')),
         );
     });
     assert_eq!(never, ["slow-recovery"]);

@@ -2,9 +2,9 @@
 
 use anyhow::bail;
 
-use super::Report;
+use super::CheckReport;
 
-impl Report {
+impl CheckReport {
     /// Prints the counts, and the violations that are described.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use serde::{
 
 use super::fields::{Object, integer};
 use crate::{
-    content::{Body, Content},
+    content::{Content, ContentBody},
     pb,
 };
 
@@ -162,8 +162,8 @@ impl Serialize for Content {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut map = to.serialize_map(None)?;
         match &self.body {
-            Some(Body::Text(text)) => map.serialize_entry("text", text)?,
-            Some(Body::Data(data)) => map.serialize_entry("data", &CANONICAL.encode(data))?,
+            Some(ContentBody::Text(text)) => map.serialize_entry("text", text)?,
+            Some(ContentBody::Data(data)) => map.serialize_entry("data", &CANONICAL.encode(data))?,
             None => {}
         }
         map.end()
@@ -189,11 +189,13 @@ impl<'de> Visitor<'de> for ContentVisitor {
         let mut body = None;
         while let Some(key) = map.next_key()? {
             match key {
-                ContentKey::Text => set(&mut body, map.next_value::<Option<String>>()?.map(Body::Text))?,
+                ContentKey::Text => {
+                    set(&mut body, map.next_value::<Option<String>>()?.map(ContentBody::Text))?
+                }
                 ContentKey::Data => {
                     set(
                         &mut body,
-                        map.next_value::<Option<Base64>>()?.map(|data| Body::Data(data.0.into())),
+                        map.next_value::<Option<Base64>>()?.map(|data| ContentBody::Data(data.0.into())),
                     )?;
                 }
                 ContentKey::Other => {

@@ -1,7 +1,7 @@
 //! Drain: the planned stop of a node without a login storm. Ready → cordoned → noticing → draining → flushing → done.
 //!
-//! There are two machines. [`Drain`] belongs to the node: it takes signals, time and a [`Snapshot`], and returns the
-//! next [`Step`]s. [`Share`] paces the clients of one shard: it assigns a slot to each, and releases a client for
+//! There are two machines. [`Drain`] belongs to the node: it takes signals, time and a [`DrainCounts`], and returns the
+//! next [`DrainStep`]s. [`Share`] paces the clients of one shard: it assigns a slot to each, and releases a client for
 //! closing at the end of its slot, never before the client was notified.
 //!
 //! The driver passes in what happened, executes the steps in order, re-reads [`Drain::poll_timeout`], and passes in a
@@ -10,7 +10,7 @@
 //! **Time.** Everything is counted back from the deadline: its last part is for flushing, the part before that
 //! (*settle*) for the answers and final frames of clients with the last slots. Work that does not fit is done less
 //! gently and reported: the pace is raised ([`Plan::raised`]), the remaining clients are closed immediately
-//! ([`Step::Rush`]), and clients that still have not received everything are cut and counted ([`Step::Cut`]).
+//! ([`DrainStep::Rush`]), and clients that still have not received everything are cut and counted ([`DrainStep::Cut`]).
 //!
 //! **No clients.** In any phase, the node flushes as soon as no client is connected and no send is in flight.
 
@@ -33,7 +33,7 @@ const FAST_END_AFTER: Duration = Duration::from_millis(2_000);
 
 /// Phase of a node's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum NodePhase {
     /// Not serving yet.
     Starting,
     /// Serving.
@@ -50,7 +50,7 @@ pub enum Phase {
     Done,
 }
 
-impl Phase {
+impl NodePhase {
     /// Returns the name for display and probes.
     pub const fn name(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Phase {
 
 /// Counts that the driver passes to the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct DrainCounts {
     /// Clients that have not received everything, including their Close.
     pub conns: usize,
     /// Clients among them that have not been notified of the drain.
@@ -89,7 +89,7 @@ pub enum RushReason {
 
 /// Outcome of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum DrainOutcome {
     /// Every client received everything.
     Drained,
     /// The deadline passed, and this many clients were cut.
@@ -98,7 +98,7 @@ pub enum Outcome {
     Fast(usize),
 }
 
-impl Outcome {
+impl DrainOutcome {
     /// Returns the exit code of the process.
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -111,7 +111,7 @@ impl Outcome {
 
 /// Action for the driver, in this order; each occurs at most once in a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DrainStep {
     /// Report "not ready" to load balancers; keep accepting.
     Cordon,
     /// The drain was aborted: report ready again, discard the slots.
@@ -125,7 +125,7 @@ pub enum Step {
     /// Finish pending work and stop; then call [`Drain::handle_flushed`].
     Flush,
     /// End the process.
-    Exit(Outcome),
+    Exit(DrainOutcome),
 }
 
 /// Drain of a node.
@@ -134,7 +134,7 @@ pub struct Drain {
     settings: Settings,
     /// Clients per second that the other nodes accept, `None` if unknown.
     accepted: Option<u32>,
-    phase: Phase,
+    phase: NodePhase,
     /// Start of the drain; the deadline counts from here.
     begun: Time,
     /// Whether a signal requested the drain: it can't be aborted, and another signal speeds it up.
@@ -152,7 +152,7 @@ impl Drain {
         Self {
             settings,
             accepted: None,
-            phase: Phase::Starting,
+            phase: NodePhase::Starting,
             begun: Time::ZERO,
             signalled: false,
             fast: None,
@@ -163,19 +163,19 @@ impl Drain {
     }
 
     /// Returns the current phase.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> NodePhase {
         self.phase
     }
 
-    /// Returns the time limit for flushing, `None` outside [`Phase::Flushing`].
+    /// Returns the time limit for flushing, `None` outside [`NodePhase::Flushing`].
     pub fn flush_until(&self) -> Option<Time> {
-        (self.phase == Phase::Flushing).then_some(self.flush_until)
+        (self.phase == NodePhase::Flushing).then_some(self.flush_until)
     }
 
     /// Marks a starting node as serving.
     pub fn handle_started(&mut self) {
-        if self.phase == Phase::Starting {
-            self.phase = Phase::Ready;
+        if self.phase == NodePhase::Starting {
+            self.phase = NodePhase::Ready;
         }
     }
 
@@ -185,55 +185,55 @@ impl Drain {
     }
 
     /// Begins a drain at an operator's request. Returns false if one has already begun.
-    pub fn handle_begin(&mut self, now: Time, out: &mut Vec<Step>) -> bool {
-        if self.phase > Phase::Ready {
+    pub fn handle_begin(&mut self, now: Time, out: &mut Vec<DrainStep>) -> bool {
+        if self.phase > NodePhase::Ready {
             return false;
         }
-        (self.phase, self.begun) = (Phase::Cordoned, now);
-        out.push(Step::Cordon);
+        (self.phase, self.begun) = (NodePhase::Cordoned, now);
+        out.push(DrainStep::Cordon);
         true
     }
 
     /// Handles a signal: the first begins a drain, or makes a running one final; the second speeds it up.
-    pub fn handle_signal(&mut self, now: Time, out: &mut Vec<Step>) {
+    pub fn handle_signal(&mut self, now: Time, out: &mut Vec<DrainStep>) {
         if !self.signalled {
             self.signalled = true;
             self.handle_begin(now, out);
             return;
         }
-        if self.fast.is_some() || self.phase == Phase::Done {
+        if self.fast.is_some() || self.phase == NodePhase::Done {
             return;
         }
         self.fast = Some(now);
         self.flush_until = self.flush_until.min(now + FAST_END_AFTER);
-        if self.phase < Phase::Flushing {
-            self.phase = Phase::Draining;
+        if self.phase < NodePhase::Flushing {
+            self.phase = NodePhase::Draining;
             self.rush(RushReason::Signal, out);
         }
     }
 
     /// Aborts the drain at an operator's request. Returns false without a drain, after a signal, or if it is too late.
-    pub fn handle_abort(&mut self, out: &mut Vec<Step>) -> bool {
-        let under_way = (Phase::Cordoned..=Phase::Draining).contains(&self.phase);
+    pub fn handle_abort(&mut self, out: &mut Vec<DrainStep>) -> bool {
+        let under_way = (NodePhase::Cordoned..=NodePhase::Draining).contains(&self.phase);
         if !under_way || self.signalled || self.rushed {
             return false;
         }
-        self.phase = Phase::Ready;
-        out.push(Step::Resume);
+        self.phase = NodePhase::Ready;
+        out.push(DrainStep::Resume);
         true
     }
 
     /// Advances the drain by time and counts, and appends the steps that are due to `out`.
-    pub fn handle_snapshot(&mut self, now: Time, snapshot: Snapshot, out: &mut Vec<Step>) {
+    pub fn handle_snapshot(&mut self, now: Time, snapshot: DrainCounts, out: &mut Vec<DrainStep>) {
         match self.phase {
-            Phase::Starting | Phase::Ready | Phase::Done => return,
-            Phase::Flushing => {
+            NodePhase::Starting | NodePhase::Ready | NodePhase::Done => return,
+            NodePhase::Flushing => {
                 if now >= self.flush_until {
                     self.handle_flushed(out);
                 }
                 return;
             }
-            Phase::Cordoned | Phase::Noticing | Phase::Draining => {}
+            NodePhase::Cordoned | NodePhase::Noticing | NodePhase::Draining => {}
         }
         if snapshot.conns == 0 && snapshot.in_flight == 0 {
             return self.flush(now, out);
@@ -241,64 +241,69 @@ impl Drain {
         if now >= self.cut_at() {
             if snapshot.conns > 0 {
                 self.cut = snapshot.conns;
-                out.push(Step::Cut(snapshot.conns));
+                out.push(DrainStep::Cut(snapshot.conns));
             }
             return self.flush(now, out);
         }
-        if self.phase == Phase::Cordoned && now >= self.notice_at() {
+        if self.phase == NodePhase::Cordoned && now >= self.notice_at() {
             let left = self.rush_at().since(now);
             let max_rate = self.accepted.map_or(self.settings.max_rate, |it| it.min(self.settings.max_rate));
             let plan = Settings { max_rate, ..self.settings }.fit(snapshot.conns, left);
-            self.phase = Phase::Noticing;
-            out.push(Step::Notice(Pace { start: now, window: plan.window, handover: plan.handover }, plan));
+            self.phase = NodePhase::Noticing;
+            out.push(DrainStep::Notice(
+                Pace { start: now, window: plan.window, handover: plan.handover },
+                plan,
+            ));
             return;
         }
-        if self.phase == Phase::Noticing && snapshot.unnoticed == 0 {
-            self.phase = Phase::Draining;
+        if self.phase == NodePhase::Noticing && snapshot.unnoticed == 0 {
+            self.phase = NodePhase::Draining;
         }
-        if self.phase >= Phase::Noticing && now >= self.rush_at() && snapshot.waiting > 0 {
-            self.phase = Phase::Draining;
+        if self.phase >= NodePhase::Noticing && now >= self.rush_at() && snapshot.waiting > 0 {
+            self.phase = NodePhase::Draining;
             self.rush(RushReason::Deadline, out);
         }
     }
 
     /// Ends the drain once all pending work is finished.
-    pub fn handle_flushed(&mut self, out: &mut Vec<Step>) {
-        if self.phase != Phase::Flushing {
+    pub fn handle_flushed(&mut self, out: &mut Vec<DrainStep>) {
+        if self.phase != NodePhase::Flushing {
             return;
         }
-        self.phase = Phase::Done;
-        out.push(Step::Exit(match (self.fast, self.cut) {
-            (Some(_), cut) => Outcome::Fast(cut),
-            (None, 0) => Outcome::Drained,
-            (None, cut) => Outcome::Cut(cut),
+        self.phase = NodePhase::Done;
+        out.push(DrainStep::Exit(match (self.fast, self.cut) {
+            (Some(_), cut) => DrainOutcome::Fast(cut),
+            (None, 0) => DrainOutcome::Drained,
+            (None, cut) => DrainOutcome::Cut(cut),
         }));
     }
 
     /// Returns when the next snapshot is due at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
         match self.phase {
-            Phase::Starting | Phase::Ready | Phase::Done => None,
-            Phase::Cordoned => Some(self.notice_at().min(self.cut_at())),
-            Phase::Noticing | Phase::Draining if !self.rushed => Some(self.rush_at().min(self.cut_at())),
-            Phase::Noticing | Phase::Draining => Some(self.cut_at()),
-            Phase::Flushing => Some(self.flush_until),
+            NodePhase::Starting | NodePhase::Ready | NodePhase::Done => None,
+            NodePhase::Cordoned => Some(self.notice_at().min(self.cut_at())),
+            NodePhase::Noticing | NodePhase::Draining if !self.rushed => {
+                Some(self.rush_at().min(self.cut_at()))
+            }
+            NodePhase::Noticing | NodePhase::Draining => Some(self.cut_at()),
+            NodePhase::Flushing => Some(self.flush_until),
         }
     }
 
-    fn rush(&mut self, reason: RushReason, out: &mut Vec<Step>) {
+    fn rush(&mut self, reason: RushReason, out: &mut Vec<DrainStep>) {
         if !self.rushed {
             self.rushed = true;
-            out.push(Step::Rush(reason));
+            out.push(DrainStep::Rush(reason));
         }
     }
 
-    fn flush(&mut self, now: Time, out: &mut Vec<Step>) {
-        self.phase = Phase::Flushing;
+    fn flush(&mut self, now: Time, out: &mut Vec<DrainStep>) {
+        self.phase = NodePhase::Flushing;
         let fast_end = self.fast.map(|since| since + FAST_END_AFTER);
         let end = (now + self.settings.flush).min(self.begun + self.settings.deadline);
         self.flush_until = fast_end.map_or(end, |fast| fast.min(end));
-        out.push(Step::Flush);
+        out.push(DrainStep::Flush);
     }
 
     fn notice_at(&self) -> Time {

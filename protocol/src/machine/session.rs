@@ -52,7 +52,10 @@ mod types;
 
 pub use self::{
     query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, SIDE_MAX, Which},
-    types::{Action, Alarm, Answer, ChainSaved, Identity, Limits, LoggedIn, Order, POSITIONS_MAX, Submit},
+    types::{
+        Action, Alarm, ChainSaved, Identity, LoggedIn, Order, POSITIONS_MAX, SessionLimits, Submit,
+        SubmitAnswer,
+    },
 };
 
 use self::{
@@ -117,7 +120,7 @@ enum State {
 
 /// Phase of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum SessionPhase {
     /// Waiting for Hello.
     Greeting,
     /// Waiting for the driver's decision on the login.
@@ -152,13 +155,13 @@ impl Session {
     }
 
     /// Returns the current phase.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> SessionPhase {
         match self.state {
-            State::Greeting { .. } => Phase::Greeting,
-            State::LoggingIn { .. } => Phase::LoggingIn,
-            State::Live => Phase::Live,
-            State::Leaving { .. } => Phase::Leaving,
-            State::Closed => Phase::Closed,
+            State::Greeting { .. } => SessionPhase::Greeting,
+            State::LoggingIn { .. } => SessionPhase::LoggingIn,
+            State::Live => SessionPhase::Live,
+            State::Leaving { .. } => SessionPhase::Leaving,
+            State::Closed => SessionPhase::Closed,
         }
     }
 
@@ -188,7 +191,7 @@ impl Session {
     }
 
     /// Returns the limits of this connection's window: the node's, adjusted by the user's settings.
-    pub fn window_limits(&self, limits: &Limits) -> WindowLimits {
+    pub fn window_limits(&self, limits: &SessionLimits) -> WindowLimits {
         if self.identity.is_none() {
             return limits.window;
         }
@@ -202,7 +205,7 @@ impl Session {
     }
 
     /// Returns whether the driver may read and decode; the module documentation says when reading resumes.
-    pub fn wants_read(&self, limits: &Limits) -> bool {
+    pub fn wants_read(&self, limits: &SessionLimits) -> bool {
         match self.state {
             State::Greeting { .. } => true,
             State::Live => {
@@ -220,7 +223,7 @@ impl Session {
     pub fn handle_frame(
         &mut self,
         frame: pb::ClientFrame,
-        limits: &Limits,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
@@ -301,7 +304,7 @@ impl Session {
     }
 
     /// Returns when to call [`Session::handle_timeout`].
-    pub fn poll_timeout(&self, limits: &Limits) -> Option<Time> {
+    pub fn poll_timeout(&self, limits: &SessionLimits) -> Option<Time> {
         let reply = || self.flights.oldest().map(|sent| sent + limits.reply_deadline);
         match self.state {
             State::Greeting { since } => Some(since + limits.handshake),
@@ -317,7 +320,7 @@ impl Session {
     }
 
     /// Handles all expired timers. Afterwards [`Session::poll_timeout`] is later than `now`.
-    pub fn handle_timeout(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) {
+    pub fn handle_timeout(&mut self, limits: &SessionLimits, now: Time, out: &mut Vec<Action>) {
         if self.poll_timeout(limits).is_none_or(|due| due > now) {
             return;
         }
@@ -360,7 +363,7 @@ impl Session {
 
     /// Tracks whether reading is stopped. The silence timer restarts when reading resumes, because a client that is not
     /// read is not silent.
-    fn update_reading(&mut self, limits: &Limits, now: Time) {
+    fn update_reading(&mut self, limits: &SessionLimits, now: Time) {
         let stopped = !self.wants_read(limits);
         if self.stopped && !stopped {
             self.handle_heard(now);
@@ -380,7 +383,7 @@ impl Session {
     }
 
     /// Replies with an error; too many permanent ones in a row close the connection.
-    fn refuse(&mut self, id: u64, code: Code, message: &str, limits: &Limits, out: &mut Vec<Action>) {
+    fn refuse(&mut self, id: u64, code: Code, message: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
         self.push_frame(id, ServerBody::Error(code.error(message)), out);
         if !code.temporary() {
             self.errors = self.errors.saturating_add(1);

@@ -28,7 +28,7 @@ pub fn encode_server(opcode: Opcode, payload: &[u8], out: &mut impl BufMut) {
 
 /// Appends a server's close frame; a reason that is too long is truncated at a character boundary.
 ///
-/// `code` is sent unchanged: use [`Violation::close_code`](super::Violation::close_code) or
+/// `code` is sent unchanged: use [`WsViolation::close_code`](super::WsViolation::close_code) or
 /// [`Code::ws_close`](crate::Code::ws_close).
 pub fn encode_close(code: u16, reason: &str, out: &mut impl BufMut) {
     let reason = &reason[..reason.floor_char_boundary(CLOSE_REASON_MAX)];

@@ -4,7 +4,7 @@ use crate::Code;
 
 /// Violation of RFC 6455 or of the limits; the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum WsViolation {
     /// Reserved bits are set, but no extension was negotiated.
     #[error("reserved bits are set without an extension")]
     ReservedBits,
@@ -60,7 +60,7 @@ pub enum Violation {
     },
 }
 
-impl Violation {
+impl WsViolation {
     /// Returns the code for the WebSocket close frame: 1002, 1007 or 1009.
     pub const fn close_code(self) -> u16 {
         match self {

@@ -96,7 +96,7 @@ impl Model {
         let in_order = !it.order.chained || (!replaced && it.order.n == device.next_n);
         let takes = it.order.chained && in_order;
         device.next_n += u64::from(takes);
-        let answer = self.decide((offset, time), it, replaced.then_some(device.epoch), in_order);
+        let answer = self.decide(offset, time, it, replaced.then_some(device.epoch), in_order);
         let refused = matches!(answer, Outcome::Refused { .. } | Outcome::RefusedBefore { .. });
         // A refusal leaves no row for a device that is new in the conversation.
         if before.is_some() || takes || !refused {
@@ -107,7 +107,8 @@ impl Model {
 
     fn decide(
         &mut self,
-        (offset, time): (u64, u64),
+        offset: u64,
+        time: u64,
         it: &Message,
         replaced: Option<u64>,
         in_order: bool,

@@ -5,7 +5,9 @@ mod property;
 use std::time::Duration;
 use tidegate_protocol::{
     Time,
-    machine::drain::{Drain, Outcome, Pace, Phase, RushReason, Settings, Share, Snapshot, Step, plan},
+    machine::drain::{
+        Drain, DrainCounts, DrainOutcome, DrainStep, NodePhase, Pace, RushReason, Settings, Share, plan,
+    },
 };
 
 const fn ms(ms: u64) -> Duration {
@@ -29,18 +31,18 @@ fn begun(settings: Settings) -> Drain {
     drain.handle_started();
     let mut out = Vec::new();
     drain.handle_signal(at(0), &mut out);
-    assert_eq!((out, drain.phase()), (vec![Step::Cordon], Phase::Cordoned));
+    assert_eq!((out, drain.phase()), (vec![DrainStep::Cordon], NodePhase::Cordoned));
     drain
 }
 
-fn advance(drain: &mut Drain, now: u64, snapshot: Snapshot) -> Vec<Step> {
+fn advance(drain: &mut Drain, now: u64, snapshot: DrainCounts) -> Vec<DrainStep> {
     let mut out = Vec::new();
     drain.handle_snapshot(at(now), snapshot, &mut out);
     out
 }
 
-fn clients(conns: usize) -> Snapshot {
-    Snapshot { conns, unnoticed: conns, waiting: conns, in_flight: 0 }
+fn clients(conns: usize) -> DrainCounts {
+    DrainCounts { conns, unnoticed: conns, waiting: conns, in_flight: 0 }
 }
 
 #[test]
@@ -70,19 +72,19 @@ fn a_drain_goes_through_its_phases() {
     let mut drain = begun(DEFAULTS);
     assert_eq!(advance(&mut drain, 4_999, clients(3_000)), []);
     let steps = advance(&mut drain, 5_000, clients(3_000));
-    let [Step::Notice(pace, chosen)] = &steps[..] else { panic!("{steps:?}") };
+    let [DrainStep::Notice(pace, chosen)] = &steps[..] else { panic!("{steps:?}") };
     assert_eq!((pace.start, pace.window, chosen.rate), (at(5_000), ms(30_000), 100));
-    assert_eq!(drain.phase(), Phase::Noticing);
-    assert_eq!(advance(&mut drain, 5_100, Snapshot { unnoticed: 0, ..clients(3_000) }), []);
-    assert_eq!(drain.phase(), Phase::Draining);
-    let last = Snapshot { conns: 0, in_flight: 7, ..Snapshot::default() };
+    assert_eq!(drain.phase(), NodePhase::Noticing);
+    assert_eq!(advance(&mut drain, 5_100, DrainCounts { unnoticed: 0, ..clients(3_000) }), []);
+    assert_eq!(drain.phase(), NodePhase::Draining);
+    let last = DrainCounts { conns: 0, in_flight: 7, ..DrainCounts::default() };
     assert_eq!(advance(&mut drain, 36_000, last), [], "the drain waits for accepted sends");
-    assert_eq!(advance(&mut drain, 36_010, Snapshot::default()), [Step::Flush]);
+    assert_eq!(advance(&mut drain, 36_010, DrainCounts::default()), [DrainStep::Flush]);
     assert_eq!(drain.flush_until(), Some(at(41_010)));
     let mut out = Vec::new();
     drain.handle_flushed(&mut out);
     drain.handle_flushed(&mut out);
-    assert_eq!((out, drain.phase()), (vec![Step::Exit(Outcome::Drained)], Phase::Done));
+    assert_eq!((out, drain.phase()), (vec![DrainStep::Exit(DrainOutcome::Drained)], NodePhase::Done));
 }
 
 #[test]
@@ -91,7 +93,7 @@ fn pace_follows_what_the_other_nodes_accept() {
         let mut drain = begun(DEFAULTS);
         drain.handle_others(accept);
         let steps = advance(&mut drain, 5_000, clients(6_000));
-        let [Step::Notice(_, plan)] = &steps[..] else { panic!("{steps:?}") };
+        let [DrainStep::Notice(_, plan)] = &steps[..] else { panic!("{steps:?}") };
         (plan.rate, plan.window, plan.raised)
     };
     // 6,000 over the spread of 30 s.
@@ -107,18 +109,18 @@ fn pace_follows_what_the_other_nodes_accept() {
 #[test]
 fn idle_node_flushes_immediately() {
     let mut drain = begun(DEFAULTS);
-    assert_eq!(advance(&mut drain, 0, Snapshot::default()), [Step::Flush]);
+    assert_eq!(advance(&mut drain, 0, DrainCounts::default()), [DrainStep::Flush]);
 }
 
 #[test]
 fn remaining_clients_are_cut_at_the_deadline_and_counted() {
     let mut drain = begun(DEFAULTS);
     advance(&mut drain, 5_000, clients(9));
-    let stuck = Snapshot { conns: 9, ..Snapshot::default() };
+    let stuck = DrainCounts { conns: 9, ..DrainCounts::default() };
     assert_eq!(advance(&mut drain, 44_999, stuck), []);
-    assert_eq!(advance(&mut drain, 45_000, stuck), [Step::Cut(9), Step::Flush]);
-    assert_eq!(advance(&mut drain, 50_000, stuck), [Step::Exit(Outcome::Cut(9))]);
-    assert_eq!((Outcome::Drained.exit_code(), Outcome::Cut(9).exit_code()), (0, 3));
+    assert_eq!(advance(&mut drain, 45_000, stuck), [DrainStep::Cut(9), DrainStep::Flush]);
+    assert_eq!(advance(&mut drain, 50_000, stuck), [DrainStep::Exit(DrainOutcome::Cut(9))]);
+    assert_eq!((DrainOutcome::Drained.exit_code(), DrainOutcome::Cut(9).exit_code()), (0, 3));
 }
 
 #[test]
@@ -126,7 +128,7 @@ fn slots_that_exceed_the_deadline_are_closed_immediately() {
     let mut drain = begun(DEFAULTS);
     advance(&mut drain, 5_000, clients(9));
     assert_eq!(advance(&mut drain, 38_999, clients(9)), []);
-    assert_eq!(advance(&mut drain, 39_000, clients(9)), [Step::Rush(RushReason::Deadline)]);
+    assert_eq!(advance(&mut drain, 39_000, clients(9)), [DrainStep::Rush(RushReason::Deadline)]);
     assert_eq!(advance(&mut drain, 39_001, clients(9)), [], "once");
 }
 
@@ -135,10 +137,10 @@ fn second_signal_ends_the_drain_in_two_seconds() {
     let mut drain = begun(DEFAULTS);
     let mut out = Vec::new();
     drain.handle_signal(at(100), &mut out);
-    assert_eq!(out, [Step::Rush(RushReason::Signal)]);
-    assert_eq!(advance(&mut drain, 1_100, clients(2)), [Step::Cut(2), Step::Flush]);
-    assert_eq!(advance(&mut drain, 2_100, clients(2)), [Step::Exit(Outcome::Fast(2))]);
-    assert_eq!(Outcome::Fast(0).exit_code(), 4);
+    assert_eq!(out, [DrainStep::Rush(RushReason::Signal)]);
+    assert_eq!(advance(&mut drain, 1_100, clients(2)), [DrainStep::Cut(2), DrainStep::Flush]);
+    assert_eq!(advance(&mut drain, 2_100, clients(2)), [DrainStep::Exit(DrainOutcome::Fast(2))]);
+    assert_eq!(DrainOutcome::Fast(0).exit_code(), 4);
 }
 
 #[test]
@@ -150,14 +152,14 @@ fn operator_may_abort_a_drain_that_an_operator_began() {
     assert!(drain.handle_begin(at(0), &mut out) && !drain.handle_begin(at(1), &mut out));
     advance(&mut drain, 5_000, clients(9));
     assert!(drain.handle_abort(&mut out));
-    assert_eq!((out, drain.phase()), (vec![Step::Cordon, Step::Resume], Phase::Ready));
+    assert_eq!((out, drain.phase()), (vec![DrainStep::Cordon, DrainStep::Resume], NodePhase::Ready));
     let mut out = Vec::new();
     assert!(drain.handle_begin(at(60_000), &mut out), "and again");
     drain.handle_signal(at(60_001), &mut out);
-    assert_eq!(out, [Step::Cordon], "the first signal does not speed up an operator's drain");
+    assert_eq!(out, [DrainStep::Cordon], "the first signal does not speed up an operator's drain");
     assert!(!drain.handle_abort(&mut out), "a signalled drain is final");
     drain.handle_signal(at(60_002), &mut out);
-    assert_eq!(out[1..], [Step::Rush(RushReason::Signal)]);
+    assert_eq!(out[1..], [DrainStep::Rush(RushReason::Signal)]);
 }
 
 #[test]

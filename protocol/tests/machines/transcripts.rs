@@ -18,7 +18,7 @@ use tidegate_protocol::{
     id::{ConversationKind, DeviceId, MsgId, NodeId, UserId},
     machine::{
         ledger::{Ledger, Outcome},
-        session::{Action, Answer, ChainSaved, Limits, LoggedIn, Query, Submit},
+        session::{Action, ChainSaved, LoggedIn, Query, SessionLimits, Submit, SubmitAnswer},
     },
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
     record::{Body, Message, Origin, Position, Record, Rules, SenderOrder, body_hash},
@@ -44,7 +44,7 @@ fn new_chain(expected: &MsgId) -> ChainSaved {
 
 enum Event {
     Login(pb::Hello),
-    Answer(u64, Answer),
+    Answer(u64, SubmitAnswer),
     Push(pb::Push),
 }
 
@@ -117,7 +117,7 @@ impl<'a> Replay<'a> {
     }
 
     fn open(&mut self, name: &str, now: u64) {
-        let mut limits = Limits::default();
+        let mut limits = SessionLimits::default();
         if let Some(ms) = self.settings.order_timeout_ms {
             limits.chain.order_timeout = std::time::Duration::from_millis(ms);
         }
@@ -341,25 +341,25 @@ impl<'a> Replay<'a> {
         self.ledger.needs(&record, &mut needs);
         self.ledger.load(Position::START, needs.into_iter().map(absent)).unwrap();
         let answer = match self.ledger.apply(self.ledger.next_offset(), &record).unwrap() {
-            Outcome::Accepted { seq, time, .. } => Answer::Accepted { seq, time },
-            Outcome::Duplicate { seq, time } => Answer::Duplicate { seq, time },
+            Outcome::Accepted { seq, time, .. } => SubmitAnswer::Accepted { seq, time },
+            Outcome::Duplicate { seq, time } => SubmitAnswer::Duplicate { seq, time },
             Outcome::Refused { code } | Outcome::RefusedBefore { code } => {
-                Answer::Refused { code, message: "".into() }
+                SubmitAnswer::Refused { code, message: "".into() }
             }
             other => panic!("{other:?}"),
         };
         let accepted = match answer {
-            Answer::Accepted { seq, time } => Some((seq, time)),
+            SubmitAnswer::Accepted { seq, time } => Some((seq, time)),
             _ => None,
         };
         let event = Event::Answer(submit.ticket, answer);
         self.pending.push_back((now + ANSWER_DELAY_MS, name.to_owned(), event));
         if let Some((seq, time)) = accepted {
-            self.push(name, &submit, (seq, time), now);
+            self.push(name, &submit, seq, time, now);
         }
     }
 
-    fn push(&mut self, name: &str, submit: &Submit, (seq, time): (u64, u64), now: u64) {
+    fn push(&mut self, name: &str, submit: &Submit, seq: u64, time: u64, now: u64) {
         let ConversationKind::Direct(a, b) = submit.conversation.kind() else {
             panic!("the transcripts have direct messages only")
         };

@@ -13,7 +13,7 @@ use tidegate_protocol::{
         Decoded, Detect, Framing, LIST_MAX, PushFrame, Split, Wire, WireError, decode_client, decode_server,
         detect, encode_client, encode_frame, json::split_line, push::put_ws_header, tcp, write_client,
     },
-    content::{Body, Content},
+    content::{Content, ContentBody},
     pb,
     ws::SERVER_HEADER_MAX,
 };
@@ -264,7 +264,7 @@ fn content_preserves_unknown_fields() {
     let mut encoded = vec![0x0a, 0x01, b'x'];
     encoded.extend_from_slice(&unknown);
     let content = Content::decode(&encoded[..]).unwrap();
-    assert_eq!(content.body, Some(Body::Text("x".into())));
+    assert_eq!(content.body, Some(ContentBody::Text("x".into())));
     assert_eq!(content.unknown, unknown);
     assert_eq!(content.encode_to_vec(), encoded);
     for bad in [&[0xa4, 0x06][..], &[0xa3, 0x06], &[0xa3, 0x06, 0x0c], &[0xa3, 0x06, 0x0b, 0xa4, 0x06]] {
@@ -316,6 +316,6 @@ fn length_is_checked_before_the_payload_arrives() {
 
 #[test]
 fn empty_bytes_stay_bytes() {
-    let content = Content { body: Some(Body::Data(Bytes::new())), unknown: Vec::new() };
+    let content = Content { body: Some(ContentBody::Data(Bytes::new())), unknown: Vec::new() };
     assert_eq!(Content::decode(&content.encode_to_vec()[..]).unwrap(), content);
 }

@@ -3,7 +3,7 @@
 use tidegate_protocol::{
     Code,
     codec::{Decoded, Framing, WireError, decode_client, decode_server, encode_client, encode_server},
-    content::{Body, Content},
+    content::{Content, ContentBody},
     pb::{self, client_frame, server_frame},
 };
 
@@ -169,7 +169,7 @@ fn an_enum_is_a_name_or_a_number() {
 #[test]
 fn base64_is_read_in_either_alphabet_with_or_without_padding() {
     let data = |json: &str| match send(&format!(r#"{{"content":{{"data":"{json}"}}}}"#)).content {
-        Some(Content { body: Some(Body::Data(data)), .. }) => data,
+        Some(Content { body: Some(ContentBody::Data(data)), .. }) => data,
         other => panic!("{json}: {other:?}"),
     };
     for json in ["+/8=", "-_8=", "+/8", "-_8", "+\\/8="] {

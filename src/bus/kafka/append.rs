@@ -163,7 +163,8 @@ impl Appender {
     pub(super) fn new(
         config: ClientConfig,
         metrics: &Metrics,
-        (bytes_max, record_bytes_max): (usize, usize),
+        bytes_max: usize,
+        record_bytes_max: usize,
         deadline: Duration,
     ) -> Result<Self, KafkaRefusal> {
         let client = RwLock::new(Arc::new(make(&config, metrics)?));

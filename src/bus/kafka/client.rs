@@ -6,7 +6,7 @@ use std::{io, path::Path, time::Duration};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 
 use super::KafkaRefusal;
-use crate::{config::Kafka, private};
+use crate::{config::KafkaConfig, private};
 
 /// Timeout of a query to the brokers.
 pub(super) const BROKER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,7 +19,7 @@ pub(super) enum Cluster {
 }
 
 /// Returns the properties common to all clients: brokers, identity and security.
-pub(super) fn common(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, KafkaRefusal> {
+pub(super) fn common(kafka: &KafkaConfig, cluster: Cluster) -> Result<ClientConfig, KafkaRefusal> {
     let mut config = ClientConfig::new();
     let brokers = match cluster {
         Cluster::Nodes if !kafka.node_brokers.is_empty() => &kafka.node_brokers,
@@ -70,7 +70,7 @@ fn unreadable_file(key: &str, file: &Path, error: &io::Error) -> KafkaRefusal {
 
 /// Returns the properties of a producer that writes each record once, in order, to all in-sync replicas, or reports an
 /// error. It does not wait to fill batches.
-pub(super) fn producer(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, KafkaRefusal> {
+pub(super) fn producer(kafka: &KafkaConfig, cluster: Cluster) -> Result<ClientConfig, KafkaRefusal> {
     let mut config = common(kafka, cluster)?;
     config.set("enable.idempotence", "true").set("acks", "all");
     if !kafka.pairs().any(|(name, _)| name == "linger.ms") {
@@ -94,7 +94,7 @@ pub(super) const RECORD_OVERHEAD_BYTES: usize = 1_024;
 
 /// Returns the properties of a consumer that reads from explicit offsets, reports missing ones as errors and never
 /// commits.
-pub(super) fn reader(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, KafkaRefusal> {
+pub(super) fn reader(kafka: &KafkaConfig, cluster: Cluster) -> Result<ClientConfig, KafkaRefusal> {
     let mut config = common(kafka, cluster)?;
     // The library requires a group name, but no client joins this group.
     config.set("group.id", format!("{}.readers", kafka.group));
@@ -115,7 +115,7 @@ pub(super) fn reader(kafka: &Kafka, cluster: Cluster) -> Result<ClientConfig, Ka
 }
 
 /// Returns the properties of a member of the owners group, which is assigned partitions but reads none.
-pub(super) fn member(kafka: &Kafka) -> Result<ClientConfig, KafkaRefusal> {
+pub(super) fn member(kafka: &KafkaConfig) -> Result<ClientConfig, KafkaRefusal> {
     let mut config = common(kafka, Cluster::Log)?;
     config.set("group.id", &kafka.group);
     never_commit(&mut config);

@@ -17,7 +17,7 @@ use super::{
     client::{self, BROKER_TIMEOUT, Cluster},
     context::Context,
 };
-use crate::{config::Kafka, metrics::Metrics};
+use crate::{config::KafkaConfig, metrics::Metrics};
 
 /// Content type of each record's value, in CloudEvents' structured mode for Kafka.
 const CONTENT_TYPE: &str = "application/cloudevents+json; charset=UTF-8";
@@ -38,7 +38,7 @@ impl KafkaEvents {
     ///
     /// # Errors
     /// No broker answers, or the topic does not exist.
-    pub async fn connect(kafka: &Kafka, metrics: &Metrics) -> Result<Option<Self>, KafkaRefusal> {
+    pub async fn connect(kafka: &KafkaConfig, metrics: &Metrics) -> Result<Option<Self>, KafkaRefusal> {
         if kafka.event_topic.is_empty() {
             return Ok(None);
         }

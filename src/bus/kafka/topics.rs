@@ -20,7 +20,7 @@ use super::{
     KafkaRefusal,
     client::{self, BROKER_TIMEOUT, Cluster},
 };
-use crate::config::Kafka;
+use crate::config::KafkaConfig;
 
 type Admin = AdminClient<DefaultClientContext>;
 
@@ -66,7 +66,8 @@ impl TopicPlan {
     }
 
     /// Compares an existing topic with the plan. A topic that promises less differs, and the result names the cure.
-    fn compare(&self, (partitions, replicas): Shape, resource: &ConfigResource) -> TopicState {
+    fn compare(&self, shape: Shape, resource: &ConfigResource) -> TopicState {
+        let Shape { partitions, replicas } = shape;
         if partitions != self.partitions as usize {
             return TopicState::Differs(match self.purpose {
                 Purpose::Log | Purpose::Node => wrong_count(&self.name, partitions, self.partitions),
@@ -119,7 +120,7 @@ pub enum TopicState {
 }
 
 /// Returns the topics that a cluster of these nodes needs.
-pub fn topic_plans(kafka: &Kafka, nodes: &[String]) -> Vec<TopicPlan> {
+pub fn topic_plans(kafka: &KafkaConfig, nodes: &[String]) -> Vec<TopicPlan> {
     let in_sync = kafka.replication.saturating_sub(1).max(1).to_string();
     let size = (kafka.record_bytes_max + client::RECORD_OVERHEAD_BYTES).to_string();
     let settings = |retention_ms: u64, retention_bytes: u64| {
@@ -161,7 +162,7 @@ pub fn topic_plans(kafka: &Kafka, nodes: &[String]) -> Vec<TopicPlan> {
 /// # Errors
 /// A broker does not reply, or refuses to create a topic.
 pub async fn ensure_topics(
-    kafka: &Kafka,
+    kafka: &KafkaConfig,
     plans: &[TopicPlan],
 ) -> Result<Vec<(String, TopicState)>, KafkaRefusal> {
     let mut states: Vec<Option<TopicState>> = vec![None; plans.len()];
@@ -187,7 +188,7 @@ pub async fn ensure_topics(
 ///
 /// # Errors
 /// A broker does not reply, or does not allow the topic to be described.
-pub async fn compare_log(kafka: &Kafka) -> Result<TopicState, KafkaRefusal> {
+pub async fn compare_log(kafka: &KafkaConfig) -> Result<TopicState, KafkaRefusal> {
     let admin = admin(kafka, Cluster::Log)?;
     let Some(log) = topic_plans(kafka, &[]).into_iter().next() else { return Ok(TopicState::There) };
     let shape = shapes(&admin, &[&log]).await?;
@@ -196,7 +197,7 @@ pub async fn compare_log(kafka: &Kafka) -> Result<TopicState, KafkaRefusal> {
     Ok(compared.into_iter().next().unwrap_or(TopicState::There))
 }
 
-fn admin(kafka: &Kafka, cluster: Cluster) -> Result<Arc<Admin>, KafkaRefusal> {
+fn admin(kafka: &KafkaConfig, cluster: Cluster) -> Result<Arc<Admin>, KafkaRefusal> {
     let mut config = client::common(kafka, cluster)?;
     config.set("statistics.interval.ms", "0").remove("debug");
     Ok(Arc::new(Admin::from_config(&config)?))
@@ -297,7 +298,11 @@ fn is_enough(name: &str, found: &str, wanted: &str) -> bool {
 }
 
 /// Number of partitions of a topic, and of replicas of its least replicated partition.
-type Shape = (usize, usize);
+#[derive(Clone, Copy)]
+struct Shape {
+    partitions: usize,
+    replicas: usize,
+}
 
 /// Returns the shape of each topic, in order. Waits until the brokers know the topics that the controller created.
 async fn shapes(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<Shape>, KafkaRefusal> {
@@ -331,7 +336,8 @@ fn fetch_shapes(admin: &Admin) -> Result<HashMap<String, Shape>, KafkaRefusal> {
     Ok(complete
         .map(|topic| {
             let replicas = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
-            (topic.name().to_owned(), (topic.partitions().len(), replicas.unwrap_or(0)))
+            let shape = Shape { partitions: topic.partitions().len(), replicas: replicas.unwrap_or(0) };
+            (topic.name().to_owned(), shape)
         })
         .collect())
 }
@@ -370,7 +376,7 @@ mod tests {
 
     #[test]
     fn plan_sets_partitions_replication_and_retention() {
-        let kafka = Kafka { retention_bytes: 1 << 30, ..Kafka::default() };
+        let kafka = KafkaConfig { retention_bytes: 1 << 30, ..KafkaConfig::default() };
         let plans = topic_plans(&kafka, &["n1".to_owned()]);
         let names: Vec<_> = plans.iter().map(|plan| (plan.name.as_str(), plan.partitions)).collect();
         assert_eq!(names, [("tidegate.log", 64), ("tidegate.node.n1", 1), ("tidegate.events", 8)]);
@@ -382,7 +388,7 @@ mod tests {
         assert_eq!((setting(0, "retention.bytes"), setting(1, "retention.bytes")), ("1073741824", "-1"));
         assert_eq!((setting(0, "min.insync.replicas"), plans[0].replication), ("2", 3));
         assert_eq!((setting(2, "retention.ms"), setting(2, "max.message.bytes")), ("604800000", ""));
-        let none = Kafka { event_topic: String::new(), ..kafka };
+        let none = KafkaConfig { event_topic: String::new(), ..kafka };
         assert_eq!(topic_plans(&none, &[]).len(), 1, "no event topic is planned");
     }
 }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Args, RECONNECT_INTERVAL, RECONNECT_MAX};
-use crate::cli::{admin::Admin, find};
+use crate::cli::{admin::AdminClient, find};
 
 /// How long a node may wait for an event before it answers, in ms.
 const WAIT_MS: u64 = 20_000;
@@ -125,7 +125,7 @@ impl Follower {
         // The first response must come at once: its cursor is where the gapless sequence of events starts.
         let wait_ms = if cursor == Some("end") { 0 } else { WAIT_MS };
         let path = format!("/v1/events?wait_ms={wait_ms}{after}");
-        let (status, body) = Admin::connect(&self.address.to_string())?.request("GET", &path, "")?;
+        let (status, body) = AdminClient::connect(&self.address.to_string())?.request("GET", &path, "")?;
         if status != 200 {
             bail!("{path}: {status} {body}");
         }

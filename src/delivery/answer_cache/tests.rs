@@ -81,7 +81,7 @@ async fn same_answer_is_repeated_only_to_its_origin() {
     cluster.ports.store.take_over(0, FENCE, TopicId(1)).await.unwrap();
     answered.begin(0, FENCE, 3);
     assert_eq!(words("n2").await, [AnswerStatus::NotYet]);
-    answered.record((0, FENCE), &[(mine.clone(), accepted(4))], 4);
+    answered.record(0, FENCE, &[(mine.clone(), accepted(4))], 4);
     assert_eq!(words("n2").await, [AnswerStatus::Said(accepted(4))]);
     assert_eq!(
         words("n3").await,
@@ -89,10 +89,10 @@ async fn same_answer_is_repeated_only_to_its_origin() {
         "another node has other connections and requests"
     );
     time::advance(ANSWER_RETENTION).await;
-    answered.record((0, FENCE), &[], 5);
+    answered.record(0, FENCE, &[], 5);
     assert_eq!(words("n2").await, [AnswerStatus::Forgotten]);
     // An owner with another fence began or ended in the meantime.
-    answered.record((0, Fence(8)), &[(mine.clone(), accepted(9))], 9);
+    answered.record(0, Fence(8), &[(mine.clone(), accepted(9))], 9);
     assert_eq!(words("n2").await, [AnswerStatus::Forgotten]);
     answered.end(0, Fence(8));
     assert_eq!(words("n2").await, [AnswerStatus::Forgotten]);
@@ -140,11 +140,11 @@ async fn answers_are_bounded_and_an_idle_owner_keeps_none() {
     let batch: Vec<(Record, Outcome)> = (0..ANSWERS_MAX as u64 + 5)
         .map(|n| (record(&of, n, "hi"), Outcome::Refused { code: Code::NotAMember }))
         .collect();
-    answered.record((0, FENCE), &batch, batch.len() as u64);
+    answered.record(0, FENCE, &batch, batch.len() as u64);
     let known = |request| answered.lookup(&of, &[ask(&record(&of, request, "hi"), 0)])[0].0;
     assert_eq!(known(4), AnswerStatus::Forgotten);
     assert_eq!(known(5), AnswerStatus::Said(Outcome::Refused { code: Code::NotAMember }));
     time::advance(ANSWER_RETENTION).await;
-    answered.record((0, FENCE), &[], batch.len() as u64);
+    answered.record(0, FENCE, &[], batch.len() as u64);
     assert_eq!(answered.partitions()[&0].outcomes.capacity(), 0);
 }

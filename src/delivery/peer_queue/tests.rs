@@ -46,7 +46,7 @@ impl Link for End {
         Ok(())
     }
 
-    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
         self.wait().await?;
         let landing = match self.empty.load(Ordering::SeqCst) {
             true => Landing::NotHere,
@@ -56,7 +56,7 @@ impl Link for End {
         Ok(deliveries.iter().map(|it| vec![landing; it.to.len()]).collect())
     }
 
-    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<RoutedSession>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
 
@@ -108,12 +108,12 @@ impl Link for Ends {
     async fn deliver(
         &self,
         to: &NodeBoot,
-        deliveries: Vec<Delivery>,
+        deliveries: Vec<PeerPush>,
     ) -> Result<Vec<Vec<Landing>>, LinkError> {
         self.0[to].deliver(to, deliveries).await
     }
 
-    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<RoutedSession>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
 
@@ -174,10 +174,10 @@ fn answer(request: u64) -> Answer {
     Answer { conn: 1, request, outcome: Outcome::Noted, traceparent: String::new() }
 }
 
-fn push(bytes: impl Into<bytes::Bytes>, epoch: u64) -> Delivery {
+fn push(bytes: impl Into<bytes::Bytes>, epoch: u64) -> PeerPush {
     let (user, device) = (UserId::new("ann").unwrap(), DeviceId::new("d").unwrap());
-    let to = vec![Target::Conn(Session { user, device, epoch })];
-    Delivery { push: bytes.into(), to, tracked: true, sent_by: None, traceparent: String::new() }
+    let to = vec![Target::Conn(RoutedSession { user, device, epoch })];
+    PeerPush { push: bytes.into(), to, tracked: true, sent_by: None, traceparent: String::new() }
 }
 
 async fn settle() {

@@ -3,7 +3,7 @@
 use tidegate_protocol::id::NodeId;
 
 use super::*;
-use crate::link::Session;
+use crate::link::RoutedSession;
 
 fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()
@@ -13,8 +13,8 @@ fn node(name: &str) -> NodeBoot {
     NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
 }
 
-fn session(name: &str, device: &str, epoch: u64) -> Session {
-    Session { user: user(name), device: DeviceId::new(device).unwrap(), epoch }
+fn session(name: &str, device: &str, epoch: u64) -> RoutedSession {
+    RoutedSession { user: user(name), device: DeviceId::new(device).unwrap(), epoch }
 }
 
 fn remote_push(push: &'static str, users: &[&str]) -> RemotePush {

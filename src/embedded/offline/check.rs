@@ -12,7 +12,7 @@ use tidegate_protocol::{
 use super::{DatabaseError, Entry, Offline, StateKey, text_of};
 use crate::{
     embedded::codec::{self, Pair},
-    store::dump::{Order, RowLine},
+    store::dump::{DumpValidator, RowLine},
 };
 
 /// Keys that are looked up together, sorted as on the disk.
@@ -65,7 +65,7 @@ impl Offline {
             keys: 0,
             is_pruned: false,
         };
-        let mut order = Order::default();
+        let mut order = DumpValidator::default();
         let walked = self.walk(&mut |entry| {
             match entry {
                 Ok(entry) => {

@@ -10,7 +10,8 @@ use tokio::{sync::Semaphore, time};
 use super::*;
 use crate::{
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, Delivery, Landing, PublishedMark, Session,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, Landing, PeerPush, PublishedMark,
+        RoutedSession,
     },
     metrics,
     queue_set::QUEUE_IDLE_TIMEOUT,
@@ -47,10 +48,10 @@ impl Link for RecordingPeer {
     async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
         Ok(())
     }
-    async fn deliver(&self, _: &NodeBoot, _: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+    async fn deliver(&self, _: &NodeBoot, _: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
         Ok(Vec::new())
     }
-    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<RoutedSession>) -> Result<Vec<bool>, LinkError> {
         Ok(Vec::new())
     }
     async fn archive_status(

@@ -12,8 +12,8 @@ use tidegate_protocol::{
 
 use crate::{
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, Delivery, Landing,
-        PartitionOffset, PublishedMark, SentBy, Session, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, Landing,
+        PartitionOffset, PeerPush, PublishedMark, RoutedSession, SentBy, Target,
     },
     routes::NodeBoot,
 };
@@ -92,20 +92,20 @@ fn code(number: u32) -> Read<Code> {
         .ok_or(Malformed("code, perhaps of a newer version"))
 }
 
-pub(super) fn put_delivery(delivery: Delivery) -> pb::LinkDelivery {
-    let Delivery { push, to, tracked, sent_by, traceparent } = delivery;
+pub(super) fn put_delivery(delivery: PeerPush) -> pb::LinkDelivery {
+    let PeerPush { push, to, tracked, sent_by, traceparent } = delivery;
     let to = to.into_iter().map(put_target).collect();
     let (origin_node, origin_boot, origin_conn) =
         sent_by.map(|it| (it.at.node.to_string(), it.at.boot, it.conn)).unwrap_or_default();
     pb::LinkDelivery { push, to, tracked, traceparent, origin_node, origin_boot, origin_conn }
 }
 
-pub(super) fn delivery(sent: pb::LinkDelivery) -> Read<Delivery> {
+pub(super) fn delivery(sent: pb::LinkDelivery) -> Read<PeerPush> {
     let to = all(sent.to, target)?;
     let sent_by = NodeId::new(&sent.origin_node)
         .ok()
         .map(|node| SentBy { at: NodeBoot { node, boot: sent.origin_boot }, conn: sent.origin_conn });
-    Ok(Delivery {
+    Ok(PeerPush {
         push: sent.push,
         to,
         tracked: sent.tracked,
@@ -160,14 +160,14 @@ pub(super) fn archive_status(sent: pb::LinkSettled) -> ArchiveStatus {
     ArchiveStatus::ArchivedUpTo(ArchivedUpTo { archived: all(sent.archived), unarchived: all(sent.owed) })
 }
 
-pub(super) fn put_session(session: Session) -> pb::LinkTarget {
-    let Session { user, device, epoch } = session;
+pub(super) fn put_session(session: RoutedSession) -> pb::LinkTarget {
+    let RoutedSession { user, device, epoch } = session;
     pb::LinkTarget { user: user.to_string(), device: device.to_string(), epoch }
 }
 
-pub(super) fn session(sent: pb::LinkTarget) -> Read<Session> {
+pub(super) fn session(sent: pb::LinkTarget) -> Read<RoutedSession> {
     let device = DeviceId::new(&sent.device).map_err(|_| Malformed("device id"))?;
-    Ok(Session { user: user(&sent.user)?, device, epoch: sent.epoch })
+    Ok(RoutedSession { user: user(&sent.user)?, device, epoch: sent.epoch })
 }
 
 pub(super) fn put_landings(landings: Vec<Landing>) -> pb::LinkLanding {

@@ -178,7 +178,8 @@ impl Connector {
 }
 
 /// Sends the queued calls as fast as the peer accepts them, and passes on replies, until the stream ends.
-async fn run_stream(queue: &CallQueue, (requests, responses): OpenStream) -> StreamEnd {
+async fn run_stream(queue: &CallQueue, stream: OpenStream) -> StreamEnd {
+    let (requests, responses) = stream;
     tokio::select! {
         end = send(queue, requests) => end,
         end = receive(queue, responses) => end,

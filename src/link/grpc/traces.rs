@@ -7,7 +7,7 @@ use tidegate_protocol::{
 };
 
 use super::convert::Malformed;
-use crate::trace::{Event, FOUND_TRACES, Facts, Query, Step};
+use crate::trace::{FOUND_TRACES, Facts, Step, TraceEvent, TraceFilter};
 
 fn put_id(id: u128) -> Bytes {
     Bytes::copy_from_slice(&id.to_be_bytes())
@@ -17,7 +17,7 @@ fn id(sent: &[u8]) -> Option<u128> {
     sent.try_into().ok().map(u128::from_be_bytes)
 }
 
-pub(super) fn put_query(query: Query) -> pb::LinkTraceQuery {
+pub(super) fn put_query(query: TraceFilter) -> pb::LinkTraceQuery {
     pb::LinkTraceQuery {
         msg: query.msg.unwrap_or_default(),
         user: query.user.unwrap_or_default(),
@@ -26,7 +26,7 @@ pub(super) fn put_query(query: Query) -> pb::LinkTraceQuery {
     }
 }
 
-pub(super) fn query(sent: pb::LinkTraceQuery) -> Result<Query, Malformed> {
+pub(super) fn query(sent: pb::LinkTraceQuery) -> Result<TraceFilter, Malformed> {
     let named = |name: String| (!name.is_empty()).then_some(name);
     let (msg, user) = (named(sent.msg), named(sent.user));
     if msg.as_deref().is_some_and(|msg| MsgId::new(msg).is_err()) {
@@ -40,11 +40,11 @@ pub(super) fn query(sent: pb::LinkTraceQuery) -> Result<Query, Malformed> {
     }
     let traces =
         sent.traces.iter().map(|sent| id(sent).ok_or(Malformed("trace"))).collect::<Result<_, _>>()?;
-    Ok(Query { msg, user, traces, is_passive: sent.passive })
+    Ok(TraceFilter { msg, user, traces, is_passive: sent.passive })
 }
 
-pub(super) fn put_steps(steps: Vec<Event>) -> pb::LinkSteps {
-    let put = |event: Event| pb::LinkStep {
+pub(super) fn put_steps(steps: Vec<TraceEvent>) -> pb::LinkSteps {
+    let put = |event: TraceEvent| pb::LinkStep {
         trace: put_id(event.id()),
         time_us: event.time_us,
         step: event.step.word().to_owned(),
@@ -59,7 +59,7 @@ pub(super) fn put_steps(steps: Vec<Event>) -> pb::LinkSteps {
 }
 
 /// Decodes trace steps, and omits those that this version can't decode.
-pub(super) fn steps(sent: pb::LinkSteps) -> Vec<Event> {
+pub(super) fn steps(sent: pb::LinkSteps) -> Vec<TraceEvent> {
     let read = |sent: pb::LinkStep| {
         let facts = Facts {
             msg: &sent.msg,
@@ -68,7 +68,7 @@ pub(super) fn steps(sent: pb::LinkSteps) -> Vec<Event> {
             user: &sent.user,
             device: &sent.device,
         };
-        Some(Event::new(id(&sent.trace)?, sent.time_us, Step::named(&sent.step)?, facts, &sent.note))
+        Some(TraceEvent::new(id(&sent.trace)?, sent.time_us, Step::named(&sent.step)?, facts, &sent.note))
     };
     sent.steps.into_iter().filter_map(read).collect()
 }

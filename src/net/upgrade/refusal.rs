@@ -7,7 +7,7 @@ use tidegate_protocol::Code;
 
 /// Refusal of a request: send the response, then close the connection.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct UpgradeRefusal {
     /// HTTP status.
     pub status: u16,
     /// Code in the body, for logs and metrics.
@@ -18,7 +18,7 @@ pub struct Refusal {
     pub response: Vec<u8>,
 }
 
-impl fmt::Debug for Refusal {
+impl fmt::Debug for UpgradeRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.status, self.code.name(), self.message)
     }
@@ -154,7 +154,7 @@ struct Body {
     cure: &'static str,
 }
 
-impl From<RefusalReason> for Refusal {
+impl From<RefusalReason> for UpgradeRefusal {
     fn from(reason: RefusalReason) -> Self {
         let (status, phrase, message, cure) = reason.response_texts();
         let code = if reason == RefusalReason::Origin { Code::OriginRefused } else { Code::BadUpgrade };

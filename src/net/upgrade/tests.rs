@@ -27,11 +27,11 @@ fn request(more: &str) -> String {
     format!("GET / HTTP/1.1\r\n{BASE}{KEY}{more}\r\n")
 }
 
-fn try_upgrade(request: &str) -> Result<UpgradeProgress, Refusal> {
+fn try_upgrade(request: &str) -> Result<UpgradeProgress, UpgradeRefusal> {
     upgrade(request.as_bytes(), &policy())
 }
 
-fn accepted(request: &str) -> (String, Framing) {
+fn accepted(request: &str) -> (String, SubProtocol) {
     match try_upgrade(request) {
         Ok(UpgradeProgress::Done { consumed, response, framing }) => {
             assert_eq!(consumed, request.len());
@@ -42,7 +42,7 @@ fn accepted(request: &str) -> (String, Framing) {
 }
 
 /// Returns the refusal of a request, after checking that its response is well formed and agrees with it.
-fn refused(request: &str) -> Refusal {
+fn refused(request: &str) -> UpgradeRefusal {
     let refusal = try_upgrade(request).expect_err(request);
     let response = String::from_utf8(refusal.response.clone()).expect("ASCII");
     let (head, body) = response.split_once("\r\n\r\n").expect("a head");
@@ -68,23 +68,23 @@ fn example_of_rfc_6455_section_1_3_is_accepted() {
     assert!(response.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{response}");
     assert!(lower.contains("\r\nconnection: upgrade\r\n") && lower.contains("\r\nupgrade: websocket\r\n"));
     assert!(!lower.contains("sec-websocket-protocol"), "none offered, none answered");
-    assert_eq!(framing, Framing::Json);
+    assert_eq!(framing, SubProtocol::Json);
 }
 
 #[test]
 fn first_supported_sub_protocol_of_the_client_is_chosen() {
     for (offer, framing) in [
-        ("tidegate.v1.proto, tidegate.v1.json", Framing::Proto),
-        ("tidegate.v1.json,tidegate.v1.proto", Framing::Json),
-        ("chat, ,tidegate.v1.proto", Framing::Proto),
-        ("chat\r\nSec-WebSocket-Protocol: tidegate.v1.json", Framing::Json),
+        ("tidegate.v1.proto, tidegate.v1.json", SubProtocol::Proto),
+        ("tidegate.v1.json,tidegate.v1.proto", SubProtocol::Json),
+        ("chat, ,tidegate.v1.proto", SubProtocol::Proto),
+        ("chat\r\nSec-WebSocket-Protocol: tidegate.v1.json", SubProtocol::Json),
     ] {
         let (response, chosen) = accepted(&request(&format!("Sec-WebSocket-Protocol: {offer}\r\n")));
         assert_eq!(chosen, framing, "{offer}");
-        let line = format!("sec-websocket-protocol: {}\r\n", framing.sub_protocol());
+        let line = format!("sec-websocket-protocol: {}\r\n", framing.name());
         assert!(response.contains(&line), "{response}");
     }
-    assert_eq!(accepted(&request("Sec-WebSocket-Protocol:\r\n")).1, Framing::Json);
+    assert_eq!(accepted(&request("Sec-WebSocket-Protocol:\r\n")).1, SubProtocol::Json);
     assert_eq!(refused(&request("Sec-WebSocket-Protocol: chat, mqtt\r\n")).status, 400);
 }
 
@@ -155,7 +155,7 @@ fn plain_request_is_refused_with_the_supported_sub_protocols() {
         let refusal = refused(text);
         assert_eq!((refusal.status, refusal.code), (426, Code::BadUpgrade), "{text}");
         let response = String::from_utf8_lossy(&refusal.response).into_owned();
-        assert!(Framing::ALL.iter().all(|framing| response.contains(framing.sub_protocol())), "{response}");
+        assert!(SubProtocol::ALL.iter().all(|framing| response.contains(framing.name())), "{response}");
         assert!(response.contains("\r\nUpgrade: websocket\r\n"), "{response}");
     }
 }
@@ -264,7 +264,7 @@ fn tungstenite_client_accepts_the_response() {
             if let UpgradeProgress::Done { consumed, mut response, framing } =
                 upgrade(&input, &policy()).expect("let in")
             {
-                assert_eq!((consumed, framing), (input.len(), Framing::Proto));
+                assert_eq!((consumed, framing), (input.len(), SubProtocol::Proto));
                 encode_server(Opcode::Text, "早".as_bytes(), &mut response);
                 socket.write_all(&response).expect("sent");
                 return;

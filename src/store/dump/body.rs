@@ -172,7 +172,9 @@ impl BodyLine {
 impl ContentLine {
     fn new(bytes: &Bytes) -> Self {
         let text = match Content::decode(bytes.clone()) {
-            Ok(Content { body: Some(content::Body::Text(text)), unknown }) if unknown.is_empty() => text,
+            Ok(Content { body: Some(content::ContentBody::Text(text)), unknown }) if unknown.is_empty() => {
+                text
+            }
             _ => return Self::Encoded(bytes.to_vec()),
         };
         // Text that encodes to other bytes is kept as bytes, so that an import restores the content exactly.

@@ -18,7 +18,7 @@ const COUNTED_MAX: usize = 100_000;
 
 /// Validator of a sequence of entries; it reports faults and continues after each.
 #[derive(Default)]
-pub struct Order {
+pub struct DumpValidator {
     entries: u64,
     stage: usize,
     partitions: BTreeMap<u32, Partition>,
@@ -70,7 +70,7 @@ impl Entry {
     }
 }
 
-impl Order {
+impl DumpValidator {
     /// Returns whether the last line was read.
     pub fn is_complete(&self) -> bool {
         self.complete

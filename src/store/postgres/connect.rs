@@ -26,7 +26,7 @@ const ENSURE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', fals
 
 /// Error of opening the store on Postgres.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum PostgresOpenError {
     /// A file named in the configuration can't be used.
     #[error("postgres.{key}: {path}: {error}")]
     File {
@@ -57,13 +57,13 @@ pub enum OpenError {
     Filled(String),
 }
 
-impl From<tokio_postgres::Error> for OpenError {
+impl From<tokio_postgres::Error> for PostgresOpenError {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::of(&error, text_of(&error))
     }
 }
 
-impl OpenError {
+impl PostgresOpenError {
     /// Classifies an error of the server, with `text` as its description.
     pub(super) fn of(error: &tokio_postgres::Error, text: String) -> Self {
         let code = error.code().map_or("", SqlState::code);
@@ -84,10 +84,10 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(settings: &config::Postgres) -> Result<Self, OpenError> {
+    pub(super) fn new(settings: &config::PostgresConfig) -> Result<Self, PostgresOpenError> {
         let url = settings.url.parse::<tokio_postgres::Config>();
         let mut config =
-            url.map_err(|error| OpenError::Config(format!("postgres.url: {}", text_of(&error))))?;
+            url.map_err(|error| PostgresOpenError::Config(format!("postgres.url: {}", text_of(&error))))?;
         if let Some(password) = read("password_file", &settings.password_file, private::read)? {
             config.password(password.trim_ascii_end());
         }
@@ -110,7 +110,11 @@ impl Source {
     }
 
     /// Creates a pool of at most `size` connections.
-    pub(super) fn pool(&self, settings: &config::Postgres, size: usize) -> Result<Pool, OpenError> {
+    pub(super) fn pool(
+        &self,
+        settings: &config::PostgresConfig,
+        size: usize,
+    ) -> Result<Pool, PostgresOpenError> {
         let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = match &self.tls {
             Some(tls) => Manager::from_config(self.config.clone(), tls.clone(), fast),
@@ -135,12 +139,12 @@ impl Source {
             .runtime(Runtime::Tokio1)
             .post_create(durable)
             .build();
-        pool.map_err(|error| OpenError::Config(error.to_string()))
+        pool.map_err(|error| PostgresOpenError::Config(error.to_string()))
     }
 
     /// Opens a connection outside the pools, for long operations.
-    pub(super) async fn dedicated(&self) -> Result<Client, OpenError> {
-        let late = |_| OpenError::Away("no connection within postgres.connect_ms".to_owned());
+    pub(super) async fn dedicated(&self) -> Result<Client, PostgresOpenError> {
+        let late = |_| PostgresOpenError::Away("no connection within postgres.connect_ms".to_owned());
         // The timeout of the library covers only the first part of this.
         let client = match &self.tls {
             Some(tls) => {
@@ -165,7 +169,7 @@ impl Source {
 /// A session that freezes within a transaction is cut off, so that it does not hold a row of `partitions` (flaws S10,
 /// S11); other sessions wait longer than that for a lock. Plans always use an index: the first plans are made while the
 /// tables are empty, and no statement here may ever read a whole table.
-fn session(settings: &config::Postgres) -> String {
+fn session(settings: &config::PostgresConfig) -> String {
     format!(
         "-c statement_timeout={} -c lock_timeout={} -c idle_in_transaction_session_timeout={} \
          -c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off \
@@ -176,11 +180,11 @@ fn session(settings: &config::Postgres) -> String {
     )
 }
 
-fn tls(authority: &Path) -> Result<MakeRustlsConnect, OpenError> {
+fn tls(authority: &Path) -> Result<MakeRustlsConnect, PostgresOpenError> {
     let mut roots = RootCertStore::empty();
     match read("tls_ca_file", authority, |path| fs::read(path))? {
         Some(pem) => {
-            let refused = |error: String| OpenError::File {
+            let refused = |error: String| PostgresOpenError::File {
                 key: "tls_ca_file",
                 path: authority.display().to_string(),
                 error,
@@ -200,7 +204,7 @@ fn tls(authority: &Path) -> Result<MakeRustlsConnect, OpenError> {
     }
     let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| OpenError::Config(error.to_string()))?
+        .map_err(|error| PostgresOpenError::Config(error.to_string()))?
         .with_root_certificates(roots)
         .with_no_client_auth();
     Ok(MakeRustlsConnect::new(client))
@@ -211,11 +215,11 @@ fn read(
     key: &'static str,
     path: &Path,
     by: fn(&Path) -> io::Result<Vec<u8>>,
-) -> Result<Option<Vec<u8>>, OpenError> {
+) -> Result<Option<Vec<u8>>, PostgresOpenError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
-    let file = |error: io::Error| OpenError::File {
+    let file = |error: io::Error| PostgresOpenError::File {
         key,
         path: path.display().to_string(),
         error: error.to_string(),

@@ -3,7 +3,7 @@
 use tokio_postgres::Client;
 
 use super::{
-    connect::{OpenError, Source},
+    connect::{PostgresOpenError, Source},
     migrate,
 };
 
@@ -28,10 +28,10 @@ SELECT EXISTS (SELECT FROM heads) OR EXISTS (SELECT FROM messages) OR EXISTS (SE
 /// Refuses tables with an unfinished import.
 ///
 /// # Errors
-/// [`OpenError::Importing`], or the server is unavailable.
-pub(super) async fn refuse_unfinished_import(client: &Client) -> Result<(), OpenError> {
+/// [`PostgresOpenError::Importing`], or the server is unavailable.
+pub(super) async fn refuse_unfinished_import(client: &Client) -> Result<(), PostgresOpenError> {
     match client.query_opt(SELECT_MARK, &[]).await? {
-        Some(_) => Err(OpenError::Importing(
+        Some(_) => Err(PostgresOpenError::Importing(
             "an import fills these tables, or was interrupted: wait for its end, or run the same `tidegate store import` again, \
              which restarts it"
                 .to_owned(),
@@ -48,20 +48,20 @@ pub struct Importing {
 
 impl Importing {
     /// Checks that the tables are empty, apart from the remains of an interrupted import, and takes the lock.
-    pub(super) async fn begin(source: &Source) -> Result<Self, OpenError> {
+    pub(super) async fn begin(source: &Source) -> Result<Self, PostgresOpenError> {
         let client = Box::pin(migrate::migrate(source)).await?;
         // The schema lock is only needed during the migration.
         client.execute("SELECT pg_advisory_unlock($1)", &[&migrate::SCHEMA_LOCK]).await?;
         let lock = client.query_one("SELECT pg_try_advisory_lock($1)", &[&IMPORT_LOCK]).await?;
         if !lock.get::<_, bool>(0) {
-            return Err(OpenError::Importing(
+            return Err(PostgresOpenError::Importing(
                 "another import fills these tables: wait for its end".to_owned(),
             ));
         }
         let is_unfinished = client.query_opt(SELECT_MARK, &[]).await?.is_some();
         let has_data: bool = client.query_one(HAS_DATA, &[]).await?.get(0);
         if has_data && !is_unfinished {
-            return Err(OpenError::Filled(
+            return Err(PostgresOpenError::Filled(
                 "the tables contain conversations or users: an import needs a database without any; name an empty one in \
                  postgres.url"
                     .to_owned(),
@@ -74,26 +74,26 @@ impl Importing {
     ///
     /// # Errors
     /// The server is unavailable.
-    pub async fn mark(&self) -> Result<(), OpenError> {
+    pub async fn mark(&self) -> Result<(), PostgresOpenError> {
         self.client
             .batch_execute(&format!("BEGIN; {TRUNCATE_TABLES}; {INSERT_MARK}; COMMIT"))
             .await
-            .map_err(OpenError::from)
+            .map_err(PostgresOpenError::from)
     }
 
     /// Removes the mark, so that nodes may use the imported data.
     ///
     /// # Errors
     /// The server is unavailable.
-    pub async fn finish(self) -> Result<(), OpenError> {
-        self.client.batch_execute("DELETE FROM import").await.map_err(OpenError::from)
+    pub async fn finish(self) -> Result<(), PostgresOpenError> {
+        self.client.batch_execute("DELETE FROM import").await.map_err(PostgresOpenError::from)
     }
 
     /// Rolls the import back: empties the tables and removes the mark.
     ///
     /// # Errors
     /// The server is unavailable; the mark stays.
-    pub async fn undo(self) -> Result<(), OpenError> {
-        self.client.batch_execute(TRUNCATE_TABLES).await.map_err(OpenError::from)
+    pub async fn undo(self) -> Result<(), PostgresOpenError> {
+        self.client.batch_execute(TRUNCATE_TABLES).await.map_err(PostgresOpenError::from)
     }
 }

@@ -4,7 +4,7 @@ use refinery_core::{Migration, Runner, error::Kind};
 use tokio_postgres::Client;
 
 use super::{
-    connect::{OpenError, Source},
+    connect::{PostgresOpenError, Source},
     error::text_of,
 };
 
@@ -26,7 +26,7 @@ const LONG_TIMEOUTS: &str = "SET statement_timeout = 0; SET lock_timeout = '10mi
 const HISTORY_EXISTS: &str = "SELECT WHERE to_regclass('refinery_schema_history') IS NOT NULL";
 
 /// Migrates the tables to the version of this tidegate, and returns the session, which holds the lock.
-pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
+pub(super) async fn migrate(source: &Source) -> Result<Client, PostgresOpenError> {
     let mut client = Box::pin(source.dedicated()).await?;
     client.batch_execute(LONG_TIMEOUTS).await?;
     client.execute("SELECT pg_advisory_lock($1)", &[&SCHEMA_LOCK]).await?;
@@ -37,7 +37,7 @@ pub(super) async fn migrate(source: &Source) -> Result<Client, OpenError> {
     Ok(client)
 }
 
-async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenError> {
+async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), PostgresOpenError> {
     if client.query_opt(HISTORY_EXISTS, &[]).await?.is_none() {
         return Ok(());
     }
@@ -47,23 +47,25 @@ async fn refuse_newer(client: &mut Client, runner: &Runner) -> Result<(), OpenEr
     if stored <= known {
         return Ok(());
     }
-    Err(OpenError::Schema(format!(
+    Err(PostgresOpenError::Schema(format!(
         "the tables have version {stored}, this tidegate supports {known}: start the newer tidegate that created them, or \
          restore the backup from before it"
     )))
 }
 
-fn refused(error: &refinery_core::Error) -> OpenError {
+fn refused(error: &refinery_core::Error) -> PostgresOpenError {
     match error.kind() {
-        Kind::DivergentVersion(stored, _) | Kind::MissingVersion(stored) => OpenError::Schema(format!(
-            "the tables were created by a different {stored} than that of this tidegate: use the tidegate that created them, \
+        Kind::DivergentVersion(stored, _) | Kind::MissingVersion(stored) => {
+            PostgresOpenError::Schema(format!(
+                "the tables were created by a different {stored} than that of this tidegate: use the tidegate that created them, \
              or another database"
-        )),
+            ))
+        }
         Kind::Connection(text, cause) => match cause.downcast_ref::<tokio_postgres::Error>() {
-            Some(cause) => OpenError::of(cause, format!("{text}: {}", text_of(cause))),
-            None => OpenError::Away(text.clone()),
+            Some(cause) => PostgresOpenError::of(cause, format!("{text}: {}", text_of(cause))),
+            None => PostgresOpenError::Away(text.clone()),
         },
-        kind => OpenError::Schema(kind.to_string()),
+        kind => PostgresOpenError::Schema(kind.to_string()),
     }
 }
 

@@ -10,7 +10,7 @@ use rdkafka::{
 };
 use tidegate::{
     bus::{Bus, KafkaBus, NodeEvent, TopicState},
-    config::Kafka,
+    config::KafkaConfig,
     metrics,
     routes::TopicLag,
 };
@@ -39,7 +39,7 @@ fn topics_on(broker: SocketAddr) -> Vec<String> {
 async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on_and_no_topic_comes_by_itself() {
     let starting = [(); 2].map(|()| thread::spawn(OwnKafka::start));
     let [log, nodes] = starting.map(|starting| starting.join().unwrap());
-    let kafka = Kafka {
+    let kafka = KafkaConfig {
         brokers: vec![log.address().to_string()],
         node_brokers: vec![nodes.address().to_string()],
         session_ms: 2 * LONG.as_millis() as u64,
@@ -95,17 +95,17 @@ async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on_and_no_to
 }
 
 /// These brokers would make what is asked for; nobody asks.
-async fn no_topic_comes_by_itself(world: &World, kafka: &Kafka, [log, nodes]: [&OwnKafka; 2]) {
+async fn no_topic_comes_by_itself(world: &World, kafka: &KafkaConfig, [log, nodes]: [&OwnKafka; 2]) {
     let World { bus, me } = world;
     let nobody = node("nobody", 1);
     bus.publish_node(&nobody, records(&["x"])).await.unwrap();
     let refused = bus.consume_node(&nobody).await.err().expect("there is no such topic").to_string();
     assert!(refused.contains("tidegate topics ensure --node"), "{refused}");
-    let elsewhere = Kafka { topic: format!("{}-2", kafka.topic), ..kafka.clone() };
+    let elsewhere = KafkaConfig { topic: format!("{}-2", kafka.topic), ..kafka.clone() };
     assert!(KafkaBus::connect(&elsewhere, LONG, &metrics::install().0).await.is_err());
     assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
     assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
-    let there = Kafka { brokers: kafka.node_brokers.clone(), ..kafka.clone() };
+    let there = KafkaConfig { brokers: kafka.node_brokers.clone(), ..kafka.clone() };
     let gone = admin(&there).delete_topics(&[&kafka.topic_of("me")], &AdminOptions::new()).await.unwrap();
     assert!(gone[0].is_ok(), "{gone:?}");
     eventually(async || topics_on(nodes.address()).is_empty().then_some(())).await;
@@ -157,7 +157,7 @@ async fn a_node_that_is_behind_what_its_topic_lost_hears_of_one_gap_and_of_what_
     /// More than wait in the node and in the library together.
     const MANY: usize = 6_000;
     const LEFT: usize = 10;
-    let kafka = Kafka { read_ahead_bytes: 64 * 1024, record_bytes_max: 64 * 1024, ..settings() };
+    let kafka = KafkaConfig { read_ahead_bytes: 64 * 1024, record_bytes_max: 64 * 1024, ..settings() };
     ensure(&kafka).await;
     let (bus, me) = (open(&kafka).await, node("me", 1));
     let mut feed = bus.consume_node(&me).await.unwrap();

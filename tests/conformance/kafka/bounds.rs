@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tidegate::{
     bus::{AppendError, Appended, Bus, KafkaBus},
-    config::Kafka,
+    config::KafkaConfig,
     metrics,
 };
 
@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(30);
 struct Page(PrometheusHandle);
 
 impl Page {
-    async fn connect(kafka: &Kafka, answer: Duration) -> (KafkaBus, Self) {
+    async fn connect(kafka: &KafkaConfig, answer: Duration) -> (KafkaBus, Self) {
         let recorder = PrometheusBuilder::new().build_recorder();
         let page = Self(recorder.handle());
         let (metrics, _) = ::metrics::with_local_recorder(&recorder, metrics::install);
@@ -45,7 +45,7 @@ async fn a_read_behind_by_much_holds_little() {
     const ALL: u64 = 1_000;
     const AHEAD: usize = 64 * 1024;
     let properties = vec!["statistics.interval.ms=100".to_owned()];
-    let kafka = Kafka { read_ahead_bytes: AHEAD, record_bytes_max: AHEAD, properties, ..settings() };
+    let kafka = KafkaConfig { read_ahead_bytes: AHEAD, record_bytes_max: AHEAD, properties, ..settings() };
     ensure(&kafka).await;
     let (bus, page) = Page::connect(&kafka, ANSWER).await;
     let world = World { bus: Arc::new(bus), me: node("me", 1) };
@@ -87,7 +87,7 @@ async fn what_is_over_the_bound_of_appends_is_refused_at_once_and_leaves_nothing
     const RECORD: usize = 64 * 1024;
     const HALF: u64 = (BOUND / 2 / RECORD) as u64;
     let own = OwnKafka::start();
-    let kafka = Kafka {
+    let kafka = KafkaConfig {
         brokers: vec![own.address().to_string()],
         append_bytes_max: BOUND,
         delivery_ms: 2 * LONG.as_millis() as u64,
@@ -196,7 +196,7 @@ async fn what_the_library_gives_up_while_nobody_answers_stands_in_nobodys_way_an
     let brokers = vec![own.address().to_string()];
     // The least that the settings take, about.
     let delivery_ms = answer.as_millis() as u64 + 500;
-    let kafka = Kafka { brokers, delivery_ms, session_ms: 2 * LONG.as_millis() as u64, ..settings() };
+    let kafka = KafkaConfig { brokers, delivery_ms, session_ms: 2 * LONG.as_millis() as u64, ..settings() };
     ensure(&kafka).await;
     let (bus, page) = Page::connect(&kafka, answer).await;
     let world = World { bus: Arc::new(bus), me: node("me", 1) };

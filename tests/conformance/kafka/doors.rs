@@ -7,7 +7,7 @@ use std::{fs, io::Write as _, path::PathBuf, sync::Arc};
 
 use tidegate::{
     bus::{TopicState, ensure_topics, topic_plans},
-    config::Kafka,
+    config::KafkaConfig,
     private,
 };
 
@@ -20,8 +20,8 @@ use crate::{
 };
 
 /// Settings for one of the guarded doors.
-fn at(door: &str, security: &str) -> Kafka {
-    Kafka { brokers: vec![service_text("kafka", door)], security: security.to_owned(), ..settings() }
+fn at(door: &str, security: &str) -> KafkaConfig {
+    KafkaConfig { brokers: vec![service_text("kafka", door)], security: security.to_owned(), ..settings() }
 }
 
 /// A file that belongs to the broker.
@@ -29,8 +29,8 @@ fn file(name: &str) -> PathBuf {
     PathBuf::from(service_text("kafka", "files")).join(name)
 }
 
-fn named(kafka: Kafka, mechanism: &str, password: &Password) -> Kafka {
-    Kafka {
+fn named(kafka: KafkaConfig, mechanism: &str, password: &Password) -> KafkaConfig {
+    KafkaConfig {
         sasl_mechanism: mechanism.to_owned(),
         sasl_username: service_text("kafka", "user"),
         sasl_password_file: password.0.clone(),
@@ -39,7 +39,7 @@ fn named(kafka: Kafka, mechanism: &str, password: &Password) -> Kafka {
 }
 
 /// Topics are made, what is appended is read, and a group forms: each kind of client has come through.
-async fn is_let_in(kafka: &Kafka) {
+async fn is_let_in(kafka: &KafkaConfig) {
     assert_eq!(ensure(kafka).await, [TopicState::Made, TopicState::Made]);
     let world = World { bus: Arc::new(open(kafka).await), me: node("me", 1) };
     let _mine = world.own_all().await;
@@ -48,7 +48,7 @@ async fn is_let_in(kafka: &Kafka) {
     assert_eq!(texts(&read), [(0, "a".to_owned())]);
 }
 
-async fn is_refused(kafka: &Kafka) {
+async fn is_refused(kafka: &KafkaConfig) {
     let plans = topic_plans(kafka, &[]);
     assert!(ensure_topics(kafka, &plans).await.is_err());
 }
@@ -91,8 +91,8 @@ async fn a_name_and_a_password_open_the_door_and_a_wrong_one_does_not() {
     let (right, wrong) = (Password::right("plain"), Password::wrong("plain"));
     let kafka = named(at("sasl", "sasl_plaintext"), "PLAIN", &right);
     is_let_in(&kafka).await;
-    let mistaken = Kafka { sasl_password_file: wrong.0.clone(), ..kafka.clone() };
-    let nobody = Kafka { brokers: kafka.brokers, ..settings() };
+    let mistaken = KafkaConfig { sasl_password_file: wrong.0.clone(), ..kafka.clone() };
+    let nobody = KafkaConfig { brokers: kafka.brokers, ..settings() };
     // The library tries again until its time is up.
     tokio::join!(is_refused(&mistaken), is_refused(&nobody));
 }
@@ -100,11 +100,11 @@ async fn a_name_and_a_password_open_the_door_and_a_wrong_one_does_not() {
 #[tokio::test]
 async fn a_certificate_opens_the_door_and_the_brokers_own_is_checked() {
     needs_tls();
-    let nobody = Kafka { ca_file: file("ca.pem"), ..at("tls", "ssl") };
-    let kafka = Kafka { cert_file: file("cert.pem"), key_file: file("key.pem"), ..nobody.clone() };
+    let nobody = KafkaConfig { ca_file: file("ca.pem"), ..at("tls", "ssl") };
+    let kafka = KafkaConfig { cert_file: file("cert.pem"), key_file: file("key.pem"), ..nobody.clone() };
     is_let_in(&kafka).await;
     // By the authorities of the system the broker's is nobody's.
-    let distrustful = Kafka { ca_file: PathBuf::new(), ..kafka };
+    let distrustful = KafkaConfig { ca_file: PathBuf::new(), ..kafka };
     tokio::join!(is_refused(&nobody), is_refused(&distrustful));
 }
 
@@ -112,7 +112,8 @@ async fn a_certificate_opens_the_door_and_the_brokers_own_is_checked() {
 async fn a_password_goes_by_scram_over_tls() {
     needs_tls();
     let (right, wrong) = (Password::right("scram"), Password::wrong("scram"));
-    let kafka = named(Kafka { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512", &right);
+    let kafka =
+        named(KafkaConfig { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512", &right);
     is_let_in(&kafka).await;
-    is_refused(&Kafka { sasl_password_file: wrong.0.clone(), ..kafka }).await;
+    is_refused(&KafkaConfig { sasl_password_file: wrong.0.clone(), ..kafka }).await;
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tidegate::{
     bus::{Bus, Ownership, OwnershipEvent},
-    config::Kafka,
+    config::KafkaConfig,
 };
 
 use crate::{
@@ -61,7 +61,7 @@ async fn hand_over(mine: &mut Box<dyn Ownership>, theirs: &mut Box<dyn Ownership
 /// time: a plan that waits for all of it takes as long as a crash.
 #[tokio::test]
 async fn many_partitions_change_hands_as_soon_as_few() {
-    let kafka = Kafka { partitions: 64, session_ms: 60_000, ..settings() };
+    let kafka = KafkaConfig { partitions: 64, session_ms: 60_000, ..settings() };
     ensure(&kafka).await;
     let first = World { bus: Arc::new(open(&kafka).await), me: node("a", 1) };
     let second = open(&kafka).await;

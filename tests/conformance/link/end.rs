@@ -11,11 +11,11 @@ use std::{
 use async_trait::async_trait;
 use tidegate::{
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Delivery, Landing, Link,
-        LinkError, PartitionOffset, PublishedMark, Session, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, Link, LinkError,
+        PartitionOffset, PeerPush, PublishedMark, RoutedSession, Target,
     },
     routes::NodeBoot,
-    trace::{Event, Facts, Query, Step},
+    trace::{Facts, Step, TraceEvent, TraceFilter},
 };
 use tidegate_protocol::machine::ledger::Outcome;
 use tokio::sync::Semaphore;
@@ -36,15 +36,15 @@ pub(super) fn level() -> ArchivedUpTo {
 #[derive(Default)]
 pub(super) struct End {
     pub(super) answers: Mutex<Vec<Answer>>,
-    pub(super) deliveries: Mutex<Vec<Delivery>>,
-    pub(super) stops: Mutex<Vec<Session>>,
+    pub(super) deliveries: Mutex<Vec<PeerPush>>,
+    pub(super) stops: Mutex<Vec<RoutedSession>>,
     /// How often a caller asked whether everything is archived.
     pub(super) settles: AtomicUsize,
     pub(super) strays: Mutex<Vec<BestEffortMessage>>,
     /// Who asked what again.
     pub(super) asks: Mutex<Vec<(NodeBoot, Vec<Ask>)>>,
     /// What was asked about traces.
-    pub(super) looks: Mutex<Vec<Query>>,
+    pub(super) looks: Mutex<Vec<TraceFilter>>,
     /// What the next deliveries fail with.
     pub(super) fails: Mutex<Vec<LinkError>>,
     /// While there, deliveries wait for it to be closed.
@@ -67,10 +67,10 @@ pub(super) fn word(offset: u64) -> AnswerStatus {
 }
 
 /// The steps of a trace.
-pub(super) fn steps() -> Vec<Event> {
+pub(super) fn steps() -> Vec<TraceEvent> {
     let facts = Facts { msg: "m1", conversation: "d:ann:bob", seq: 7, user: "ann", device: "phone" };
-    let first = Event::new(u128::MAX - 1, 5, Step::Received, facts, "attempt 0");
-    vec![first, Event::new(u128::MAX - 1, 6, Step::NotAppended, Facts::default(), "")]
+    let first = TraceEvent::new(u128::MAX - 1, 5, Step::Received, facts, "attempt 0");
+    vec![first, TraceEvent::new(u128::MAX - 1, 6, Step::NotAppended, Facts::default(), "")]
 }
 
 fn landing(target: &Target) -> Landing {
@@ -110,7 +110,7 @@ impl Link for End {
         Ok(())
     }
 
-    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
         self.in_order().await;
         self.begun.fetch_add(1, Ordering::SeqCst);
         let gate = self.gate.lock().unwrap().clone();
@@ -124,7 +124,11 @@ impl Link for End {
         failure.map_or(Ok(landings), Err)
     }
 
-    async fn stop_sessions(&self, _: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(
+        &self,
+        _: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError> {
         let stopped = sessions.iter().map(|session| session.epoch == HERE).collect();
         self.stops.lock().unwrap().extend(sessions);
         Ok(stopped)
@@ -161,7 +165,7 @@ impl Link for End {
         Ok(())
     }
 
-    async fn traces(&self, _: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, _: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.looks.lock().unwrap().push(query);
         Ok(steps())
     }

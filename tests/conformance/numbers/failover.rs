@@ -30,7 +30,7 @@ struct Place {
     copy: Server,
     /// The sentinel, or the other masters of the cluster.
     others: Vec<Server>,
-    config: config::Redis,
+    config: config::RedisConfig,
 }
 
 fn number_in(info: &str, field: &str) -> Option<u64> {
@@ -46,7 +46,7 @@ impl Place {
         let (master, copy) = (Server::start(version), Server::start(version));
         let _: String = copy.ask(&["REPLICAOF", "127.0.0.1", &master.port.to_string()]);
         let sentinel = Server::sentinel(&master);
-        let config = config::Redis { mode: "sentinel".to_owned(), ..sentinel.config() };
+        let config = config::RedisConfig { mode: "sentinel".to_owned(), ..sentinel.config() };
         eventually("the sentinel knows the copy", || {
             let seen: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "tidegate"]);
             (!seen.is_empty()).then_some(())
@@ -56,8 +56,8 @@ impl Place {
 
     fn in_a_cluster(version: Version) -> Self {
         let mut others = cluster(version);
-        let timeout_ms = config::Redis::default().timeout_ms;
-        let config = config::Redis { timeout_ms, ..cluster_config(&others) };
+        let timeout_ms = config::RedisConfig::default().timeout_ms;
+        let config = config::RedisConfig { timeout_ms, ..cluster_config(&others) };
         let slot: usize = others[0].ask(&["CLUSTER", "KEYSLOT", &format!("tg:seq:{{{KEY}}}")]);
         let owner = (0..others.len()).find(|at| slot < (at + 1) * 16_384 / 3).expect("each slot is one's");
         let master = others.remove(owner);
@@ -117,7 +117,7 @@ struct World {
 
 impl World {
     fn node(&self, timeout_ms: u64) -> RedisNumbers {
-        let config = config::Redis { timeout_ms, ..self.place.config.clone() };
+        let config = config::RedisConfig { timeout_ms, ..self.place.config.clone() };
         RedisNumbers::connect(&config, Arc::clone(&self.floors), NonZeroU64::new(100).unwrap()).unwrap()
     }
 

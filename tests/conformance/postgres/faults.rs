@@ -12,7 +12,10 @@ use tidegate::{
     bus::TopicId,
     config,
     scratch::Floors as _,
-    store::{Direction, Fence, Mark, OpenError, PageQuery, Personal, PostgresStore, Scan, Store, StoreError},
+    store::{
+        Direction, Fence, Mark, PageQuery, Personal, PostgresOpenError, PostgresStore, Scan, Store,
+        StoreError,
+    },
 };
 use tidegate_protocol::{
     id::ConversationId,
@@ -76,7 +79,7 @@ async fn idle_in_transaction(database: &Database) -> i64 {
 async fn s10_s11_an_owner_that_stops_within_its_archive_is_not_in_the_way_and_not_heard_later() {
     let database = Database::new().await;
     // So long there is to find it stopped. Whoever waits for it gives up after twice that, and is refused.
-    let config = config::Postgres { stalled_ms: 2_000, ..database.config() };
+    let config = config::PostgresConfig { stalled_ms: 2_000, ..database.config() };
     let frozen: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let other: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let mut zombie = Owner::take_over(&frozen, 0, 1).await;
@@ -203,14 +206,14 @@ async fn connections_that_the_server_ended_are_made_anew() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_unavailable_soon() {
-    let gone = config::Postgres {
+    let gone = config::PostgresConfig {
         url: "postgres://tidegate@127.0.0.1:1/none".into(),
         connect_ms: 500,
-        ..config::Postgres::default()
+        ..config::PostgresConfig::default()
     };
     let begun = Instant::now();
     let refused = PostgresStore::open(&gone).await.err().expect("nobody is there");
-    assert!(matches!(&refused, OpenError::Away(_)), "{refused}");
+    assert!(matches!(&refused, PostgresOpenError::Away(_)), "{refused}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -223,8 +226,8 @@ async fn a_login_that_does_not_exist_or_may_do_too_little_is_refused_and_not_wai
     database.execute(&format!("CREATE ROLE {poor} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC")).await;
     let none = format!("{}_not", config.url);
     for url in [format!("postgres://{poor}@{rest}"), format!("postgres://nobody_at_all@{rest}"), none] {
-        let refused = PostgresStore::open(&config::Postgres { url, ..config.clone() }).await.err();
-        assert!(matches!(&refused, Some(OpenError::Refused(_))), "{refused:?}");
+        let refused = PostgresStore::open(&config::PostgresConfig { url, ..config.clone() }).await.err();
+        assert!(matches!(&refused, Some(PostgresOpenError::Refused(_))), "{refused:?}");
     }
     database.execute(&format!("DROP ROLE {poor}")).await;
 }
@@ -332,28 +335,28 @@ async fn several_nodes_make_the_tables_at_once_and_those_of_a_newer_one_are_refu
         FROM refinery_schema_history WHERE version = 1";
     database.execute(history).await;
     let refused = PostgresStore::open(&config).await.err().expect("it is newer");
-    assert!(matches!(&refused, OpenError::Schema(_)), "{refused}");
+    assert!(matches!(&refused, PostgresOpenError::Schema(_)), "{refused}");
     assert!(refused.to_string().contains("start the newer tidegate"), "{refused}");
     database.execute("DELETE FROM refinery_schema_history WHERE version = 99").await;
     database.execute("UPDATE refinery_schema_history SET checksum = '1'").await;
     let refused = PostgresStore::open(&config).await.err().expect("it is another");
-    assert!(matches!(&refused, OpenError::Schema(_)), "{refused}");
+    assert!(matches!(&refused, PostgresOpenError::Schema(_)), "{refused}");
 }
 
 #[tokio::test]
 async fn tls_is_spoken_and_the_authority_is_checked() {
     let database = Database::new().await;
     let authority = service_text("postgres", "authority");
-    let tls = config::Postgres { tls: true, tls_ca_file: authority.into(), ..database.config() };
+    let tls = config::PostgresConfig { tls: true, tls_ca_file: authority.into(), ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&tls).await.unwrap());
     Owner::take_over(&store, 0, 1).await.run(&[say("m1")]).await;
     let encrypted = "SELECT count(*) FROM pg_stat_ssl s JOIN pg_stat_activity a ON a.pid = s.pid
         WHERE a.datname = current_database() AND s.ssl AND a.application_name = 'tidegate'";
     assert!(database.number(encrypted).await > 0);
-    let system = config::Postgres { tls: true, ..database.config() };
+    let system = config::PostgresConfig { tls: true, ..database.config() };
     let refused = PostgresStore::open(&system).await.err().expect("nobody knows that authority");
     assert!(
-        matches!(&refused, OpenError::Away(_)) && refused.to_string().contains("certificate"),
+        matches!(&refused, PostgresOpenError::Away(_)) && refused.to_string().contains("certificate"),
         "{refused}"
     );
 }
@@ -375,8 +378,8 @@ async fn a_value_that_cant_be_read_fails_who_reads_it_and_nobody_else() {
 async fn readers_who_have_all_their_connections_hold_up_no_archive() {
     let database = Database::new().await;
     // No reader gives up before all of it has been looked at, however slow the machine is.
-    let slow = config::Postgres { connect_ms: 10_000, statement_ms: 60_000, ..database.config() };
-    let config = config::Postgres { pool_max: 2, stalled_ms: 30_000, ..slow };
+    let slow = config::PostgresConfig { connect_ms: 10_000, statement_ms: 60_000, ..database.config() };
+    let config = config::PostgresConfig { pool_max: 2, stalled_ms: 30_000, ..slow };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let mut owner = Owner::take_over(&store, 0, 1).await;
     owner.run(&[say("m1")]).await;

@@ -69,7 +69,7 @@ async fn stays_held<T: Debug>(calls: impl Future<Output = T>, database: &Databas
 #[tokio::test]
 async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own() {
     let database = Database::new().await;
-    let config = config::Postgres { pool_max: 8, connect_ms: 1_000, ..database.config() };
+    let config = config::PostgresConfig { pool_max: 8, connect_ms: 1_000, ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let mut owner = Owner::take_over(&store, 0, 1).await;
     let names: Vec<_> = (0..300).map(|n| user(&format!("u{n}"))).collect();
@@ -162,7 +162,7 @@ async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() 
 #[tokio::test]
 async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its_own() {
     let database = Database::new().await;
-    let config = config::Postgres { pool_max: 8, connect_ms: 1_000, ..database.config() };
+    let config = config::PostgresConfig { pool_max: 8, connect_ms: 1_000, ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let say = |n: u32| message(&to(n), "ann", "m", 0, "text");
     let key = |n: u32| match say(n) {
@@ -259,7 +259,7 @@ async fn keys_alone_of_many_partitions_are_asked_together_and_each_gets_its_own(
 #[tokio::test]
 async fn what_many_ask_of_conversations_is_asked_together_and_each_gets_its_own() {
     let database = Database::new().await;
-    let config = config::Postgres { pool_max: 8, connect_ms: 1_000, ..database.config() };
+    let config = config::PostgresConfig { pool_max: 8, connect_ms: 1_000, ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let (owners, deltas) = applied(&store, 40, |n| n + 1).await;
     for (n, (owner, delta)) in owners.iter().zip(&deltas).enumerate() {

@@ -25,7 +25,7 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-fn routes(config: &config::Redis) -> Arc<RedisRoutes> {
+fn routes(config: &config::RedisConfig) -> Arc<RedisRoutes> {
     Arc::new(RedisRoutes::connect(config, Leases::default()).unwrap())
 }
 
@@ -184,7 +184,7 @@ async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
             let server = Server::start(version);
             let _: String = server.ask(words);
             let file = server.folder.join("password");
-            let config = config::Redis {
+            let config = config::RedisConfig {
                 username: username.to_owned(),
                 password_file: file.clone(),
                 ..server.patient()
@@ -218,12 +218,12 @@ async fn a_user_that_may_only_touch_the_prefix_is_enough_and_without_the_passwor
         let file = server.folder.join("password");
         write_secret(&file, "secret\n");
         let open = server.patient();
-        let config = config::Redis { username: "tide".to_owned(), password_file: file, ..open.clone() };
+        let config = config::RedisConfig { username: "tide".to_owned(), password_file: file, ..open.clone() };
         let (mine, a) = (routes(&config), node("a", 1));
         assert_eq!(mine.renew(&info(&a)).await, Ok(1), "{version:?}");
         mine.register(wish("ann", &a)).await.unwrap();
         assert_eq!((lookup(&mine, "ann").await, mine.nodes().await.unwrap().len()), (Ok(1), 1));
-        let others = config::Redis { prefix: "other".to_owned(), ..config };
+        let others = config::RedisConfig { prefix: "other".to_owned(), ..config };
         for denied in [routes(&open), routes(&others)] {
             let refused = lookup(&denied, "ann").await;
             assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{version:?}: {refused:?}");
@@ -254,7 +254,7 @@ async fn a_first_sentinel_that_hangs_keeps_nobody_from_the_master() {
     let master = Server::start(Version::V7);
     let sentinels: Vec<Server> = (0..3).map(|_| Server::sentinel(&master)).collect();
     let urls = sentinels.iter().flat_map(|sentinel| sentinel.config().urls).collect();
-    let config = config::Redis { mode: "sentinel".to_owned(), urls, ..master.config() };
+    let config = config::RedisConfig { mode: "sentinel".to_owned(), urls, ..master.config() };
     sentinels[0].signal(Signal::STOP);
     let routes = routes(&config);
     let begun = Stopwatch::start();
@@ -275,7 +275,7 @@ async fn follows_sentinels_of(version: Version) {
     let port = master.port.to_string();
     let _: String = replica.ask(&["REPLICAOF", "127.0.0.1", &port]);
     let sentinel = Server::sentinel(&master);
-    let config = config::Redis { mode: "sentinel".to_owned(), ..sentinel.patient() };
+    let config = config::RedisConfig { mode: "sentinel".to_owned(), ..sentinel.patient() };
     let (routes, a) = (routes(&config), node("a", 1));
     let old = routes.register(wish("ann", &a)).await.unwrap().token;
     assert_eq!(routes.renew(&info(&a)).await, Ok(1));
@@ -316,8 +316,11 @@ async fn another_connection_to_the_same_server_is_no_loss_where_that_can_be_told
         for (name, may_ask, beats) in [("knows", "+info", [1, 2]), ("asks", "-info", [1, 3])] {
             let rules = ["on", ">secret", "~tg:*", "+@all", "-@dangerous", may_ask];
             let _: String = server.ask(&[&["ACL", "SETUSER", name], &rules[..]].concat());
-            let config =
-                config::Redis { username: name.to_owned(), password_file: file.clone(), ..server.patient() };
+            let config = config::RedisConfig {
+                username: name.to_owned(),
+                password_file: file.clone(),
+                ..server.patient()
+            };
             let (routes, a) = (routes(&config), node(name, 1));
             assert_eq!(routes.renew(&info(&a)).await, Ok(beats[0]), "{version:?}");
             let _: i64 = server.ask(&["CLIENT", "KILL", "USER", name]);
@@ -338,9 +341,10 @@ async fn another_connection_to_the_same_server_is_no_loss_where_that_can_be_told
 async fn with_tls_the_certificate_is_checked() {
     // Version 7 alone: the 6.2 that can be had as a package was built without TLS.
     let server = Server::tls();
-    let config = config::Redis { tls: true, tls_ca_file: server.folder.join("ca.pem"), ..server.patient() };
+    let config =
+        config::RedisConfig { tls: true, tls_ca_file: server.folder.join("ca.pem"), ..server.patient() };
     assert_eq!(lookup(&routes(&config), "ann").await, Ok(0));
-    let strange = config::Redis { tls_ca_file: std::path::PathBuf::new(), ..config };
+    let strange = config::RedisConfig { tls_ca_file: std::path::PathBuf::new(), ..config };
     let refused = lookup(&routes(&strange), "ann").await;
     assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{refused:?}");
 }
@@ -354,18 +358,18 @@ async fn with_tls_all_masters_of_a_cluster_are_reached_and_their_certificates_ch
         let _: String = server.ask(&["CONFIG", "SET", "port", "0"]);
         assert!(server.try_ask::<String>(&["PING"]).is_err());
     }
-    let config = config::Redis { tls: true, tls_ca_file: ca, ..crate::redis::cluster_config(&servers) };
+    let config = config::RedisConfig { tls: true, tls_ca_file: ca, ..crate::redis::cluster_config(&servers) };
     // One is enough to find the others.
     for urls in [config.urls.clone(), config.urls[1..2].to_vec()] {
-        let routes = routes(&config::Redis { urls, ..config.clone() });
+        let routes = routes(&config::RedisConfig { urls, ..config.clone() });
         for nth in 0..30 {
             let name = format!("u{nth}");
             routes.register(wish(&name, &node("a", 1))).await.unwrap();
             assert_eq!(lookup(&routes, &name).await, Ok(1), "{name}");
         }
     }
-    let strange = config::Redis { tls_ca_file: std::path::PathBuf::new(), ..config.clone() };
-    let bare = config::Redis { tls: false, tls_ca_file: std::path::PathBuf::new(), ..config };
+    let strange = config::RedisConfig { tls_ca_file: std::path::PathBuf::new(), ..config.clone() };
+    let bare = config::RedisConfig { tls: false, tls_ca_file: std::path::PathBuf::new(), ..config };
     for mistaken in [strange, bare] {
         let refused = lookup(&routes(&mistaken), "u0").await;
         assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{refused:?}");

@@ -6,11 +6,11 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tidegate::{
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, Delivery,
-        GrpcLink, Landing, Link, LinkError, PartitionOffset, PublishedMark, SentBy, Session, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, GrpcLink, Landing,
+        Link, LinkError, PartitionOffset, PeerPush, PublishedMark, RoutedSession, SentBy, Target,
     },
     routes::NodeBoot,
-    trace::{Event, Facts, Query, Step},
+    trace::{Facts, Step, TraceEvent, TraceFilter},
 };
 use tidegate_protocol::{
     Code,
@@ -65,22 +65,22 @@ fn answers() -> Vec<Answer> {
     (1..).zip(outcomes).map(answer).collect()
 }
 
-fn session(name: &str, epoch: u64) -> Session {
-    Session { user: user(name), device: DeviceId::new("phone").expect("an id"), epoch }
+fn session(name: &str, epoch: u64) -> RoutedSession {
+    RoutedSession { user: user(name), device: DeviceId::new("phone").expect("an id"), epoch }
 }
 
-fn deliveries() -> Vec<Delivery> {
+fn deliveries() -> Vec<PeerPush> {
     let targets = vec![Target::Conn(session("ann", 7)), Target::Anywhere(user("bob"))];
     let sent_by = Some(SentBy { at: super::caller(), conn: 1 << 40 });
     let push = b"\x0a\x05g:tea\x10\x07".as_slice();
-    let tracked = Delivery {
+    let tracked = PeerPush {
         push: push.into(),
         to: targets,
         tracked: true,
         sent_by,
         traceparent: TRACEPARENT.to_owned(),
     };
-    let question = Delivery {
+    let question = PeerPush {
         push: Default::default(),
         to: vec![Target::Conn(session("cid", 8))],
         tracked: false,
@@ -136,15 +136,20 @@ fn strays() -> Vec<BestEffortMessage> {
     ]
 }
 
-fn query() -> Query {
-    Query { msg: Some("m1".into()), user: Some("ann".into()), traces: vec![1, u128::MAX], ..Query::default() }
+fn query() -> TraceFilter {
+    TraceFilter {
+        msg: Some("m1".into()),
+        user: Some("ann".into()),
+        traces: vec![1, u128::MAX],
+        ..TraceFilter::default()
+    }
 }
 
-fn steps() -> Vec<Event> {
+fn steps() -> Vec<TraceEvent> {
     let facts = Facts { msg: "m1", conversation: "d:ann:bob", seq: 7, user: "ann", device: "phone" };
     vec![
-        Event::new(u128::MAX, 5, Step::Received, facts, "attempt 0"),
-        Event::new(1, 6, Step::NotAppended, Facts::default(), ""),
+        TraceEvent::new(u128::MAX, 5, Step::Received, facts, "attempt 0"),
+        TraceEvent::new(1, 6, Step::NotAppended, Facts::default(), ""),
     ]
 }
 
@@ -195,7 +200,7 @@ impl Link for End {
         Ok(())
     }
 
-    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<Delivery>) -> Result<Vec<Vec<Landing>>, LinkError> {
+    async fn deliver(&self, _: &NodeBoot, deliveries: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
         self.note(format!("{deliveries:?}"));
         let landing = |target: &Target| match target {
             Target::Conn(session) if session.epoch == 7 => Landing::Delivered,
@@ -204,7 +209,11 @@ impl Link for End {
         Ok(deliveries.iter().map(|it| it.to.iter().map(landing).collect()).collect())
     }
 
-    async fn stop_sessions(&self, _: &NodeBoot, sessions: Vec<Session>) -> Result<Vec<bool>, LinkError> {
+    async fn stop_sessions(
+        &self,
+        _: &NodeBoot,
+        sessions: Vec<RoutedSession>,
+    ) -> Result<Vec<bool>, LinkError> {
         match sessions[0].user.as_str() {
             "refused" => {
                 self.note("a refusal".to_owned());
@@ -247,7 +256,7 @@ impl Link for End {
         Ok(())
     }
 
-    async fn traces(&self, _: &NodeBoot, query: Query) -> Result<Vec<Event>, LinkError> {
+    async fn traces(&self, _: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.note(format!("{query:?}"));
         Ok(steps())
     }

@@ -15,7 +15,7 @@ use crate::{
 
 /// The end of a step.
 #[derive(Clone)]
-pub(crate) struct Outcome {
+pub(crate) struct StepOutcome {
     pub(crate) name: &'static str,
     /// The time that it took; none if it did not run.
     pub(crate) wall: Option<Duration>,
@@ -32,17 +32,17 @@ pub(crate) struct Run {
     pub(crate) is_clean: bool,
     pub(crate) is_whole: bool,
     pub(crate) wall: Duration,
-    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) outcomes: Vec<StepOutcome>,
 }
 
 impl Run {
     /// The steps that failed or could not run.
-    pub(crate) fn failed(&self) -> impl Iterator<Item = &Outcome> {
+    pub(crate) fn failed(&self) -> impl Iterator<Item = &StepOutcome> {
         self.outcomes.iter().filter(|outcome| outcome.failure.is_some())
     }
 
     /// The outcomes in the order of the list.
-    fn sorted(&self) -> impl Iterator<Item = &Outcome> {
+    fn sorted(&self) -> impl Iterator<Item = &StepOutcome> {
         STEPS.iter().filter_map(|step| self.outcomes.iter().find(|outcome| outcome.name == step.name))
     }
 
@@ -133,7 +133,7 @@ impl Run {
     }
 }
 
-fn step(outcome: &Outcome) -> Value {
+fn step(outcome: &StepOutcome) -> Value {
     json!({
         "name": outcome.name,
         "wall_s": outcome.wall.map(|it| rounded(it.as_secs_f64())),
@@ -153,11 +153,11 @@ fn rounded(seconds: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn outcome(name: &'static str, failure: Option<&str>) -> Outcome {
+    fn outcome(name: &'static str, failure: Option<&str>) -> StepOutcome {
         let failed = failure.iter().map(|why| (*why).to_owned()).collect();
         let cases = Some(Cases { passed: 3, failed, slowest: vec![("slow".into(), 9.0)] });
         let wall = Some(Duration::from_secs(7));
-        Outcome { name, wall, cpu: 1.5, cases, failure: failure.map(str::to_owned) }
+        StepOutcome { name, wall, cpu: 1.5, cases, failure: failure.map(str::to_owned) }
     }
 
     #[test]

@@ -23,7 +23,7 @@ const ALL: &[&str] = &["base", "overlays/prod", "overlays/dev", "overlays/deploy
 const KUBERNETES: &[&str] = &["1.30", "1.37"];
 
 /// The facts of the binary, the image and the pages, with which the manifests are compared.
-pub(crate) struct Facts {
+pub(crate) struct ManifestFacts {
     /// Settings as `section.key`.
     keys: BTreeSet<String>,
     /// Names that the environment may have.
@@ -46,7 +46,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     for name in ALL {
         let documents = &render::render(shell, &format!("k8s/{name}"))?;
         validate(shell, documents, &scratch.join(format!("{}.yaml", name.replace('/', "-"))))?;
-        let facts = Facts::gather(shell, documents, &scratch)?;
+        let facts = ManifestFacts::gather(shell, documents, &scratch)?;
         let problems = agree::problems(documents, &facts);
         if !problems.is_empty() {
             bail!("k8s/{name} does not fit the binary:\n  {}", problems.join("\n  "));
@@ -97,7 +97,7 @@ fn validate(shell: &Shell, documents: &[Value], file: &Path) -> anyhow::Result<(
     Ok(())
 }
 
-impl Facts {
+impl ManifestFacts {
     fn gather(shell: &Shell, documents: &[Value], scratch: &Path) -> anyhow::Result<Self> {
         let read = |path: &str| fs::read_to_string(shell.root.join(path)).with_context(|| path.to_owned());
         // Both pages are generated, and tests/docs.rs says whether they are current.

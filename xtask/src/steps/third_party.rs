@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use crate::{server::Node, shell, shell::Shell, tools};
+use crate::{server::ServerNode, shell, shell::Shell, tools};
 
 /// (name that becomes part of the users' names, program, script, words before the address, who makes the tokens)
 const CLIENTS: &[(&str, Program, &str, &[&str], Issuer)] = &[
@@ -59,7 +59,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let python = tools::python(shell)?.join("python");
     let npm = tools::node(shell)?;
     let scripts = shell.root.join("tests/third_party");
-    let node = Node::start(shell, &shell.scratch("third-party")?)?;
+    let node = ServerNode::start(shell, &shell.scratch("third-party")?)?;
     for (name, program, script, before, issuer) in CLIENTS {
         let mut command = program.command(&python);
         command.current_dir(&shell.root).arg(scripts.join(script)).args(*before).arg(&node.client);

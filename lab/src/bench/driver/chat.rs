@@ -202,7 +202,7 @@ impl Driver {
             if now == 0 {
                 now = host::now_ns();
             }
-            talk.receive(&mut run.tally, (slot, conn), &heard, now)
+            talk.receive(&mut run.tally, slot, conn, &heard, now)
         })?;
         talk.reply(&mut run.tally, &mut self.connections, run.now.max(now))
     }

@@ -4,7 +4,7 @@ use super::source::{Source, connecting};
 use crate::bench::{
     orders::{Peer, Setup},
     poller::{Poller, Ready},
-    wire::{self, Transport, Unit, View, kind},
+    wire::{self, BenchTransport, Unit, View, kind},
 };
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::{
@@ -77,7 +77,7 @@ pub(super) struct Connections {
     /// Addresses of the server; each connection takes the next.
     addresses: Vec<SocketAddrV4>,
     framed: bool,
-    transport: Transport,
+    transport: BenchTransport,
     /// Number of `recv` calls that returned bytes.
     pub(super) reads: u64,
 }
@@ -249,7 +249,7 @@ impl Connections {
 
 /// Splits `bytes` into frames, after the kept start of an incomplete one.
 fn frames(
-    transport: Transport,
+    transport: BenchTransport,
     slot: usize,
     conn: &mut Conn,
     bytes: &[u8],

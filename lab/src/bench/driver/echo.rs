@@ -105,7 +105,7 @@ fn request(
     out: &mut Vec<u8>,
     slot: usize,
     id: u32,
-    transport: wire::Transport,
+    transport: wire::BenchTransport,
 ) -> Result<()> {
     out.clear();
     wire::put_client(transport, &wire::ping(u64::from(id)), out);

@@ -4,7 +4,7 @@ use super::connections::{Conn, Connections, Heard, Phase};
 use crate::bench::{
     admin, host,
     orders::{Outcome, Peer, Setup},
-    wire::{self, Transport, View, kind},
+    wire::{self, BenchTransport, View, kind},
 };
 use anyhow::{Result, bail, ensure};
 use std::{
@@ -67,7 +67,7 @@ struct Work<'a> {
     plan: &'a Plan,
     /// The beginning that the server expects.
     opening: Opening,
-    transport: Transport,
+    transport: BenchTransport,
     upgrade: Vec<u8>,
     greetings: Vec<Vec<u8>>,
     base: usize,
@@ -114,7 +114,7 @@ pub(super) fn establish(connections: &mut Connections, setup: &Setup, plan: &Pla
 fn step(
     conn: &mut Conn,
     heard: &Heard<'_>,
-    transport: Transport,
+    transport: BenchTransport,
     reply: usize,
     reply_bytes: &mut usize,
 ) -> Result<Option<Todo>> {
@@ -178,7 +178,7 @@ impl<'a> Work<'a> {
             transport: if matches!(setup.peer, Peer::Tidegate { .. }) {
                 setup.transport
             } else {
-                Transport::Tcp
+                BenchTransport::Tcp
             },
             upgrade: wire::upgrade(&setup.address),
             greetings,
@@ -218,7 +218,7 @@ impl<'a> Work<'a> {
         match todo {
             Todo::Greet if self.opening == Opening::Listen => {}
             Todo::Greet if self.opening == Opening::None => self.done(connections, slot)?,
-            Todo::Greet if self.transport == Transport::Ws => connections.send(slot, &self.upgrade)?,
+            Todo::Greet if self.transport == BenchTransport::Ws => connections.send(slot, &self.upgrade)?,
             Todo::Greet | Todo::Upgraded => {
                 conn.phase = Phase::Greeting;
                 connections.send(slot, &self.greetings[user])?;
@@ -273,12 +273,12 @@ fn greetings(setup: &Setup, plan: &Plan) -> Result<Vec<Vec<u8>>> {
         // A raw loop ignores the token, which only needs the same length.
         _ => vec![0; 32],
     };
-    let tidegate_ws = setup.transport == Transport::Ws && matches!(setup.peer, Peer::Tidegate { .. });
+    let tidegate_ws = setup.transport == BenchTransport::Ws && matches!(setup.peer, Peer::Tidegate { .. });
     (0..plan.count)
         .map(|user| {
             let token = admin::token(&key, &format!("{}{}", plan.prefix, plan.first + user));
             let mut out = if tidegate_ws { Vec::new() } else { b"TG/1\n".to_vec() };
-            let transport = if tidegate_ws { Transport::Ws } else { Transport::Tcp };
+            let transport = if tidegate_ws { BenchTransport::Ws } else { BenchTransport::Tcp };
             wire::put_client(transport, &wire::hello(1, &token, "bench"), &mut out);
             Ok(out)
         })

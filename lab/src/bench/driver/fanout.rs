@@ -38,7 +38,7 @@ impl Driver {
             while members.copies < users || !accepted {
                 let pattern = &publisher.pattern;
                 self.connections.turn(wait, |slot, conn, heard| match &heard {
-                    _ if slot < users => members.receive((slot, conn), &heard, number, pattern),
+                    _ if slot < users => members.receive(slot, conn, &heard, number, pattern),
                     Heard::Frame(view) if view.kind == kind::SEND_ACK => {
                         accepted = true;
                         Ok(())
@@ -76,7 +76,8 @@ struct Members<'a> {
 impl Members<'_> {
     fn receive(
         &mut self,
-        (slot, conn): (usize, &mut Conn),
+        slot: usize,
+        conn: &mut Conn,
         heard: &Heard<'_>,
         number: u32,
         pattern: &Pattern,

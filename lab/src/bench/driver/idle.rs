@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use std::time::Duration;
 
 /// Returns the empty frame, which is a ping.
-pub(crate) fn beat(transport: wire::Transport) -> Vec<u8> {
+pub(crate) fn beat(transport: wire::BenchTransport) -> Vec<u8> {
     let mut beat = Vec::new();
     wire::put_client(transport, &[], &mut beat);
     beat

@@ -5,14 +5,14 @@ use crate::bench::{
     host,
     orders::Setup,
     pattern::{Pattern, Stamp},
-    wire::{self, PushParts, Transport},
+    wire::{self, BenchTransport, PushParts},
 };
 use anyhow::{Context, Result};
 
 /// Publishers, and the number of the last message of each.
 pub(super) struct Publisher {
     raw: bool,
-    transport: Transport,
+    transport: BenchTransport,
     run: String,
     /// Slot of the first publisher.
     first: usize,

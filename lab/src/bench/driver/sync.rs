@@ -35,7 +35,7 @@ impl Driver {
                 Heard::Frame(view) if view.kind == kind::CONVERSATION_STATE => {
                     ensure!(wire::number_of(view.body, 2) > 0, "a conversation without messages");
                     outcome.count += 1;
-                    outcome.reply_bytes += wire::framed_len(crate::bench::wire::Transport::Tcp, view);
+                    outcome.reply_bytes += wire::framed_len(crate::bench::wire::BenchTransport::Tcp, view);
                     Ok(())
                 }
                 Heard::Frame(view) if view.kind == kind::SYNC_END => {

@@ -213,7 +213,8 @@ impl Talk {
     pub(super) fn receive(
         &mut self,
         tally: &mut Tally,
-        (slot, conn): (usize, &mut Conn),
+        slot: usize,
+        conn: &mut Conn,
         heard: &Heard<'_>,
         now: u64,
     ) -> Result<()> {

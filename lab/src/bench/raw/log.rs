@@ -3,7 +3,7 @@
 use super::{CLIENTS, accept, announce, gone_is_fine, listener, read};
 use crate::bench::{
     poller::{Poller, send_all},
-    wire::{self, Transport, Unit},
+    wire::{self, BenchTransport, Unit},
 };
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{
@@ -117,11 +117,11 @@ impl Client {
     fn take(&mut self, bytes: &[u8], batch: &mut Vec<u8>) -> Result<()> {
         self.tail.extend_from_slice(bytes);
         let mut rest = &self.tail[..];
-        while let Some((unit, used)) = wire::next(Transport::Tcp, rest)? {
+        while let Some((unit, used)) = wire::next(BenchTransport::Tcp, rest)? {
             let Unit::Frame(frame) = unit else { bail!("no frame") };
             let id = wire::view(frame).context("a frame that is no protobuf")?.id;
             self.seq += 1;
-            wire::put_server(Transport::Tcp, &wire::send_ack(id, self.seq), &mut self.out);
+            wire::put_server(BenchTransport::Tcp, &wire::send_ack(id, self.seq), &mut self.out);
             batch.extend_from_slice(&rest[..used]);
             rest = &rest[used..];
         }

@@ -10,8 +10,8 @@ use crate::bench::{
     child::Launcher,
     host,
     orders::{Chat, Order, Outcome, Peer, To, Until},
-    report::{Section, Target, median},
-    wire::Transport,
+    report::{FigureTarget, Section, median},
+    wire::BenchTransport,
 };
 use anyhow::{Result, ensure};
 use std::{fs::File, io::Write as _, path::Path};
@@ -19,6 +19,17 @@ use std::{fs::File, io::Write as _, path::Path};
 /// Number and bytes of the appends that measure the cost of a sync on this disk.
 const PROBES: usize = 200;
 const PROBE_BYTES: usize = 4096;
+
+/// Parameters of the scenario.
+#[derive(Clone, Copy)]
+pub(super) struct Load {
+    pub(super) conns: usize,
+    /// Unanswered messages of each connection.
+    pub(super) in_flight: usize,
+    pub(super) seconds: f64,
+    /// Messages per second; `None` measures the largest rate, and half of it.
+    pub(super) rate: Option<f64>,
+}
 
 /// Returns a launcher whose nodes keep their messages on the disk.
 pub(super) fn durable(launcher: &Launcher) -> Launcher {
@@ -46,10 +57,10 @@ struct Rounds {
 
 impl Sides {
     fn start(launcher: &Launcher, args: &Args, conns: usize) -> Result<Self> {
-        let growing = raw(launcher, args, conns, ("left", false))?;
-        let preallocated = raw(launcher, args, conns, ("preallocated", true))?;
+        let growing = raw(launcher, args, conns, "left", false)?;
+        let preallocated = raw(launcher, args, conns, "preallocated", true)?;
         let ours = match args.raw_twice {
-            true => raw(launcher, args, conns, ("right", false))?,
+            true => raw(launcher, args, conns, "right", false)?,
             false => node(launcher, args, conns)?,
         };
         Ok(Self { growing, preallocated, ours, stored: 0 })
@@ -77,14 +88,9 @@ impl Sides {
 }
 
 /// Adds one section, for TCP, as the raw loop has no upgrade.
-pub(super) fn run(
-    launcher: &Launcher,
-    args: &Args,
-    [conns, in_flight]: [usize; 2],
-    (seconds, rate): (f64, Option<f64>),
-    out: Sink<'_>,
-) -> Result<()> {
-    let (conns, seconds) = if args.quick { (8, 0.3) } else { (conns, seconds) };
+pub(super) fn run(launcher: &Launcher, args: &Args, what: Load, out: Sink<'_>) -> Result<()> {
+    let quick = Load { conns: 8, seconds: 0.3, ..what };
+    let Load { conns, in_flight, seconds, rate } = if args.quick { quick } else { what };
     ensure!(conns >= 2 && conns.is_multiple_of(2), "an even number of connections");
     let sync_us = probe(&launcher.directory)?;
     let mut sides = Sides::start(launcher, args, conns)?;
@@ -116,7 +122,7 @@ pub(super) fn run(
             let over = people::several(rounds, &order(to, few, Some(rate)), |order| sides.ask(order))?;
             flat_out(&mut section, rival(args), &full);
             half_load(&mut section, rival(args), half, &at_half);
-            people::report(&mut section, &talk, (rate, &over));
+            people::report(&mut section, &talk, rate, &over);
             let per_message = each(&talk, Outcome::cpu_us);
             section.rounds(
                 "server CPU per message to people who are there, flat out",
@@ -153,7 +159,7 @@ fn flat_out(section: &mut Section, us: &str, full: &Rounds) {
     let [raw_rate, fixed_rate, our_rate] = [growing, preallocated, ours].map(|it| each(it, Outcome::rate));
     section.ratio(&format!("durable accepts/s, {us} / raw append and fdatasync"), &our_rate, &raw_rate, None);
     section.ratio("the same / raw on a preallocated file", &our_rate, &fixed_rate, None);
-    section.rounds(&format!("durable accepts, {us}"), our_rate, "/s", Some(Target::AtLeast(50_000.0)));
+    section.rounds(&format!("durable accepts, {us}"), our_rate, "/s", Some(FigureTarget::AtLeast(50_000.0)));
     section.rounds("durable accepts, raw", raw_rate, "/s", None);
     section.rounds("durable accepts, raw, preallocated", fixed_rate, "/s", None);
     section.rounds(&format!("send to ack when flat out, {us}, p50"), ms(ours, |o| o.p50_us), "ms", None);
@@ -176,12 +182,12 @@ fn half_load(section: &mut Section, us: &str, rate: f64, rounds: &Rounds) {
     section.ratio("the same, p99", &p99, &raw_p99, None);
     section.ratio(&format!("send to ack, p50, {us} / raw, preallocated"), &acks, &fixed_acks, None);
     section.ratio("the same, p99", &p99, &fixed_p99, None);
-    section.rounds("send to ack at half load, p50", acks, "ms", Some(Target::AtMost(2.0)));
-    section.rounds("send to ack at half load, p99", p99, "ms", Some(Target::AtMost(10.0)));
+    section.rounds("send to ack at half load, p50", acks, "ms", Some(FigureTarget::AtMost(2.0)));
+    section.rounds("send to ack at half load, p99", p99, "ms", Some(FigureTarget::AtMost(10.0)));
     if ours.iter().any(|outcome| outcome.push_max_us > 0) {
         let (p50, p99) = (ms(ours, |o| o.push_p50_us), ms(ours, |o| o.push_p99_us));
-        section.rounds("send to push at half load, p50", p50, "ms", Some(Target::AtMost(2.0)));
-        section.rounds("send to push at half load, p99", p99, "ms", Some(Target::AtMost(10.0)));
+        section.rounds("send to push at half load, p50", p50, "ms", Some(FigureTarget::AtMost(2.0)));
+        section.rounds("send to push at half load, p99", p99, "ms", Some(FigureTarget::AtMost(10.0)));
         section.rounds("largest send to push", ms(ours, |o| o.push_max_us), "ms", None);
         people::lag(section, "at half load", ours);
     }
@@ -192,12 +198,7 @@ fn half_load(section: &mut Section, us: &str, rate: f64, rounds: &Rounds) {
     section.rounds("accepts at half load", each(ours, Outcome::rate), "/s", None);
 }
 
-fn raw(
-    launcher: &Launcher,
-    args: &Args,
-    conns: usize,
-    (name, is_preallocated): (&str, bool),
-) -> Result<Side> {
+fn raw(launcher: &Launcher, args: &Args, conns: usize, name: &str, is_preallocated: bool) -> Result<Side> {
     let file = launcher.directory.join(format!("raw-{name}.log"));
     let file = file.to_string_lossy();
     let mut arguments = vec!["raw-log", "--file", &file];
@@ -205,13 +206,13 @@ fn raw(
         arguments.push("--preallocated");
     }
     let server = launcher.raw(&arguments)?;
-    let mut side = Side::of(launcher, server, Peer::Log, Transport::Tcp, args.size)?;
+    let mut side = Side::of(launcher, server, Peer::Log, BenchTransport::Tcp, args.size)?;
     side.connect(conns, 0, None)?;
     Ok(side)
 }
 
 fn node(launcher: &Launcher, args: &Args, conns: usize) -> Result<Side> {
-    let mut side = Side::tidegate(&durable(launcher), "chat", 1, Transport::Tcp, args.size)?;
+    let mut side = Side::tidegate(&durable(launcher), "chat", 1, BenchTransport::Tcp, args.size)?;
     side.connect(conns, 0, None)?;
     Ok(side)
 }

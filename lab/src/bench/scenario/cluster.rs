@@ -6,10 +6,10 @@ use crate::{
         Args,
         admin::token,
         child::{Launcher, Server},
-        report::{Section, Target},
+        report::{FigureTarget, Section},
         test_bed::TestBed,
     },
-    link::Link,
+    link::ClientSocket,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use std::{
@@ -37,14 +37,16 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const PACE: Duration = Duration::from_millis(100);
 const LOGIN: Duration = Duration::from_secs(10);
 
+/// Parameters of the scenario.
+pub(super) struct Load<'a> {
+    pub(super) services: &'a Path,
+    pub(super) senders: usize,
+    pub(super) partitions: u32,
+}
+
 /// Adds one section.
-pub(super) fn run(
-    launcher: &Launcher,
-    args: &Args,
-    services: &Path,
-    (senders, partitions): (usize, u32),
-    out: Sink<'_>,
-) -> Result<()> {
+pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'_>) -> Result<()> {
+    let Load { services, senders, partitions } = *what;
     ensure!(senders > 0, "at least one sender");
     let test_bed = TestBed::make(services, launcher, NODES, partitions)?;
     let mut servers = Vec::new();
@@ -67,7 +69,7 @@ pub(super) fn run(
                 Ok(())
             }
         };
-        let watch = Box::pin(watch_end(&addresses, &key, (senders, round), end));
+        let watch = Box::pin(watch_end(&addresses, &key, senders, round, end));
         let pause = test_bed.runtime.block_on(watch)?;
         eprintln!("{}: {:.2} s", if is_crash { "kill -9" } else { "SIGTERM" }, pause.as_secs_f64());
         let pauses = if is_crash { &mut crashes } else { &mut plans };
@@ -80,9 +82,9 @@ pub(super) fn run(
     let mut section = Section::new(title);
     let times: Vec<f64> = crashes.iter().map(|pause| pause / session).collect();
     section.rounds("longest pause of a sender after kill -9 of an owner / session timeout", times, "x", None);
-    let target = Some(Target::AtMost(session + 2.0));
+    let target = Some(FigureTarget::AtMost(session + 2.0));
     section.rounds("longest pause of a sender after kill -9 of an owner", crashes, "s", target);
-    let target = Some(Target::AtMost(1.0));
+    let target = Some(FigureTarget::AtMost(1.0));
     section.rounds("longest pause of a sender while an owner stops by plan", plans, "s", target);
     section.one("session timeout (kafka.session_ms)", session, "s", None);
     section.rounds("partitions of the node that ended", owned, "", None);
@@ -107,7 +109,8 @@ type Told = (Option<Instant>, bool);
 async fn watch_end(
     addresses: &[SocketAddr],
     key: &[u8],
-    (count, round): (usize, usize),
+    count: usize,
+    round: usize,
     end: impl FnOnce() -> Result<()>,
 ) -> Result<Duration> {
     let tell = watch::Sender::new((None, false));
@@ -135,14 +138,14 @@ async fn watch_end(
 /// A sender that writes to its own conversation at its pace, without waiting for acks.
 struct Talker {
     name: String,
-    link: Link,
+    link: ClientSocket,
     requests: u64,
 }
 
 impl Talker {
     async fn login(address: SocketAddr, key: &[u8], name: String) -> Result<Self> {
         let hello = pb::Hello { token: token(key, &name), device: "bench".into(), ..Default::default() };
-        let link = Link::log_in(address, Wire::Tcp, hello).await.with_context(|| name.clone())?;
+        let link = ClientSocket::log_in(address, Wire::Tcp, hello).await.with_context(|| name.clone())?;
         Ok(Self { name, link, requests: 1 })
     }
 

@@ -5,8 +5,8 @@ use crate::bench::{
     Args,
     child::Launcher,
     orders::{Order, Outcome, Peer},
-    report::{Section, Target},
-    wire::Transport,
+    report::{FigureTarget, Section},
+    wire::BenchTransport,
 };
 use anyhow::Result;
 
@@ -26,8 +26,9 @@ pub(super) fn run(launcher: &Launcher, args: &Args, conns: usize, seconds: f64, 
 fn raw(
     launcher: &Launcher,
     conns: usize,
-    transport: Transport,
-    (request, reply): (usize, usize),
+    transport: BenchTransport,
+    request: usize,
+    reply: usize,
 ) -> Result<Side> {
     let arguments = ["raw-echo", "--request", &request.to_string(), "--reply", &reply.to_string()];
     let mut side = Side::raw_reply(launcher, &arguments, Peer::Echo { bytes: reply }, transport)?;
@@ -39,19 +40,19 @@ fn compare(
     launcher: &Launcher,
     args: &Args,
     conns: usize,
-    transport: Transport,
+    transport: BenchTransport,
     order: &Order,
 ) -> Result<Section> {
     let (mut right, sizes) = if args.raw_twice {
-        let sizes = if transport == Transport::Ws { (SIZES.0 + 5, SIZES.1 + 5) } else { SIZES };
-        (raw(launcher, conns, transport, sizes)?, sizes)
+        let sizes = if transport == BenchTransport::Ws { (SIZES.0 + 5, SIZES.1 + 5) } else { SIZES };
+        (raw(launcher, conns, transport, sizes.0, sizes.1)?, sizes)
     } else {
         let mut side = Side::tidegate(launcher, "echo", 1, transport, 0)?;
         side.connect(conns, 0, None)?;
         let probe = side.ask(&Order::Echo { ms: 50 })?;
         (side, (probe.request_bytes, probe.reply_bytes.max(probe.request_bytes)))
     };
-    let mut left = raw(launcher, conns, transport, sizes)?;
+    let mut left = raw(launcher, conns, transport, sizes.0, sizes.1)?;
     let (raw, ours) = in_turns(args.rounds, || left.ask(order), || right.ask(order))?;
     let mut section = Section::new(format!(
         "Ping and pong, {conns} connections, {} B and {} B, {}",
@@ -62,7 +63,7 @@ fn compare(
     let us = rival(args);
     let (raw_us, our_us) = (each(&raw, Outcome::cpu_us), each(&ours, Outcome::cpu_us));
     let (raw_rate, our_rate) = (each(&raw, Outcome::rate), each(&ours, Outcome::rate));
-    let target = Some(Target::AtLeast(0.9));
+    let target = Some(FigureTarget::AtLeast(0.9));
     section.ratio(&format!("requests/s, {us} / raw"), &our_rate, &raw_rate, target);
     section.ratio("requests per server CPU second, the same", &raw_us, &our_us, target);
     section.rounds(&format!("requests, {us}"), our_rate, "/s", None);

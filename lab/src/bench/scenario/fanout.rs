@@ -8,11 +8,11 @@ use crate::bench::{
     child::Launcher,
     host,
     orders::{Order, Outcome},
-    report::{Section, Target},
-    wire::Transport,
+    report::{FigureTarget, Section},
+    wire::BenchTransport,
 };
 use anyhow::Result;
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 
 /// Deliveries of a round.
 const DELIVERIES: usize = 200_000;
@@ -43,22 +43,22 @@ fn node(
     args: &Args,
     shards: usize,
     members: usize,
-    transport: Transport,
+    transport: BenchTransport,
 ) -> Result<Side> {
     let mut side =
         Side::tidegate(launcher, &format!("fanout-{members}-{shards}"), shards, transport, args.size)?;
-    create_group(&mut Admin::connect(&side.server.second)?, GROUP, &["p0".into()], 0..members)?;
+    create_group(&mut AdminClient::connect(&side.server.second)?, GROUP, &["p0".into()], 0..members)?;
     side.connect(members, 1, None)?;
     Ok(side)
 }
 
-fn raw(launcher: &Launcher, args: &Args, members: usize, transport: Transport) -> Result<Side> {
+fn raw(launcher: &Launcher, args: &Args, members: usize, transport: BenchTransport) -> Result<Side> {
     let mut side = Side::raw_fanout(launcher, transport, args.size)?;
     side.connect(members, 1, None)?;
     Ok(side)
 }
 
-fn compare(launcher: &Launcher, args: &Args, members: usize, transport: Transport) -> Result<Section> {
+fn compare(launcher: &Launcher, args: &Args, members: usize, transport: BenchTransport) -> Result<Section> {
     let mut left = raw(launcher, args, members, transport)?;
     let mut right = if args.raw_twice {
         raw(launcher, args, members, transport)?
@@ -74,7 +74,7 @@ fn compare(launcher: &Launcher, args: &Args, members: usize, transport: Transpor
     ));
     let (raw_us, our_us) = (each(&raw, Outcome::cpu_us), each(&ours, Outcome::cpu_us));
     let what = format!("server CPU per delivery, {} / raw", rival(args));
-    section.ratio(&what, &our_us, &raw_us, Some(Target::AtMost(1.05)));
+    section.ratio(&what, &our_us, &raw_us, Some(FigureTarget::AtMost(1.05)));
     section.rounds(&format!("server CPU per delivery, {}", rival(args)), our_us, "µs", None);
     section.rounds("server CPU per delivery, raw", raw_us, "µs", None);
     section.rounds(&format!("deliveries, {}", rival(args)), each(&ours, Outcome::rate), "/s", None);
@@ -99,7 +99,7 @@ pub(super) fn shards(launcher: &Launcher, args: &Args, members: usize, out: Sink
         let mut section =
             Section::new(format!("Two shards against one, {members} members, {}", transport.name()));
         let (one_us, two_us) = (each(&ones, Outcome::cpu_us), each(&twos, Outcome::cpu_us));
-        section.ratio("CPU per delivery, 2 shards / 1", &two_us, &one_us, Some(Target::AtMost(1.11)));
+        section.ratio("CPU per delivery, 2 shards / 1", &two_us, &one_us, Some(FigureTarget::AtMost(1.11)));
         section.rounds("CPU per delivery, 1 shard", one_us, "µs", None);
         section.rounds("CPU per delivery, 2 shards", two_us, "µs", None);
         section.note("Nothing is bound to a CPU here: servers and load generators share all of them.");

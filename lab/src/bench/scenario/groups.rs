@@ -8,9 +8,9 @@ use crate::bench::{
     child::{Launcher, Server},
     host,
     orders::{Order, Outcome},
-    report::{Section, Target},
+    report::{FigureTarget, Section},
     test_bed::TestBed,
-    wire::Transport,
+    wire::BenchTransport,
 };
 use anyhow::{Context as _, Result, ensure};
 use std::{
@@ -21,7 +21,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 
 const NODES: usize = 3;
 /// The group that is measured.
@@ -75,13 +75,13 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     }
     test_bed.settle(&servers.iter().collect::<Vec<_>>())?;
     let began = Instant::now();
-    create_group(&mut Admin::connect(&servers[0].second)?, GROUP, &["p0".into()], 0..what.members)?;
+    create_group(&mut AdminClient::connect(&servers[0].second)?, GROUP, &["p0".into()], 0..what.members)?;
     let made = began.elapsed().as_secs_f64();
     let mut section = Section::new(format!(
         "A group of {} over {NODES} nodes, {} online, {} B, one message at a time, TCP",
         what.members, what.online, args.size
     ));
-    measure(launcher, args, what, (servers, redis), &mut section)?;
+    measure(launcher, args, what, servers, redis, &mut section)?;
     section.one("time to make the group", made, "s", None);
     section.one("members taken in", what.members as f64 / made, "/s", None);
     out(section);
@@ -92,7 +92,8 @@ fn measure(
     launcher: &Launcher,
     args: &Args,
     what: &Load<'_>,
-    (mut servers, redis): (Vec<Server>, SocketAddr),
+    mut servers: Vec<Server>,
+    redis: SocketAddr,
     section: &mut Section,
 ) -> Result<()> {
     let pids: Vec<u32> = servers.iter().map(Server::pid).collect();
@@ -103,9 +104,9 @@ fn measure(
     let mut first = servers.remove(0);
     first.address = addresses;
     let peer = first.peer();
-    let mut ours = Side::of(launcher, first, peer, Transport::Tcp, args.size)?;
+    let mut ours = Side::of(launcher, first, peer, BenchTransport::Tcp, args.size)?;
     ours.connect(what.online, 1, None)?;
-    let mut raw = Side::raw_fanout(launcher, Transport::Tcp, args.size)?;
+    let mut raw = Side::raw_fanout(launcher, BenchTransport::Tcp, args.size)?;
     raw.connect(what.online, 1, None)?;
     let messages = if args.quick { 20 } else { (DELIVERIES / what.online).max(10) as u32 };
     let order = Order::Fanout { conversation: format!("g:{GROUP}"), messages };
@@ -160,9 +161,9 @@ fn report(section: &mut Section, args: &Args, costs: &[Cost], theirs: &[Outcome]
     section.rounds("the same, raw", theirs.iter().map(last).collect(), "ms", None);
     let outcomes: Vec<Outcome> = costs.iter().map(|cost| cost.outcome.clone()).collect();
     people::lag(section, "of all members", &outcomes);
-    let records = Some(Target::AtMost(NODES as f64));
+    let records = Some(FigureTarget::AtMost(NODES as f64));
     section.rounds("records of node topics per message", each(|it| it.records), "", records);
-    let commands = Some(Target::AtMost(COMMANDS_MAX));
+    let commands = Some(FigureTarget::AtMost(COMMANDS_MAX));
     section.rounds("Redis commands per message", each(|it| it.all_commands() - it.leases), "", commands);
     section.rounds("the same with leases renewed meanwhile", each(Cost::all_commands), "", None);
     let names: BTreeSet<&String> = costs.iter().flat_map(|cost| cost.commands.keys()).collect();
@@ -187,7 +188,8 @@ fn host_cpu(pids: &[u32]) -> Result<u64> {
 /// Returns the number of records that node topics have taken so far.
 fn fan_outs(admins: &[String]) -> Result<f64> {
     let of = |admin: &String| -> Result<f64> {
-        metric(&mut Admin::connect(admin)?, "tidegate_fan_outs_total").context("no metric of node topics")
+        metric(&mut AdminClient::connect(admin)?, "tidegate_fan_outs_total")
+            .context("no metric of node topics")
     };
     admins.iter().map(of).sum()
 }

@@ -8,12 +8,12 @@ use crate::bench::{
     driver::beat,
     host,
     orders::{Order, Outcome, Peer},
-    report::{Section, Target},
-    wire::Transport,
+    report::{FigureTarget, Section},
+    wire::BenchTransport,
 };
 use anyhow::Result;
 use std::{thread, time::Duration};
-use tidegate::cli::admin::Admin;
+use tidegate::cli::admin::AdminClient;
 
 /// Number of members of a group; each user is in three.
 const GROUP_SIZE: usize = 100;
@@ -42,13 +42,13 @@ fn watch(
     conns: usize,
     seconds: f64,
     heartbeat: f64,
-    transport: Transport,
+    transport: BenchTransport,
 ) -> Result<Section> {
     let order =
         Order::Idle { heartbeat_ms: (heartbeat * 1000.0).max(1.0) as u64, ms: (seconds * 1000.0) as u64 };
     let raw = raw(launcher, conns, transport, &order)?;
     let mut side = Side::tidegate(launcher, "idle", 1, transport, 0)?;
-    let mut admin = Admin::connect(&side.server.second)?;
+    let mut admin = AdminClient::connect(&side.server.second)?;
     for at in 0..conns.div_ceil(GROUP_SIZE) {
         let users = at * GROUP_SIZE..((at + 1) * GROUP_SIZE).min(conns);
         for copy in 0..GROUPS_EACH {
@@ -70,11 +70,11 @@ fn watch(
         transport.name()
     ));
     let each = |after: u64| after.saturating_sub(rss) as f64 / conns as f64 / 1024.0;
-    let bound = if transport == Transport::Tcp { 1.5 } else { 2.0 };
-    section.one("anonymous RSS per connection", each(rss_in), "KiB", Some(Target::AtMost(bound)));
+    let bound = if transport == BenchTransport::Tcp { 1.5 } else { 2.0 };
+    section.one("anonymous RSS per connection", each(rss_in), "KiB", Some(FigureTarget::AtMost(bound)));
     let cpu = |o: &Outcome| o.server_cpu_ns as f64 / 1e3 / (o.wall_ns as f64 / 1e9) / conns as f64;
     let what = format!("CPU per connection, heartbeat every {heartbeat} s");
-    section.one(&what, cpu(&outcome), "µs/s", Some(Target::AtMost(0.5)));
+    section.one(&what, cpu(&outcome), "µs/s", Some(FigureTarget::AtMost(0.5)));
     section.one("the same of a raw echo loop", cpu(&raw), "µs/s", None);
     section.one("CPU, tidegate / raw", cpu(&outcome) / cpu(&raw), "x", None);
     section.one("anonymous RSS per connection after that", each(rss_end), "KiB", None);
@@ -92,7 +92,7 @@ fn watch(
 }
 
 /// Measures a loop of system calls under the same heartbeats: the cost of the kernel and the machine alone.
-fn raw(launcher: &Launcher, conns: usize, transport: Transport, order: &Order) -> Result<Outcome> {
+fn raw(launcher: &Launcher, conns: usize, transport: BenchTransport, order: &Order) -> Result<Outcome> {
     let bytes = beat(transport).len();
     let size = bytes.to_string();
     let arguments = ["raw-echo", "--request", &size, "--reply", &size];

@@ -11,16 +11,16 @@ use crate::bench::{
     child::{Launcher, Server},
     kafka_baseline::KafkaBaseline,
     orders::{Chat, Order, Outcome, To, Until, Watched},
-    report::{Section, Target},
+    report::{FigureTarget, Section},
     test_bed::TestBed,
-    wire::Transport,
+    wire::BenchTransport,
 };
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 use std::path::Path;
 use tidegate::{
     bus::{ensure_topics, topic_plans},
-    config::Kafka,
+    config::KafkaConfig,
 };
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
@@ -57,7 +57,7 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     for conversations in what.conversations {
         let mut alone: Option<Vec<Outcome>> = None;
         for nodes in NODES {
-            let (mut section, full) = with(launcher, args, what, (nodes, *conversations))?;
+            let (mut section, full) = with(launcher, args, what, nodes, *conversations)?;
             match &alone {
                 Some(alone) => compare(&mut section, nodes, &full, alone),
                 None => load(&mut section, &full),
@@ -90,7 +90,8 @@ fn with(
     launcher: &Launcher,
     args: &Args,
     what: &Load<'_>,
-    (nodes, conversations): (usize, usize),
+    nodes: usize,
+    conversations: usize,
 ) -> Result<(Section, Vec<Outcome>)> {
     let (conns, in_flight) = connections(what.conns, what.in_flight, conversations);
     ensure!(conversations >= conns, "at least as many conversations as connections");
@@ -138,9 +139,9 @@ fn with(
         what.partitions, args.size
     ));
     flat_out(&mut section, rival(args), &full);
-    section.one("log records per accepted message", records, "", Some(Target::AtMost(1.0)));
+    section.one("log records per accepted message", records, "", Some(FigureTarget::AtMost(1.0)));
     half_load(&mut section, rate, &half);
-    people::report(&mut section, &talk, (over, &over_rounds));
+    people::report(&mut section, &talk, over, &over_rounds);
     let watched = &ours.server.watched;
     shares(&mut section, "CPU per accept with nobody listening, flat out", watched, &full.ours);
     shares(&mut section, "CPU per message to people who are there, flat out", watched, &talk);
@@ -174,7 +175,7 @@ fn side(test_bed: &TestBed, launcher: &Launcher, args: &Args, nodes: usize) -> R
     let mut first = servers.remove(0);
     (first.address, first.watched) = (addresses, processes);
     let peer = first.peer();
-    let mut side = Side::of(launcher, first, peer, Transport::Tcp, args.size)?;
+    let mut side = Side::of(launcher, first, peer, BenchTransport::Tcp, args.size)?;
     side.others = servers;
     Ok(side)
 }
@@ -208,7 +209,7 @@ fn compare(section: &mut Section, nodes: usize, ours: &[Outcome], alone: &[Outco
 
 fn flat_out(section: &mut Section, us: &str, Rounds { ours, raw }: &Rounds) {
     let (our_rate, raw_rate) = (each(ours, Outcome::rate), each(raw, Outcome::rate));
-    let target = Some(Target::AtLeast(0.6));
+    let target = Some(FigureTarget::AtLeast(0.6));
     section.ratio(&format!("accepts/s, {us} / bare producer"), &our_rate, &raw_rate, target);
     section.rounds(&format!("accepts, {us}"), our_rate, "/s", None);
     section.rounds("confirmed records, bare producer", raw_rate, "/s", None);
@@ -219,7 +220,7 @@ fn half_load(section: &mut Section, rate: f64, Rounds { ours, raw }: &Rounds) {
     let (acks, back) = (ms(ours, |o| o.p50_us), ms(raw, |o| o.p50_us));
     let later = acks.iter().zip(&back).map(|(ack, back)| ack - back).collect();
     let what = format!("send to ack at {rate:.0}/s, p50, less bare produce and consume");
-    section.rounds(&what, later, "ms", Some(Target::AtMost(LATER_MS)));
+    section.rounds(&what, later, "ms", Some(FigureTarget::AtMost(LATER_MS)));
     section.ratio("the same / bare produce and consume", &acks, &back, None);
     section.rounds("send to ack at half load, p50", acks, "ms", None);
     section.rounds("send to ack at half load, p99", ms(ours, |o| o.p99_us), "ms", None);
@@ -232,8 +233,10 @@ fn half_load(section: &mut Section, rate: f64, Rounds { ours, raw }: &Rounds) {
 
 /// Creates a topic like that of the log, with records of the same size.
 fn bare(test_bed: &TestBed, launcher: &Launcher, args: &Args) -> Result<KafkaBaseline> {
-    let kafka =
-        Kafka { topic: format!("{}.bare", test_bed.config.kafka.topic), ..test_bed.config.kafka.clone() };
+    let kafka = KafkaConfig {
+        topic: format!("{}.bare", test_bed.config.kafka.topic),
+        ..test_bed.config.kafka.clone()
+    };
     test_bed.runtime.block_on(ensure_topics(&kafka, &topic_plans(&kafka, &[])))?;
     Ok(KafkaBaseline { kafka, cpus: launcher.server_cpus.clone(), size: record(args.size)? })
 }

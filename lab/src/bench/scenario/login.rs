@@ -5,8 +5,8 @@ use crate::bench::{
     Args,
     child::Launcher,
     orders::{Order, Outcome, Peer},
-    report::{Section, Target},
-    wire::Transport,
+    report::{FigureTarget, Section},
+    wire::BenchTransport,
 };
 use anyhow::Result;
 use std::{thread, time::Duration};
@@ -18,7 +18,9 @@ const REPLY: usize = 96;
 pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
-    [conns, count, parallel]: [usize; 3],
+    conns: usize,
+    count: usize,
+    parallel: usize,
     out: Sink<'_>,
 ) -> Result<()> {
     let (conns, count) = if args.quick { (300, 200) } else { (conns, count) };
@@ -26,7 +28,7 @@ pub(super) fn run(
     let (mut right, reply) = if args.raw_twice {
         (raw(launcher, REPLY)?, REPLY)
     } else {
-        let mut side = Side::tidegate(launcher, "login", 1, Transport::Tcp, 0)?;
+        let mut side = Side::tidegate(launcher, "login", 1, BenchTransport::Tcp, 0)?;
         let reply = side.ask(&Order::Logins { count: 1, parallel: 1 })?.reply_bytes;
         (side, reply)
     };
@@ -40,12 +42,12 @@ pub(super) fn run(
     let mut section = Section::new(format!("HS256 logins, {parallel} at a time, then {conns} at once, TCP"));
     let (raw_rate, our_rate) = (each(&raw, Outcome::rate), each(&ours, Outcome::rate));
     let (raw_us, our_us) = (each(&raw, Outcome::cpu_us), each(&ours, Outcome::cpu_us));
-    let target = Some(Target::AtLeast(0.5));
+    let target = Some(FigureTarget::AtLeast(0.5));
     section.ratio(&format!("logins/s, {us} / raw accept, read, write"), &our_rate, &raw_rate, target);
     section.ratio("logins per server CPU second, the same", &raw_us, &our_us, target);
     let seconds = |o: &Outcome| o.wall_ns as f64 / 1e9;
     let what = format!("time until {conns} are back");
-    section.rounds(&what, each(&back, seconds), "s", Some(Target::AtMost(5.0)));
+    section.rounds(&what, each(&back, seconds), "s", Some(FigureTarget::AtMost(5.0)));
     section.rounds("the same, raw", each(&raw_back, seconds), "s", None);
     section.rounds("tries that were refused meanwhile", each(&back, |o| o.retries as f64), "", None);
     section.rounds(&format!("logins, {us}"), our_rate, "/s", None);
@@ -59,7 +61,7 @@ pub(super) fn run(
 
 fn raw(launcher: &Launcher, reply: usize) -> Result<Side> {
     let arguments = ["raw-accept", "--reply", &reply.to_string()];
-    Side::raw_reply(launcher, &arguments, Peer::Reply { bytes: reply }, Transport::Tcp)
+    Side::raw_reply(launcher, &arguments, Peer::Reply { bytes: reply }, BenchTransport::Tcp)
 }
 
 /// Logs in all clients at once, and disconnects them.

@@ -31,7 +31,7 @@ pub(super) fn several(
 }
 
 /// Adds figures of messages to connected users: flat out, and at half of the accepts without a receiver.
-pub(super) fn report(section: &mut Section, flat_out: &[Outcome], (rate, over): (f64, &[Outcome])) {
+pub(super) fn report(section: &mut Section, flat_out: &[Outcome], rate: f64, over: &[Outcome]) {
     section.rounds("send, ack, push and its ack, flat out", each(flat_out, Outcome::rate), "/s", None);
     let name = format!("send to ack at {rate:.0}/s, half of the accepts with nobody listening, p50");
     section.rounds(&name, ms(over, |o| o.p50_us), "ms", None);

@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args, load: &Load<'_>, out: Sink<'_>) -> Result<()> {
 
 async fn measure(load: &Load<'_>) -> Result<Section> {
     let url = load.url.to_owned();
-    let config = config::Postgres { url, statement_ms: 60_000, ..config::Postgres::default() };
+    let config = config::PostgresConfig { url, statement_ms: 60_000, ..config::PostgresConfig::default() };
     let store: Arc<dyn Store> = Arc::new(Box::pin(PostgresStore::open(&config)).await?);
     let mut owners = Vec::new();
     for partition in 0..load.partitions {

@@ -8,9 +8,9 @@ use crate::{
         child::Launcher,
         host,
         orders::{Chat, Order, To, Until},
-        report::{Section, Target},
+        report::{FigureTarget, Section},
         test_bed::TestBed,
-        wire::Transport,
+        wire::BenchTransport,
     },
     proxy::{Mode, Proxy},
 };
@@ -46,23 +46,24 @@ const HUNG_MESSAGES: u64 = 500;
 /// Longest time that a new connection passes before it hangs.
 const FREEZE: Duration = Duration::from_millis(2);
 
+/// Parameters of the scenario.
+#[derive(Clone, Copy)]
+pub(super) struct Load<'a> {
+    pub(super) services: &'a Path,
+    pub(super) users: usize,
+    pub(super) lookups: usize,
+    pub(super) messages: u64,
+}
+
 /// Adds two sections: lookups, and a node.
-pub(super) fn run(
-    launcher: &Launcher,
-    args: &Args,
-    services: &Path,
-    (users, lookups, messages): (usize, usize, u64),
-    out: Sink<'_>,
-) -> Result<()> {
-    let (users, lookups, messages) = match args.quick {
-        true => (200, 5_000, 1_000),
-        false => (users, lookups, messages),
-    };
+pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'_>) -> Result<()> {
+    let quick = Load { users: 200, lookups: 5_000, messages: 1_000, ..*what };
+    let Load { services, users, lookups, messages } = if args.quick { quick } else { *what };
     ensure!(users > 0 && lookups >= PIPELINE, "at least one user and {PIPELINE} lookups");
     let test_bed = TestBed::make(services, launcher, 1, 1)?;
     let url = test_bed.config.redis.urls.first().context("no Redis")?;
     let redis: SocketAddr = url.trim_start_matches("redis://").parse().context("the address of Redis")?;
-    out(routes(&test_bed, launcher, args, redis, (users, lookups))?);
+    out(routes(&test_bed, launcher, args, redis, users, lookups)?);
     out(chat(&test_bed, launcher, args, redis, messages)?);
     Ok(())
 }
@@ -72,7 +73,8 @@ fn routes(
     launcher: &Launcher,
     args: &Args,
     redis: SocketAddr,
-    (users, lookups): (usize, usize),
+    users: usize,
+    lookups: usize,
 ) -> Result<Section> {
     // The library's own threads run on the servers' CPUs.
     let (ours, raw) = thread::scope(|scope| {
@@ -81,7 +83,7 @@ fn routes(
                 host::pin(&launcher.server_cpus)?;
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 // The number of lookups is measured, not whether each is in time on a busy machine.
-                let redis_config = config::Redis { timeout_ms: 5_000, ..test_bed.config.redis.clone() };
+                let redis_config = config::RedisConfig { timeout_ms: 5_000, ..test_bed.config.redis.clone() };
                 let routes = Arc::new(RedisRoutes::connect(&redis_config, Leases::default())?);
                 let names: Vec<UserId> = (0..users).map(user).collect::<Result<_>>()?;
                 runtime.block_on(register(&routes, &names))?;
@@ -103,7 +105,7 @@ fn routes(
     let title =
         format!("Routes in Redis, {users} users with a device, pipelines of {PIPELINE}, {AT_ONCE} at a time");
     let mut section = Section::new(title);
-    let target = Some(Target::AtLeast(0.7));
+    let target = Some(FigureTarget::AtLeast(0.7));
     section.ratio("lookups/s, tidegate / redis-benchmark -P 16 HGETALL", &ours, &raw, target);
     section.rounds("lookups, tidegate", ours, "/s", None);
     section.rounds("HGETALL, redis-benchmark", raw, "/s", None);
@@ -184,7 +186,7 @@ fn chat(
     let server = test_bed.start(launcher, 1, &way)?;
     test_bed.settle(&[&server])?;
     let peer = server.peer();
-    let mut side = Side::of(launcher, server, peer, Transport::Tcp, args.size)?;
+    let mut side = Side::of(launcher, server, peer, BenchTransport::Tcp, args.size)?;
     side.connect(CONNS, 0, None)?;
     let order = |to, messages| {
         let (senders, until) = (0..CONNS, Until::Messages(messages));
@@ -209,7 +211,7 @@ fn chat(
     let mut section = Section::new(title);
     section.ratio("send to ack, p50, with Redis hung / answering", &hung, &there, None);
     section.rounds("commands per accepted message", calls, "", None);
-    section.rounds("reads by Redis per accepted message", reads, "", Some(Target::AtMost(1.0)));
+    section.rounds("reads by Redis per accepted message", reads, "", Some(FigureTarget::AtMost(1.0)));
     people::lag(&mut section, "flat out to people who are there", &talk);
     section.rounds("send to ack with Redis hung, p50", hung, "ms", None);
     section.rounds("send to ack with Redis answering, p50", there, "ms", None);

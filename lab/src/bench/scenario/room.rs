@@ -5,8 +5,8 @@ use crate::bench::{
     Args, Scenario,
     child::Launcher,
     orders::{Order, Outcome},
-    report::{Section, Target},
-    wire::Transport,
+    report::{FigureTarget, Section},
+    wire::BenchTransport,
 };
 use anyhow::{Result, bail};
 
@@ -50,13 +50,13 @@ pub(super) fn run(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Si
     Ok(())
 }
 
-fn raw(launcher: &Launcher, args: &Args, shape: Shape, transport: Transport) -> Result<Side> {
+fn raw(launcher: &Launcher, args: &Args, shape: Shape, transport: BenchTransport) -> Result<Side> {
     let mut side = Side::raw_fanout(launcher, transport, args.size)?;
     side.connect(shape.members, 1, None)?;
     Ok(side)
 }
 
-fn compare(launcher: &Launcher, args: &Args, shape: Shape, transport: Transport) -> Result<Section> {
+fn compare(launcher: &Launcher, args: &Args, shape: Shape, transport: BenchTransport) -> Result<Section> {
     let mut left = raw(launcher, args, shape, transport)?;
     let mut right = if args.raw_twice {
         raw(launcher, args, shape, transport)?
@@ -77,7 +77,12 @@ fn compare(launcher: &Launcher, args: &Args, shape: Shape, transport: Transport)
     ));
     let us = rival(args);
     let (raw_rate, our_rate) = (each(&raw, Outcome::rate), each(&ours, Outcome::rate));
-    section.ratio(&format!("deliveries/s, {us} / raw"), &our_rate, &raw_rate, Some(Target::AtLeast(4.0)));
+    section.ratio(
+        &format!("deliveries/s, {us} / raw"),
+        &our_rate,
+        &raw_rate,
+        Some(FigureTarget::AtLeast(4.0)),
+    );
     let per_cpu = |side: &[Outcome]| each(side, |o| 1e6 / o.cpu_us());
     section.ratio(
         &format!("deliveries per server CPU second, {us} / raw"),
@@ -117,7 +122,7 @@ fn part_load(side: &mut Side, shape: Shape, hot: &[Outcome], section: &mut Secti
         if load < PART_LOAD {
             let p99 = outcome.p99_us as f64 / 1e3;
             let what = format!("latency p99 at {rate:.0} messages/s, server {load:.0} % busy");
-            section.one(&what, p99, "ms", Some(Target::AtMost(50.0)));
+            section.one(&what, p99, "ms", Some(FigureTarget::AtMost(50.0)));
             section.one("latency p50 there", outcome.p50_us as f64 / 1e3, "ms", None);
             section.one("largest latency there", outcome.max_us as f64 / 1e3, "ms", None);
             section.one("deliveries there", outcome.rate(), "/s", None);

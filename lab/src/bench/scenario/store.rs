@@ -6,8 +6,8 @@ use crate::bench::{
     child::{Launcher, Server},
     host,
     orders::{Chat, Order, To, Until},
-    report::{Section, Target},
-    wire::Transport,
+    report::{FigureTarget, Section},
+    wire::BenchTransport,
 };
 use anyhow::{Result, ensure};
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(super) fn run(
     let directory = launcher.directory.join(format!("{LABEL}-TCP"));
     let mut section = Section::new(format!("Embedded store, {messages} messages of {SIZE} B"));
 
-    let mut side = Side::tidegate(&launcher, LABEL, 1, Transport::Tcp, SIZE)?;
+    let mut side = Side::tidegate(&launcher, LABEL, 1, BenchTransport::Tcp, SIZE)?;
     side.connect(CONNS, 0, None)?;
     let fill = |senders, people, count| {
         let (to, until) = (To::Absent(people), Until::Messages(count));
@@ -59,7 +59,7 @@ pub(super) fn run(
     restarts(&launcher, side.server, &directory, messages, &mut section)?;
 
     drop(side.client);
-    let mut side = Side::tidegate(&launcher, LABEL, 1, Transport::Tcp, SIZE)?;
+    let mut side = Side::tidegate(&launcher, LABEL, 1, BenchTransport::Tcp, SIZE)?;
     for (user, &count) in conversations.iter().enumerate() {
         syncs(&mut side, user, count, &mut section)?;
     }
@@ -108,7 +108,7 @@ fn restarts(
         stopped.push(took);
     }
     drop(server);
-    let target = Some(Target::AtMost(2.0));
+    let target = Some(FigureTarget::AtMost(2.0));
     section.rounds("start until it is ready, after a kill", crashed, "s", target);
     section.rounds("start until it is ready, after a stop", stopped, "s", target);
     section.one(&format!("bytes on disk per message of {SIZE} B, journals and all"), full, "B", None);

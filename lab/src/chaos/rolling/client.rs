@@ -20,7 +20,7 @@ use tidegate::{
 use tidegate_protocol::{
     Code,
     codec::Wire,
-    content::{Body as Text, Content},
+    content::{Content, ContentBody},
     pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
 };
 use tokio::{
@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant as At, sleep, sleep_until, timeout},
 };
 
-use crate::{chaos::world::direct, link::Link};
+use crate::{chaos::world::direct, link::ClientSocket};
 
 /// How long a login may take.
 const LOGIN: Duration = Duration::from_secs(20);
@@ -131,7 +131,7 @@ struct Client {
 }
 
 /// The login on the next node, if one is in progress.
-type Moving = JoinSet<anyhow::Result<Link>>;
+type Moving = JoinSet<anyhow::Result<ClientSocket>>;
 
 /// Logs in, and runs until it is dropped.
 pub(super) async fn run(shared: Arc<Shared>, index: usize) {
@@ -172,7 +172,7 @@ impl Client {
     }
 
     /// Asks for an address and logs in there, until that succeeds.
-    async fn come_in(&mut self) -> Link {
+    async fn come_in(&mut self) -> ClientSocket {
         let mut wait = TRY_AGAIN;
         loop {
             if let Ok(link) = self.try_to_come_in().await {
@@ -184,7 +184,7 @@ impl Client {
         }
     }
 
-    async fn try_to_come_in(&self) -> anyhow::Result<Link> {
+    async fn try_to_come_in(&self) -> anyhow::Result<ClientSocket> {
         let mut doors: Vec<String> = self.shared.doors().iter().map(ToString::to_string).collect();
         let turn = rand::random_range(0..doors.len().max(1));
         doors.rotate_left(turn);
@@ -217,7 +217,7 @@ impl Client {
     }
 
     /// Talks until the connection ends, or until the next one is open.
-    async fn talk(&mut self, mut link: Link) -> anyhow::Result<Link> {
+    async fn talk(&mut self, mut link: ClientSocket) -> anyhow::Result<ClientSocket> {
         let mut moving = Moving::new();
         loop {
             self.speak(&mut link).await?;
@@ -264,7 +264,7 @@ impl Client {
     }
 
     /// Handles a `close`, which comes at best because the new connection has taken over.
-    async fn closed(&mut self, close: &pb::Close, mut moving: Moving) -> anyhow::Result<Link> {
+    async fn closed(&mut self, close: &pb::Close, mut moving: Moving) -> anyhow::Result<ClientSocket> {
         self.away = Some(Instant::now());
         if close.code == u32::from(Code::Replaced.number()) {
             if !moving.is_empty()
@@ -280,7 +280,7 @@ impl Client {
     }
 
     /// Sends what is due, and pulls what is missing.
-    async fn speak(&mut self, link: &mut Link) -> anyhow::Result<()> {
+    async fn speak(&mut self, link: &mut ClientSocket) -> anyhow::Result<()> {
         let mut frames = Vec::new();
         let now = At::now();
         if self.flight.is_none() && now >= self.next && !self.shared.quiet.load(Ordering::Acquire) {
@@ -318,7 +318,7 @@ impl Client {
     async fn hear(
         &mut self,
         frame: anyhow::Result<pb::ServerFrame>,
-        link: &mut Link,
+        link: &mut ClientSocket,
     ) -> anyhow::Result<Option<Say>> {
         let frame = frame.inspect_err(|_| self.away = Some(Instant::now()))?;
         match frame.body {
@@ -382,7 +382,7 @@ impl Client {
             return;
         }
         let said = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
-            Some(Text::Text(text)) => text.parse().unwrap_or(0),
+            Some(ContentBody::Text(text)) => text.parse().unwrap_or(0),
             _ => 0,
         };
         if said != push.seq {
@@ -400,7 +400,7 @@ impl Client {
 }
 
 /// Returns the new connection; waits forever if there is none in progress.
-async fn arrival(moving: &mut Moving) -> anyhow::Result<Link> {
+async fn arrival(moving: &mut Moving) -> anyhow::Result<ClientSocket> {
     match moving.join_next().await {
         Some(there) => there.context("the way was given up")?,
         None => std::future::pending().await,
@@ -412,7 +412,7 @@ fn token(shared: &Shared, index: usize) -> String {
 }
 
 /// Logs in at the first address that accepts the client.
-async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> anyhow::Result<Link> {
+async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> anyhow::Result<ClientSocket> {
     let mut why = anyhow::anyhow!("no node takes newcomers");
     for address in &addresses {
         let began = Instant::now();
@@ -430,7 +430,7 @@ async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> an
     Err(why)
 }
 
-async fn log_in_at(shared: &Shared, index: usize, address: &str) -> anyhow::Result<Link> {
+async fn log_in_at(shared: &Shared, index: usize, address: &str) -> anyhow::Result<ClientSocket> {
     let hello = pb::Hello { token: token(shared, index), device: "dev".into(), ..Default::default() };
-    Link::log_in(host_port(address)?.parse()?, Wire::ALL[index % Wire::ALL.len()], hello).await
+    ClientSocket::log_in(host_port(address)?.parse()?, Wire::ALL[index % Wire::ALL.len()], hello).await
 }

@@ -6,8 +6,8 @@ use super::*;
 /// index of the last event before the log, which says that pushes may be lost.
 fn away() -> (Tape, usize) {
     let mut tape = Tape::default();
-    let open = |tape: &mut Tape, (user, session): (&str, u64)| {
-        tape.add(Event::Open { user, device: "p", session });
+    let open = |tape: &mut Tape, Client { user, session }: Client<'_>| {
+        tape.add(HistoryEvent::Open { user, device: "p", session });
     };
     let say = |tape: &mut Tape, seq: u64| {
         let cid = format!("m{seq}");
@@ -16,27 +16,27 @@ fn away() -> (Tape, usize) {
     };
     let got = |tape: &mut Tape, session, seq: u64, cid: Option<&str>, via| {
         let body = cid.map_or(0, body_of);
-        tape.add(Event::Recv { user: "bob", device: "p", session, conv: "g:g", seq, cid, body, via });
+        tape.add(HistoryEvent::Recv { user: "bob", device: "p", session, conv: "g:g", seq, cid, body, via });
     };
     open(&mut tape, ANN);
     open(&mut tape, BOB);
     got(&mut tape, 2, 1, None, Via::Push);
     say(&mut tape, 2);
     got(&mut tape, 2, 2, Some("m2"), Via::Push);
-    tape.add(Event::Close { session: 2, code: 0 });
+    tape.add(HistoryEvent::Close { session: 2, code: 0 });
     // While Bob is away: a message for him, his removal, a message that is not for him, his return, and another
     // message.
     for seq in [3, 5, 7] {
         say(&mut tape, seq);
     }
-    open(&mut tape, ("bob", 4));
+    open(&mut tape, Client { user: "bob", session: 4 });
     for (seq, cid) in [(3, Some("m3")), (4, None), (6, None), (7, Some("m7"))] {
         got(&mut tape, 4, seq, cid, Via::Pull);
     }
     say(&mut tape, 8);
     got(&mut tape, 4, 8, Some("m8"), Via::Push);
     for hints in [false, true] {
-        tape.add(Event::Complete { user: "bob", device: "p", hints });
+        tape.add(HistoryEvent::Complete { user: "bob", device: "p", hints });
     }
     for (seq, user, change) in [(1, "ann", Change::Join), (1, "bob", Change::Join)] {
         tape.member(seq, user, change);
@@ -48,7 +48,7 @@ fn away() -> (Tape, usize) {
     tape.member(6, "bob", Change::Join);
     tape.log("g:g", 7, "ann", "m7");
     tape.log("g:g", 8, "ann", "m8");
-    let complete = tape.at(|event| matches!(event, Event::Complete { hints: true, .. }));
+    let complete = tape.at(|event| matches!(event, HistoryEvent::Complete { hints: true, .. }));
     (tape, complete)
 }
 
@@ -62,19 +62,19 @@ fn a_device_never_gets_what_it_missed_while_it_was_away() {
     for lost in [1_u64, 2, 3, 4, 6, 7] {
         let without = |it: &mut Vec<Stamped<String>>| {
             single(it);
-            it.retain(|it| !matches!(&it.event, Event::Recv { seq, .. } if *seq == lost));
+            it.retain(|it| !matches!(&it.event, HistoryEvent::Recv { seq, .. } if *seq == lost));
         };
         assert_eq!(tape.with(without), ["never-got"], "{lost}");
         let silent = tape.with(|it| {
             without(it);
-            it.retain(|it| !matches!(it.event, Event::Complete { .. }));
+            it.retain(|it| !matches!(it.event, HistoryEvent::Complete { .. }));
         });
         assert!(silent.is_empty(), "it did not say that it has everything: {silent:?}");
     }
     // A pull does not replace a push: within a connection the push is still missing.
     let pulled = |it: &mut Vec<Stamped<String>>| {
         for event in it {
-            if let Event::Recv { seq: 8, via, .. } = &mut event.event {
+            if let HistoryEvent::Recv { seq: 8, via, .. } = &mut event.event {
                 *via = Via::Pull;
             }
         }
@@ -88,7 +88,7 @@ fn a_device_never_gets_what_it_missed_while_it_was_away() {
     // A pull returns no more than the user is entitled to.
     let leak = tape.with(|it| {
         let mut more = it[tape.at(is_push("m3", Via::Pull))].clone();
-        if let Event::Recv { seq, cid, body, .. } = &mut more.event {
+        if let HistoryEvent::Recv { seq, cid, body, .. } = &mut more.event {
             (*seq, *cid, *body) = (5, Some("m5".into()), body_of("m5"));
         }
         it.insert(complete, more);

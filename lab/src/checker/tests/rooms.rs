@@ -1,15 +1,17 @@
 //! The self-test of live rooms: which losses are allowed, how they are announced, and which are not.
 
+use std::ops::Range;
+
 use super::*;
 
 /// Returns a history in which Ann, on n1, talks to a room that Bob, on n2, is in. The third message is lost, which is
 /// announced; the last message comes long after the others.
 fn hall() -> Tape {
     let mut tape = Tape::default();
-    for (nth, (user, session)) in [ANN, BOB].into_iter().enumerate() {
-        tape.add(Event::Open { user, device: "p", session });
+    for (nth, Client { user, session }) in [ANN, BOB].into_iter().enumerate() {
+        tape.add(HistoryEvent::Open { user, device: "p", session });
         let node = ["n1", "n2"][nth];
-        tape.add(Event::Joined { session, conv: "r:r", node });
+        tape.add(HistoryEvent::Joined { session, conv: "r:r", node });
     }
     for seq in 1..=5 {
         let cid = format!("t{seq}");
@@ -17,12 +19,12 @@ fn hall() -> Tape {
         tape.ok(&cid, 100 + seq);
         if seq != 3 {
             let (body, conv) = (body_of(&cid), "r:r");
-            let (user, session) = BOB;
+            let Client { user, session } = BOB;
             let (cid, via) = (Some(cid.as_str()), Via::Push);
-            tape.add(Event::Recv { user, device: "p", session, conv, seq: 100 + seq, cid, body, via });
+            tape.add(HistoryEvent::Recv { user, device: "p", session, conv, seq: 100 + seq, cid, body, via });
         }
         if seq == 3 {
-            tape.add(Event::Shed { session: 2, conv: "r:r", count: 1 });
+            tape.add(HistoryEvent::Shed { session: 2, conv: "r:r", count: 1 });
         }
     }
     let last = tape.at(is_push("t5", Via::Push));
@@ -30,21 +32,21 @@ fn hall() -> Tape {
     tape
 }
 
-fn is_shed(event: &Event<String>) -> bool {
-    matches!(event, Event::Shed { .. })
+fn is_shed(event: &HistoryEvent<String>) -> bool {
+    matches!(event, HistoryEvent::Shed { .. })
 }
 
 /// Adds an event some ms after the third message was accepted.
-fn later(tape: &Tape, it: &mut Vec<Stamped<String>>, ms: u64, event: Event<&str>) {
+fn later(tape: &Tape, it: &mut Vec<Stamped<String>>, ms: u64, event: HistoryEvent<&str>) {
     let at = it[tape.at(is_ok("t3"))].at + ms * MS;
     let place = it.iter().rposition(|it| it.at <= at).map_or(0, |place| place + 1);
     it.insert(place, Stamped { at, event: event.map(str::to_owned) });
 }
 
 /// Adds a fault that lasts from one time to the other.
-fn fault(tape: &Tape, it: &mut Vec<Stamped<String>>, (from, to): (u64, u64), fault: &str) {
-    later(tape, it, from, Event::Nemesis { on: true, fault });
-    later(tape, it, to, Event::Nemesis { on: false, fault });
+fn fault(tape: &Tape, it: &mut Vec<Stamped<String>>, ms: Range<u64>, fault: &str) {
+    later(tape, it, ms.start, HistoryEvent::Nemesis { on: true, fault });
+    later(tape, it, ms.end, HistoryEvent::Nemesis { on: false, fault });
 }
 
 #[test]
@@ -58,7 +60,7 @@ fn what_is_lost_in_a_room_is_told_and_counted() {
     // Nothing was due before the connection learned that it is in the room.
     let late = tape.with(|it| {
         it.remove(shed);
-        let joined = it.remove(tape.at(|event| matches!(event, Event::Joined { session: 2, .. })));
+        let joined = it.remove(tape.at(|event| matches!(event, HistoryEvent::Joined { session: 2, .. })));
         it.insert(tape.at(is_ok("t3")), joined);
     });
     assert!(late.is_empty(), "{late:?}");
@@ -74,7 +76,7 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
         })
     };
     let down = |node: &'static str, ms| {
-        untold(&move |it: &mut Vec<Stamped<String>>| later(&hall(), it, ms, Event::Down { node }))
+        untold(&move |it: &mut Vec<Stamped<String>>| later(&hall(), it, ms, HistoryEvent::Down { node }))
     };
     assert!(down("n1", 500).is_empty());
     assert_eq!(down("n1", 3_000), ["shed-untold"], "by then it had passed it on, or told of it");
@@ -82,8 +84,8 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
     // With a fault the announcement may have waited on the node that was killed.
     let after = |name: &'static str| {
         untold(&move |it: &mut Vec<Stamped<String>>| {
-            fault(&hall(), it, (1, 4_000), name);
-            later(&hall(), it, 9_000, Event::Down { node: "n1" });
+            fault(&hall(), it, 1..4_000, name);
+            later(&hall(), it, 9_000, HistoryEvent::Down { node: "n1" });
         })
     };
     assert!(after("peers").is_empty());
@@ -92,9 +94,9 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
     assert_eq!(after("postgres-stop"), ["shed-untold"]);
     // Within one node there is no network.
     let same = untold(&|it: &mut Vec<Stamped<String>>| {
-        later(&hall(), it, 500, Event::Down { node: "n1" });
+        later(&hall(), it, 500, HistoryEvent::Down { node: "n1" });
         for event in it.iter_mut() {
-            if let Event::Joined { node, .. } = &mut event.event {
+            if let HistoryEvent::Joined { node, .. } = &mut event.event {
                 *node = "n1".into();
             }
         }
@@ -105,20 +107,20 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
 #[test]
 fn that_some_is_missing_may_be_told_without_a_number_but_in_time() {
     let tape = hall();
-    let told = |ms, broken: Option<(u64, u64)>| {
+    let told = |ms, broken: Option<Range<u64>>| {
         tape.with(|it| {
             it.remove(tape.at(is_shed));
             if let Some(times) = broken {
                 fault(&tape, it, times, "redis-flush");
             }
-            later(&tape, it, ms, Event::Shed { session: 2, conv: "r:r", count: 0 });
+            later(&tape, it, ms, HistoryEvent::Shed { session: 2, conv: "r:r", count: 0 });
         })
     };
     assert!(told(1_500, None).is_empty());
     assert_eq!(told(2_500, None), ["shed-untold"]);
-    assert!(told(8_500, Some((1, 1_000))).is_empty(), "after a fault it takes longer");
-    assert_eq!(told(9_500, Some((1, 1_000))), ["shed-untold"]);
-    assert_eq!(told(9_500, Some((20_000, 21_000))), ["shed-untold"], "that came when all had been said");
+    assert!(told(8_500, Some(1..1_000)).is_empty(), "after a fault it takes longer");
+    assert_eq!(told(9_500, Some(1..1_000)), ["shed-untold"]);
+    assert_eq!(told(9_500, Some(20_000..21_000)), ["shed-untold"], "that came when all had been said");
 }
 
 #[test]
@@ -126,7 +128,8 @@ fn a_room_gives_no_number_twice_and_keeps_the_order_of_each_speaker() {
     let tape = hall();
     let twice = tape.with(|it| {
         for event in it {
-            if let Event::SendOk { cid, seq, .. } | Event::Recv { cid: Some(cid), seq, .. } = &mut event.event
+            if let HistoryEvent::SendOk { cid, seq, .. } | HistoryEvent::Recv { cid: Some(cid), seq, .. } =
+                &mut event.event
                 && cid == "t4"
             {
                 *seq = 102;
@@ -149,7 +152,8 @@ fn a_room_gives_no_number_twice_and_keeps_the_order_of_each_speaker() {
     let again = tape.with(|it| {
         let copy = it[fourth].clone();
         it.insert(fourth + 1, copy);
-        let again = it[tape.at(|event| matches!(event, Event::SendInv { cid, .. } if cid == "t4"))].clone();
+        let again =
+            it[tape.at(|event| matches!(event, HistoryEvent::SendInv { cid, .. } if cid == "t4"))].clone();
         it.insert(tape.at(is_ok("t4")), again);
     });
     assert!(again.is_empty(), "{again:?}");

@@ -66,7 +66,7 @@ pub(super) fn apply(
         let (time, body_hash) = (record.received_at, message.body_hash);
         ledger.cache.set_key(hash, Key { seq: 0, time, body_hash, offset, refused: Some(code) });
     }
-    Ok(refusal.unwrap_or_else(|| accept(ledger, offset, record.received_at, message, hash, (head, member))))
+    Ok(refusal.unwrap_or_else(|| accept(ledger, offset, record.received_at, message, hash, head, member)))
 }
 
 /// Checks of a message. The order matters: the inputs of all but the first may have changed since the first attempt.
@@ -210,7 +210,8 @@ fn accept(
     time: u64,
     message: &Message,
     hash: Hash16,
-    (head, member): (Option<Head>, Option<Member>),
+    head: Option<Head>,
+    member: Option<Member>,
 ) -> Outcome {
     let id = &message.conversation;
     let begins = head.is_none();

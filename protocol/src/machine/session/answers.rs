@@ -1,6 +1,6 @@
 //! Answers of the broker to submissions: outcomes, refusals and timeouts.
 
-use super::{Action, Answer, Limits, Session, State};
+use super::{Action, Session, SessionLimits, State, SubmitAnswer};
 use crate::{
     Code, Time,
     pb::{self, server_frame::Body as ServerBody},
@@ -16,7 +16,7 @@ impl Session {
         ticket: u64,
         code: Code,
         message: &str,
-        limits: &Limits,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
@@ -49,12 +49,12 @@ impl Session {
     pub fn answered(
         &mut self,
         ticket: u64,
-        answer: Answer,
-        limits: &Limits,
+        answer: SubmitAnswer,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
-        if matches!(answer, Answer::AppendFailed) {
+        if matches!(answer, SubmitAnswer::AppendFailed) {
             if matches!(self.state, State::Live | State::Leaving { .. }) {
                 self.close(Code::Resync, "", out);
             }
@@ -68,7 +68,7 @@ impl Session {
             self.refuse(id, Code::OrderBroken, "", limits, out);
             return self.close(Code::Resync, "", out);
         }
-        flight.unknown = matches!(answer, Answer::Unknown);
+        flight.unknown = matches!(answer, SubmitAnswer::Unknown);
         let resolved = (stuck && !is_temporary(&answer)).then(|| flight.msg_id.clone());
         let mut ack = pb::SendAck {
             conversation: flight.conversation.to_string(),
@@ -81,19 +81,19 @@ impl Session {
             ordered.resolve_unknown(&id, out);
         }
         match answer {
-            Answer::Accepted { seq, time } => {
+            SubmitAnswer::Accepted { seq, time } => {
                 self.errors = 0;
                 (ack.seq, ack.time) = (seq, time);
                 self.push_frame(id, ServerBody::SendAck(ack), out);
             }
-            Answer::Duplicate { seq, time } => {
+            SubmitAnswer::Duplicate { seq, time } => {
                 self.errors = 0;
                 (ack.seq, ack.time, ack.duplicate) = (seq, time, true);
                 self.push_frame(id, ServerBody::SendAck(ack), out);
             }
-            Answer::Refused { code, message } => self.refuse(id, code, &message, limits, out),
-            Answer::Unknown => self.refuse(id, Code::Unknown, "", limits, out),
-            Answer::AppendFailed => {}
+            SubmitAnswer::Refused { code, message } => self.refuse(id, code, &message, limits, out),
+            SubmitAnswer::Unknown => self.refuse(id, Code::Unknown, "", limits, out),
+            SubmitAnswer::AppendFailed => {}
         }
         if self.ordered.as_ref().is_some_and(|it| it.is_stale()) && matches!(self.state, State::Live) {
             self.close(Code::Resync, "a message with an unknown outcome was not resent", out);
@@ -103,9 +103,9 @@ impl Session {
     }
 
     /// Replies *unknown* for each submission whose answer is overdue.
-    pub(super) fn expire_overdue(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) {
+    pub(super) fn expire_overdue(&mut self, limits: &SessionLimits, now: Time, out: &mut Vec<Action>) {
         while self.flights.oldest().is_some_and(|sent| sent + limits.reply_deadline <= now) {
-            self.answered(self.flights.oldest_ticket(), Answer::Unknown, limits, now, out);
+            self.answered(self.flights.oldest_ticket(), SubmitAnswer::Unknown, limits, now, out);
         }
     }
 
@@ -130,14 +130,14 @@ impl Session {
 }
 
 /// Returns whether the same message may get another answer later.
-fn is_temporary(answer: &Answer) -> bool {
+fn is_temporary(answer: &SubmitAnswer) -> bool {
     match answer {
-        Answer::Unknown => true,
-        Answer::Refused { code, .. } => code.temporary(),
+        SubmitAnswer::Unknown => true,
+        SubmitAnswer::Refused { code, .. } => code.temporary(),
         _ => false,
     }
 }
 
-fn is_order_broken(answer: &Answer) -> bool {
-    matches!(answer, Answer::Refused { code: Code::OrderBroken, .. })
+fn is_order_broken(answer: &SubmitAnswer) -> bool {
+    matches!(answer, SubmitAnswer::Refused { code: Code::OrderBroken, .. })
 }

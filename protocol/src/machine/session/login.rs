@@ -1,7 +1,8 @@
 //! Login: from Hello to Welcome, and the choice between the client's and the saved chain position.
 
 use super::{
-    Action, ChainSaved, Identity, Limits, LoggedIn, Session, State, send::Ordered, types::EffectiveSettings,
+    Action, ChainSaved, Identity, LoggedIn, Session, SessionLimits, State, send::Ordered,
+    types::EffectiveSettings,
 };
 use crate::{
     Code, Time,
@@ -60,7 +61,7 @@ impl Session {
     /// client has missed acks or a notice: Welcome reports the saved id, and the client resends its unacked messages.
     /// Without a declared id the chain starts at the saved id, else at a fresh one. [`Chain::adopt`] handles a declared
     /// id that is not in the saved state.
-    pub fn logged_in(&mut self, login: LoggedIn, limits: &Limits, now: Time, out: &mut Vec<Action>) {
+    pub fn logged_in(&mut self, login: LoggedIn, limits: &SessionLimits, now: Time, out: &mut Vec<Action>) {
         let hello = match std::mem::replace(&mut self.state, State::Live) {
             State::LoggingIn { hello, .. } => hello,
             other => {
@@ -134,7 +135,7 @@ impl Session {
     }
 }
 
-fn restore_chain<T>(saved: ChainSaved, declared: Option<MsgId>, limits: &Limits) -> Chain<T> {
+fn restore_chain<T>(saved: ChainSaved, declared: Option<MsgId>, limits: &SessionLimits) -> Chain<T> {
     let ChainSaved { expected, done, skipped } = saved;
     let unknown = |id: &MsgId| *id != expected && !done.contains(id) && !skipped.contains(id);
     let mut chain = match declared.filter(unknown) {

@@ -4,7 +4,7 @@
 //! a client that queries faster than it reads. The driver passes in the answer in one or more parts, and ends the query
 //! with [`Session::query_over`] once the client has taken them.
 
-use super::{Action, Limits, POSITIONS_MAX, Session, State, send::Refusal};
+use super::{Action, POSITIONS_MAX, Session, SessionLimits, State, send::Refusal};
 use crate::{
     Code, Time,
     id::{ConversationId, ConversationKind},
@@ -138,7 +138,7 @@ impl Session {
         id: u64,
         code: Code,
         message: &str,
-        limits: &Limits,
+        limits: &SessionLimits,
         out: &mut Vec<Action>,
     ) {
         if self.query_open && matches!(self.state, State::Live | State::Leaving { .. }) {
@@ -148,17 +148,29 @@ impl Session {
     }
 
     /// Ends the open query once the client has taken the answer; the client may send the next one.
-    pub fn query_over(&mut self, limits: &Limits, now: Time) {
+    pub fn query_over(&mut self, limits: &SessionLimits, now: Time) {
         self.query_open = false;
         self.update_reading(limits, now);
     }
 
-    pub(super) fn handle_pull(&mut self, id: u64, pull: pb::Pull, limits: &Limits, out: &mut Vec<Action>) {
+    pub(super) fn handle_pull(
+        &mut self,
+        id: u64,
+        pull: pb::Pull,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
         let query = self.queryable(&pull.conversation).and_then(|it| to_pull(it, pull));
         self.open_query(id, query.map(Query::Pull), limits, out);
     }
 
-    pub(super) fn handle_read(&mut self, id: u64, read: &pb::Read, limits: &Limits, out: &mut Vec<Action>) {
+    pub(super) fn handle_read(
+        &mut self,
+        id: u64,
+        read: &pb::Read,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
         let query = self.queryable(&read.conversation);
         let query = query.map(|conversation| Query::Read { conversation, seq: read.seq });
         self.open_query(id, query, limits, out);
@@ -168,7 +180,7 @@ impl Session {
         &mut self,
         id: u64,
         recall: &pb::Recall,
-        limits: &Limits,
+        limits: &SessionLimits,
         out: &mut Vec<Action>,
     ) {
         let query = self
@@ -181,7 +193,7 @@ impl Session {
         &mut self,
         id: u64,
         clear: &pb::Clear,
-        limits: &Limits,
+        limits: &SessionLimits,
         out: &mut Vec<Action>,
     ) {
         let query = self
@@ -190,7 +202,13 @@ impl Session {
         self.open_query(id, query, limits, out);
     }
 
-    pub(super) fn handle_hide(&mut self, id: u64, hide: pb::Hide, limits: &Limits, out: &mut Vec<Action>) {
+    pub(super) fn handle_hide(
+        &mut self,
+        id: u64,
+        hide: pb::Hide,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
         let query = self
             .queryable(&hide.conversation)
             .and_then(|conversation| Ok(Query::Hide { conversation, seqs: check_seqs(hide.seqs)? }));
@@ -201,7 +219,7 @@ impl Session {
         &mut self,
         id: u64,
         leave: &pb::Leave,
-        limits: &Limits,
+        limits: &SessionLimits,
         out: &mut Vec<Action>,
     ) {
         let query = parse(&leave.conversation).and_then(|conversation| match conversation.kind() {
@@ -217,7 +235,13 @@ impl Session {
         self.open_query(id, query, limits, out);
     }
 
-    pub(super) fn handle_sync(&mut self, id: u64, sync: &pb::Sync, limits: &Limits, out: &mut Vec<Action>) {
+    pub(super) fn handle_sync(
+        &mut self,
+        id: u64,
+        sync: &pb::Sync,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
         self.open_query(id, positions(&sync.positions).map(Query::Sync), limits, out);
     }
 
@@ -226,7 +250,7 @@ impl Session {
         &mut self,
         id: u64,
         ping: &pb::Ping,
-        limits: &Limits,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
@@ -237,7 +261,13 @@ impl Session {
         }
     }
 
-    fn open_query(&mut self, id: u64, query: Result<Query, Refusal>, limits: &Limits, out: &mut Vec<Action>) {
+    fn open_query(
+        &mut self,
+        id: u64,
+        query: Result<Query, Refusal>,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
         match query {
             // Only a driver that reads although it should not gets here while a query is open.
             Ok(_) if self.query_open => self.refuse(id, Code::Busy, "", limits, out),

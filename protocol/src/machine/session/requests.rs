@@ -1,6 +1,6 @@
 //! Requests of a live session other than Send: acks, pings, rooms, and Bye.
 
-use super::{Action, Limits, Session, State};
+use super::{Action, Session, SessionLimits, State};
 use crate::{
     Code, Time,
     id::{ConversationId, RoomId},
@@ -14,7 +14,7 @@ impl Session {
         id: u64,
         room: &RoomId,
         outcome: Result<(), Code>,
-        limits: &Limits,
+        limits: &SessionLimits,
         out: &mut Vec<Action>,
     ) {
         if !matches!(self.state, State::Live | State::Leaving { .. }) {
@@ -33,7 +33,7 @@ impl Session {
         &mut self,
         id: u64,
         body: ClientBody,
-        limits: &Limits,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    fn handle_join(&mut self, id: u64, room: &str, limits: &Limits, out: &mut Vec<Action>) {
+    fn handle_join(&mut self, id: u64, room: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
         match RoomId::new(room) {
             Err(error) => self.refuse(id, Code::BadId, &error.to_string(), limits, out),
             Ok(room) if self.rooms.contains(&room) => self.done(id, out),
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    fn handle_leave(&mut self, id: u64, leave: &pb::Leave, limits: &Limits, out: &mut Vec<Action>) {
+    fn handle_leave(&mut self, id: u64, leave: &pb::Leave, limits: &SessionLimits, out: &mut Vec<Action>) {
         if !leave.conversation.is_empty() {
             return self.handle_leave_group(id, leave, limits, out);
         }

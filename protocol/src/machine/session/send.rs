@@ -1,6 +1,6 @@
 //! Send: validates it, passes it through the chain, and releases one submission at a time.
 
-use super::{Action, Alarm, Identity, Limits, Order, Session, State, Submit, flights::Flight, notice};
+use super::{Action, Alarm, Identity, Order, Session, SessionLimits, State, Submit, flights::Flight, notice};
 use crate::{
     Code, Time,
     id::{ConversationId, ConversationKind, IdError, MsgId, UserId},
@@ -115,13 +115,23 @@ fn bad_id(field: &str, error: &IdError) -> Refusal {
 
 impl Session {
     /// Returns the next numbered submission. Poll until there is none, after every input; see the module documentation.
-    pub fn poll_submit(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) -> Option<Box<Submit>> {
+    pub fn poll_submit(
+        &mut self,
+        limits: &SessionLimits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) -> Option<Box<Submit>> {
         let submit = self.next_submit(limits, now, out);
         self.update_reading(limits, now);
         submit
     }
 
-    fn next_submit(&mut self, limits: &Limits, now: Time, out: &mut Vec<Action>) -> Option<Box<Submit>> {
+    fn next_submit(
+        &mut self,
+        limits: &SessionLimits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) -> Option<Box<Submit>> {
         while matches!(self.state, State::Live) && self.flights.len() < limits.in_flight_max {
             if let Some(submit) = self.pending.take() {
                 return Some(self.launch(submit, None, now));
@@ -149,7 +159,7 @@ impl Session {
         &mut self,
         id: u64,
         send: pb::Send,
-        limits: &Limits,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
@@ -171,7 +181,7 @@ impl Session {
         next_id: MsgId,
         submit: Box<Submit>,
         was_parked: bool,
-        limits: &Limits,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) -> bool {
@@ -233,7 +243,7 @@ impl Session {
         &self,
         id: u64,
         send: pb::Send,
-        limits: &Limits,
+        limits: &SessionLimits,
     ) -> Result<(Box<Submit>, Option<MsgId>), Refusal> {
         let identity = self.identity.as_ref().ok_or((Code::BadState, String::new()))?;
         let conversation = target(&send.conversation, &send.to_user, identity)?;
@@ -281,7 +291,7 @@ pub(super) fn target(conversation: &str, to_user: &str, me: &Identity) -> Result
     }
 }
 
-fn encode(content: Option<crate::content::Content>, limits: &Limits) -> Result<Bytes, Refusal> {
+fn encode(content: Option<crate::content::Content>, limits: &SessionLimits) -> Result<Bytes, Refusal> {
     let content = content.ok_or((Code::BadContent, String::new()))?;
     match content.encoded_len() {
         0 => Err((Code::BadContent, String::new())),

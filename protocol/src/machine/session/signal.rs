@@ -2,7 +2,7 @@
 //! 7).
 
 use super::{
-    Action, Limits, Session, State,
+    Action, Session, SessionLimits, State,
     send::{Refusal, target},
 };
 use crate::{
@@ -22,7 +22,7 @@ impl Session {
         &mut self,
         id: u64,
         outcome: Result<(), (Code, &str)>,
-        limits: &Limits,
+        limits: &SessionLimits,
         out: &mut Vec<Action>,
     ) {
         if !matches!(self.state, State::Live | State::Leaving { .. }) {
@@ -41,7 +41,7 @@ impl Session {
         &mut self,
         id: u64,
         signal: pb::Signal,
-        limits: &Limits,
+        limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
     ) {
@@ -61,7 +61,7 @@ impl Session {
     }
 
     /// Takes one signal from the budget, and returns whether one was left.
-    fn may_signal(&mut self, limits: &Limits, now: Time) -> bool {
+    fn may_signal(&mut self, limits: &SessionLimits, now: Time) -> bool {
         let Some(each) = BUDGET_SPAN.checked_div(limits.signals_per_second) else { return false };
         let until = self.signals_until.max(now) + each;
         let fits = until <= now + BUDGET_SPAN;
@@ -74,7 +74,7 @@ impl Session {
     fn to_signal(
         &self,
         signal: pb::Signal,
-        limits: &Limits,
+        limits: &SessionLimits,
     ) -> Result<(ConversationId, Box<pb::Signal>), Refusal> {
         let identity = self.identity.as_ref().ok_or((Code::BadState, String::new()))?;
         let conversation = target(&signal.conversation, &signal.to_user, identity)?;

@@ -17,7 +17,7 @@ pub const POSITIONS_MAX: usize = 1_000;
 
 /// Limits of all sessions of a node; shared, never copied into a session.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct SessionLimits {
     /// Time from the connection's start to a complete Hello.
     pub handshake: Duration,
     /// Time from Hello to [`super::Session::logged_in`].
@@ -52,7 +52,7 @@ pub struct Limits {
     pub window: WindowLimits,
 }
 
-impl Default for Limits {
+impl Default for SessionLimits {
     fn default() -> Self {
         Self {
             handshake: Duration::from_secs(5),
@@ -75,7 +75,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl SessionLimits {
     /// Returns the limits that Welcome reports.
     pub(super) fn for_welcome(&self) -> pb::Limits {
         let u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -219,7 +219,7 @@ pub struct Order {
 
 /// Answer to a submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum SubmitAnswer {
     /// The message is durable.
     Accepted {
         /// Seq in the conversation.
@@ -311,7 +311,7 @@ impl EffectiveSettings {
         search: Search::On,
     };
 
-    pub(super) fn of(settings: &UserSettings, limits: &Limits) -> Self {
+    pub(super) fn of(settings: &UserSettings, limits: &SessionLimits) -> Self {
         let clamp = |ms: u32, default: Duration, min: Duration, max: Duration| {
             let value = if ms == 0 { default } else { Duration::from_millis(ms.into()) };
             u32::try_from(value.max(min).min(max).as_millis()).unwrap_or(u32::MAX)

@@ -5,7 +5,7 @@ use super::{at, ms};
 use proptest::prelude::*;
 use tidegate_protocol::{
     Time,
-    machine::drain::{Drain, Outcome, Phase, Settings, Share, Snapshot, Step, plan},
+    machine::drain::{Drain, DrainCounts, DrainOutcome, DrainStep, NodePhase, Settings, Share, plan},
 };
 
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ struct Client {
 }
 
 struct Run {
-    steps: Vec<(Time, Step)>,
+    steps: Vec<(Time, DrainStep)>,
     clients: Vec<Client>,
     /// Times at which clients were closed at the end of their slots.
     slots: Vec<Time>,
@@ -84,21 +84,21 @@ fn run(world: &World) -> Run {
         for step in out.drain(..) {
             all.steps.push((now, step));
             match step {
-                Step::Notice(pace, _) => {
+                DrainStep::Notice(pace, _) => {
                     let of = |index: usize| {
                         let mine = (index..all.clients.len()).step_by(world.shards);
                         Share::new(pace, index, world.shards, world.clients.len() as u64, mine)
                     };
                     shares = (0..world.shards).map(of).collect();
                 }
-                Step::Rush(_) => {
+                DrainStep::Rush(_) => {
                     shares.clear();
                     all.clients.iter_mut().for_each(|client| client.asked = client.asked.or(Some(now)));
                 }
-                Step::Cut(_) => all.clients.iter_mut().for_each(|client| client.gone = true),
-                Step::Flush => flushing = Some(now),
-                Step::Exit(_) => return all,
-                Step::Cordon | Step::Resume => {}
+                DrainStep::Cut(_) => all.clients.iter_mut().for_each(|client| client.gone = true),
+                DrainStep::Flush => flushing = Some(now),
+                DrainStep::Exit(_) => return all,
+                DrainStep::Cordon | DrainStep::Resume => {}
             }
         }
         serve(world, &mut all, &mut shares, now);
@@ -106,8 +106,8 @@ fn run(world: &World) -> Run {
     panic!("no end: {:?} in {:?}", all.steps, drain.phase());
 }
 
-fn snapshot(clients: &[Client], shares: &[Share<usize>]) -> Snapshot {
-    Snapshot {
+fn snapshot(clients: &[Client], shares: &[Share<usize>]) -> DrainCounts {
+    DrainCounts {
         conns: clients.iter().filter(|client| !client.gone).count(),
         unnoticed: shares.iter().map(Share::unnoticed).sum(),
         waiting: shares.iter().map(Share::waiting).sum(),
@@ -137,15 +137,15 @@ fn serve(world: &World, all: &mut Run, shares: &mut [Share<usize>], now: Time) {
     }
 }
 
-fn rank(step: &Step) -> u8 {
+fn rank(step: &DrainStep) -> u8 {
     match step {
-        Step::Resume => panic!("the drain was not aborted"),
-        Step::Cordon => 0,
-        Step::Notice(..) => 1,
-        Step::Rush(_) => 2,
-        Step::Cut(_) => 3,
-        Step::Flush => 4,
-        Step::Exit(_) => 5,
+        DrainStep::Resume => panic!("the drain was not aborted"),
+        DrainStep::Cordon => 0,
+        DrainStep::Notice(..) => 1,
+        DrainStep::Rush(_) => 2,
+        DrainStep::Cut(_) => 3,
+        DrainStep::Flush => 4,
+        DrainStep::Exit(_) => 5,
     }
 }
 
@@ -156,18 +156,18 @@ proptest! {
         let ranks: Vec<u8> = all.steps.iter().map(|(_, step)| rank(step)).collect();
         prop_assert!(ranks.is_sorted_by(|a, b| a < b), "each step once and forward: {:?}", all.steps);
         prop_assert_eq!(&ranks[ranks.len() - 2..], [4, 5], "flush last");
-        let (end, Step::Exit(outcome)) = all.steps[all.steps.len() - 1] else { panic!("no exit") };
+        let (end, DrainStep::Exit(outcome)) = all.steps[all.steps.len() - 1] else { panic!("no exit") };
         // The run polls once per millisecond, and the flush ends one poll after it began.
         prop_assert!(end <= at(1) + world.settings.deadline, "the end at {end}: {:?}", all.steps);
         if let Some(second) = world.signals.first().filter(|second| at(**second) < end) {
             prop_assert!(end <= at(second + 2_000), "the end at {end}: {:?}", all.steps);
-            prop_assert!(matches!(outcome, Outcome::Fast(_)));
+            prop_assert!(matches!(outcome, DrainOutcome::Fast(_)));
         }
-        let cut = all.steps.iter().find_map(|(_, step)| match step { Step::Cut(cut) => Some(*cut), _ => None });
+        let cut = all.steps.iter().find_map(|(_, step)| match step { DrainStep::Cut(cut) => Some(*cut), _ => None });
         let expected = match (outcome, cut) {
-            (Outcome::Fast(_), cut) => Outcome::Fast(cut.unwrap_or(0)),
-            (_, Some(cut)) => Outcome::Cut(cut),
-            (_, None) => Outcome::Drained,
+            (DrainOutcome::Fast(_), cut) => DrainOutcome::Fast(cut.unwrap_or(0)),
+            (_, Some(cut)) => DrainOutcome::Cut(cut),
+            (_, None) => DrainOutcome::Drained,
         };
         prop_assert_eq!(outcome, expected, "all cut clients are counted");
         prop_assert!(all.clients.iter().all(|client| client.gone), "no client is left when the flush begins");
@@ -176,12 +176,12 @@ proptest! {
     #[test]
     fn clients_are_notified_before_their_close_and_the_pace_holds(world in world()) {
         let all = run(&world);
-        let notice = all.steps.iter().find_map(|(now, step)| match step { Step::Notice(_, plan) => Some((*now, *plan)), _ => None });
+        let notice = all.steps.iter().find_map(|(now, step)| match step { DrainStep::Notice(_, plan) => Some((*now, *plan)), _ => None });
         let Some((began, plan)) = notice else {
             prop_assert!(all.slots.is_empty());
             return Ok(());
         };
-        let rushed = all.steps.iter().find(|(_, step)| matches!(step, Step::Rush(_))).map(|(now, _)| *now);
+        let rushed = all.steps.iter().find(|(_, step)| matches!(step, DrainStep::Rush(_))).map(|(now, _)| *now);
         for client in &all.clients {
             if let Some(asked) = client.asked.filter(|asked| rushed.is_none_or(|rush| *asked < rush)) {
                 prop_assert!(client.noticed.is_some_and(|noticed| began <= noticed && noticed <= asked));
@@ -212,7 +212,7 @@ fn drain_does_nothing_before_it_begins() {
     let settings = super::DEFAULTS;
     let mut drain = Drain::new(settings);
     let mut out = Vec::new();
-    drain.handle_snapshot(at(99_999), Snapshot::default(), &mut out);
+    drain.handle_snapshot(at(99_999), DrainCounts::default(), &mut out);
     drain.handle_flushed(&mut out);
-    assert_eq!((out, drain.phase(), drain.poll_timeout()), (vec![], Phase::Starting, None));
+    assert_eq!((out, drain.phase(), drain.poll_timeout()), (vec![], NodePhase::Starting, None));
 }

@@ -3,12 +3,12 @@
 use super::support::{Conn, send};
 use tidegate_protocol::{
     Code,
-    machine::session::Answer,
+    machine::session::SubmitAnswer,
     pb::{self, client_frame::Body as ClientBody},
 };
 
-fn accepted(seq: u64) -> Answer {
-    Answer::Accepted { seq, time: 1 }
+fn accepted(seq: u64) -> SubmitAnswer {
+    SubmitAnswer::Accepted { seq, time: 1 }
 }
 
 #[test]
@@ -19,8 +19,8 @@ fn each_answer_is_sent_once_in_order_of_arrival() {
     }
     conn.answer(1, accepted(5));
     conn.answer(1, accepted(6));
-    conn.answer(0, Answer::Duplicate { seq: 2, time: 1 });
-    conn.answer(2, Answer::Refused { code: Code::NotAMember, message: "".into() });
+    conn.answer(0, SubmitAnswer::Duplicate { seq: 2, time: 1 });
+    conn.answer(2, SubmitAnswer::Refused { code: Code::NotAMember, message: "".into() });
     conn.answer(99, accepted(9));
     assert_eq!(conn.output(), ["2 ack x1 5", "1 dup x0 2", "3 NOT_A_MEMBER"]);
     assert_eq!(conn.session.in_flight(), 0);
@@ -45,7 +45,7 @@ fn failed_append_closes_the_connection() {
     let mut conn = Conn::chained();
     conn.link(0);
     conn.link(1);
-    conn.answer(0, Answer::AppendFailed);
+    conn.answer(0, SubmitAnswer::AppendFailed);
     assert_eq!(conn.output(), ["close RESYNC"]);
 }
 

@@ -6,7 +6,7 @@ use tidegate_protocol::{
     Code, Time,
     id::ConversationId,
     machine::{
-        session::{Action, Phase, Session},
+        session::{Action, Session, SessionPhase},
         window::{Tracked, Verdict, Window},
     },
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
@@ -23,7 +23,7 @@ fn hello_requests_a_login_and_gets_welcome() {
     let mut conn = Conn::new();
     conn.frame(9, ClientBody::Hello(hello("")));
     assert_eq!(conn.output(), ["login"]);
-    assert_eq!(conn.session.phase(), Phase::LoggingIn);
+    assert_eq!(conn.session.phase(), SessionPhase::LoggingIn);
     conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
     let Some(Action::Reply(frame)) = conn.actions.pop() else { panic!("no reply") };
     let Some(ServerBody::Welcome(welcome)) = frame.body else { panic!("no welcome") };

@@ -3,12 +3,12 @@
 use super::support::{Conn, chained_send, hello, id, logged_in, send};
 use tidegate_protocol::{
     Code,
-    machine::session::{Answer, ChainSaved},
+    machine::session::{ChainSaved, SubmitAnswer},
     pb::{self, client_frame::Body as ClientBody},
 };
 
-fn accepted(seq: u64) -> Answer {
-    Answer::Accepted { seq, time: 1 }
+fn accepted(seq: u64) -> SubmitAnswer {
+    SubmitAnswer::Accepted { seq, time: 1 }
 }
 
 /// Returns (id, n) of the submissions since the last call.
@@ -87,7 +87,7 @@ fn retry_of_a_done_id_is_submitted_unchained() {
     conn.link(0);
     let submit = conn.submits.pop_front().expect("a submission");
     assert_eq!((submit.order.chained, submit.attempt), (false, 1));
-    conn.answer(submit.ticket, Answer::Duplicate { seq: 1, time: 1 });
+    conn.answer(submit.ticket, SubmitAnswer::Duplicate { seq: 1, time: 1 });
     assert_eq!(conn.output(), ["save m0 then m1", "100 ack m0 1", "100 dup m0 1"]);
     assert_eq!(conn.session.expected(), Some(&id("m1")));
 }
@@ -280,7 +280,7 @@ fn only_the_answered_prefix_is_saved() {
     assert_eq!(conn.output(), ["103 ack m3 4"]);
     // The resend resolves it, so it is saved together with its successor.
     conn.link(2);
-    conn.answer(4, Answer::Duplicate { seq: 3, time: 1 });
+    conn.answer(4, SubmitAnswer::Duplicate { seq: 3, time: 1 });
     assert_eq!(conn.output(), ["save m2 then m3", "save m3 then m4", "102 dup m2 3"]);
 }
 
@@ -301,7 +301,7 @@ fn client_that_never_resends_an_unknown_message_is_resynced() {
 fn broken_order_is_resynced() {
     let mut conn = Conn::chained();
     conn.link(0);
-    conn.answer(0, Answer::Refused { code: Code::OrderBroken, message: "".into() });
+    conn.answer(0, SubmitAnswer::Refused { code: Code::OrderBroken, message: "".into() });
     assert_eq!(conn.output(), ["100 ORDER_BROKEN", "close RESYNC"]);
 }
 

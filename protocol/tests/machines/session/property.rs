@@ -9,7 +9,7 @@ use std::{
 use tidegate_protocol::{
     Code,
     id::RoomId,
-    machine::session::{Action, Answer, Phase},
+    machine::session::{Action, SessionPhase, SubmitAnswer},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
@@ -118,7 +118,7 @@ impl Run {
     }
 
     fn send(&mut self, send: pb::Send) {
-        if self.conn.session.phase() == Phase::Live {
+        if self.conn.session.phase() == SessionPhase::Live {
             self.sends.insert(self.next_frame);
         }
         self.conn.frame(self.next_frame, ClientBody::Send(send));
@@ -200,13 +200,13 @@ impl Run {
         // Some answers arrive twice, as after a take-over.
         let ticket = if how == 5 { self.open[at] } else { self.open.swap_remove(at) };
         let answer = match how {
-            0..=5 => Answer::Accepted { seq: ticket, time: 1 },
-            6 => Answer::Duplicate { seq: ticket, time: 1 },
-            7 => Answer::Refused { code: Code::NotAMember, message: "".into() },
-            8 => Answer::Unknown,
+            0..=5 => SubmitAnswer::Accepted { seq: ticket, time: 1 },
+            6 => SubmitAnswer::Duplicate { seq: ticket, time: 1 },
+            7 => SubmitAnswer::Refused { code: Code::NotAMember, message: "".into() },
+            8 => SubmitAnswer::Unknown,
             // Rare, because it ends the run.
-            _ if ticket % 8 == 7 => Answer::AppendFailed,
-            _ => Answer::Accepted { seq: ticket, time: 1 },
+            _ if ticket % 8 == 7 => SubmitAnswer::AppendFailed,
+            _ => SubmitAnswer::Accepted { seq: ticket, time: 1 },
         };
         self.conn.answer(ticket, answer);
     }
@@ -278,7 +278,7 @@ impl Run {
     /// Runs until all holds and answers are due. Every Send then has its answer, if the connection is still open.
     fn finish(mut self) -> Result<(), TestCaseError> {
         self.conn.refusals.clear();
-        if self.conn.session.phase() == Phase::Leaving {
+        if self.conn.session.phase() == SessionPhase::Leaving {
             // A leaving session waits for the log; the driver answers every query within a bounded time.
             self.answer_query()?;
             self.check()?;
@@ -296,7 +296,7 @@ impl Run {
             self.apply(Op::Pass { ms })?;
         }
         prop_assert!(self.closed || self.conn.session.held() == 0, "every hold ends");
-        if !self.closed && self.conn.session.phase() == Phase::Live {
+        if !self.closed && self.conn.session.phase() == SessionPhase::Live {
             for frame in &self.sends {
                 prop_assert_eq!(self.answers.get(frame), Some(&1), "frame {} has one answer", frame);
             }
@@ -326,7 +326,7 @@ proptest! {
         for op in ops {
             // Delay most inputs that close the connection; otherwise few runs get far.
             let ends = matches!(op, Op::Violation | Op::Close | Op::Leave | Op::Hello { .. });
-            if patient && ends && run.query.is_none() && run.conn.session.phase() == Phase::Live {
+            if patient && ends && run.query.is_none() && run.conn.session.phase() == SessionPhase::Live {
                 continue;
             }
             run.apply(op)?;

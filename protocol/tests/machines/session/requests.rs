@@ -5,7 +5,7 @@ use tidegate_protocol::{
     Code,
     content::Content,
     id::RoomId,
-    machine::session::{Action, Answer, Order, Phase},
+    machine::session::{Action, Order, SessionPhase, SubmitAnswer},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
@@ -279,7 +279,7 @@ fn refusals_of_the_ledger_count_as_errors() {
     for n in 0..5 {
         conn.frame(n, ClientBody::Send(send("g:a", &format!("x{n}"))));
         let submit = conn.submits.pop_front().expect("a submission");
-        conn.answer(submit.ticket, Answer::Refused { code: Code::NotAMember, message: "".into() });
+        conn.answer(submit.ticket, SubmitAnswer::Refused { code: Code::NotAMember, message: "".into() });
     }
     assert_eq!(conn.output().last().map(String::as_str), Some("close TOO_MANY_ERRORS"));
 }
@@ -292,7 +292,7 @@ fn bye_waits_for_answers_in_flight() {
     assert_eq!(conn.output(), ["2 done"]);
     assert!(!conn.wants_read());
     conn.frame(3, ClientBody::Send(send("g:a", "y")));
-    conn.answer(0, Answer::Accepted { seq: 1, time: 2 });
+    conn.answer(0, SubmitAnswer::Accepted { seq: 1, time: 2 });
     assert_eq!(conn.output(), ["1 ack x 1", "close BYE"]);
     assert_eq!(conn.submitted(), ["x"]);
 }
@@ -309,7 +309,7 @@ fn leaving_waits_only_for_queries_that_append() {
             conn.output();
             conn.input(|s, _, _, out| s.leave(Code::Draining, "", out));
             conn.pass(1.0);
-            assert!(conn.output().is_empty() && conn.session.phase() == Phase::Leaving);
+            assert!(conn.output().is_empty() && conn.session.phase() == SessionPhase::Leaving);
             conn.input(|s, limits, _, out| match refused {
                 true => s.query_refused(id, Code::Unknown, "", limits, out),
                 false => s.query_done(id, out),
@@ -334,7 +334,7 @@ fn leaving_ends_at_the_reply_deadline_at_the_latest() {
     let mut conn = Conn::plain();
     conn.frame(1, ClientBody::Send(send("g:a", "x")));
     conn.input(|s, _, _, out| s.leave(Code::Draining, "", out));
-    assert_eq!(conn.session.phase(), Phase::Leaving);
+    assert_eq!(conn.session.phase(), SessionPhase::Leaving);
     conn.pass(5.0);
     assert_eq!(conn.output(), ["1 UNKNOWN", "close DRAINING"]);
 }
@@ -363,8 +363,8 @@ fn no_frame_follows_a_close() {
     conn.input(|s, _, now, out| s.handle_empty(now, out));
     conn.frame(5, ClientBody::Hello(hello("")));
     conn.link(1);
-    conn.answer(0, Answer::Accepted { seq: 1, time: 2 });
-    conn.answer(0, Answer::AppendFailed);
+    conn.answer(0, SubmitAnswer::Accepted { seq: 1, time: 2 });
+    conn.answer(0, SubmitAnswer::AppendFailed);
     conn.pass(1_000.0);
     assert!(conn.output().is_empty());
     assert_eq!((conn.session.poll_timeout(&conn.limits), conn.wants_read()), (None, false));

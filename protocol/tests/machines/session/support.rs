@@ -7,7 +7,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::{
         chain::ChainLimits,
-        session::{Action, Answer, ChainSaved, Limits, LoggedIn, Phase, Session, Submit},
+        session::{Action, ChainSaved, LoggedIn, Session, SessionLimits, SessionPhase, Submit, SubmitAnswer},
     },
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
@@ -21,22 +21,22 @@ pub(crate) fn key(text: &str) -> ConversationId {
 }
 
 /// Small limits, so that tests reach them.
-pub(crate) fn limits() -> Limits {
-    Limits {
+pub(crate) fn limits() -> SessionLimits {
+    SessionLimits {
         in_flight_max: 4,
         chain: ChainLimits { hold_max: 3, hold_bytes_max: 1_000, order_timeout: Duration::from_secs(2) },
         content_bytes_max: 100,
         errors_max: 5,
         rooms_max: 2,
         chained_conversations_max: 3,
-        ..Limits::default()
+        ..SessionLimits::default()
     }
 }
 
 /// Connection as its driver sees it; `actions` and `submits` collect the output.
 pub(crate) struct Conn {
     pub(crate) session: Session,
-    pub(crate) limits: Limits,
+    pub(crate) limits: SessionLimits,
     pub(crate) now: Time,
     /// All actions, in order.
     pub(crate) actions: Vec<Action>,
@@ -50,7 +50,7 @@ impl Conn {
         Self::with(limits(), Time::from_millis(1_000))
     }
 
-    pub(crate) fn with(limits: Limits, now: Time) -> Self {
+    pub(crate) fn with(limits: SessionLimits, now: Time) -> Self {
         Self {
             session: Session::new(now),
             limits,
@@ -80,7 +80,7 @@ impl Conn {
     }
 
     /// Feeds one input and runs the driver's loop of the session's module documentation.
-    pub(crate) fn input(&mut self, input: impl FnOnce(&mut Session, &Limits, Time, &mut Vec<Action>)) {
+    pub(crate) fn input(&mut self, input: impl FnOnce(&mut Session, &SessionLimits, Time, &mut Vec<Action>)) {
         let mut out = Vec::new();
         input(&mut self.session, &self.limits, self.now, &mut out);
         loop {
@@ -106,7 +106,7 @@ impl Conn {
         self.frame(100 + n, ClientBody::Send(send));
     }
 
-    pub(crate) fn answer(&mut self, ticket: u64, answer: Answer) {
+    pub(crate) fn answer(&mut self, ticket: u64, answer: SubmitAnswer) {
         self.input(|s, l, now, out| s.answered(ticket, answer, l, now, out));
     }
 
@@ -130,7 +130,7 @@ impl Conn {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.session.phase() == Phase::Closed
+        self.session.phase() == SessionPhase::Closed
     }
 }
 

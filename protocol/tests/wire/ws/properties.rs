@@ -1,7 +1,7 @@
 //! Property tests of WebSocket framing with arbitrary bytes, splits and characters.
 
 use proptest::{collection::vec, prelude::*};
-use tidegate_protocol::ws::{Decoder, Kind, Limits, Opcode, Violation, encode_fragment};
+use tidegate_protocol::ws::{Decoder, Kind, Opcode, WsLimits, WsViolation, encode_fragment};
 
 use crate::corpus::targets::ws::{OwnedEvent, feed};
 
@@ -92,7 +92,7 @@ proptest! {
         good in "\\PC{0,3}",
         bad in vec(prop_oneof![0x80_u8..=0xFF, any::<u8>()], 1..4),
     ) {
-        let limits = Limits { message_bytes_max: 300, fragments_max: 100 };
+        let limits = WsLimits { message_bytes_max: 300, fragments_max: 100 };
         let bytes = [good.as_bytes(), &bad].concat();
         let mut decoder = Decoder::server();
         for (n, byte) in bytes.iter().enumerate() {
@@ -103,7 +103,7 @@ proptest! {
             match decoder.next(&mut wire, &limits) {
                 Ok(_) => prop_assert!(!spoiled, "{:x?}", &bytes[..=n]),
                 Err(violation) => {
-                    prop_assert_eq!(violation, Violation::NotUtf8);
+                    prop_assert_eq!(violation, WsViolation::NotUtf8);
                     prop_assert!(spoiled, "{:x?}", &bytes[..=n]);
                     return Ok(());
                 }
@@ -112,7 +112,7 @@ proptest! {
         let mut wire = Vec::new();
         encode_fragment(true, Opcode::Continuation, &[], Some([0; 4]), &mut wire);
         let ended = decoder.next(&mut wire, &limits).map(|_| ());
-        let expected = if std::str::from_utf8(&bytes).is_ok() { Ok(()) } else { Err(Violation::NotUtf8) };
+        let expected = if std::str::from_utf8(&bytes).is_ok() { Ok(()) } else { Err(WsViolation::NotUtf8) };
         prop_assert_eq!(ended, expected);
     }
 }

@@ -3,39 +3,39 @@
 use tidegate_protocol::{
     Code,
     ws::{
-        CLOSE_REASON_MAX, Decoder, Event, HEADER_MAX, Kind, Limits, Opcode, Step, Violation, encode_client,
-        encode_close, encode_close_reply, encode_fragment, encode_server, mask, server_header,
+        CLOSE_REASON_MAX, Decoder, HEADER_MAX, Kind, Opcode, WsEvent, WsLimits, WsStep, WsViolation,
+        encode_client, encode_close, encode_close_reply, encode_fragment, encode_server, mask, server_header,
     },
 };
 
-const LIMITS: Limits = Limits { message_bytes_max: 70_000, fragments_max: 4 };
+const LIMITS: WsLimits = WsLimits { message_bytes_max: 70_000, fragments_max: 4 };
 const KEY: [u8; 4] = [0x37, 0xFA, 0x21, 0x3D];
 
 /// Decodes `bytes` as one frame and returns its event as text.
-fn one(decoder: &mut Decoder, bytes: &[u8]) -> Result<String, Violation> {
+fn one(decoder: &mut Decoder, bytes: &[u8]) -> Result<String, WsViolation> {
     let mut input = bytes.to_vec();
     match decoder.next(&mut input, &LIMITS)? {
-        Step::Need { at_least } => Ok(format!("need {at_least}")),
-        Step::Frame { consumed, event } => {
+        WsStep::Need { at_least } => Ok(format!("need {at_least}")),
+        WsStep::Frame { consumed, event } => {
             assert_eq!(consumed, bytes.len());
             Ok(words(&event))
         }
     }
 }
 
-fn words(event: &Event<'_>) -> String {
+fn words(event: &WsEvent<'_>) -> String {
     let text = String::from_utf8_lossy;
     match event {
-        Event::Message { kind, payload } if payload.len() > 200 => format!("{kind:?} of {}", payload.len()),
-        Event::Message { kind, payload } => format!("{kind:?} {}", text(payload)),
-        Event::Part => "part".to_owned(),
-        Event::Ping(payload) => format!("ping {}", text(payload)),
-        Event::Pong(payload) => format!("pong {}", text(payload)),
-        Event::Close { code, reason } => format!("close {code:?} {reason}"),
+        WsEvent::Message { kind, payload } if payload.len() > 200 => format!("{kind:?} of {}", payload.len()),
+        WsEvent::Message { kind, payload } => format!("{kind:?} {}", text(payload)),
+        WsEvent::Part => "part".to_owned(),
+        WsEvent::Ping(payload) => format!("ping {}", text(payload)),
+        WsEvent::Pong(payload) => format!("pong {}", text(payload)),
+        WsEvent::Close { code, reason } => format!("close {code:?} {reason}"),
     }
 }
 
-fn refused(bytes: &[u8]) -> Violation {
+fn refused(bytes: &[u8]) -> WsViolation {
     one(&mut Decoder::server(), bytes).expect_err("a violation")
 }
 
@@ -104,32 +104,32 @@ fn lengths_around_the_header_limits_round_trip() {
             assert!(head <= HEADER_MAX);
             let mut decoder = if key.is_some() { Decoder::server() } else { Decoder::client() };
             let step = decoder.next(&mut bytes, &LIMITS);
-            let event = Event::Message { kind: Kind::Binary, payload: payload.as_slice().into() };
-            assert_eq!(step, Ok(Step::Frame { consumed: head + len, event }), "{len} {key:?}");
+            let event = WsEvent::Message { kind: Kind::Binary, payload: payload.as_slice().into() };
+            assert_eq!(step, Ok(WsStep::Frame { consumed: head + len, event }), "{len} {key:?}");
         }
     }
 }
 
 #[test]
 fn every_violation_has_its_close_code() {
-    let table: &[(&[u8], Violation, u16)] = &[
-        (&[0xC1], Violation::ReservedBits, 1002),
-        (&[0xA1], Violation::ReservedBits, 1002),
-        (&[0x91], Violation::ReservedBits, 1002),
-        (&[0x83], Violation::UnknownOpcode(3), 1002),
-        (&[0x8F], Violation::UnknownOpcode(15), 1002),
-        (&[0x09], Violation::ControlFragmented, 1002),
-        (&[0x81, 0x00], Violation::Unmasked, 1002),
-        (&[0x89, 0xFE], Violation::ControlTooLong, 1002),
-        (&[0x88, 0xFF], Violation::ControlTooLong, 1002),
-        (&[0x82, 0xFE, 0, 125], Violation::LengthNotMinimal, 1002),
-        (&[0x82, 0xFF, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF], Violation::LengthNotMinimal, 1002),
-        (&[0x82, 0xFF, 0x80, 0, 0, 0, 0, 0, 0, 0], Violation::LengthTopBit, 1002),
-        (&[0x80, 0x80], Violation::NothingToContinue, 1002),
-        (&[0x88, 0x81, 0, 0, 0, 0, 3], Violation::CloseTooShort, 1002),
-        (&[0x88, 0x82, 0, 0, 0, 0, 3, 0xED], Violation::CloseCode(1005), 1002),
-        (&[0x88, 0x83, 0, 0, 0, 0, 3, 0xE8, 0xFF], Violation::NotUtf8, 1007),
-        (&[0x81, 0x81, 0, 0, 0, 0, 0xFF], Violation::NotUtf8, 1007),
+    let table: &[(&[u8], WsViolation, u16)] = &[
+        (&[0xC1], WsViolation::ReservedBits, 1002),
+        (&[0xA1], WsViolation::ReservedBits, 1002),
+        (&[0x91], WsViolation::ReservedBits, 1002),
+        (&[0x83], WsViolation::UnknownOpcode(3), 1002),
+        (&[0x8F], WsViolation::UnknownOpcode(15), 1002),
+        (&[0x09], WsViolation::ControlFragmented, 1002),
+        (&[0x81, 0x00], WsViolation::Unmasked, 1002),
+        (&[0x89, 0xFE], WsViolation::ControlTooLong, 1002),
+        (&[0x88, 0xFF], WsViolation::ControlTooLong, 1002),
+        (&[0x82, 0xFE, 0, 125], WsViolation::LengthNotMinimal, 1002),
+        (&[0x82, 0xFF, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF], WsViolation::LengthNotMinimal, 1002),
+        (&[0x82, 0xFF, 0x80, 0, 0, 0, 0, 0, 0, 0], WsViolation::LengthTopBit, 1002),
+        (&[0x80, 0x80], WsViolation::NothingToContinue, 1002),
+        (&[0x88, 0x81, 0, 0, 0, 0, 3], WsViolation::CloseTooShort, 1002),
+        (&[0x88, 0x82, 0, 0, 0, 0, 3, 0xED], WsViolation::CloseCode(1005), 1002),
+        (&[0x88, 0x83, 0, 0, 0, 0, 3, 0xE8, 0xFF], WsViolation::NotUtf8, 1007),
+        (&[0x81, 0x81, 0, 0, 0, 0, 0xFF], WsViolation::NotUtf8, 1007),
     ];
     for (bytes, violation, close) in table {
         assert_eq!(refused(bytes), *violation, "{bytes:x?}");
@@ -137,7 +137,7 @@ fn every_violation_has_its_close_code() {
         assert_eq!(violation.code(), Code::Malformed);
         assert!(violation.to_string().len() <= CLOSE_REASON_MAX);
     }
-    assert_eq!(one(&mut Decoder::client(), &[0x81, 0x80]), Err(Violation::Masked));
+    assert_eq!(one(&mut Decoder::client(), &[0x81, 0x80]), Err(WsViolation::Masked));
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn message_inside_a_fragmented_one_is_refused() {
     assert_eq!(one(&mut decoder, &client(Opcode::Ping, b"p")).as_deref(), Ok("ping p"));
     assert_eq!(one(&mut decoder, &fragment(false, Opcode::Continuation, b"b")).as_deref(), Ok("part"));
     assert_eq!(one(&mut decoder, &client(Opcode::Pong, b"")).as_deref(), Ok("pong "));
-    assert_eq!(one(&mut decoder, &client(Opcode::Text, b"x")), Err(Violation::MessageOpen));
+    assert_eq!(one(&mut decoder, &client(Opcode::Text, b"x")), Err(WsViolation::MessageOpen));
     assert_eq!(one(&mut decoder, &fragment(true, Opcode::Continuation, b"c")).as_deref(), Ok("Text abc"));
     assert_eq!(one(&mut decoder, &client(Opcode::Binary, b"x")).as_deref(), Ok("Binary x"));
 }
@@ -159,7 +159,7 @@ fn only_close_codes_allowed_on_the_wire_are_accepted() {
         body.extend_from_slice(b"why");
         let allowed = matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999);
         let expected =
-            if allowed { Ok(format!("close Some({code}) why")) } else { Err(Violation::CloseCode(code)) };
+            if allowed { Ok(format!("close Some({code}) why")) } else { Err(WsViolation::CloseCode(code)) };
         assert_eq!(one(&mut Decoder::server(), &client(Opcode::Close, &body)), expected);
     }
     assert_eq!(one(&mut Decoder::server(), &client(Opcode::Close, b"")).as_deref(), Ok("close None "));
@@ -186,14 +186,14 @@ fn claimed_length_over_the_limit_is_refused_before_the_payload() {
         let mut head = vec![0x82, 0xFF];
         head.extend_from_slice(&claimed.to_be_bytes());
         let mut decoder = Decoder::server();
-        let violation = Violation::MessageTooLarge { claimed, max: 70_000 };
+        let violation = WsViolation::MessageTooLarge { claimed, max: 70_000 };
         assert_eq!(decoder.next(&mut head, &LIMITS), Err(violation));
         assert_eq!((violation.close_code(), violation.code()), (1009, Code::FrameTooLarge));
         assert_eq!(decoder.held(), 0);
     }
     let mut decoder = Decoder::server();
     let mut half = client(Opcode::Binary, &[0; 70_000])[..20].to_vec();
-    assert_eq!(decoder.next(&mut half, &LIMITS), Ok(Step::Need { at_least: 70_014 }));
+    assert_eq!(decoder.next(&mut half, &LIMITS), Ok(WsStep::Need { at_least: 70_014 }));
     assert_eq!(decoder.held(), 0, "waiting for a large frame allocates nothing");
 }
 
@@ -203,7 +203,7 @@ fn fragments_are_limited_in_total_bytes_and_count() {
     assert_eq!(one(&mut decoder, &fragment(false, Opcode::Binary, &[0; 69_999])).as_deref(), Ok("part"));
     let held = decoder.held();
     assert!((69_999..200_000).contains(&held), "{held}");
-    let violation = Violation::MessageTooLarge { claimed: 70_001, max: 70_000 };
+    let violation = WsViolation::MessageTooLarge { claimed: 70_001, max: 70_000 };
     assert_eq!(one(&mut decoder, &fragment(true, Opcode::Continuation, &[0; 2])[..2]), Err(violation));
     assert_eq!(
         one(&mut decoder, &fragment(true, Opcode::Continuation, &[0])).as_deref(),
@@ -216,7 +216,7 @@ fn fragments_are_limited_in_total_bytes_and_count() {
     for _ in 0..3 {
         assert_eq!(one(&mut decoder, &fragment(false, Opcode::Continuation, b"")).as_deref(), Ok("part"));
     }
-    let violation = Violation::TooManyFragments { max: 4 };
+    let violation = WsViolation::TooManyFragments { max: 4 };
     assert_eq!(one(&mut decoder, &fragment(true, Opcode::Continuation, b"")), Err(violation));
     assert_eq!((violation.close_code(), violation.code()), (1009, Code::FrameTooLarge));
 }

@@ -58,7 +58,7 @@ fn batches() -> Batches {
 fn core() -> Arc<Core> {
     now();
     let config =
-        config::Postgres { url: "postgres://nobody@127.0.0.1:1/none".to_owned(), ..Default::default() };
+        config::PostgresConfig { url: "postgres://nobody@127.0.0.1:1/none".to_owned(), ..Default::default() };
     let source = Source::new(&config).unwrap();
     PostgresStore::over(&source, &config).unwrap().core
 }

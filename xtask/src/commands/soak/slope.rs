@@ -17,7 +17,7 @@ use serde_json::json;
 use super::Figures;
 use crate::{
     interrupt,
-    server::Node,
+    server::ServerNode,
     shell::Shell,
     steps::rehearse::{clients::Talk, plan::Place},
 };
@@ -49,7 +49,7 @@ pub(super) fn run(
     let folder = shell.scratch("slope")?;
     let data = folder.join("data");
     fs::create_dir_all(&data)?;
-    let node = Node::start(shell, &data)?;
+    let node = ServerNode::start(shell, &data)?;
     let port = node.client.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).context("a port")?;
     let endpoints = Arc::new(Mutex::new(vec![port]));
     let place = Place { program: shell.built("tidegate"), folder, keys: data, servers: Vec::new() };

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Facts, network::Pods, render::Settings, workload};
+use super::{ManifestFacts, network::Pods, render::Settings, workload};
 
 /// Kinds of objects that every folder has.
 const KINDS: &[&str] = &["ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount"];
@@ -19,7 +19,7 @@ impl Found {
 }
 
 /// All that is wrong.
-pub(super) fn problems(documents: &[Value], facts: &Facts) -> Vec<String> {
+pub(super) fn problems(documents: &[Value], facts: &ManifestFacts) -> Vec<String> {
     let mut found = Found(Vec::new());
     for kind in KINDS {
         found.need(documents.iter().any(|it| it["kind"] == *kind), || format!("there is no {kind}"));
@@ -48,7 +48,7 @@ struct Look<'a> {
     set: &'a Value,
     spec: &'a Value,
     settings: &'a Settings,
-    facts: &'a Facts,
+    facts: &'a ManifestFacts,
 }
 
 impl<'a> Look<'a> {

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use super::{Facts, agree, render::Settings, workload};
+use super::{ManifestFacts, agree, render::Settings, workload};
 
 /// In place of a kind: the kind of the object that has the pods.
 const PODS: &str = "pods";
@@ -378,7 +378,7 @@ fn of_ways_out() -> Vec<Plant> {
 ///
 /// # Errors
 /// A fault whose check does not report it.
-pub(super) fn all_found(documents: &[Value], facts: &Facts) -> anyhow::Result<Vec<&'static str>> {
+pub(super) fn all_found(documents: &[Value], facts: &ManifestFacts) -> anyhow::Result<Vec<&'static str>> {
     let pods = workload(documents).and_then(|it| it["kind"].as_str()).unwrap_or_default();
     let settings = Settings::of(documents)?;
     let is = |key: &str, value: &str| settings.value(key).as_deref() == Some(value);
