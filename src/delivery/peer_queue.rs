@@ -7,13 +7,14 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::{sync::Semaphore, sync::mpsc, time};
 
 use crate::{
@@ -138,7 +139,7 @@ impl PeerQueues {
     }
 
     fn queue(self: &Arc<Self>, to: &NodeBoot) -> QueueSender {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         if let Some(queue) = queues.get(to).filter(|queue| !queue.batches.is_closed()) {
             return queue.clone();
         }

@@ -8,12 +8,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tidegate_protocol::id::ConversationId;
 use tokio::{
     runtime::Handle,
@@ -122,7 +123,7 @@ impl BestEffortQueues {
     }
 
     fn queue(self: &Arc<Self>, to: &NodeBoot) -> QueueHandle {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         let before = queues.get(to);
         if let Some(queue) = before.filter(|queue| !queue.messages.is_closed()) {
             return queue.clone();
@@ -146,7 +147,7 @@ impl BestEffortQueues {
     /// Removes the ended queues of runs that are no longer live. A live run whose queue ended for lack of traffic keeps
     /// its unreported losses.
     pub fn forget_ended(&self, is_live: impl Fn(&NodeBoot) -> bool) {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         queues.retain(|run, queue| !queue.messages.is_closed() || is_live(run));
     }
 
@@ -156,7 +157,7 @@ impl BestEffortQueues {
         self.metrics.signals_dropped.increment(lost.signals);
         self.metrics.peer_marks_lost.increment(lost.marks);
         self.metrics.fan_outs_lost.increment(lost.fan_outs);
-        let mut unreported = lock(unreported);
+        let mut unreported = unreported.lock();
         for (room, count) in lost.room_messages.into_iter().chain(lost.losses) {
             if unreported.len() < REPORTED_ROOMS_MAX || unreported.contains_key(&room) {
                 *unreported.entry(room).or_default() += count;
@@ -169,7 +170,7 @@ impl BestEffortQueue {
     async fn run(mut self) {
         let mut reports = 0;
         loop {
-            let has_losses = !lock(&self.losses).is_empty() && reports < LOSS_REPORT_ATTEMPTS;
+            let has_losses = !self.losses.lock().is_empty() && reports < LOSS_REPORT_ATTEMPTS;
             let wait = if has_losses { LOSS_REPORT_INTERVAL } else { QUEUE_IDLE_TIMEOUT };
             match time::timeout(wait, self.messages.recv()).await {
                 Ok(Some(first)) => {
@@ -195,7 +196,7 @@ impl BestEffortQueue {
 
     /// Sends one call: the unreported losses, then queued messages.
     async fn send_batch(&mut self, first: Option<BestEffortMessage>) {
-        let losses = std::mem::take(&mut *lock(&self.losses));
+        let losses = std::mem::take(&mut *self.losses.lock());
         let mut messages: Vec<BestEffortMessage> =
             losses.into_iter().map(|(room, count)| BestEffortMessage::RoomLoss { room, count }).collect();
         let mut bytes = 0;
@@ -259,10 +260,6 @@ impl BestEffortMessage {
             Self::RoomLoss { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_QUEUE_BYTES_MAX,
         }
     }
-}
-
-fn lock(losses: &UnreportedLosses) -> MutexGuard<'_, HashMap<ConversationId, u64>> {
-    losses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::{
@@ -42,7 +43,7 @@ pub(crate) struct RecordingPeer {
 impl RecordingPeer {
     /// Returns the best-effort messages in order.
     pub(crate) fn messages(&self) -> Vec<BestEffortMessage> {
-        self.best_effort.lock().unwrap().iter().map(|(_, message)| message.clone()).collect()
+        self.best_effort.lock().iter().map(|(_, message)| message.clone()).collect()
     }
 
     async fn wait_for_gate(&self) {
@@ -65,7 +66,7 @@ impl RecordingPeer {
 impl Link for RecordingPeer {
     async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
         self.admit().await?;
-        self.requests.lock().unwrap().extend(answers.iter().map(|answer| answer.request));
+        self.requests.lock().extend(answers.iter().map(|answer| answer.request));
         Ok(())
     }
 
@@ -75,7 +76,7 @@ impl Link for RecordingPeer {
             true => Landing::NotHere,
             false => Landing::Delivered,
         };
-        self.pushes.lock().unwrap().extend(deliveries.iter().map(|it| it.push.to_vec()));
+        self.pushes.lock().extend(deliveries.iter().map(|it| it.push.to_vec()));
         Ok(deliveries.iter().map(|it| vec![landing; it.to.len()]).collect())
     }
 
@@ -111,7 +112,7 @@ impl Link for RecordingPeer {
         if self.rejects_best_effort.load(Ordering::SeqCst) {
             return Err(LinkError::Unavailable("malformed call, perhaps of a newer version".to_owned()));
         }
-        self.best_effort.lock().unwrap().extend(messages.into_iter().map(|message| (to.clone(), message)));
+        self.best_effort.lock().extend(messages.into_iter().map(|message| (to.clone(), message)));
         Ok(())
     }
 }

@@ -150,7 +150,7 @@ impl OneNode {
     }
 
     fn take_best_effort(&self) -> Vec<(NodeBoot, BestEffortMessage)> {
-        std::mem::take(&mut self.link.best_effort.lock().unwrap())
+        std::mem::take(&mut self.link.best_effort.lock())
     }
 
     async fn recipients(&self) -> Vec<NodeBoot> {

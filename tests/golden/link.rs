@@ -1,13 +1,10 @@
 //! Messages between nodes over gRPC: the handshake and every kind of call and reply, from both ends.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use tidegate::{
@@ -120,7 +117,7 @@ pub(crate) fn write(folder: &Folder) {
                 let noted = Arc::clone(&noted);
                 let note = move |from, message: &Bytes| {
                     let golden = Golden { lane: number, from, hex: hex(message) };
-                    noted.lock().unwrap_or_else(PoisonError::into_inner).push(golden);
+                    noted.lock().push(golden);
                 };
                 async move {
                     let mut onward = open(address).await;
@@ -137,7 +134,7 @@ pub(crate) fn write(folder: &Folder) {
         .await;
         call_all(&link_to(relay.address()), &caller(), &peer()).await;
         end.check();
-        noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        noted.lock().clone()
     });
     recorded.sort_by_key(|it| it.lane);
     folder.write_list(FILE, &recorded);
@@ -215,7 +212,7 @@ async fn callers_of_every_version_get_the_same_replies() {
 
 /// Plays the recorded peer on one stream, and collects in `unrecorded` each call that was never recorded.
 async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, unrecorded: Arc<Mutex<Vec<String>>>) {
-    let note = |what: String| unrecorded.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    let note = |what: String| unrecorded.lock().push(what);
     let Some(hello) = lane.receive().await else { return };
     let ([_, recorded, _, ready], _) = parts(&golden[0]);
     let mut challenge = pb::LinkChallenge { nonce: vec![9; 32].into(), ..challenge(recorded) };
@@ -248,7 +245,7 @@ async fn peers_of_every_version_get_the_same_calls() {
         .await;
         let link = link_to(peers.address());
         let called = tokio::spawn(async move { call_all(&link, &caller(), &peer()).await }).await;
-        let unrecorded = unrecorded.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let unrecorded = unrecorded.lock().clone();
         assert_eq!(unrecorded, Vec::<String>::new(), "{}", folder.version);
         called.expect("every call gets its recorded reply");
         let made: usize = golden.iter().map(|lane| parts(lane).1.len()).sum();

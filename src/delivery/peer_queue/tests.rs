@@ -72,7 +72,7 @@ async fn replies_stay_in_order_when_the_peer_accepts_the_third_try() {
         peer_queues.answers(&there, vec![answer(request)]);
     }
     time::sleep(PEER_RETRY_INTERVAL * 3).await;
-    assert_eq!(*peer.requests.lock().unwrap(), (0..100).collect::<Vec<_>>());
+    assert_eq!(*peer.requests.lock(), (0..100).collect::<Vec<_>>());
 }
 
 #[tokio::test(start_paused = true)]
@@ -87,14 +87,14 @@ async fn stalled_peer_delays_no_other_and_its_queue_is_bounded() {
         peer_queues.pushes(&quick, vec![push(vec![1; 8], 1)]);
         settle().await;
     }
-    assert_eq!(peer.pushes.lock().unwrap().len(), 40);
+    assert_eq!(peer.pushes.lock().len(), 40);
     let waiting = peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst);
     assert!((1 << 20..=QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
     stuck.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
     peer_queues.pushes(&slow, vec![push(vec![2; 8], 1)]);
     settle().await;
-    assert_eq!(stuck.pushes.lock().unwrap().last().unwrap(), &[2; 8], "later pushes are sent");
+    assert_eq!(stuck.pushes.lock().last().unwrap(), &[2; 8], "later pushes are sent");
     assert_eq!(peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst), 0, "all capacity is released");
 }
 
@@ -117,7 +117,7 @@ async fn stale_route_is_removed_after_a_recheck_by_its_full_token() {
     assert_eq!(rows().await, 1, "not at once: it may be logging in");
     time::sleep(LOGIN_MAX).await;
     assert_eq!(rows().await, 0);
-    let pushes = peer.pushes.lock().unwrap().clone();
+    let pushes = peer.pushes.lock().clone();
     assert_eq!(
         pushes,
         [b"x".to_vec(), Vec::new()],
@@ -136,10 +136,10 @@ async fn idle_queue_ends_and_starts_again_with_the_next_batch() {
     let peer_queues = peer_queues(&[(there.clone(), Arc::clone(&peer))], memory_routes());
     peer_queues.answers(&there, vec![answer(1)]);
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
-    assert!(peer_queues.queues.lock().unwrap()[&there].batches.is_closed());
+    assert!(peer_queues.queues.lock()[&there].batches.is_closed());
     peer_queues.answers(&there, vec![answer(2)]);
     settle().await;
-    assert_eq!(*peer.requests.lock().unwrap(), [1, 2]);
+    assert_eq!(*peer.requests.lock(), [1, 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,5 +151,5 @@ async fn ended_runs_leave_no_queues() {
         peer_queues.answers(run, vec![answer(1)]);
         time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
     }
-    assert_eq!(peer_queues.queues.lock().unwrap().keys().collect::<Vec<_>>(), [&runs[49]]);
+    assert_eq!(peer_queues.queues.lock().keys().collect::<Vec<_>>(), [&runs[49]]);
 }

@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::{sync::mpsc, time};
 
 use super::{GroupRecord, MissedRanges, weight_of};
@@ -90,7 +91,7 @@ impl TopicQueues {
         }
         self.metrics.fan_outs_lost.increment(batch.len() as u64);
         let queue = self.queue(to);
-        let mut missed = lock(&queue.missed);
+        let mut missed = queue.missed.lock();
         batch.iter().for_each(|item| missed.add(item.group.as_str(), item.seq));
     }
 
@@ -98,7 +99,7 @@ impl TopicQueues {
     pub(super) fn add_missed(&self, to: &NodeBoot, hints: &[Bytes]) {
         let queue = self.queue(to);
         {
-            let mut missed = lock(&queue.missed);
+            let mut missed = queue.missed.lock();
             hints.iter().for_each(|hint| missed.add_record(hint.clone()));
         }
         // An empty batch wakes the task.
@@ -107,12 +108,12 @@ impl TopicQueues {
 
     /// Returns whether records wait that have not been offered to their topics.
     pub(super) fn is_busy(&self) -> bool {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = self.queues.lock();
         queues.values().any(|queue| queue.queued_bytes.load(Ordering::Relaxed) > 0)
     }
 
     fn queue(&self, to: &NodeBoot) -> QueueSender {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = self.queues.lock();
         if let Some(queue) = queues.get(to).filter(|queue| !queue.batches.is_closed()) {
             return queue.clone();
         }
@@ -139,7 +140,7 @@ impl TopicQueue {
     async fn run(mut self) {
         let mut tries = 0;
         loop {
-            let has_missed = !lock(&self.missed).is_empty() && tries < HINT_TRIES;
+            let has_missed = !self.missed.lock().is_empty() && tries < HINT_TRIES;
             match time::timeout(
                 if has_missed { HINT_RETRY_INTERVAL } else { QUEUE_IDLE_TIMEOUT },
                 self.batches.recv(),
@@ -183,7 +184,7 @@ impl TopicQueue {
     /// and stay missed because the link may lose them.
     async fn send_batch(&self, batch: Vec<GroupRecord>) {
         let weight = weight_of(&batch);
-        let missed = lock(&self.missed).take_hints();
+        let missed = self.missed.lock().take_hints();
         let records: Vec<Bytes> =
             missed.iter().cloned().chain(batch.iter().map(|item| item.bytes.clone())).collect();
         if !records.is_empty() {
@@ -193,7 +194,7 @@ impl TopicQueue {
                 Err(error) => {
                     tracing::debug!(%error, node = %self.to, "node topic unavailable; sending over the link");
                     self.metrics.fan_outs_beside.increment(batch.len() as u64);
-                    let mut remaining = lock(&self.missed);
+                    let mut remaining = self.missed.lock();
                     missed.into_iter().for_each(|hint| remaining.add_record(hint));
                     for item in batch {
                         remaining.add(item.group.as_str(), item.seq);
@@ -206,8 +207,4 @@ impl TopicQueue {
         }
         self.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
     }
-}
-
-fn lock(missed: &Mutex<MissedRanges>) -> MutexGuard<'_, MissedRanges> {
-    missed.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -119,7 +119,7 @@ async fn idle_queue_ends_and_starts_again() {
     let (queues, there) = queues(&peer);
     queues.send(&there, room_message("1"));
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
-    assert!(queues.queues.lock().unwrap()[&there].messages.is_closed());
+    assert!(queues.queues.lock()[&there].messages.is_closed());
     queues.send(&there, room_message("2"));
     settle().await;
     assert_eq!(peer.messages(), [room_message("1"), room_message("2")]);
@@ -134,10 +134,10 @@ async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
         queues.send(run, room_message("lost"));
     }
     queues.forget_ended(|_| false);
-    assert_eq!(queues.queues.lock().unwrap().len(), 2, "open queues stay");
+    assert_eq!(queues.queues.lock().len(), 2, "open queues stay");
     time::sleep(QUEUE_IDLE_TIMEOUT * 3).await;
     queues.forget_ended(|run| *run == there);
-    assert_eq!(queues.queues.lock().unwrap().keys().collect::<Vec<_>>(), [&there]);
+    assert_eq!(queues.queues.lock().keys().collect::<Vec<_>>(), [&there]);
     peer.rejects_best_effort.store(false, Ordering::SeqCst);
     queues.send(&there, room_message("new"));
     settle().await;
