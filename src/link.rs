@@ -20,6 +20,8 @@ mod faulty;
 mod grpc;
 mod local;
 mod memory;
+#[cfg(test)]
+pub(crate) mod recording;
 
 pub use self::best_effort::BestEffortQueues;
 pub use grpc::{GrpcLink, Listener, Secret, Settings, Tls};

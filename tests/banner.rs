@@ -1,4 +1,5 @@
-//! The first minutes as a person has them: the banner in a terminal, the commands that it names, and the pages typed block by block.
+//! The first minutes of a new user: the banner in a terminal, the commands that it names, and the pages, typed block by
+//! block.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -13,21 +14,21 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use support::{PATIENCE, Screen, becomes, eventually, terminal, unique_name};
 
-/// Where `cargo run --release` puts the program, and how it calls it.
+/// Path at which `cargo run --release` puts the program, and by which it calls it.
 const PROGRAM: &str = "target/release/tidegate";
 
-/// A checkout as far as a person sees it after `cargo build --release`: a folder with the program, and nothing else.
+/// Checkout as a user sees it after `cargo build --release`: a folder with the program, and nothing else.
 struct Checkout(PathBuf);
 
 impl Checkout {
     fn fresh() -> Self {
         let folder = env::temp_dir().join(format!("tidegate-banner-{}", unique_name()));
-        fs::create_dir_all(folder.join("target/release")).expect("a place for files");
-        symlink(env!("CARGO_BIN_EXE_tidegate"), folder.join(PROGRAM)).expect("a new file");
+        fs::create_dir_all(folder.join("target/release")).expect("the folder is created");
+        symlink(env!("CARGO_BIN_EXE_tidegate"), folder.join(PROGRAM)).expect("the link is created");
         Self(folder)
     }
 
-    /// A shell command, as typed in this folder.
+    /// Builds a shell command, as typed in this folder.
     fn shell(&self, typed: &str) -> Command {
         let mut command = Command::new("sh");
         // Diagnostics share the screen with results.
@@ -45,7 +46,7 @@ impl Drop for Checkout {
     }
 }
 
-/// A node in a terminal of its own.
+/// Node in a terminal of its own.
 struct Node {
     child: Child,
     log: PathBuf,
@@ -53,7 +54,7 @@ struct Node {
 }
 
 impl Node {
-    /// Starts it as `cargo run --release` does, but on free ports.
+    /// Starts the node as `cargo run --release` does, but on free ports.
     fn start(checkout: &Checkout) -> Self {
         let (stdout, person) = terminal();
         let log = checkout.0.join("log");
@@ -63,7 +64,7 @@ impl Node {
         }
         let child = command.stdin(Stdio::null()).stdout(stdout).spawn().expect("`sh` is everywhere");
         let mut node = Self { child, log, banner: Vec::new() };
-        // The shell's side of the terminal is the node's alone from here on.
+        // From here on only the node has the shell's side of the terminal.
         drop(command);
         let screen = Screen::of(person);
         screen.line("the end of the banner", |line| line.starts_with("  or by hand"));
@@ -71,19 +72,20 @@ impl Node {
         node
     }
 
-    /// The commands that the banner has one try.
+    /// Returns the commands that the banner suggests.
     fn commands(&self) -> Vec<String> {
         self.banner.iter().filter_map(|line| line.strip_prefix("    ")).map(str::to_owned).collect()
     }
 
-    /// The port behind a name of the banner.
+    /// Returns the port behind a name of the banner.
     fn port(&self, name: &str) -> String {
-        let line = self.banner.iter().find(|line| line.trim_start().starts_with(name)).expect("it is named");
+        let line =
+            self.banner.iter().find(|line| line.trim_start().starts_with(name)).expect("the banner names it");
         let port = line.split("127.0.0.1:").nth(1).expect("an address");
         port.chars().take_while(char::is_ascii_digit).collect()
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends the node as Ctrl-C does.
     fn interrupt(mut self) {
         kill_process(Pid::from_child(&self.child), Signal::INT).expect("it runs");
         let status = eventually("it ends", || self.child.try_wait().expect("a child"));
@@ -99,7 +101,7 @@ impl Drop for Node {
     }
 }
 
-/// A command that goes on while others are typed; ended with the test.
+/// Command that keeps running while others are typed, until the test ends.
 struct Background {
     child: Child,
     screen: Screen,
@@ -122,7 +124,7 @@ impl Drop for Background {
     }
 }
 
-/// Types a command and waits for its end; what it wrote.
+/// Runs a command to its end and returns the lines of its output.
 fn run(checkout: &Checkout, typed: &str) -> Vec<String> {
     let output = checkout.shell(typed).stdin(Stdio::null()).output().expect("`sh` is everywhere");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -135,7 +137,7 @@ fn page(path: &str) -> String {
     fs::read_to_string(Path::new(&root).join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A line without what differs from machine to machine: tokens, ports, versions, where the program lies.
+/// Masks what differs between machines: tokens, ports, versions, the path of the program.
 fn form(line: &str) -> String {
     let word = |word: &str| -> String {
         let number = word.trim_end_matches(')');
@@ -154,7 +156,7 @@ fn form(line: &str) -> String {
     line.split(' ').map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a line is what a page shows: ids and times are others, `…` stands for anything.
+/// Whether a line matches what a page shows: ids and times may differ, `…` matches anything.
 fn fits(shown: &str, line: &str) -> bool {
     let blur = |text: &str| -> String {
         let is_word = |letter: char| letter.is_ascii_alphanumeric();
@@ -178,7 +180,7 @@ fn fits(shown: &str, line: &str) -> bool {
     rest.is_empty() || shown.ends_with('…')
 }
 
-/// The fenced blocks of a page, as (language, text), up to a heading.
+/// Returns the fenced blocks of a page up to a heading, as (language, text).
 fn blocks(page: &str, until: &str) -> Vec<(String, String)> {
     let page = page.split(&format!("\n{until}\n")).next().unwrap_or_default();
     let mut blocks = Vec::new();
@@ -194,7 +196,8 @@ fn blocks(page: &str, until: &str) -> Vec<(String, String)> {
     blocks
 }
 
-/// Types the commands of a page, each in its turn, and holds what it shows against what comes. `tail` keeps running in the background.
+/// Types the commands of a page in order and compares their output with what it shows; `tail` keeps running in the
+/// background.
 fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> usize {
     let mut running: Vec<Background> = Vec::new();
     let (mut last, mut typed, mut path) = (Vec::new(), 0, String::new());
@@ -204,7 +207,7 @@ fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> u
             "text" => {
                 let screens = || running.iter().map(|it| it.screen.lines()).chain([last.clone()]);
                 let shown: Vec<&str> = text.lines().collect();
-                // All of its lines come one after the other in one terminal.
+                // All lines of the block appear in order in one terminal.
                 let is_shown = |lines: &[String]| {
                     let mut windows = lines.windows(shown.len());
                     windows.any(|some| shown.iter().zip(some).all(|(shown, line)| fits(shown, line)))
@@ -235,7 +238,7 @@ fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> u
 }
 
 #[test]
-fn the_banner_is_as_the_pages_show_it_and_its_commands_work() {
+fn banner_matches_the_pages_and_its_commands_work() {
     let checkout = Checkout::fresh();
     let node = Node::start(&checkout);
     let readme = blocks(&page("README.md"), "## Test it");
@@ -244,7 +247,10 @@ fn the_banner_is_as_the_pages_show_it_and_its_commands_work() {
     assert_eq!(shown, printed, "README.md shows what the node prints");
     let commands = node.commands();
     let [tail, send] = &commands[..] else { panic!("two commands, not {commands:?}") };
-    assert!(tail.starts_with(PROGRAM) && send.starts_with(PROGRAM), "as they are typed here: {commands:?}");
+    assert!(
+        tail.starts_with(PROGRAM) && send.starts_with(PROGRAM),
+        "the commands start with the program: {commands:?}"
+    );
     let tail = Background::start(&checkout, "", tail);
     tail.screen.line("bob listens", |line| line == "listening as bob on n1");
     assert_eq!(run(&checkout, send), ["d:alice:bob seq 1"]);
@@ -254,21 +260,21 @@ fn the_banner_is_as_the_pages_show_it_and_its_commands_work() {
 }
 
 #[test]
-fn the_commands_of_the_readme_do_what_it_shows() {
+fn readme_commands_print_what_it_shows() {
     let checkout = Checkout::fresh();
     let node = Node::start(&checkout);
     let readme = blocks(&page("README.md"), "## Test it");
-    // The first two are the build and the banner.
+    // The first two blocks are the build and the banner.
     let typed = type_page(&checkout, &node, &readme[2..]);
     assert!(typed >= 4, "{typed} commands");
     node.interrupt();
 }
 
 #[test]
-fn the_commands_of_the_quickstart_do_what_it_shows() {
+fn quickstart_commands_print_what_it_shows() {
     let checkout = Checkout::fresh();
     let node = Node::start(&checkout);
-    // Events go on as people come; the part that is typed by hand wants a token pasted.
+    // Events arrive when users connect; the part that is typed by hand needs a pasted token.
     let quickstart = blocks(&page("docs/quickstart.md"), "## Events");
     let typed = type_page(&checkout, &node, &quickstart);
     assert!(typed >= 8, "{typed} commands");

@@ -1,13 +1,10 @@
-//! Several nodes over one log: people on different nodes talk as if there were one, whichever node stops, and however.
+//! Several nodes over one log: users on different nodes exchange messages as on one node, whichever node stops, and
+//! however.
 
-#[path = "cluster/ahead.rs"]
-mod ahead;
 #[path = "cluster/assign.rs"]
 mod assign;
 #[path = "cluster/crashes.rs"]
 mod crashes;
-#[path = "cluster/crowds.rs"]
-mod crowds;
 #[path = "cluster/degraded.rs"]
 mod degraded;
 #[path = "cluster/drain.rs"]
@@ -18,10 +15,12 @@ mod events;
 mod ids;
 #[path = "cluster/import.rs"]
 mod import;
+#[path = "cluster/kafka_metrics.rs"]
+mod kafka_metrics;
+#[path = "cluster/large_groups.rs"]
+mod large_groups;
 #[path = "cluster/log.rs"]
 mod log;
-#[path = "cluster/measures.rs"]
-mod measures;
 #[path = "cluster/reaper.rs"]
 mod reaper;
 #[path = "cluster/rebalance.rs"]
@@ -36,6 +35,8 @@ mod starting;
 mod support;
 #[path = "cluster/trace.rs"]
 mod trace;
+#[path = "cluster/unarchived.rs"]
+mod unarchived;
 #[path = "cluster/up.rs"]
 mod up;
 #[path = "cluster/watch.rs"]
@@ -44,18 +45,16 @@ mod watch;
 use std::{collections::BTreeSet, time::Duration};
 
 use rustix::process::Signal;
-use support::{
-    Asked, Client, Cluster, OwnPostgres, PATIENCE, Said, Stopwatch, ask, eventually, send, text_of,
-};
+use support::{Client, Cluster, OwnPostgres, PATIENCE, Said, Stopwatch, ask, eventually, send, text_of};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-/// The seqs and texts of a history.
+/// Returns the seqs and texts of a history.
 fn history(client: &mut Client, conversation: &str) -> Vec<(u64, String)> {
     let page = client.page(ask::after(conversation, 0, 1_000));
     page.messages.iter().map(|push| (push.seq, text_of(push).to_owned())).collect()
 }
 
-/// Sends under one id until it is acked, as clients do; how long that took.
+/// Sends under one id until the ack, as clients do; returns the seq and the time it took.
 fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Duration) {
     let began = Stopwatch::start();
     let mut attempt = 0;
@@ -65,7 +64,7 @@ fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Dur
             Said::SendAck(ack) => return (ack.seq, began.elapsed()),
             Said::Error(error) => {
                 assert!(error.temporary, "{error:?}");
-                // A refusal may come at once, and what it is for lasts longer than twenty of them.
+                // A refusal may return at once, and its cause may outlast twenty of them.
                 client.back_off(error.retry_after_ms);
             }
             other => panic!("no answer to a send: {other:?}"),
@@ -76,7 +75,7 @@ fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Dur
 }
 
 #[test]
-fn two_people_on_different_nodes_talk_in_order_and_each_push_comes_once() {
+fn users_on_two_nodes_get_each_push_once_in_order() {
     let cluster = Cluster::start(2, &[]);
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::WsText, "bob"));
     let mut desk = cluster.node(1).login(Wire::JsonLine, "ann", "desk");
@@ -87,7 +86,7 @@ fn two_people_on_different_nodes_talk_in_order_and_each_push_comes_once() {
         let push = to.expect_push();
         assert_eq!((push.seq, text_of(&push)), (n, format!("hi {n}").as_str()));
         to.ack("d:ann:bob", n);
-        // The sender's other device hears of it as well, on whatever node.
+        // The sender's other device gets the message too, on whatever node.
         let copy = desk.expect_push();
         assert_eq!(copy.seq, n);
         desk.ack("d:ann:bob", n);
@@ -101,7 +100,7 @@ fn two_people_on_different_nodes_talk_in_order_and_each_push_comes_once() {
 }
 
 #[test]
-fn a_retry_through_another_node_gets_the_same_ack() {
+fn retry_through_another_node_gets_the_same_ack() {
     let cluster = Cluster::start(2, &[]);
     let (mut first, mut second) = (cluster.login(0, Wire::Tcp, "ann"), None);
     let seq = first.text("bob", "once", "hello");
@@ -117,7 +116,7 @@ fn a_retry_through_another_node_gets_the_same_ack() {
 }
 
 #[test]
-fn a_group_over_three_nodes_hears_everything_in_order_and_a_removal_is_exact() {
+fn group_over_three_nodes_is_in_order_and_removal_is_exact() {
     let cluster = Cluster::start(3, &[]);
     let names = ["ann", "bob", "cat", "dan"];
     let mut members: Vec<Client> =
@@ -150,7 +149,7 @@ fn a_group_over_three_nodes_hears_everything_in_order_and_a_removal_is_exact() {
 }
 
 #[test]
-fn the_newest_login_of_a_device_wins_over_all_nodes_and_the_old_one_ends_replaced_once() {
+fn newest_login_of_a_device_replaces_the_old_one_once() {
     let cluster = Cluster::start(3, &[]);
     let mut old = cluster.login(0, Wire::Tcp, "ann");
     for turn in 1..6 {
@@ -164,7 +163,7 @@ fn the_newest_login_of_a_device_wins_over_all_nodes_and_the_old_one_ends_replace
 }
 
 #[test]
-fn a_killed_owner_is_taken_over_and_nothing_acked_is_lost_or_renumbered() {
+fn killed_owner_is_replaced_without_loss_or_renumbering() {
     let mut cluster = Cluster::start(3, &[]);
     let mut clients: Vec<Client> =
         (0..8).map(|n| cluster.login(1 + n % 2, Wire::Tcp, &format!("user-{n}"))).collect();
@@ -177,7 +176,7 @@ fn a_killed_owner_is_taken_over_and_nothing_acked_is_lost_or_renumbered() {
     for (n, client) in clients.iter_mut().enumerate() {
         let (seq, took) = send_until_acked(client, &format!("peer-{n}"), "m6");
         assert_eq!(seq, 6);
-        // The promise: the session timeout (6 s) and 2 s.
+        // The promise: session timeout (6 s) plus 2 s.
         assert!(took < Duration::from_secs(8), "user-{n} waited {took:?}");
         let expected: Vec<_> = (1..=6).map(|nth| (nth, format!("m{nth}"))).collect();
         assert_eq!(history(client, &format!("d:peer-{n}:user-{n}")), expected);
@@ -185,7 +184,7 @@ fn a_killed_owner_is_taken_over_and_nothing_acked_is_lost_or_renumbered() {
 }
 
 #[test]
-fn an_owner_that_stood_still_is_refused_by_the_fence_and_the_order_stays() {
+fn frozen_owner_is_refused_by_the_fence() {
     let mut cluster = Cluster::start(2, &[]);
     let mut clients: Vec<Client> =
         (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
@@ -211,8 +210,8 @@ fn an_owner_that_stood_still_is_refused_by_the_fence_and_the_order_stays() {
 }
 
 #[test]
-fn a_planned_stop_hands_the_partitions_over_at_once() {
-    // Long, so that what a crash takes is not mistaken for it on any machine.
+fn planned_stop_hands_its_partitions_over_at_once() {
+    // A long session timeout, so that a crash is not mistaken for a handover on any machine.
     let mut cluster = Cluster::start(2, &["kafka.session_ms=20000"]);
     let mut clients: Vec<Client> =
         (0..8).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
@@ -223,16 +222,16 @@ fn a_planned_stop_hands_the_partitions_over_at_once() {
         assert_eq!(seq, 1);
         longest = longest.max(took);
     }
-    assert!(longest < Duration::from_secs(3), "a hand-over, not a crash: {longest:?}");
+    assert!(longest < Duration::from_secs(3), "the wait of a handover, not of a crash: {longest:?}");
 }
 
 #[test]
-fn an_archive_behind_by_half_of_the_log_has_sends_refused_until_it_caught_up() {
-    // Half of it is 32 KiB.
+fn sends_are_refused_while_the_archive_lags_by_half_the_log() {
+    // Half of the bound is 32 KiB.
     let cluster = Cluster::start(2, &["kafka.retention_bytes=65536"]);
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
     assert_eq!(ann.text("bob", "m1", "hi"), 1);
-    // Unacked, it would end his connection after 20 s.
+    // An unacked push would end his connection after 20 s.
     assert_eq!(bob.expect_push().seq, 1);
     bob.ack("d:ann:bob", 1);
     let held = cluster.hold_archive();
@@ -244,13 +243,13 @@ fn an_archive_behind_by_half_of_the_log_has_sends_refused_until_it_caught_up() {
     for nth in 0..2 {
         cluster.node(nth).metric_becomes("archive_behind_partitions", 1.0);
     }
-    // Before the append, so nobody waits until timing.reply_ms.
+    // The refusal is before the append, so nothing waits until timing.reply_ms.
     let began = Stopwatch::start();
     assert_eq!(ann.refused(ask::send(send("bob", "m10", "still?"))), Code::ArchiveBehind);
     assert_eq!(bob.refused(ask::send(send("ann", "n1", "still?"))), Code::ArchiveBehind);
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    // As of the last lease that was renewed, so not at once.
-    let behind = eventually("the owner tells how far its archive is behind", || {
+    // The lag is as of the last renewed lease, so it shows after a while.
+    let behind = eventually("the owner reports the lag of its archive", || {
         let behind: Vec<_> = cluster.owners().into_iter().filter(|it| it["behindRecords"] != 0).collect();
         behind.iter().any(|it| it["behindMs"].as_u64() > Some(4_000)).then_some(behind)
     });
@@ -260,7 +259,7 @@ fn an_archive_behind_by_half_of_the_log_has_sends_refused_until_it_caught_up() {
     for nth in 0..2 {
         cluster.node(nth).metric_becomes("archive_behind_partitions", 0.0);
     }
-    // All that was appended has its place, and what was refused has none.
+    // Every appended message has its seq, and a refused one has none.
     for n in 2..10 {
         let again = ann.send(pb::Send { attempt: 1, ..send("bob", &format!("m{n}"), &large) });
         assert_eq!((again.seq, again.duplicate), (n, true));
@@ -269,39 +268,35 @@ fn an_archive_behind_by_half_of_the_log_has_sends_refused_until_it_caught_up() {
     assert_eq!(bob.text("ann", "n1", "still?"), 11);
 }
 
-fn done(client: &mut Client, body: Asked) {
-    assert!(matches!(client.ask(body), Said::Done(_)));
-}
-
 #[test]
-fn a_live_room_is_heard_on_three_nodes_and_no_number_is_shown_twice() {
+fn live_room_over_three_nodes_shows_no_number_twice() {
     let mut cluster = Cluster::start(3, &[]);
     cluster.all_linked();
     let mut members: Vec<Client> =
         (0..6).map(|n| cluster.login(n % 3, Wire::ALL[n % 4], &format!("user-{n}"))).collect();
     let mut outsider = cluster.login(2, Wire::Tcp, "outsider");
-    // Whoever has heard that it is in hears what is said from then on.
-    members.iter_mut().for_each(|member| done(member, ask::join("hall")));
+    // A member whose join is confirmed gets every later message.
+    members.iter_mut().for_each(|member| member.expect_done(ask::join("hall")));
     let mut numbers = BTreeSet::new();
     for round in 0..5 {
         for sender in 0..6 {
             let text = format!("{round} of {sender}");
             let ack = members[sender].send(send("r:hall", &format!("m{round}"), &text));
-            assert!(numbers.insert(ack.seq), "{} was shown before", ack.seq);
+            assert!(numbers.insert(ack.seq), "{} was assigned before", ack.seq);
             for (n, member) in members.iter_mut().enumerate().filter(|(n, _)| *n != sender) {
                 let push = member.expect_push();
                 assert_eq!((push.seq, text_of(&push)), (ack.seq, text.as_str()), "member {n}");
             }
         }
     }
-    // Many at once, from all nodes.
+    // Many messages at once, from all nodes.
     let asked: Vec<Vec<u64>> = members
         .iter_mut()
         .map(|it| (0..50).map(|n| it.say(ask::send(send("r:hall", &format!("at-once-{n}"), "x")))).collect())
         .collect();
     for (member, ids) in members.iter_mut().zip(asked) {
         let mine: Vec<u64> = ids.into_iter().map(|id| member.expect_ack(id).seq).collect();
-        assert!(mine.is_sorted_by(|a, b| a < b), "a speaker's numbers rise: {mine:?}");
+        assert!(mine.is_sorted_by(|a, b| a < b), "the numbers of one sender rise: {mine:?}");
         assert!(mine.into_iter().all(|seq| numbers.insert(seq)), "shown before");
     }
     for member in &mut members {
@@ -309,7 +304,7 @@ fn a_live_room_is_heard_on_three_nodes_and_no_number_is_shown_twice() {
         member.no_push();
     }
     outsider.no_push();
-    // The room outlives a node.
+    // The room survives the loss of a node.
     cluster.kill(0);
     for (speaker, listener) in [(1, 2), (2, 1), (4, 5)] {
         let text = format!("after the crash, {speaker}");
@@ -322,29 +317,29 @@ fn a_live_room_is_heard_on_three_nodes_and_no_number_is_shown_twice() {
 }
 
 #[test]
-fn signals_and_marks_reach_the_devices_on_another_node_and_no_signal_a_removed_member() {
+fn signals_and_marks_reach_other_nodes_but_no_removed_member() {
     let cluster = Cluster::start(2, &[]);
     cluster.all_linked();
     let group = cluster.node(0).group("tea", &["ann", "bob", "cid"].map(str::to_owned));
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::WsText, "bob"));
     let mut desk = cluster.node(1).login(Wire::JsonLine, "ann", "desk");
     let (mut cid, mut eve) = (cluster.login(1, Wire::Tcp, "cid"), cluster.login(1, Wire::Tcp, "eve"));
-    done(&mut ann, ask::signal("bob", "typing", "half a w"));
+    ann.expect_done(ask::signal("bob", "typing", "half a w"));
     for client in [&mut bob, &mut desk] {
         let heard = client.expect_signal();
         assert_eq!((heard.sender.as_str(), heard.conversation.as_str()), ("ann", "d:ann:bob"));
     }
-    done(&mut ann, ask::signal(&group, "typing", ""));
+    ann.expect_done(ask::signal(&group, "typing", ""));
     for client in [&mut bob, &mut desk, &mut cid] {
         assert_eq!(client.expect_signal().conversation, group);
     }
     assert_eq!(eve.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
-    // A removal that bob has heard of ends signals, both ways.
+    // A removal that bob's node has received ends signals, both ways.
     let removed = cluster.node(0).change_members("tea", &serde_json::json!({"remove": ["bob"]}));
     assert_eq!(bob.expect_push().seq, removed);
     assert_eq!(bob.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
-    done(&mut ann, ask::signal(&group, "again", ""));
-    // Two devices of ann's on n2 and cid hear it; they have the removal to ack, which does not hold a signal up.
+    ann.expect_done(ask::signal(&group, "again", ""));
+    // ann's two devices on n2 and cid get the signal; the removal that they have to ack does not delay it.
     for client in [&mut desk, &mut cid] {
         assert_eq!(client.expect_signal().kind, "again");
     }
@@ -358,28 +353,28 @@ fn signals_and_marks_reach_the_devices_on_another_node_and_no_signal_a_removed_m
         assert_eq!(bob.text("ann", &format!("m{n}"), "text"), n);
     }
     let place = "d:ann:bob";
-    done(&mut ann, ask::read(place, 2));
+    ann.expect_done(ask::read(place, 2));
     assert_eq!(desk.expect_receipt(), pb::Receipt { conversation: place.into(), user: "ann".into(), seq: 2 });
-    done(&mut desk, ask::clear(place, 1));
+    desk.expect_done(ask::clear(place, 1));
     let cleared = ann.take("the clear", |frame| matches!(frame.body, Some(Said::Cleared(_))));
     assert_eq!(cleared.body, Some(Said::Cleared(pb::Cleared { conversation: place.into(), seq: 1 })));
-    done(&mut ann, ask::hide(place, &[3]));
+    ann.expect_done(ask::hide(place, &[3]));
     let hidden = desk.take("the hide", |frame| matches!(frame.body, Some(Said::Hidden(_))));
     assert_eq!(hidden.body, Some(Said::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![3] })));
     let state = desk.state(place);
     assert_eq!((state.read_seq, state.cleared_seq, state.hidden), (2, 1, vec![3]));
 }
 
-/// The route of a device, as Redis has it: node, boot, epoch.
+/// Returns the epoch of a device's route from its row in Redis: node, boot, epoch.
 fn epoch_of(cluster: &Cluster, user: &str, device: &str) -> u64 {
     let row: String = cluster.redis(&["HGET", &format!("{{}}:route:{{{user}}}"), device]);
     row.rsplit('/').next().and_then(|epoch| epoch.parse().ok()).expect("an epoch")
 }
 
 #[test]
-fn s37_a_login_after_the_clock_of_redis_was_set_back_goes_on_above_what_the_ledger_has_seen() {
+fn s37_epochs_rise_although_the_redis_clock_was_set_back() {
     let cluster = Cluster::start(3, &[]);
-    // A conn of the time before: its epoch is of a clock that is 30 years ahead.
+    // A connection from before: its epoch is of a clock that is 30 years ahead.
     let ahead = 2_700_000_000_000_000_u64;
     let route = |user: &str| format!("{{}}:route:{{{user}}}");
     for user in ["ann", "cat"] {
@@ -388,29 +383,29 @@ fn s37_a_login_after_the_clock_of_redis_was_set_back_goes_on_above_what_the_ledg
         assert_eq!(before.text("bob", "m1", "before"), 1);
         assert!(epoch_of(&cluster, user, "phone") > ahead);
         drop(before);
-        // Nothing is remembered of it but by the ledger.
-        eventually("its row is gone", || {
+        // Only the ledger remembers the connection.
+        eventually("its row is removed", || {
             let left: Vec<String> = cluster.redis(&["HKEYS", &route(user)]);
             let _: i64 = cluster.redis(&["DEL", &route(user)]);
             (!left.contains(&"phone".to_owned())).then_some(())
         });
     }
     let mut ann = cluster.login(1, Wire::Tcp, "ann");
-    assert!(epoch_of(&cluster, "ann", "phone") < ahead, "by the clock of Redis");
-    // Unknown once, and its retry is appended under the newer epoch, on the same connection.
+    assert!(epoch_of(&cluster, "ann", "phone") < ahead, "the epoch follows the clock of Redis");
+    // The first reply is unknown, and the retry is appended under the newer epoch, on the same connection.
     let id = ann.say(ask::send(send("bob", "m2", "after")));
     assert_eq!(ann.expect_error(id), Code::Unknown);
     let again = ann.send(pb::Send { attempt: 1, ..send("bob", "m2", "after") });
     assert_eq!((again.seq, again.duplicate), (2, false));
     assert!(epoch_of(&cluster, "ann", "phone") > ahead);
     assert_eq!(ann.text("bob", "m3", "and on"), 3);
-    // It is still reached, and still replaced once.
+    // The user is still reachable, and the session is still replaced once.
     let mut bob = cluster.login(0, Wire::Tcp, "bob");
     bob.text("ann", "b1", "hear me?");
     assert_eq!(text_of(&ann.expect_push()), "hear me?");
     let _newer = cluster.login(0, Wire::Tcp, "ann");
     assert_eq!(ann.expect_close(), Code::Replaced);
-    // A chain begins anew, once, and goes on then.
+    // A chain starts again once, and then continues.
     let chained =
         |msg_id: &str, next_id: &str| pb::Send { next_id: next_id.into(), ..send("bob", msg_id, msg_id) };
     let mut cat = cluster.node(2).login_chained(Wire::Tcp, "cat", "phone", "c1");
@@ -422,7 +417,7 @@ fn s37_a_login_after_the_clock_of_redis_was_set_back_goes_on_above_what_the_ledg
 }
 
 #[test]
-fn s8_postgres_put_back_to_an_older_state_is_filled_again_from_the_log_with_the_same_seqs() {
+fn s8_restored_postgres_is_refilled_from_the_log() {
     let mut postgres = OwnPostgres::start();
     let cluster = Cluster::start(2, &[&format!("postgres.url={}", postgres.url())]);
     let mut clients: Vec<Client> =
@@ -437,15 +432,15 @@ fn s8_postgres_put_back_to_an_older_state_is_filled_again_from_the_log_with_the_
     say(&mut clients, 1..=3);
     postgres.keep_a_copy();
     say(&mut clients, 4..=6);
-    postgres.put_back();
+    postgres.restore_copy();
     let all = |up_to: u64| (1..=up_to).map(|nth| (nth, format!("m{nth}"))).collect::<Vec<_>>();
-    // Half of the conversations hear nothing new: their owners notice by themselves.
+    // Half of the conversations get no new message: their owners notice the loss by themselves.
     for (n, client) in clients.iter_mut().enumerate() {
         if n % 2 == 0 {
             assert_eq!(send_until_acked(client, &format!("peer-{n}"), "m7").0, 7);
         }
         let up_to = if n % 2 == 0 { 7 } else { 6 };
-        eventually("what was acked is there again, at its seq", || {
+        eventually("every acked message is restored at its seq", || {
             let page = client.try_page(ask::after(&format!("d:peer-{n}:user-{n}"), 0, 1_000))?;
             let found: Vec<_> =
                 page.messages.iter().map(|push| (push.seq, text_of(push).to_owned())).collect();
@@ -453,13 +448,13 @@ fn s8_postgres_put_back_to_an_older_state_is_filled_again_from_the_log_with_the_
             (found == all(up_to)).then_some(())
         });
     }
-    // Retries of what was lost there are still known.
+    // Retries of the lost rows are still recognised.
     let again = clients[1].send(pb::Send { attempt: 1, ..send("peer-1", "m5", "m5") });
     assert_eq!((again.seq, again.duplicate), (5, true));
 }
 
 #[test]
-fn a_log_that_was_made_anew_stops_its_partitions_with_log_replaced_and_nothing_is_reset() {
+fn recreated_log_stops_its_partitions_and_resets_nothing() {
     let mut cluster = Cluster::start(1, &[]);
     let mut ann = cluster.login(0, Wire::Tcp, "ann");
     for n in 1..=3 {
@@ -471,19 +466,19 @@ fn a_log_that_was_made_anew_stops_its_partitions_with_log_replaced_and_nothing_i
         let node = cluster.node(0);
         (node.metric("partitions_owned") == 3.0 && node.said().contains("LOG_REPLACED")).then_some(())
     };
-    eventually("the partition that was archived is given up", || is_stopped(&cluster));
+    eventually("the archived partition is released", || is_stopped(&cluster));
     let nothing_is_reset = |cluster: &Cluster| {
         assert_eq!(cluster.number("SELECT max(log_offset) FROM partitions"), 3);
         assert_eq!(cluster.number("SELECT count(*) FROM messages"), 3);
     };
-    // Its conversations take nothing: no number is given out twice.
+    // Its conversations accept nothing: no number is assigned twice.
     let refused = ann.refused(ask::send(send("bob", "m4", "hi")));
     assert!(matches!(refused, Code::Unknown | Code::BusUnavailable), "{refused:?}");
     assert_eq!(history(&mut ann, "d:ann:bob").len(), 3);
     nothing_is_reset(&cluster);
-    // Not by another run either.
+    // Another run refuses them too.
     cluster.kill(0);
     cluster.restart(0);
-    eventually("it is refused again", || is_stopped(&cluster));
+    eventually("the partition is refused again", || is_stopped(&cluster));
     nothing_is_reset(&cluster);
 }

@@ -29,7 +29,7 @@ mod unique;
 use std::{env, fmt::Write as _, fs, path::PathBuf};
 
 fn root() -> PathBuf {
-    // Read when it runs: a target folder may serve several work trees.
+    // Read at run time: a target folder may serve several work trees.
     env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate").into()
 }
 
@@ -37,17 +37,17 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Writes the page when asked to, else fails if the one in the tree is another.
+/// Writes the page if requested, otherwise fails if the one in the tree differs.
 fn settle(path: &str, page: &str) {
     generated::settle(&root(), path, page);
 }
 
-/// Settles what stands in the page between `<!-- name -->` and `<!-- /name -->`.
+/// Writes or compares the part of a page between `<!-- name -->` and `<!-- /name -->`.
 fn settle_block(path: &str, name: &str, block: &str) {
     settle(path, &with_block(path, &read(path), name, block));
 }
 
-/// The page with this block.
+/// Returns the page with this block.
 fn with_block(path: &str, page: &str, name: &str, block: &str) -> String {
     let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- /{name} -->\n"));
     let parts = page.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(&end)?.1)));
@@ -56,12 +56,12 @@ fn with_block(path: &str, page: &str, name: &str, block: &str) -> String {
 }
 
 #[test]
-fn the_page_of_settings_is_current() {
+fn settings_page_is_current() {
     settle("docs/config.md", &config::page());
 }
 
 #[test]
-fn the_example_configuration_is_current_and_says_the_defaults() {
+fn example_configuration_is_current_and_has_the_defaults() {
     settle("docs/tidegate.example.toml", &config::example());
     let path = root().join("docs/tidegate.example.toml");
     let loaded = tidegate::config::Config::load(Some(&path), &[]).expect("the example can be used");
@@ -70,34 +70,34 @@ fn the_example_configuration_is_current_and_says_the_defaults() {
 }
 
 #[test]
-fn the_page_of_commands_is_current() {
+fn commands_page_is_current() {
     settle("docs/cli.md", &cli::page());
 }
 
 #[test]
-fn the_page_of_metrics_is_current() {
+fn metrics_page_is_current() {
     let mut page = String::from(
         "# Metrics\n\nGenerated from `src/metrics.rs` by `cargo xtask docs`; change it there.\n\n\
          `GET /metrics` on the admin port, in the text format of Prometheus. Every series is there from the start, at 0, \
          and has no labels.\n\n| name | kind | what |\n|---|---|---|\n",
     );
     for (kind, name, what) in tidegate::metrics::ALL {
-        writeln!(page, "| `{name}` | {kind} | {what} |").expect("a String takes everything");
+        writeln!(page, "| `{name}` | {kind} | {what} |").expect("writing to a String succeeds");
     }
     settle("docs/metrics.md", &page);
 }
 
 #[test]
-fn every_route_of_the_admin_port_is_described() {
+fn every_admin_route_is_documented() {
     let (code, page) = (read("src/api.rs"), read("docs/http.md"));
     for (method, path) in admin_routes::admin_routes(&code) {
         assert!(page.contains(&format!("`{method} {path}`")), "docs/http.md does not name `{method} {path}`");
     }
 }
 
-/// The table of section 4 says what a node does unless it is configured otherwise.
+/// The table of section 4 has the defaults of a node.
 #[test]
-fn the_timers_and_limits_of_the_spec_are_the_defaults() {
+fn spec_timers_and_limits_are_the_defaults() {
     let (spec, config) = (read("protocol/SPEC.md"), tidegate::config::Config::default());
     let (timing, limits) = (config.timing, config.limits);
     let kib = |bytes: usize| format!("{} KiB", bytes / 1024);

@@ -1,5 +1,5 @@
-//! Durability by force: the real binary, killed with SIGKILL at random moments while clients send, started again, and
-//! its store moved to another node.
+//! Durability under SIGKILL: the real binary, killed at random moments while clients send, restarted, and its store
+//! moved to another node.
 #![allow(clippy::unwrap_used)]
 
 #[allow(unreachable_pub, reason = "other test binaries hand it on")]
@@ -33,10 +33,10 @@ use unique::unique_name;
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROUNDS: u64 = 12;
 const CLIENTS: usize = 6;
-/// Sends that a client has on the way.
+/// Limit of unanswered sends of a client.
 const IN_FLIGHT: usize = 16;
 
-/// A data directory that goes when the test ends.
+/// Data directory, removed when the test ends.
 struct Data(PathBuf);
 
 impl Data {
@@ -59,7 +59,7 @@ impl Data {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors).spawn().unwrap()
     }
 
-    fn said(&self) -> String {
+    fn stderr(&self) -> String {
         fs::read_to_string(self.0.join("stderr")).unwrap()
     }
 }
@@ -70,7 +70,7 @@ impl Drop for Data {
     }
 }
 
-/// A node that dies with SIGKILL, at the latest when it is dropped.
+/// Node that is killed with SIGKILL, at the latest when it is dropped.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -82,7 +82,7 @@ impl Server {
         fs::remove_file(&file).ok();
         let mut child = data.serve();
         let node: Value = eventually("a node that is ready", || {
-            assert!(child.try_wait().unwrap().is_none(), "it ended: {}", data.said());
+            assert!(child.try_wait().unwrap().is_none(), "it ended: {}", data.stderr());
             serde_json::from_slice(&fs::read(&file).ok()?).ok()
         });
         Self { child, address: node["client"].as_str().unwrap().parse().unwrap() }
@@ -101,19 +101,19 @@ impl Drop for Server {
     }
 }
 
-/// Looks until there is something.
+/// Polls until there is a result.
 fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     eventually_within(PATIENCE, what, look)
 }
 
-/// A client on JSON lines.
+/// Client on JSON lines.
 struct Client {
     stream: TcpStream,
     lines: BufReader<TcpStream>,
 }
 
 impl Client {
-    /// None: the node is gone.
+    /// Logs in; `None` if the node has died.
     fn login(address: SocketAddr, key: &[u8], user: &str) -> Option<Self> {
         Self::login_on("cli", address, key, user)
     }
@@ -153,7 +153,7 @@ impl Client {
         self.say(&json!({"id": 2, "send": {"toUser": to, "msgId": msg_id, "attempt": attempt, "content": content}}))
     }
 
-    /// The whole of a conversation in order: seq, and the text if there is one.
+    /// Returns a whole conversation in order: seq, and the text if there is one.
     fn pull(&mut self, conversation: &str) -> Vec<(u64, String)> {
         self.say(&json!({"id": 7, "pull": {"conversation": conversation, "limit": 100}})).unwrap();
         let page = self.until(|frame| frame.get("page").cloned()).unwrap();
@@ -162,7 +162,7 @@ impl Client {
         messages.map(|it| (it["seq"].as_u64().unwrap(), text(it))).collect()
     }
 
-    /// Where a conversation stands for this user.
+    /// Returns the user's state of a conversation.
     fn state(&mut self, conversation: &str) -> Value {
         self.say(&json!({"id": 8, "sync": {}})).unwrap();
         let state = |frame: &Value| {
@@ -171,7 +171,7 @@ impl Client {
         self.until(state).unwrap()
     }
 
-    /// The next ack: id, seq, whether it was there before.
+    /// Returns the next ack: id, seq, whether it is a duplicate.
     fn ack(&mut self) -> Option<(String, u64, bool)> {
         self.until(|frame| {
             assert!(frame.get("error").is_none(), "{frame}");
@@ -182,52 +182,52 @@ impl Client {
     }
 }
 
-/// What one sender knows: message id → seq.
+/// Acked messages of one sender: message id → seq.
 type Acked = BTreeMap<String, u64>;
 
-/// Sends until the node is gone; what was acked, and the ids that are in doubt.
+/// Sends until the node dies; returns the acked messages, and the ids in doubt.
 fn busy(address: SocketAddr, key: &[u8], sender: usize, round: u64) -> (Acked, Vec<String>) {
     let (mut acked, mut sent) = (Acked::new(), 0);
     let id = |number: u64| format!("r{round}-{number}");
     let Some(mut client) = Client::login(address, key, &format!("sender{sender}")) else {
         return (acked, Vec::new());
     };
-    let mut doubtful = Vec::new();
+    let mut in_doubt = Vec::new();
     'alive: loop {
-        while doubtful.len() < IN_FLIGHT {
-            doubtful.push(id(sent));
+        while in_doubt.len() < IN_FLIGHT {
+            in_doubt.push(id(sent));
             sent += 1;
-            let newest = doubtful.last().unwrap().clone();
+            let newest = in_doubt.last().unwrap().clone();
             if client.send(&format!("receiver{sender}"), &newest, 0).is_none() {
                 break 'alive;
             }
         }
         let Some((msg_id, seq, duplicate)) = client.ack() else { break };
-        assert!(!duplicate, "{msg_id} was never sent before");
-        doubtful.retain(|it| *it != msg_id);
+        assert!(!duplicate, "{msg_id} was not sent before");
+        in_doubt.retain(|it| *it != msg_id);
         acked.insert(msg_id, seq);
     }
-    (acked, doubtful)
+    (acked, in_doubt)
 }
 
-/// Sends everything again: what was acked has its seq, what was in doubt gets one now.
+/// Sends everything again: acked messages keep their seq, those in doubt get one now.
 fn settle(
     address: SocketAddr,
     key: &[u8],
     sender: usize,
     acked: &mut Acked,
     new: &[String],
-    doubtful: &[String],
+    in_doubt: &[String],
 ) {
     let mut client = Client::login(address, key, &format!("sender{sender}")).expect("a node that runs");
-    let ids: Vec<&String> = new.iter().chain(doubtful).collect();
+    let ids: Vec<&String> = new.iter().chain(in_doubt).collect();
     for some in ids.chunks(64) {
         for msg_id in some {
             client.send(&format!("receiver{sender}"), msg_id, 1).expect("a node that runs");
         }
         for msg_id in some {
             let (answered, seq, duplicate) = client.ack().expect("an ack");
-            assert_eq!(answered, **msg_id, "answers come in the order of the sends");
+            assert_eq!(answered, **msg_id, "acks arrive in the order of the sends");
             if let Some(before) = acked.insert(answered, seq) {
                 assert_eq!((seq, duplicate), (before, true), "sender {sender}: {msg_id} was acked");
             }
@@ -240,7 +240,7 @@ fn token_key(data: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_acked_survives_kill_9_with_its_seq_and_the_seqs_have_no_holes() {
+fn acked_messages_survive_kill_9_with_seqs_without_holes() {
     let data = Data::fresh();
     let mut all = vec![Acked::new(); CLIENTS];
     let mut server = Server::start(&data);
@@ -263,10 +263,10 @@ fn what_was_acked_survives_kill_9_with_its_seq_and_the_seqs_have_no_holes() {
             senders.into_iter().map(|sender| sender.join().unwrap()).collect()
         });
         server = Server::start(&data);
-        for (sender, (acked, doubtful)) in rounds.into_iter().enumerate() {
+        for (sender, (acked, in_doubt)) in rounds.into_iter().enumerate() {
             let new: Vec<String> = acked.keys().cloned().collect();
             all[sender].extend(acked);
-            settle(server.address, &key, sender, &mut all[sender], &new, &doubtful);
+            settle(server.address, &key, sender, &mut all[sender], &new, &in_doubt);
             let mut seqs: Vec<u64> = all[sender].values().copied().collect();
             seqs.sort_unstable();
             let whole: Vec<u64> = (1..=seqs.len() as u64).collect();
@@ -279,16 +279,16 @@ fn what_was_acked_survives_kill_9_with_its_seq_and_the_seqs_have_no_holes() {
 }
 
 #[test]
-fn a_second_node_on_the_same_directory_is_refused_with_the_cure() {
+fn second_node_on_the_same_directory_is_refused() {
     let data = Data::fresh();
     let _first = Server::start(&data);
     let mut second = data.serve();
     let status = eventually("an end", || second.try_wait().unwrap());
     assert!(!status.success());
-    assert!(data.said().contains("in use by another node; stop that one first"), "{}", data.said());
+    assert!(data.stderr().contains("in use by another node; stop that one first"), "{}", data.stderr());
 }
 
-/// Runs `tidegate store`; whether it went well, and everything it said.
+/// Runs `tidegate store`; returns whether it succeeded, and its output.
 fn store(words: &[&str], data: &Data) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let output = command.arg("store").args(words).arg("--data").arg(&data.0).output().unwrap();
@@ -297,7 +297,7 @@ fn store(words: &[&str], data: &Data) -> (bool, String) {
 }
 
 #[test]
-fn a_store_moves_to_another_node_by_its_export_and_nothing_is_renumbered() {
+fn exported_store_moves_to_another_node_unchanged() {
     let (old, new) = (Data::fresh(), Data::fresh());
     let server = Server::start(&old);
     let mut client = Client::login(server.address, &token_key(&old.0), "ann").unwrap();
@@ -333,9 +333,9 @@ fn a_store_moves_to_another_node_by_its_export_and_nothing_is_renumbered() {
     assert_eq!(client.ack().unwrap(), ("m6".into(), 6, false));
 }
 
-/// What is older than `retention.messages` goes from a node that runs, and what is younger stays.
+/// A running node removes messages older than `retention.messages`, and keeps younger ones.
 #[test]
-fn a_node_takes_messages_away_that_are_too_old() {
+fn node_removes_messages_past_their_retention() {
     let (old, new) = (Data::fresh(), Data::fresh());
     let server = Server::start(&old);
     let mut client = Client::login(server.address, &token_key(&old.0), "ann").unwrap();
@@ -365,7 +365,7 @@ fn a_node_takes_messages_away_that_are_too_old() {
     fs::write(new.0.join("sets"), sets.join("\n")).unwrap();
     let server = Server::start(&new);
     let mut client = Client::login(server.address, &token_key(&new.0), "ann").unwrap();
-    let left = eventually("a look at what is too old", || {
+    let left = eventually("the old messages are removed", || {
         let left = client.pull("d:ann:bob");
         (left.len() < 5).then_some(left)
     });
@@ -374,8 +374,8 @@ fn a_node_takes_messages_away_that_are_too_old() {
     assert_eq!(client.ack().unwrap().1, 6);
 }
 
-/// A data directory that a node of store format 1 left (commit f02bc81): a direct conversation with a read mark, a group
-/// with a removal and a chained sender, and a kill -9 before its last message.
+/// Data directory of a node with store format 1 (commit f02bc81): a direct conversation with a read mark, a group with
+/// a removal and a chained sender, and a kill -9 before its last message.
 fn of_format_1() -> Data {
     let data = Data::fresh();
     let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/durable/format-1.tar.gz");
@@ -385,7 +385,7 @@ fn of_format_1() -> Data {
 }
 
 #[test]
-fn a_node_goes_on_with_the_store_that_a_node_of_format_1_left() {
+fn node_continues_on_a_store_of_format_1() {
     let data = of_format_1();
     let marker = data.0.join("store/format.json");
     assert_eq!(fs::read_to_string(&marker).unwrap(), "{\"tidegate_store\":1}");
@@ -408,9 +408,9 @@ fn a_node_goes_on_with_the_store_that_a_node_of_format_1_left() {
     );
     let retry = json!({"id": 2, "send": {"toUser": "bob", "msgId": "a3", "attempt": 1, "content": {"text": "hello 3"}}});
     alice.say(&retry).unwrap();
-    assert_eq!(alice.ack().unwrap(), ("a3".into(), 3, true), "its id is known");
+    assert_eq!(alice.ack().unwrap(), ("a3".into(), 3, true), "its id is a duplicate");
     alice.send("bob", "a9", 0).unwrap();
-    assert_eq!(alice.ack().unwrap(), ("a9".into(), 5, false), "its number follows");
+    assert_eq!(alice.ack().unwrap(), ("a9".into(), 5, false), "the next seq follows");
     let mut bob = Client::login_on("d1", server.address, &token_key(&data.0), "bob").unwrap();
     let state = bob.state("d:alice:bob");
     assert_eq!((&state["readSeq"], &state["unread"]), (&json!(2), &json!(2)), "{state}");

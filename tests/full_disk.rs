@@ -1,4 +1,4 @@
-//! A disk that is really full, below a real node: a small file system in memory, in a mount namespace of the test's own.
+//! A real node on a disk that is really full: a small file system in memory, in a mount namespace of the test.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -20,27 +20,27 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 const MIB: u64 = 1 << 20;
 
-/// The size of the disk. After a write that failed, a store opens its database again with 64 MiB free.
+/// Size of the disk. After a failed write, a store opens its database again with 64 MiB free.
 const DISK: u64 = 320 * MIB;
 
-/// Sends after which the node has refused one: large messages fill the disk before that, and small ones take longer than the
-/// node needs to notice that it is full.
+/// Number of sends within which the node has refused one: large messages fill the disk before that, and small ones take
+/// longer than the node needs to notice that it is full.
 const SENDS_MAX: usize = 2_000;
 
 const DIRECT: &str = "d:alice:bob";
 
-/// What the test needs and how to get it; it does not pass without.
+/// Requirements of the test, without which it fails.
 const NEEDS: &str = "this test mounts a small tmpfs in a mount namespace: run it as root (in a container with CAP_SYS_ADMIN, \
                      `docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined`), or as a user who may create user \
                      namespaces (`sysctl kernel.unprivileged_userns_clone=1`, `user.max_user_namespaces` above 0, and with \
                      AppArmor `kernel.apparmor_restrict_unprivileged_userns=0`)";
 
-/// A file system of its own size. It is freed when the holder of its namespace and the nodes on it have ended; the nodes of a
-/// test that is killed go on.
+/// File system of its own size, freed when the holder of its namespace and the nodes on it have ended; nodes of a
+/// killed test keep running.
 struct Disk {
-    /// Ends when its standard input does.
+    /// Ends when its standard input closes.
     holder: Child,
-    /// An empty folder outside, where the disk is mounted inside.
+    /// Empty folder outside, on which the disk is mounted inside.
     folder: PathBuf,
     /// The disk as seen from outside.
     view: PathBuf,
@@ -49,7 +49,7 @@ struct Disk {
 impl Disk {
     fn mount() -> Self {
         let folder = std::env::temp_dir().join(format!("tidegate-disk-{}", unique_name()));
-        fs::create_dir_all(&folder).expect("a place for files");
+        fs::create_dir_all(&folder).expect("the folder is created");
         let mut unshare = Command::new("unshare");
         if !getuid().is_root() {
             unshare.arg("--map-root-user");
@@ -99,13 +99,13 @@ impl Disk {
     }
 
     fn free(&self) -> u64 {
-        let disk = statvfs(&self.view).expect("it is mounted");
+        let disk = statvfs(&self.view).expect("the disk is mounted");
         disk.f_bavail * disk.f_frsize
     }
 
-    /// Takes all space but that much; with 0 there is none left.
+    /// Fills the disk up to `leave` free bytes.
     fn fill(&self, leave: u64) {
-        let disk = statvfs(&self.view).expect("it is mounted");
+        let disk = statvfs(&self.view).expect("the disk is mounted");
         assert!(disk.f_blocks * disk.f_frsize <= DISK, "this is another disk");
         let mut ballast =
             File::options().create(true).append(true).open(self.view.join("ballast")).expect("a file");
@@ -118,9 +118,9 @@ impl Disk {
         assert!(self.free() <= leave, "{} bytes are free", self.free());
     }
 
-    /// Gives the space back.
+    /// Frees the filled space.
     fn clear(&self) {
-        fs::remove_file(self.view.join("ballast")).expect("it is there");
+        fs::remove_file(self.view.join("ballast")).expect("the file exists");
     }
 }
 
@@ -133,20 +133,20 @@ impl Drop for Disk {
     }
 }
 
-/// What alice sent to bob.
+/// Messages from alice to bob.
 #[derive(Default)]
 struct Sent {
     count: u64,
-    /// By seq from 1, without a hole.
+    /// Acked ids by seq from 1, without a hole.
     acked: Vec<String>,
-    /// In doubt when the disk was full: each may be in the log or not.
-    doubtful: Vec<String>,
-    /// Ids whose push has come.
+    /// Ids in doubt when the disk was full: each may be in the log or not.
+    in_doubt: Vec<String>,
+    /// Ids that were pushed.
     pushed: HashSet<String>,
 }
 
 impl Sent {
-    /// Sends once; the code if it is refused.
+    /// Sends once; returns the code of a refusal.
     fn send(&mut self, alice: &mut Client, text: &str) -> Result<u64, Code> {
         self.count += 1;
         let id = format!("m{}", self.count);
@@ -158,7 +158,7 @@ impl Sent {
             Said::Error(error) => {
                 let code = code(error.code);
                 if code == Code::Unknown {
-                    self.doubtful.push(id);
+                    self.in_doubt.push(id);
                 }
                 Err(code)
             }
@@ -166,8 +166,8 @@ impl Sent {
         }
     }
 
-    /// Sends until the node refuses with the documented code; sends before that may be in doubt. The reader takes a push
-    /// for each accepted send, so that its window never fills.
+    /// Sends until the node refuses with the documented code; sends before that may be in doubt. The reader takes a
+    /// push for each accepted send, so that its window never fills.
     fn until_refused(&mut self, alice: &mut Client, mut reader: Option<&mut Client>, text: &str) {
         for _ in 0..SENDS_MAX {
             match self.send(alice, text) {
@@ -184,7 +184,7 @@ impl Sent {
         panic!("{SENDS_MAX} sends were accepted, and the disk is not full");
     }
 
-    /// Takes a push and acks it.
+    /// Takes and acks a push.
     fn take_push(&mut self, reader: &mut Client) {
         let push = reader.expect_push();
         reader.say_as(0, ask::ack(DIRECT, push.seq));
@@ -198,9 +198,9 @@ impl Sent {
         }
     }
 
-    /// Sends what is in doubt again, once there is space.
+    /// Resends messages in doubt, once there is space.
     fn settle(&mut self, alice: &mut Client, text: &str) {
-        for id in std::mem::take(&mut self.doubtful) {
+        for id in std::mem::take(&mut self.in_doubt) {
             eventually(&format!("{id} is taken"), || {
                 let again = pb::Send { attempt: 1, ..send("bob", &id, &format!("{id} {text}")) };
                 match alice.ask(ask::send(again)) {
@@ -213,7 +213,7 @@ impl Sent {
         }
     }
 
-    /// Everything that was acked is in the history, once, and the history has no hole.
+    /// Asserts that the history has every acked message once, and no hole.
     fn check(&self, reader: &mut Client) {
         let mut history = Vec::new();
         let end = reader.state(DIRECT).max_seq;
@@ -229,19 +229,19 @@ impl Sent {
         let mut once = history.clone();
         once.sort();
         once.dedup();
-        assert_eq!(once.len(), history.len(), "a message is there twice");
+        assert_eq!(once.len(), history.len(), "a message is stored twice");
         for id in &self.acked {
             assert!(
                 once.binary_search(id).is_ok(),
-                "{id} was acked and is lost; {} are there",
+                "{id} was acked and is lost; {} are stored",
                 history.len()
             );
         }
     }
 }
 
-/// What needs no space: logins on each wire, histories, live rooms and signals.
-fn goes_on(node: &Process, sent: &Sent) {
+/// Asserts what needs no space: logins on each wire, histories, live rooms and signals.
+fn assert_other_traffic(node: &Process, sent: &Sent) {
     for wire in Wire::ALL {
         let (mut here, mut there) = (node.login(wire, "bob", "tablet"), node.login(wire, "guest", "phone"));
         sent.check(&mut here);
@@ -257,8 +257,8 @@ fn goes_on(node: &Process, sent: &Sent) {
     }
 }
 
-fn is_taken_again(alice: &mut Client, sent: &mut Sent, text: &str) {
-    eventually("sends are taken again, by itself", || match sent.send(alice, text) {
+fn wait_for_accept(alice: &mut Client, sent: &mut Sent, text: &str) {
+    eventually("sends are accepted again, automatically", || match sent.send(alice, text) {
         Ok(_) => Some(()),
         Err(Code::BusUnavailable | Code::Unknown) => None,
         Err(other) => panic!("{other:?}"),
@@ -266,14 +266,14 @@ fn is_taken_again(alice: &mut Client, sent: &mut Sent, text: &str) {
     sent.settle(alice, text);
 }
 
-/// Fills the disk, except for `leave` bytes that messages then take, and frees it, twice; then fills it once more and kills the
-/// node.
+/// Fills the disk, except for `leave` bytes that messages then take, and frees it, twice; then fills it once more and
+/// kills the node.
 fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_doubt: bool) {
     let mut node = disk.serve(sets);
     let (mut alice, mut bob) =
         (node.login(Wire::Tcp, "alice", "phone"), node.login(Wire::WsText, "bob", "phone"));
     let mut sent = Sent::default();
-    // A reader that does not keep up with large messages gets `Behind` instead of pushes.
+    // A reader that is too slow for large messages gets `Behind` instead of pushes.
     let reads_along = text.len() < 1_000;
     for seq in 1..=3 {
         assert_eq!(sent.send(&mut alice, "before"), Ok(seq));
@@ -281,19 +281,19 @@ fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_d
     for _ in 0..2 {
         disk.fill(leave);
         sent.until_refused(&mut alice, reads_along.then_some(&mut bob), text);
-        assert!(may_doubt || sent.doubtful.is_empty(), "in doubt: {:?}", sent.doubtful);
+        assert!(may_doubt || sent.in_doubt.is_empty(), "in doubt: {:?}", sent.in_doubt);
         if reads_along {
             sent.take_all_pushes(&mut bob);
         }
-        goes_on(&node, &sent);
-        assert_eq!(sent.send(&mut alice, text), Err(Code::BusUnavailable), "it stays refused");
+        assert_other_traffic(&node, &sent);
+        assert_eq!(sent.send(&mut alice, text), Err(Code::BusUnavailable), "sends stay refused");
         disk.clear();
-        is_taken_again(&mut alice, &mut sent, text);
+        wait_for_accept(&mut alice, &mut sent, text);
         if reads_along {
             sent.take_all_pushes(&mut bob);
         }
     }
-    // Killed while it is full: the journal may end in the middle of a record.
+    // Killed on a full disk: the journal may end in the middle of a record.
     disk.fill(leave);
     sent.until_refused(&mut alice, reads_along.then_some(&mut bob), text);
     node.signal(Signal::KILL);
@@ -304,7 +304,7 @@ fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_d
     let mut reader = next.login(Wire::JsonLine, "bob", "phone");
     sent.check(&mut reader);
     let mut alice = next.login(Wire::Tcp, "alice", "phone");
-    is_taken_again(&mut alice, &mut sent, text);
+    wait_for_accept(&mut alice, &mut sent, text);
     sent.check(&mut reader);
     next.signal(Signal::TERM);
     assert_eq!(next.exit().code(), Some(0), "{}", next.said());
@@ -312,20 +312,20 @@ fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_d
 }
 
 #[test]
-fn a_nearly_full_disk_refuses_sends_before_any_is_in_doubt() {
+fn nearly_full_disk_refuses_sends_before_any_is_in_doubt() {
     let disk = Disk::mount();
     let bound = format!("limits.disk_free_min_bytes={}", 80 * MIB);
     full_and_free_again(&disk, &[&bound], "text", 79 * MIB, false);
 }
 
 #[test]
-fn a_full_disk_refuses_sends_and_everything_else_goes_on() {
+fn full_disk_refuses_sends_only() {
     let disk = Disk::mount();
     full_and_free_again(&disk, &["limits.disk_free_min_bytes=0"], "text", 0, true);
 }
 
 #[test]
-fn a_disk_that_messages_fill_loses_none_that_was_acked() {
+fn disk_filled_by_messages_loses_no_acked_one() {
     let disk = Disk::mount();
     // Tables of 32 MiB of messages do not fit next to the journal.
     let large = ["limits.content_bytes_max=200000", "limits.frame_bytes_max=262144"];

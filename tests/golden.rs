@@ -1,4 +1,4 @@
-//! Bytes that a released version wrote: today's code reads each of them to the meaning it had, and writes them as it did.
+//! Bytes that a released version wrote: today's code reads each with its meaning, and writes the same bytes.
 //!
 //! `tests/golden/README.md` describes what the folders hold and how the next version gets one.
 

@@ -1,4 +1,4 @@
-//! The link over gRPC where it is more than its contract: who is let in, and what one bad peer does to the others.
+//! The link over gRPC beyond its contract: authentication, and the effect of one bad peer on the others.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
@@ -34,10 +34,10 @@ use tidegate_protocol::{id::NodeId, machine::ledger::Outcome};
 use tokio::{net::TcpStream, sync::Semaphore};
 use tonic::transport::Endpoint;
 
-/// Far above what anything here takes; nothing is timed.
+/// Far above any duration here; nothing is timed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node that counts the answers that it gets, and does nothing else; holds them while the gate is there.
+/// End that counts its answers, and does nothing else; answers wait while the gate is set.
 #[derive(Default)]
 struct End {
     answers: AtomicUsize,
@@ -55,7 +55,7 @@ impl Link for End {
     }
 
     async fn deliver(&self, _: &NodeBoot, _: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
-        // Fewer landings than pushes: no honest end does that.
+        // Fewer landings than pushes, which no correct end returns.
         Ok(Vec::new())
     }
 
@@ -115,7 +115,7 @@ fn listen(me: NodeBoot, end: &Arc<End>, settings: Settings) -> Listener {
     listen_at(([127, 0, 0, 1], 0).into(), me, end, settings)
 }
 
-/// An address that stays this test's own, whether somebody listens there or not.
+/// Returns an address that stays reserved for this test, with or without a listener.
 fn own_address() -> SocketAddr {
     ([127, 0, 0, 1], port::free_port()).into()
 }
@@ -136,11 +136,11 @@ async fn call(link: &GrpcLink, to: &NodeBoot) -> Result<(), LinkError> {
 
 async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
     let looking = time::eventually_async(PATIENCE, what, async || look().await.then_some(()));
-    // A look may hang, too.
+    // A poll may hang, too.
     tokio::time::timeout(PATIENCE * 2, looking).await.unwrap_or_else(|_| panic!("{what}"));
 }
 
-/// An authority, and certificates for this machine by it.
+/// Authority with certificates for this machine.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -150,7 +150,7 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// For that host, from peers with certificates of `trusted`.
+    /// Returns TLS settings for that host, for peers with certificates of `trusted`.
     fn node(&self, host: &str, trusted: &Self) -> Tls {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
@@ -160,7 +160,7 @@ impl Authority {
 }
 
 #[tokio::test]
-async fn only_who_knows_the_secret_gets_in_and_only_who_knows_it_is_trusted() {
+async fn both_sides_must_know_the_secret() {
     for (there, here, says) in [
         (knowing("the right one, here"), knowing("the wrong one, here"), "shared secret"),
         (knowing("the right one, here"), open(), "shared secret"),
@@ -169,7 +169,9 @@ async fn only_who_knows_the_secret_gets_in_and_only_who_knows_it_is_trusted() {
         let (end, peer) = (Arc::new(End::default()), node("there", 1));
         let listener = listen(peer.clone(), &end, there);
         let link = caller(here, &[(peer.clone(), listener.address())]);
-        let Err(LinkError::Unavailable(why)) = call(&link, &peer).await else { panic!("it was let in") };
+        let Err(LinkError::Unavailable(why)) = call(&link, &peer).await else {
+            panic!("the caller was accepted")
+        };
         assert!(why.contains(says) && why.contains("link.secret_file"), "{why}");
         assert!(!why.contains("right") && !why.contains("wrong"), "{why}");
         assert_eq!(end.answers.load(Ordering::SeqCst), 0);
@@ -177,7 +179,7 @@ async fn only_who_knows_the_secret_gets_in_and_only_who_knows_it_is_trusted() {
 }
 
 #[tokio::test]
-async fn certificates_of_one_authority_open_the_link() {
+async fn certificates_of_one_authority_authenticate() {
     let (ours, end, peer) = (Authority::new(), Arc::new(End::default()), node("there", 1));
     let both =
         Settings { secret: knowing("a secret on top of it").secret, ..with(ours.node("127.0.0.1", &ours)) };
@@ -188,11 +190,11 @@ async fn certificates_of_one_authority_open_the_link() {
 }
 
 #[tokio::test]
-async fn certificates_of_another_authority_or_host_do_not() {
+async fn certificates_of_another_authority_or_host_are_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let local = "127.0.0.1";
     for (there, here) in [
-        // The caller's certificate is not ours, then the peer's is not, then it is for another host.
+        // The caller's certificate is foreign, then the peer's is, then it is for another host.
         (with(ours.node(local, &ours)), with(theirs.node(local, &ours))),
         (with(theirs.node(local, &ours)), with(ours.node(local, &ours))),
         (with(ours.node("n1.example", &ours)), with(ours.node(local, &ours))),
@@ -209,7 +211,7 @@ async fn certificates_of_another_authority_or_host_do_not() {
 }
 
 #[tokio::test]
-async fn a_listener_without_a_usable_certificate_does_not_start() {
+async fn listener_without_a_usable_certificate_does_not_start() {
     let end: Arc<dyn Link> = Arc::new(End::default());
     let at = ([127, 0, 0, 1], 0).into();
     let broken = with(Tls::new(b"none", b"none", b"none"));
@@ -218,7 +220,7 @@ async fn a_listener_without_a_usable_certificate_does_not_start() {
 }
 
 #[tokio::test]
-async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called() {
+async fn s5_restarted_peer_is_not_the_run_that_was_called() {
     let end = Arc::new(End::default());
     let (old, new) = (node("there", 1), node("there", 2));
     let at = own_address();
@@ -226,10 +228,10 @@ async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called
     let link = caller(open(), &[(old.clone(), at)]);
     assert_eq!(call(&link, &old).await, Ok(()));
     drop(first);
-    eventually("the link hears that its peer left", async || call(&link, &old).await.is_err()).await;
+    eventually("the link notices that its peer left", async || call(&link, &old).await.is_err()).await;
     eventually("the port is free again", async || std::net::TcpListener::bind(at).is_ok()).await;
     let _second = listen_at(at, new.clone(), &end, open());
-    eventually("the old run is known to be over", async || {
+    eventually("the old run is known to have ended", async || {
         call(&link, &old).await == Err(LinkError::NotHere)
     })
     .await;
@@ -241,28 +243,28 @@ async fn s5_a_peer_that_comes_back_as_another_run_is_not_the_one_that_was_called
 }
 
 #[tokio::test]
-async fn a_peer_that_was_away_is_found_again() {
+async fn unavailable_peer_is_found_again() {
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
     let at = own_address();
     let first = listen_at(at, peer.clone(), &end, open());
     let link = caller(open(), &[(peer.clone(), at)]);
     assert_eq!(call(&link, &peer).await, Ok(()));
     drop(first);
-    eventually("the link hears that its peer left", async || call(&link, &peer).await.is_err()).await;
+    eventually("the link notices that its peer left", async || call(&link, &peer).await.is_err()).await;
     eventually("the port is free again", async || std::net::TcpListener::bind(at).is_ok()).await;
     let _second = listen_at(at, peer.clone(), &end, open());
-    eventually("the link is back", async || call(&link, &peer).await.is_ok()).await;
+    eventually("the link works again", async || call(&link, &peer).await.is_ok()).await;
 }
 
 #[tokio::test]
-async fn an_address_of_another_node_or_of_nobody_is_no_peer() {
+async fn address_of_another_node_or_of_none_is_no_peer() {
     let end = Arc::new(End::default());
     let listener = listen(node("other", 1), &end, open());
     let nobody = own_address();
     let (taken, free, unknown) = (node("there", 1), node("free", 1), node("unknown", 1));
     let link = caller(open(), &[(taken.clone(), listener.address()), (free.clone(), nobody)]);
     for (peer, says) in [(taken, "other"), (free, "refused"), (unknown, "not among the peers")] {
-        // They may come: nothing says that this run of theirs is over.
+        // The peers may come back: nothing shows that this run of theirs has ended.
         let Err(LinkError::Unavailable(why)) = call(&link, &peer).await else {
             panic!("{} is there", peer.node)
         };
@@ -270,7 +272,7 @@ async fn an_address_of_another_node_or_of_nobody_is_no_peer() {
     }
 }
 
-/// Whether the other side has closed it, after whatever it said.
+/// Whether the other side has closed the stream, after any output.
 fn is_closed(stream: &TcpStream) -> bool {
     let mut said = [0; 64];
     loop {
@@ -283,7 +285,7 @@ fn is_closed(stream: &TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_seats_are_closed_and_a_peer_gets_in_once_there_is_room() {
+async fn surplus_connections_are_closed_until_permits_are_free() {
     let (there, end) = (node("there", 1), Arc::new(End::default()));
     let listener = listen(there.clone(), &end, open());
     let mut strangers = Vec::new();
@@ -291,16 +293,16 @@ async fn connections_beyond_the_seats_are_closed_and_a_peer_gets_in_once_there_i
         strangers.push(TcpStream::connect(listener.address()).await.unwrap());
     }
     let closed = async || strangers.iter().filter(|it| is_closed(it)).count();
-    eventually("those too many are closed", async || closed().await == 300 - 256).await;
+    eventually("the surplus connections are closed", async || closed().await == 300 - 256).await;
     let link = caller(open(), &[(there.clone(), listener.address())]);
     assert!(call(&link, &there).await.is_err());
-    assert_eq!(closed().await, 300 - 256, "nobody lost a seat for it");
+    assert_eq!(closed().await, 300 - 256, "no other connection was closed for it");
     drop(strangers);
-    eventually("a peer gets in", async || call(&link, &there).await.is_ok()).await;
+    eventually("a peer connects", async || call(&link, &there).await.is_ok()).await;
 }
 
 #[tokio::test]
-async fn callers_that_never_say_who_they_are_lose_their_seats_to_those_who_do() {
+async fn unauthenticated_callers_lose_their_permits_to_peers() {
     let ours = Authority::new();
     let secure = || with(ours.node("127.0.0.1", &ours));
     for (there, here) in [(open(), open()), (secure(), secure())] {
@@ -311,28 +313,29 @@ async fn callers_that_never_say_who_they_are_lose_their_seats_to_those_who_do() 
         let (mut silent, mut idle) = (Vec::new(), Vec::new());
         for _ in 0..150 {
             silent.push(TcpStream::connect(at).await.unwrap());
-            // These speak HTTP/2, answer its pings and open no lane; without TLS, that is.
+            // These speak HTTP/2, answer its pings and open no stream, without TLS.
             idle.push(Endpoint::from_shared(format!("http://{at}")).unwrap().connect().await);
         }
-        // Nobody leaves: seats are free because the time of those who had them is over.
+        // No idle caller leaves: connection permits are free because the handshake timeout of their holders has passed.
         let link = caller(here, &[(peer.clone(), at)]);
-        eventually("a peer gets in", async || call(&link, &peer).await.is_ok()).await;
-        eventually("the silent are closed", async || silent.iter().all(is_closed)).await;
-        // One who came after the peer is closed in its turn, and the peer is not.
+        eventually("a peer connects", async || call(&link, &peer).await.is_ok()).await;
+        eventually("the silent connections are closed", async || silent.iter().all(is_closed)).await;
+        // A caller after the peer is closed in turn, and the peer is not.
         let late = TcpStream::connect(at).await.unwrap();
-        eventually("it is closed as well", async || is_closed(&late)).await;
+        eventually("the late connection is closed", async || is_closed(&late)).await;
         assert_eq!(call(&link, &peer).await, Ok(()));
     }
 }
 
-/// Three peers that take nothing: one whose shards are stuck, one that never reads its socket, one that is not there.
+/// Three peers that accept nothing: one whose shards are stuck, one that never reads its socket, one that does not
+/// exist.
 #[tokio::test]
-async fn a_peer_that_takes_nothing_is_told_nothing_more_and_delays_nobody_else() {
+async fn stuck_peer_gets_no_more_calls_and_delays_no_other() {
     let gate = Arc::new(Semaphore::new(0));
     let (well, stuck) = (Arc::new(End::default()), Arc::new(End { gate: Some(gate), ..End::default() }));
     let names = ["well", "stuck", "silent"].map(|name| node(name, 1));
     let (one, two) = (listen(names[0].clone(), &well, open()), listen(names[1].clone(), &stuck, open()));
-    // The kernel accepts; nobody reads.
+    // The kernel accepts; no process reads.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addresses = [one.address(), two.address(), silent.local_addr().unwrap()];
     let peers: Vec<_> = names.iter().cloned().zip(addresses).collect();
@@ -341,7 +344,7 @@ async fn a_peer_that_takes_nothing_is_told_nothing_more_and_delays_nobody_else()
     let mut waiting = Vec::new();
     for peer in &names[1..] {
         let mut full = None;
-        // 1,000 answers are some 10 KB: the bound comes long before the last.
+        // 1,000 answers are approximately 10 KB: the bound comes long before the last.
         for _ in 0..1_000 {
             let (link, peer, large) = (Arc::clone(&link), peer.clone(), large.clone());
             let call = tokio::spawn(async move { link.answers(&peer, large).await });
@@ -365,12 +368,12 @@ async fn a_peer_that_takes_nothing_is_told_nothing_more_and_delays_nobody_else()
     let calls = (0..200).map(|_| call(&link, &names[0]));
     assert_eq!(join_all(calls).await, vec![Ok(()); 200]);
     assert_eq!(well.answers.load(Ordering::SeqCst), 200);
-    assert!(waiting.iter().all(|call| !call.is_finished()), "what was for the others waits all the while");
+    assert!(waiting.iter().all(|call| !call.is_finished()), "calls to the other peers wait all the time");
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]
-async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done() {
+async fn call_without_reply_is_unknown_and_unsent_call_is_not_done() {
     let (end, peer, silent) = (Arc::new(End::default()), node("there", 1), node("silent", 1));
     let listener = listen(peer.clone(), &end, open());
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -378,7 +381,7 @@ async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done()
     let peers = [(peer.clone(), listener.address()), (silent.clone(), socket.local_addr().unwrap())];
     let link = caller(short, &peers);
     let ask = || vec![Ask { partition: 0, offset: 0, conn: 0, request: 0, key: None }];
-    eventually("the link is there", async || {
+    eventually("the link is connected", async || {
         link.answers_again(&node("here", 1), &peer, ask()).await.is_ok()
     })
     .await;
@@ -393,7 +396,7 @@ async fn what_no_reply_comes_to_is_unknown_and_what_was_never_sent_is_not_done()
 }
 
 #[tokio::test]
-async fn replies_that_fit_nothing_asked_are_not_believed() {
+async fn replies_that_fit_no_call_are_rejected() {
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
     let listener = listen(peer.clone(), &end, open());
     let link = caller(open(), &[(peer.clone(), listener.address())]);
@@ -408,7 +411,7 @@ async fn replies_that_fit_nothing_asked_are_not_believed() {
     assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
     let heard = link.traces(&peer, TraceFilter::default()).await;
     assert!(matches!(&heard, Err(LinkError::Unknown(why)) if why.contains("too large")), "{heard:?}");
-    // Neither ended the connection.
+    // Neither reply ended the connection.
     assert_eq!(call(&link, &peer).await, Ok(()));
     let huge = PeerPush { push: vec![0; 33 << 20].into(), ..push() };
     let heard = link.deliver(&peer, vec![huge]).await;

@@ -1,5 +1,5 @@
-//! Nodes among each other: leases, peers, routes put back after a loss, and what is left of dead nodes. In one process,
-//! over routes in memory, on a clock that runs ahead whenever everybody waits.
+//! Nodes among each other: leases, peers, reasserted routes, and sweeps of dead nodes. In one process, over routes in
+//! memory, on a clock that advances whenever all tasks wait.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -42,7 +42,7 @@ fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()
 }
 
-/// Lets that much time pass for everybody.
+/// Advances the clock for all nodes.
 async fn pass(time: Duration) {
     let mut ticks = interval(time);
     ticks.tick().await;
@@ -59,7 +59,7 @@ fn routes() -> Arc<MemoryRoutes> {
     Arc::new(MemoryRoutes::new(1_763_712_000_000, LEASES, now))
 }
 
-/// One node, as far as it is a member: a shard with conns, and the lease.
+/// Membership part of one node: a shard with connections, and the lease.
 struct Peer {
     cluster: Arc<Cluster>,
     plan: Arc<FaultPlan>,
@@ -70,7 +70,7 @@ struct Peer {
     shard: JoinHandle<()>,
 }
 
-/// What the shard has, and what it was told.
+/// State of the shard, and the mail it got.
 #[derive(Default)]
 struct Conns {
     rows: Vec<(ConnKey, Route)>,
@@ -104,13 +104,13 @@ impl Peer {
         Self { cluster, plan, state, told, conns, task, shard }
     }
 
-    /// No word of it any more, as after SIGKILL.
+    /// Stops the node without a trace, as SIGKILL does.
     fn kill(&self) {
         self.task.abort();
         self.shard.abort();
     }
 
-    /// A conn of that user, whose route stands.
+    /// Adds a connection of that user, with its route registered.
     async fn login(&self, name: &str) -> Token {
         let device = DeviceId::new("phone").unwrap();
         let at = self.cluster.me.clone();
@@ -122,7 +122,7 @@ impl Peer {
         token
     }
 
-    /// The routes do not answer it from here on, or do again.
+    /// Cuts the node off from the routes, or reconnects it.
     fn cut_off(&self, cut: bool) {
         self.plan.set_rates(Rates { fail: if cut { 1_000 } else { 0 }, ..Rates::default() });
     }
@@ -132,7 +132,7 @@ impl Peer {
     }
 }
 
-/// Of a log that keeps two hours.
+/// Returns the lags of a log that keeps two hours.
 fn lags() -> Lags {
     Lags::new(2, LagLimit::of(Duration::from_secs(2 * 3_600), 0))
 }
@@ -162,7 +162,7 @@ fn cluster(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Cluster> {
     })
 }
 
-/// Answers as a shard does; tells 500 routes at a time.
+/// Runs a shard; collects 500 routes at a time.
 fn shard(conns: Arc<Mutex<Conns>>) -> (ShardHandle, JoinHandle<()>) {
     let (handle, mut mailbox) = mail::mailbox(std::task::Waker::noop().clone(), 1 << 20);
     let turns = async move {
@@ -182,7 +182,7 @@ fn shard(conns: Arc<Mutex<Conns>>) -> (ShardHandle, JoinHandle<()>) {
                     Mail::Reassert(Reassert::Settle(settled)) => {
                         conns.settled.extend(settled.into_iter().map(|(_, route, stands)| (route, stands)));
                     }
-                    _ => panic!("nothing else is told to a shard here"),
+                    _ => panic!("unexpected mail"),
                 }
             }
         }
@@ -196,14 +196,14 @@ async fn where_is(routes: &MemoryRoutes, name: &str) -> Option<Token> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
+async fn nodes_see_peers_their_partitions_and_departures() {
     let routes = routes();
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     seconds(4).await;
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(*a.told.lock().unwrap(), [(run_of("b", 1), "b:7802".to_owned())]);
     assert!(!a.cluster.peers.may_be_incomplete());
-    // What changes is told before the next renewal is due, and who asks to look again sees it at once.
+    // A change is announced before the next renewal is due, and a requested refresh shows it at once.
     b.cluster.owned.set(3, true);
     *b.state.lock().unwrap() = NodeState::Cordoned;
     pass(Duration::from_millis(600)).await;
@@ -211,38 +211,38 @@ async fn nodes_see_each_other_and_what_they_own_and_when_they_leave() {
     pass(Duration::from_millis(600)).await;
     assert_eq!(a.cluster.peers.owners_of(3), [run_of("b", 1)]);
     assert_eq!(a.cluster.peers.others()[0].info.state, NodeState::Cordoned);
-    // An hour in which nothing happens: no lease ends, no route is asserted before the slow round.
+    // An idle hour: no lease expires, no route is asserted before the slow round.
     let token = b.login("ann").await;
     seconds(600).await;
     assert_eq!((a.others().len(), b.conns.lock().unwrap().collected), (1, 0));
     seconds(3_000).await;
     assert!(!a.task.is_finished() && !b.task.is_finished());
-    assert_eq!(b.conns.lock().unwrap().settled.last().map(|it| it.1), Some(true), "the slow round came");
+    assert_eq!(b.conns.lock().unwrap().settled.last().map(|it| it.1), Some(true), "the slow round has run");
     assert_eq!(where_is(&routes, "ann").await, Some(token));
     b.task.abort();
     lease::leave(&b.cluster).await;
-    assert_eq!(where_is(&routes, "ann").await, None, "its rows went with it");
+    assert_eq!(where_is(&routes, "ann").await, None, "its rows are removed with it");
     seconds(4).await;
     assert_eq!(a.others(), [""; 0]);
-    assert_eq!(routes.nodes().await.unwrap().len(), 1, "nothing is left of it");
+    assert_eq!(routes.nodes().await.unwrap().len(), 1, "no row of the node is left");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_read_just_before_a_node_leaves_is_told() {
+async fn read_marks_right_before_a_departure_are_published() {
     let routes = routes();
     let a = Peer::start(&routes, "a", 1).await;
     seconds(1).await;
     let events = &a.cluster.events;
     let before = events.counts().0;
     events.read(&user("ann"), &ConversationId::direct(&user("ann"), &user("bob")), 5);
-    assert_eq!(events.counts().0, before, "marks are gathered for a moment");
+    assert_eq!(events.counts().0, before, "marks are batched for a moment");
     a.task.abort();
     lease::leave(&a.cluster).await;
     assert_eq!(events.counts().0, before + 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_until_it_caught_up() {
+async fn lagging_partition_is_refused_by_all_nodes() {
     let routes = routes();
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     let refused = |peer: &Peer| peer.cluster.peers.lags().list();
@@ -263,7 +263,7 @@ async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_unt
     a.cluster.owned.update(0, |it| (it.position, it.waits) = (9, None));
     seconds(8).await;
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
-    // Nobody owns it any more; what was refused by then is not counted twice.
+    // The partition has no owner; sends refused by then are not counted twice.
     a.cluster.owned.set(0, false);
     seconds(3_590).await;
     assert_eq!(refused(&b), [0_u32; 0]);
@@ -272,7 +272,7 @@ async fn a_partition_whose_archive_is_too_far_behind_is_refused_by_all_nodes_unt
 }
 
 #[tokio::test(start_paused = true)]
-async fn s3_a_dead_node_is_swept_by_those_who_live_and_who_came_back_elsewhere_stays() {
+async fn s3_dead_node_is_swept_except_reconnected_users() {
     let routes = routes();
     let (a, b, c) = (
         Peer::start(&routes, "a", 1).await,
@@ -287,7 +287,7 @@ async fn s3_a_dead_node_is_swept_by_those_who_live_and_who_came_back_elsewhere_s
     c.kill();
     let moved = b.login("user-0007").await;
     seconds(6).await;
-    assert_eq!(a.others(), ["b/1", "c/1"], "its lease lives");
+    assert_eq!(a.others(), ["b/1", "c/1"], "the lease of b is valid");
     assert!(where_is(&routes, "user-0001").await.is_some());
     seconds(9).await;
     assert_eq!((a.others(), b.others()), (vec!["b/1".to_owned()], vec!["a/1".to_owned()]));
@@ -296,25 +296,25 @@ async fn s3_a_dead_node_is_swept_by_those_who_live_and_who_came_back_elsewhere_s
     }
     assert_eq!(where_is(&routes, "user-0007").await, Some(moved));
     assert_eq!(where_is(&routes, "stays").await, Some(stays));
-    assert_eq!(routes.nodes().await.unwrap().len(), 2, "nothing is left of it");
+    assert_eq!(routes.nodes().await.unwrap().len(), 2, "no row of the node is left");
 }
 
 #[tokio::test(start_paused = true)]
-async fn s5_a_node_that_was_frozen_and_swept_ends_itself_when_it_wakes() {
+async fn s5_frozen_and_swept_node_ends_itself_when_it_wakes() {
     let routes = routes();
     let (_a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     seconds(4).await;
-    // Frozen: it says nothing, hears nothing, and does not know.
+    // Frozen: it neither sends nor receives, and does not know.
     b.cut_off(true);
     seconds(30).await;
-    assert!(!b.task.is_finished(), "while the routes do not answer nothing ends it");
+    assert!(!b.task.is_finished(), "unavailable routes end no node");
     b.cut_off(false);
-    let why = timeout(Duration::from_secs(2), b.task).await.expect("it hears soon").unwrap();
+    let why = timeout(Duration::from_secs(2), b.task).await.expect("the node learns it soon").unwrap();
     assert!(why.contains("retired") && why.contains("b/1"), "{why}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn routes_that_were_slow_have_lost_nothing() {
+async fn slow_routes_have_lost_nothing() {
     let routes = routes();
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     seconds(4).await;
@@ -327,20 +327,17 @@ async fn routes_that_were_slow_have_lost_nothing() {
             let seen = a.cluster.peers.snapshot();
             in_doubt |= seen.stale && seen.may_be_incomplete;
         }
-        assert!(gate.reached() == 1 && in_doubt, "{method}: nobody knew for a while");
+        assert!(gate.reached() == 1 && in_doubt, "{method}: the outcome was unknown for a while");
         for peer in [&a, &b] {
             let seen = peer.cluster.peers.snapshot();
-            assert!(
-                !seen.stale && !seen.may_be_incomplete,
-                "{method}: its answer came late, and that is all"
-            );
+            assert!(!seen.stale && !seen.may_be_incomplete, "{method}: a late reply loses nothing");
             assert_eq!((seen.losses, peer.conns.lock().unwrap().collected), (0, 0), "{method}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
+async fn routes_outage_ends_no_node_and_sweeps_none() {
     let routes = routes();
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     seconds(4).await;
@@ -348,10 +345,10 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
     a.cut_off(true);
     b.cut_off(true);
     seconds(60).await;
-    assert_eq!(a.others(), ["b/1"], "whom it knew it still asks");
+    assert_eq!(a.others(), ["b/1"], "known peers are kept");
     let seen = a.cluster.peers.snapshot();
     assert!(seen.stale && seen.may_be_incomplete);
-    // One comes back two seconds before the other, whose lease is long over.
+    // One node reconnects two seconds before the other, whose lease has long expired.
     a.cut_off(false);
     seconds(2).await;
     assert_eq!(routes.nodes().await.unwrap()[1].lease, Lease::Lapsed);
@@ -364,7 +361,7 @@ async fn routes_that_were_away_for_all_end_nobody_and_nobody_is_swept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
+async fn emptied_routes_are_reasserted_except_newer_conns() {
     let routes = routes();
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     seconds(4).await;
@@ -372,7 +369,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
         a.login(&format!("user-{n:04}")).await;
     }
     routes.lose_everything();
-    // He came back on another node before his old one noticed.
+    // The user reconnected on another node before the old one noticed.
     let newer = b.login("user-0003").await;
     seconds(4).await;
     assert!(a.cluster.peers.may_be_incomplete() && !a.cluster.peers.snapshot().stale);
@@ -386,7 +383,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
         let settled = &peer.conns.lock().unwrap().settled;
         settled.iter().filter(|(_, stands)| !stands).map(|(route, _)| route.user.to_string()).collect()
     };
-    assert_eq!(replaced(&a), ["user-0003"], "its shard closes that one");
+    assert_eq!(replaced(&a), ["user-0003"], "its shard closes the old connection");
     // A login that had registered but was in no index yet is found by the second round.
     let token = Token { at: run_of("a", 1), epoch: newer.epoch - 1 };
     let late = Route { user: user("late"), device: DeviceId::new("phone").unwrap(), token };
@@ -401,7 +398,7 @@ async fn emptied_routes_are_put_back_in_pages_and_newer_conns_elsewhere_stay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_page_that_failed_is_collected_again() {
+async fn failed_page_is_collected_again() {
     let routes = routes();
     let a = Peer::start(&routes, "a", 1).await;
     seconds(4).await;
@@ -415,5 +412,5 @@ async fn a_page_that_failed_is_collected_again() {
     assert!(where_is(&routes, "user-0599").await.is_some());
     let conns = a.conns.lock().unwrap();
     assert_eq!(conns.collected, 4, "the first page three times, the second once");
-    assert_eq!(conns.settled.len(), 500 + 500 + 100, "in doubt, then for sure");
+    assert_eq!(conns.settled.len(), 500 + 500 + 100, "first in doubt, then confirmed");
 }

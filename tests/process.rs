@@ -1,4 +1,4 @@
-//! The binary as an operator meets it: signals, restarts, and what it says when it can't start.
+//! The binary as operators use it: signals, restarts, and start errors.
 
 #[path = "support/admin_routes.rs"]
 mod admin_routes;
@@ -24,7 +24,7 @@ use support::{
 };
 use tidegate_protocol::{Code, codec::Wire};
 
-/// Runs `serve` to its end, which must come by itself.
+/// Runs `serve` until it ends by itself.
 fn fails(sets: &[&str]) -> (Output, String) {
     let data = fresh_data();
     let mut child = command(&data, sets);
@@ -35,7 +35,7 @@ fn fails(sets: &[&str]) -> (Output, String) {
 }
 
 #[test]
-fn a_signal_tells_the_clients_and_ends_with_success() {
+fn signal_notifies_clients_and_exits_with_success() {
     for signal in [Signal::TERM, Signal::INT] {
         let mut node = Process::start(&[]);
         let mut clients: Vec<Client> =
@@ -49,12 +49,12 @@ fn a_signal_tells_the_clients_and_ends_with_success() {
         let status = node.exit();
         assert_eq!(status.code(), Some(0), "{signal:?}: {}", node.said());
         assert!(began.elapsed() < Duration::from_secs(5), "{signal:?} took {:?}", began.elapsed());
-        assert!(!node.data().join("node.json").exists(), "nobody is sent to a node that ended");
+        assert!(!node.data().join("node.json").exists(), "an ended node has no address file");
     }
 }
 
 #[test]
-fn a_node_that_was_stopped_reads_what_came_meanwhile_before_it_takes_anybody_for_silent() {
+fn resumed_node_reads_its_input_before_closing_silent_clients() {
     let node = Process::start(&["timing.heartbeat_ms=1000"]);
     let mut clients: Vec<Client> =
         Wire::ALL.iter().map(|wire| node.login(*wire, &format!("{wire:?}"), "d")).collect();
@@ -68,17 +68,17 @@ fn a_node_that_was_stopped_reads_what_came_meanwhile_before_it_takes_anybody_for
 }
 
 #[test]
-fn a_node_that_is_told_to_end_while_it_starts_ends_in_order() {
+fn node_stopped_during_its_start_exits_in_order() {
     let data = fresh_data();
     std::fs::create_dir_all(&data).expect("a folder");
     let key = data.join("key");
     tidegate::auth::create_key(&key).expect("a file");
     let key = format!("auth.key_file={}", key.display());
-    // There is no Redis, so it waits, with nothing under way.
+    // There is no Redis, so it waits, with no request in flight.
     let cluster = ["node.profile=cluster", "node.ids=2", "kafka.brokers=[127.0.0.1:1]", &key];
     let away = ["redis.urls=[redis://127.0.0.1:1]", "postgres.url=postgres://nobody@127.0.0.1:1/none"];
     let mut node = Process::begin(&data, command(&data, &[&cluster[..], &away[..]].concat()));
-    eventually("it waits", || node.said().contains("waiting for dependencies").then_some(()));
+    eventually("the node waits", || node.said().contains("waiting for dependencies").then_some(()));
     let began = Stopwatch::start();
     node.signal(Signal::TERM);
     let status = node.exit();
@@ -89,7 +89,7 @@ fn a_node_that_is_told_to_end_while_it_starts_ends_in_order() {
 }
 
 #[test]
-fn a_node_takes_as_many_open_files_as_it_may_and_says_when_its_clients_need_more() {
+fn open_file_limit_is_raised_and_a_shortage_reported() {
     let data = fresh_data();
     let serve = command(&data, &["limits.conns_max=100000000"]);
     let mut limited = in_shell("ulimit -Sn 1024", &serve);
@@ -107,7 +107,7 @@ fn a_node_takes_as_many_open_files_as_it_may_and_says_when_its_clients_need_more
 }
 
 #[test]
-fn a_client_that_does_not_hang_up_does_not_hold_the_node() {
+fn client_that_does_not_close_does_not_delay_the_exit() {
     let mut node = Process::start(&[]);
     let _silent: Vec<Client> = (0..5).map(|n| node.login(Wire::Tcp, &format!("user-{n}"), "d")).collect();
     let _unknown = Client::connect(node.address(), Wire::JsonLine);
@@ -118,9 +118,9 @@ fn a_client_that_does_not_hang_up_does_not_hold_the_node() {
 }
 
 #[test]
-fn a_client_that_takes_nothing_is_cut_at_the_deadline_and_counted() {
+fn stalled_client_is_cut_at_the_deadline_and_counted() {
     let mut node = Process::start(&[
-        // Alice, who takes everything, is long gone by then.
+        // Alice, who reads everything, has disconnected long before.
         "drain.deadline_ms=6000",
         "drain.flush_ms=500",
         "socket.send_buffer_bytes=16384",
@@ -140,7 +140,7 @@ fn a_client_that_takes_nothing_is_cut_at_the_deadline_and_counted() {
 }
 
 #[test]
-fn a_second_signal_ends_a_slow_drain() {
+fn second_signal_ends_a_slow_drain() {
     let mut node = Process::start(&["drain.max_rate=1"]);
     let mut clients: Vec<Client> =
         (0..30).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "d")).collect();
@@ -159,7 +159,7 @@ fn a_second_signal_ends_a_slow_drain() {
 }
 
 #[test]
-fn a_second_node_on_the_same_data_goes_on_with_its_key() {
+fn next_node_on_the_same_data_keeps_its_key() {
     let mut first = Process::start(&[]);
     let (data, token) = (first.data().to_owned(), first.token("alice"));
     first.signal(Signal::TERM);
@@ -171,7 +171,7 @@ fn a_second_node_on_the_same_data_goes_on_with_its_key() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn port_in_use_is_named() {
     let node = Process::start(&[]);
     let taken = format!("listen.client={}", node.address());
     let (output, said) = fails(&[&taken]);
@@ -184,7 +184,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn an_unknown_key_is_refused_with_the_nearest_one() {
+fn unknown_key_is_refused_with_the_nearest_one() {
     let (output, said) = fails(&["limits.conn_max=5"]);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("did you mean limits.conns_max?"), "{said}");
@@ -193,9 +193,9 @@ fn an_unknown_key_is_refused_with_the_nearest_one() {
     assert!(said.contains("shards"), "{said}");
 }
 
-/// What is left of a node without one of its parts would look healthy, so the process ends and says which it was.
+/// A node without one of its parts would look healthy, so the process ends and names the part.
 #[test]
-fn a_node_that_loses_a_shard_or_its_owner_ends_with_failure() {
+fn node_that_loses_a_shard_or_its_owner_fails() {
     support::needs_planted_faults();
     for (part, named) in [("shard", "a shard ended unexpectedly"), ("owner", "the owner ended unexpectedly")]
     {
@@ -213,8 +213,8 @@ fn a_node_that_loses_a_shard_or_its_owner_ends_with_failure() {
     }
 }
 
-/// Runs another command of the binary: its status, and all that it says.
-fn runs(words: &[&str]) -> (Option<i32>, String) {
+/// Runs another command of the binary; returns its status and output.
+fn run_command(words: &[&str]) -> (Option<i32>, String) {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate")).args(words).output();
     let output = output.expect("the binary runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -222,24 +222,24 @@ fn runs(words: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_drain_is_planned_on_paper() {
+fn drain_plan_is_printed() {
     let public = ["--set", "drain.lb_delay_ms=5000"];
-    let (code, said) = runs(&[&["drain-plan", "-c", "10000"], &public[..]].concat());
+    let (code, said) = run_command(&[&["drain-plan", "-c", "10000"], &public[..]].concat());
     assert_eq!(code, Some(0), "{said}");
     for part in
         ["10000 clients", "5.0 s   accepting", "30.0 s   334 clients a second", "47.0 s", "58 s   to grant"]
     {
         assert!(said.contains(part), "{part} in {said}");
     }
-    let (code, said) = runs(&[&["drain-plan", "-c", "50000"], &public[..]].concat());
+    let (code, said) = run_command(&[&["drain-plan", "-c", "50000"], &public[..]].concat());
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("50000 clients need 117000 at drain.max_rate"), "{said}");
 }
 
 #[test]
-fn a_configuration_whose_drain_does_not_fit_is_refused() {
+fn configuration_whose_drain_does_not_fit_is_refused() {
     let conns = ["config", "check", "--set", "limits.conns_max=10000", "--set", "drain.lb_delay_ms=5000"];
-    let check = |more: &[&str]| runs(&[&conns[..], more].concat());
+    let check = |more: &[&str]| run_command(&[&conns[..], more].concat());
     let (code, said) = check(&["--grace", "60"]);
     assert_eq!(code, Some(0), "{said}");
     let (code, said) = check(&["--grace", "30"]);
@@ -254,7 +254,7 @@ fn a_configuration_whose_drain_does_not_fit_is_refused() {
 }
 
 #[test]
-fn the_nodes_the_owners_and_where_a_user_is_are_printed_as_tables() {
+fn nodes_owners_and_routes_are_printed_as_tables() {
     let node = Process::start(&["node.id=harbour"]);
     let _phone = node.login(Wire::Tcp, "bob", "phone");
     let run = |words: &[&str]| {
@@ -284,7 +284,7 @@ fn the_nodes_the_owners_and_where_a_user_is_are_printed_as_tables() {
 }
 
 #[test]
-fn the_monitor_port_answers_probes_and_changes_nothing() {
+fn monitor_port_answers_probes_and_changes_nothing() {
     let mut node = Process::start(&["listen.monitor=127.0.0.1:0"]);
     let asked = |method: &str, path: &str| node.probe(method, path).expect("the port is set");
     assert_eq!(asked("GET", "/readyz").0, 200);
@@ -298,11 +298,11 @@ fn the_monitor_port_answers_probes_and_changes_nothing() {
     let (_, said) = fails(&["listen.monitor=7803"]);
     assert!(said.contains("listen.monitor: write address:port"), "{said}");
     let none = Process::start(&[]);
-    assert_eq!(none.probe("GET", "/readyz"), None, "nobody asked for it");
+    assert_eq!(none.probe("GET", "/readyz"), None, "the port is not configured");
 }
 
 #[test]
-fn a_node_of_a_cluster_says_what_it_needs() {
+fn cluster_node_reports_missing_settings() {
     let cluster = ["node.profile=cluster", "kafka.brokers=[127.0.0.1:1]"];
     let (output, said) = fails(&cluster);
     assert_eq!(output.status.code(), Some(1));
@@ -312,7 +312,7 @@ fn a_node_of_a_cluster_says_what_it_needs() {
 }
 
 #[test]
-fn up_says_how_to_get_services() {
+fn up_reports_how_to_get_services() {
     let data = fresh_data();
     std::fs::create_dir_all(&data).expect("a folder");
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
@@ -328,7 +328,7 @@ fn up_says_how_to_get_services() {
     assert!(said.contains("cargo xtask services up") && said.contains("--config"), "{said}");
 }
 
-/// What a command says when it is pointed at this node, and whether it went well.
+/// Runs a command against this node; returns its output and whether it succeeded.
 fn tidegate(node: &Process, words: &[&str]) -> (bool, String) {
     let admin = node.addresses.admin.to_string();
     let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
@@ -341,7 +341,7 @@ fn tidegate(node: &Process, words: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn an_operator_begins_follows_and_calls_off_a_drain() {
+fn operator_starts_follows_and_aborts_a_drain() {
     let node = Process::start(&["drain.lb_delay_ms=60000", "drain.deadline_ms=120000"]);
     let _phone = node.login(Wire::Tcp, "bob", "phone");
     assert_eq!(tidegate(&node, &["drain", "--status"]), (true, "n1 is ready, 1 clients\n".to_owned()));
@@ -360,7 +360,7 @@ fn an_operator_begins_follows_and_calls_off_a_drain() {
         (&ready["state"], &ready["drain"]["from"], &ready["routes"]),
         (&"cordoned".into(), &1.into(), &"fine".into())
     );
-    eventually("a table shows it", || {
+    eventually("a table shows the drain", || {
         let (fine, said) = tidegate(&node, &["nodes", "--watch", "--count", "1"]);
         assert!(fine, "{said}");
         let columns = said.lines().nth(1)?;
@@ -372,7 +372,7 @@ fn an_operator_begins_follows_and_calls_off_a_drain() {
 }
 
 #[test]
-fn a_grace_that_is_too_short_for_a_drain_is_told() {
+fn too_short_grace_period_is_reported() {
     let check = |grace: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_tidegate"))
             .args(["config", "check", "--set", "limits.conns_max=1000", "--set", grace])
@@ -389,7 +389,7 @@ fn a_grace_that_is_too_short_for_a_drain_is_told() {
 }
 
 #[test]
-fn tail_follows_events_over_a_restart_of_the_node() {
+fn tail_follows_events_across_a_restart() {
     let mut node = Process::start(&[]);
     let data = node.data().to_owned();
     let mut tail = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
@@ -401,8 +401,8 @@ fn tail_follows_events_over_a_restart_of_the_node() {
         .expect("the binary runs");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(tail.stdout.take().expect("a pipe")));
     let mut next = || -> serde_json::Value {
-        let line = lines.next().expect("it goes on").expect("text");
-        serde_json::from_str(&line).expect("an event a line")
+        let line = lines.next().expect("the tail continues").expect("text");
+        serde_json::from_str(&line).expect("one event per line")
     };
     let ann = node.login(Wire::Tcp, "ann", "phone");
     let came = next();
@@ -414,7 +414,10 @@ fn tail_follows_events_over_a_restart_of_the_node() {
     let again = Process::start_on(&data, &[]);
     let _bob = again.login(Wire::WsText, "bob", "phone");
     assert_eq!(next()["subject"], "bob");
-    let ended = tail.wait_with_output().expect("it ends by itself");
+    let ended = tail.wait_with_output().expect("the tail ends by itself");
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    assert!(String::from_utf8_lossy(&ended.stderr).contains("some events are missing"), "it started anew");
+    assert!(
+        String::from_utf8_lossy(&ended.stderr).contains("some events are missing"),
+        "the tail started from the present"
+    );
 }

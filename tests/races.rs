@@ -1,5 +1,6 @@
-//! Logins that cross messages, each other and a logout between nodes, and pushes that cross each other. Held calls force
-//! each order; in all of them nothing is missed, repeated or early, and one connection of a device stays.
+//! Logins that race with messages, with each other and with a logout between nodes, and pushes that overtake each
+//! other. Held calls force each order; in all of them nothing is missed, repeated or early, and one connection of a
+//! device stays.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,9 +20,9 @@ use tidegate::{
 };
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-const PLACE: &str = "d:ann:bob";
+const CONVERSATION: &str = "d:ann:bob";
 
-/// Three nodes, of which the first owns the log, and ann on it, who writes.
+/// Returns three nodes, of which the first owns the log, and ann, the sender, on it.
 fn mesh() -> (Mesh, Client) {
     let numbers: Arc<dyn Numbers> = Arc::new(ClockNumbers::new(|| 1));
     let mesh = Mesh::start(3, &numbers);
@@ -29,28 +30,28 @@ fn mesh() -> (Mesh, Client) {
     (mesh, ann)
 }
 
-fn reached(gate: &Gate, calls: u64) {
+fn wait_for_held_call(gate: &Gate, calls: u64) {
     eventually("the call is held", || (gate.reached() == calls).then_some(()));
 }
 
-/// A Sync tells of everything up to that seq, and a Pull brings it.
-fn knows(client: &mut Client, conversation: &str, last: u64) {
+/// Asserts that a sync has everything up to that seq, and a pull returns it.
+fn assert_synced(client: &mut Client, conversation: &str, last: u64) {
     assert_eq!(client.state(conversation).max_seq, last);
     let seqs: Vec<u64> =
         client.page(ask::after(conversation, 0, 100)).messages.iter().map(|it| it.seq).collect();
     assert_eq!(seqs, (1..=last).collect::<Vec<u64>>());
 }
 
-/// The next message is pushed, and nothing else is.
-fn goes_on(ann: &mut Client, other: &mut Client, id: &str) {
+/// Asserts that the next message is pushed, and nothing else is.
+fn assert_next_push(ann: &mut Client, other: &mut Client, id: &str) {
     let seq = ann.text("bob", id, id);
     let push = other.expect_push();
     assert_eq!((push.seq, text_of(&push)), (seq, id));
-    other.ack(PLACE, seq);
+    other.ack(CONVERSATION, seq);
     other.no_push();
 }
 
-/// Whether the node has closed it because a newer one came; any other end is none of this.
+/// Whether the node has closed the connection because of a newer one; any other end is a failure.
 fn is_replaced(client: &mut Client) -> bool {
     client.listen(Duration::from_millis(5));
     let closed = client.inbox.iter().any(|frame| matches!(frame.body, Some(Said::Close(_))));
@@ -61,61 +62,61 @@ fn is_replaced(client: &mut Client) -> bool {
 }
 
 #[test]
-fn a_message_on_its_way_to_a_node_is_in_the_sync_of_a_login_elsewhere() {
+fn message_in_flight_to_a_node_is_in_a_sync_elsewhere() {
     for device in ["phone", "tablet"] {
         let (mesh, mut ann) = mesh();
         let mut old = mesh.login(1, Wire::WsText, "bob", "phone");
         let gate = Gate::new();
         mesh.node(0).link.plan("deliver", Fault::Hold(gate.clone()));
         assert_eq!(ann.text("bob", "m1", "m1"), 1);
-        reached(&gate, 1);
+        wait_for_held_call(&gate, 1);
         let mut new = mesh.login(2, Wire::Tcp, "bob", device);
-        knows(&mut new, PLACE, 1);
+        assert_synced(&mut new, CONVERSATION, 1);
         if device == "phone" {
             assert_eq!(old.expect_close(), Code::Replaced);
         }
         gate.open();
         if device == "tablet" {
             assert_eq!(old.expect_push().seq, 1);
-            old.ack(PLACE, 1);
+            old.ack(CONVERSATION, 1);
         }
-        goes_on(&mut ann, &mut new, "m2");
+        assert_next_push(&mut ann, &mut new, "m2");
     }
 }
 
 #[test]
-fn a_message_on_its_way_to_a_node_that_its_user_has_left_is_in_the_next_sync() {
+fn message_in_flight_to_a_left_node_is_in_the_next_sync() {
     let (mesh, mut ann) = mesh();
     let mut old = mesh.login(1, Wire::Tcp, "bob", "phone");
     let gate = Gate::new();
     mesh.node(0).link.plan("deliver", Fault::Hold(gate.clone()));
     assert_eq!(ann.text("bob", "m1", "m1"), 1);
-    reached(&gate, 1);
+    wait_for_held_call(&gate, 1);
     old.say(ask::bye());
     old.until_end();
     gate.open();
     let mut new = mesh.login(2, Wire::Tcp, "bob", "phone");
-    knows(&mut new, PLACE, 1);
-    goes_on(&mut ann, &mut new, "m2");
+    assert_synced(&mut new, CONVERSATION, 1);
+    assert_next_push(&mut ann, &mut new, "m2");
 }
 
 #[test]
-fn a_message_whose_owner_looked_for_routes_before_a_login_is_in_its_sync() {
+fn message_routed_before_a_login_is_in_its_sync() {
     let (mesh, mut ann) = mesh();
     let gate = Gate::new();
     mesh.node(0).routes.plan("lookup", Fault::HoldAnswer(gate.clone()));
     assert_eq!(ann.text("bob", "m1", "m1"), 1);
-    // It has found nobody by now, and does not know yet.
-    reached(&gate, 1);
+    // The owner has found no route by now, and does not know of the login yet.
+    wait_for_held_call(&gate, 1);
     let mut bob = mesh.login(2, Wire::Tcp, "bob", "phone");
-    knows(&mut bob, PLACE, 1);
+    assert_synced(&mut bob, CONVERSATION, 1);
     gate.open();
-    goes_on(&mut ann, &mut bob, "m2");
+    assert_next_push(&mut ann, &mut bob, "m2");
 }
 
 #[test]
-fn a_message_and_a_join_at_any_step_of_a_login_are_missed_by_nobody() {
-    // The route is not set, stands unknown to its node, is indexed before the groups are read, and after that.
+fn message_and_join_at_any_step_of_a_login_are_not_missed() {
+    // The route is not set; set but not confirmed to its node; indexed before the groups are read; after that.
     let hold: fn(Gate) -> Fault = Fault::Hold;
     for (method, fault) in [
         ("register", hold),
@@ -130,15 +131,15 @@ fn a_message_and_a_join_at_any_step_of_a_login_are_missed_by_nobody() {
         let plan = if method == "register" { &node.routes } else { &node.store };
         plan.plan(method, fault(gate.clone()));
         let mut bob = mesh.hello(2, Wire::Tcp, "bob", "phone");
-        reached(&gate, 1);
+        wait_for_held_call(&gate, 1);
         ann.text("bob", "m1", "m1");
         mesh.join("tea", &["bob"]);
         ann.text(&tea, "g1", "g1");
         gate.open();
         bob.take("the welcome", |frame| matches!(frame.body, Some(Said::Welcome(_))));
-        knows(&mut bob, PLACE, 1);
+        assert_synced(&mut bob, CONVERSATION, 1);
         assert_eq!(bob.state(&tea).max_seq, 3, "{method}");
-        // What was pushed while it logged in may come beside that, once.
+        // A push during the login may arrive in addition, once.
         ann.text("bob", "m2", "m2");
         ann.text(&tea, "g2", "g2");
         let mut seqs = [Vec::new(), Vec::new()];
@@ -149,8 +150,8 @@ fn a_message_and_a_join_at_any_step_of_a_login_are_missed_by_nobody() {
         }
         assert!(seqs.iter().all(|seqs| seqs.is_sorted_by(|a, b| a < b)), "{method}: {seqs:?}");
         bob.no_push();
-        // Its node knows that he is in.
-        eventually("he hears a signal", || {
+        // His node lists him as a member.
+        eventually("he gets a signal", || {
             let said = ann.ask(ask::signal(&tea, "typing", ""));
             assert!(matches!(said, Said::Done(_)), "{said:?}");
             bob.listen(Duration::from_millis(20));
@@ -160,21 +161,21 @@ fn a_message_and_a_join_at_any_step_of_a_login_are_missed_by_nobody() {
 }
 
 #[test]
-fn a_login_whose_node_hears_late_that_its_route_stood_ends_replaced_by_the_one_that_came_meanwhile() {
+fn login_confirmed_late_is_replaced_by_a_newer_one() {
     let (mesh, mut ann) = mesh();
     let gate = Gate::new();
     mesh.node(1).routes.plan("register", Fault::HoldAnswer(gate.clone()));
     let mut first = mesh.hello(1, Wire::WsBinary, "bob", "phone");
-    reached(&gate, 1);
-    // Nobody on the other node is found to be stopped.
+    wait_for_held_call(&gate, 1);
+    // The other node has no session to stop.
     let mut second = mesh.login(2, Wire::Tcp, "bob", "phone");
     gate.open();
     assert_eq!(first.expect_close(), Code::Replaced);
-    goes_on(&mut ann, &mut second, "m1");
+    assert_next_push(&mut ann, &mut second, "m1");
 }
 
 #[test]
-fn of_two_logins_of_a_device_at_once_on_two_nodes_one_stays_whatever_the_order_of_what_they_hear() {
+fn one_of_two_racing_logins_of_a_device_stays() {
     let hold: fn(Gate) -> Fault = Fault::Hold;
     let (mesh, mut ann) = mesh();
     let mut round = 0;
@@ -187,25 +188,25 @@ fn of_two_logins_of_a_device_at_once_on_two_nodes_one_stays_whatever_the_order_o
             let mut both = [1, 2].map(|nth| {
                 mesh.node(nth).routes.plan("register", fault(gates[nth - 1].clone()));
                 let client = mesh.hello(nth, Wire::Tcp, "bob", "phone");
-                reached(&gates[nth - 1], 1);
+                wait_for_held_call(&gates[nth - 1], 1);
                 client
             });
             let order = if first_hears_first { [0, 1] } else { [1, 0] };
             order.iter().for_each(|nth| gates[*nth].open());
-            let lost = eventually("one is closed", || both.iter_mut().position(is_replaced));
+            let lost = eventually("one connection is closed", || both.iter_mut().position(is_replaced));
             let stays = &mut both[1 - lost];
-            // Before that it is not there to be pushed to, and would hear of it by its Sync.
+            // Before its Welcome it gets no pushes, and would learn of the message by its sync.
             stays.take("the welcome", |frame| matches!(frame.body, Some(Said::Welcome(_))));
             let (id, last) = (format!("m{round}"), u64::from(round as u32));
-            goes_on(&mut ann, stays, &id);
-            knows(stays, PLACE, last);
+            assert_next_push(&mut ann, stays, &id);
+            assert_synced(stays, CONVERSATION, last);
             assert!(!is_replaced(stays));
         }
     }
 }
 
 #[test]
-fn a_logout_that_is_late_takes_nothing_from_a_login_elsewhere() {
+fn late_logout_removes_no_route_of_a_login_elsewhere() {
     for _ in 0..5 {
         let (mesh, mut ann) = mesh();
         let mut old = mesh.login(1, Wire::Tcp, "bob", "phone");
@@ -213,55 +214,55 @@ fn a_logout_that_is_late_takes_nothing_from_a_login_elsewhere() {
         mesh.node(1).routes.plan("remove", Fault::Hold(gate.clone()));
         old.say(ask::bye());
         old.until_end();
-        reached(&gate, 1);
+        wait_for_held_call(&gate, 1);
         let mut new = mesh.login(2, Wire::Tcp, "bob", "phone");
         gate.open();
         for id in ["m1", "m2", "m3"] {
-            goes_on(&mut ann, &mut new, id);
+            assert_next_push(&mut ann, &mut new, id);
         }
         assert_eq!(mesh.places("bob"), ["n3"]);
     }
 }
 
 #[test]
-fn a_logout_between_the_route_of_a_newer_login_and_its_answer_takes_nothing_from_it() {
+fn logout_during_a_newer_login_removes_no_route() {
     let (mesh, mut ann) = mesh();
     let mut old = mesh.login(1, Wire::Tcp, "bob", "phone");
     let gate = Gate::new();
     mesh.node(2).routes.plan("register", Fault::HoldAnswer(gate.clone()));
     let mut new = mesh.hello(2, Wire::Tcp, "bob", "phone");
-    reached(&gate, 1);
+    wait_for_held_call(&gate, 1);
     old.say(ask::bye());
     old.until_end();
-    eventually("it is gone", || (mesh.node(1).conns() == 0).then_some(()));
+    eventually("the connection is closed", || (mesh.node(1).conns() == 0).then_some(()));
     gate.open();
     new.take("the welcome", |frame| matches!(frame.body, Some(Said::Welcome(_))));
     for id in ["m1", "m2", "m3"] {
-        goes_on(&mut ann, &mut new, id);
+        assert_next_push(&mut ann, &mut new, id);
     }
     assert_eq!(mesh.places("bob"), ["n3"]);
 }
 
 #[test]
-fn s2_a_connection_that_ends_while_its_login_is_answered_leaves_no_route() {
+fn s2_connection_closed_during_its_login_leaves_no_route() {
     let (mesh, _ann) = mesh();
     let (gate, node) = (Gate::new(), mesh.node(1));
     node.routes.plan("lookup", Fault::Hold(gate.clone()));
     let bob = mesh.hello(1, Wire::Tcp, "bob", "phone");
-    reached(&gate, 1);
+    wait_for_held_call(&gate, 1);
     assert_eq!(mesh.places("bob"), ["n2"]);
     drop(bob);
-    eventually("its row is gone", || mesh.places("bob").is_empty().then_some(()));
+    eventually("its row is removed", || mesh.places("bob").is_empty().then_some(()));
     let before = node.routes.calls("remove");
     gate.open();
-    // The login finds no row, takes it for lost and puts it back.
-    eventually("it is taken away again", || (node.routes.calls("remove") > before).then_some(()));
-    eventually("nobody is there", || mesh.places("bob").is_empty().then_some(()));
+    // The login finds no row, treats it as lost and restores it.
+    eventually("the row is removed again", || (node.routes.calls("remove") > before).then_some(()));
+    eventually("no route is left", || mesh.places("bob").is_empty().then_some(()));
     assert_eq!(node.routes.calls("reassert"), 1);
 }
 
 #[test]
-fn changes_of_members_and_messages_of_a_small_group_come_to_another_node_in_their_order() {
+fn small_group_changes_and_messages_keep_their_order() {
     let (mesh, mut ann) = mesh();
     let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
     let tea = mesh.group("tea", &["ann", "bob"]);
@@ -273,7 +274,7 @@ fn changes_of_members_and_messages_of_a_small_group_come_to_another_node_in_thei
             mesh.kick("tea", &["cid"])
         }
         ann.text(&tea, &format!("m{round}"), "text");
-        // Its creation, and two in each round. What is not acked for 5 s comes again.
+        // Its creation, and two in each round. Pushes that are not acked for 5 s are resent.
         if round % 10 == 9 {
             for seq in heard + 1..=2 * round + 3 {
                 assert_eq!(bob.expect_push().seq, seq);
@@ -285,12 +286,12 @@ fn changes_of_members_and_messages_of_a_small_group_come_to_another_node_in_thei
     assert_eq!(heard, 201);
 }
 
-/// A large group of ann and others, of which each has heard that it was made, and which all nodes know to have members on
-/// these.
-fn crowd(mesh: &Mesh, members: &mut [&mut Client], names: &[&str], nodes: &[&str]) {
+/// Creates a large group of ann and others, waits until each has its creation, and until all nodes list `nodes` as
+/// those with members.
+fn large_group(mesh: &Mesh, members: &mut [&mut Client], names: &[&str], nodes: &[&str]) {
     mesh.group("big", &[names, &["x", "y", "z", "zz"]].concat());
     members.iter_mut().for_each(|member| drop(member.expect_push()));
-    eventually("they declare it", || (mesh.interested("g:big") == nodes).then_some(()));
+    eventually("the nodes declare interest", || (mesh.interested("g:big") == nodes).then_some(()));
 }
 
 fn texts_up_to(client: &mut Client, last: &str) -> Vec<String> {
@@ -303,15 +304,15 @@ fn texts_up_to(client: &mut Client, last: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_record_that_came_by_the_topic_and_over_the_link_is_told_once() {
+fn record_by_topic_and_link_is_pushed_once() {
     let (mesh, mut ann) = mesh();
     let [mut bob, mut cid] =
         [(1, "bob"), (2, "cid")].map(|(nth, name)| mesh.login(nth, Wire::Tcp, name, "phone"));
-    crowd(&mesh, &mut [&mut ann, &mut bob, &mut cid], &["ann", "bob", "cid"], &["n1", "n2", "n3"]);
+    large_group(&mesh, &mut [&mut ann, &mut bob, &mut cid], &["ann", "bob", "cid"], &["n1", "n2", "n3"]);
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::LoseAnswer));
     let before = mesh.node(0).link.calls("send_best_effort");
     ann.text("g:big", "m1", "twice");
-    eventually("it goes both ways", || {
+    eventually("the record takes both paths", || {
         (mesh.node(0).link.calls("send_best_effort") >= before + 2).then_some(())
     });
     ann.text("g:big", "m2", "then");
@@ -323,21 +324,21 @@ fn a_record_that_came_by_the_topic_and_over_the_link_is_told_once() {
 }
 
 #[test]
-fn who_was_let_in_and_logged_in_while_earlier_records_were_on_their_way_hears_none_of_those() {
+fn new_member_gets_no_earlier_record_in_flight() {
     let (mesh, mut ann) = mesh();
     let [mut bob, mut cid] =
         [(1, "bob"), (2, "cid")].map(|(nth, name)| mesh.login(nth, Wire::Tcp, name, "phone"));
-    crowd(&mesh, &mut [&mut ann, &mut bob, &mut cid], &["ann", "bob", "cid"], &["n1", "n2", "n3"]);
+    large_group(&mesh, &mut [&mut ann, &mut bob, &mut cid], &["ann", "bob", "cid"], &["n1", "n2", "n3"]);
     let gate = Gate::new();
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(gate.clone())));
     ann.text("g:big", "m1", "before");
-    reached(&gate, 2);
+    wait_for_held_call(&gate, 2);
     mesh.join("big", &["late"]);
     let mut late = mesh.login(1, Wire::Tcp, "late", "phone");
     gate.open();
     ann.text("g:big", "m2", "after");
     assert_eq!(texts_up_to(&mut bob, "after"), ["before", "", "after"]);
-    // A hint that is still to be written takes the push in.
+    // A hint that is not written yet absorbs the push.
     let news = |frame: &pb::ServerFrame| match &frame.body {
         Some(Said::Push(push)) => push.seq == 4,
         Some(Said::Behind(behind)) => behind.max_seq == 4,

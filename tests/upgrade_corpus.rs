@@ -1,6 +1,6 @@
 //! Replays `fuzz/corpus/upgrade/` through its fuzz target without a fuzzer.
 
-/// Where the target looks for it.
+/// Path at which the target expects the module.
 mod net {
     pub(crate) use tidegate::net::upgrade;
 }
@@ -14,7 +14,7 @@ use std::{fs, path::Path};
 use net::upgrade::{Policy, UpgradeProgress, upgrade};
 
 #[test]
-fn every_input_of_the_corpus_passes_and_both_ends_are_in_it() {
+fn corpus_inputs_pass_and_cover_both_outcomes() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/upgrade");
     let (mut done, mut refused) = (0, 0);
     for entry in fs::read_dir(folder).expect("a corpus") {

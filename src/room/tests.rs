@@ -16,10 +16,7 @@ use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
     cluster::PeerSnapshot,
     fault::{Fault, FaultPlan, Faulty},
-    link::{
-        Answer, AnswerStatus, ArchiveStatus, Ask, Landing, Link, LinkError, PeerPush, PublishedMark,
-        RoutedSession,
-    },
+    link::{Link, recording::RecordingPeer},
     metrics,
     ports::Ports,
     routes::{Leases, MemoryRoutes, NodeInfo, Routes},
@@ -50,43 +47,6 @@ impl Numbers for FailingNumbers {
     }
 }
 
-/// Link that records the best-effort messages sent to other nodes.
-#[derive(Default)]
-struct RecordingLink(Mutex<Vec<(NodeBoot, BestEffortMessage)>>);
-
-#[async_trait::async_trait]
-impl Link for RecordingLink {
-    async fn send_best_effort(&self, to: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
-        self.0.lock().unwrap().extend(strays.into_iter().map(|stray| (to.clone(), stray)));
-        Ok(())
-    }
-    async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
-        Err(LinkError::NotHere)
-    }
-    async fn deliver(&self, _: &NodeBoot, _: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
-        Err(LinkError::NotHere)
-    }
-    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<RoutedSession>) -> Result<Vec<bool>, LinkError> {
-        Err(LinkError::NotHere)
-    }
-    async fn archive_status(
-        &self,
-        _: &NodeBoot,
-        _: Vec<PublishedMark>,
-        _: Duration,
-    ) -> Result<ArchiveStatus, LinkError> {
-        Err(LinkError::NotHere)
-    }
-    async fn answers_again(
-        &self,
-        _: &NodeBoot,
-        _: &NodeBoot,
-        _: Vec<Ask>,
-    ) -> Result<Vec<AnswerStatus>, LinkError> {
-        Err(LinkError::NotHere)
-    }
-}
-
 /// Environment of nodes that share routes and a clock.
 struct World {
     numbers: Arc<FailingNumbers>,
@@ -100,7 +60,7 @@ struct OneNode {
     rooms: Arc<Rooms>,
     directory: Arc<Directory>,
     cluster: Arc<Cluster>,
-    link: Arc<RecordingLink>,
+    link: Arc<RecordingPeer>,
     /// Rooms whose members were notified that messages may be missing.
     notified: Arc<Mutex<Vec<ConversationId>>>,
 }
@@ -131,7 +91,7 @@ impl World {
             node_max_records: 1,
             node_max_bytes: 1,
         };
-        let link = Arc::<RecordingLink>::default();
+        let link = Arc::<RecordingPeer>::default();
         let cluster = Arc::new(Cluster::new(
             boot(name),
             Ports {
@@ -189,8 +149,8 @@ impl OneNode {
         std::mem::take(&mut self.notified.lock().unwrap())
     }
 
-    fn take_strays(&self) -> Vec<(NodeBoot, BestEffortMessage)> {
-        std::mem::take(&mut self.link.0.lock().unwrap())
+    fn take_best_effort(&self) -> Vec<(NodeBoot, BestEffortMessage)> {
+        std::mem::take(&mut self.link.best_effort.lock())
     }
 
     async fn recipients(&self) -> Vec<NodeBoot> {
@@ -238,17 +198,17 @@ async fn node_undiscovered_during_a_routes_outage_is_sent_the_loss() {
     c.join().await;
     (0..2).for_each(|_| world.plan.plan("interested", Fault::Fail));
     assert_eq!((a.recipients().await, a.recipients().await), (vec![boot("b")], vec![boot("b")]));
-    assert_eq!(a.take_strays(), []);
+    assert_eq!(a.take_best_effort(), []);
     a.set_peers(&[&b, &c], false);
     time::sleep(INTEREST_RETRY_INTERVAL * 2).await;
     let missed = |count| (boot("c"), BestEffortMessage::RoomLoss { room: hall(), count });
-    assert_eq!(a.take_strays(), [missed(2)]);
+    assert_eq!(a.take_best_effort(), [missed(2)]);
     // A node that is discovered much later had no members at that time.
     a.set_peers(&[&b], false);
     time::sleep(Duration::from_secs(20)).await;
     a.set_peers(&[&b, &c], false);
     time::sleep(INTEREST_RETRY_INTERVAL * 2).await;
-    assert_eq!(a.take_strays(), []);
+    assert_eq!(a.take_best_effort(), []);
     task.abort();
 }
 

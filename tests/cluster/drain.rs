@@ -1,4 +1,4 @@
-//! A node leaves a cluster: its clients are told where to go, come over with both connections open, and nobody is gone.
+//! A draining node: its clients learn where to go, connect there before they close, and no user goes offline.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +15,11 @@ use crate::{
     support::{Client, Cluster, Said, eventually, hello, shown_in_two_runs, text_of},
 };
 
-/// Small enough for a test, long enough to be seen.
+/// Short enough for a test, and long enough to be observed.
 const SLOW: [&str; 3] = ["drain.lb_delay_ms=300", "drain.spread_ms=4000", "drain.deadline_ms=20000"];
 
-/// What a client is told of the drain.
-fn told(client: &mut Client) -> pb::GoAway {
+/// Returns what a client learns of the drain.
+fn expect_go_away(client: &mut Client) -> pb::GoAway {
     match client.take("goAway", |frame| matches!(frame.body, Some(Said::GoAway(_)))).body {
         Some(Said::GoAway(away)) => away,
         other => panic!("{other:?}"),
@@ -31,17 +31,17 @@ fn online(cluster: &Cluster, nth: usize, user: &str) -> bool {
     serde_json::from_str::<Value>(&said).expect("JSON")["online"] == true
 }
 
-/// Waits until that node would send clients to exactly these.
+/// Waits until a node names exactly these nodes to clients.
 fn sends_to(cluster: &Cluster, nth: usize, nodes: &[&str]) {
-    eventually("it knows who takes clients", || (names(cluster, nth, "ann") == nodes).then_some(()));
+    eventually("the node names these nodes", || (names(cluster, nth, "ann") == nodes).then_some(()));
 }
 
 #[test]
-fn clients_come_over_before_they_leave_and_nobody_goes_offline() {
-    shown_in_two_runs(clients_come_over);
+fn clients_move_before_they_close_and_no_user_goes_offline() {
+    shown_in_two_runs(clients_move);
 }
 
-fn clients_come_over() -> Result<(), String> {
+fn clients_move() -> Result<(), String> {
     let mut cluster = Cluster::start(3, &SLOW);
     (0..3).for_each(|nth| sends_to(&cluster, nth, &["n1", "n2", "n3"]));
     let names: Vec<String> = (0..40).map(|n| format!("user-{n}")).collect();
@@ -53,22 +53,25 @@ fn clients_come_over() -> Result<(), String> {
     let began = Instant::now();
     cluster.node(0).http("POST", "/v1/drain", "");
     let others = [cluster.node(1).address().to_string(), cluster.node(2).address().to_string()];
-    let mut aways: Vec<(usize, pb::GoAway)> = clients.iter_mut().map(told).enumerate().collect();
-    // The first slot first: a test that is slow misses few of them.
+    let mut aways: Vec<(usize, pb::GoAway)> = clients.iter_mut().map(expect_go_away).enumerate().collect();
+    // The first slot first: a slow test misses few of them.
     aways.sort_by_key(|(_, away)| away.after_ms);
     let (mut firsts, mut moved, mut missed) = (Vec::new(), BTreeMap::new(), 0);
     for (n, away) in aways {
         let stream = matches!(Wire::ALL[n % 4], Wire::Tcp | Wire::JsonLine);
         let scheme = if stream { "tcp://" } else { "ws://" };
-        let mut alternates: Vec<&str> =
-            away.alternates.iter().map(|it| it.strip_prefix(scheme).expect("its own transport")).collect();
+        let mut alternates: Vec<&str> = away
+            .alternates
+            .iter()
+            .map(|it| it.strip_prefix(scheme).expect("the alternate uses the client's transport"))
+            .collect();
         firsts.push(alternates[0].to_owned());
-        // Every second one comes over; the others are deaf.
+        // Every second client moves; the others ignore the frame.
         if n % 2 == 0 {
             let mut there = Client::connect(alternates[0].parse().expect("an address"), Wire::ALL[n % 4]);
             there.login(hello(&cluster.node(1).token(&names[n]), "phone"));
             let code = clients[n].expect_close();
-            // A test that was late finds it closed at the end of its slot.
+            // A late test finds the client closed at the end of its slot.
             let late = began.elapsed()
                 >= Duration::from_millis(u64::from(away.after_ms) + u64::from(away.window_ms));
             assert!(code == Code::Replaced || (code == Code::Draining && late), "{code:?}");
@@ -79,21 +82,24 @@ fn clients_come_over() -> Result<(), String> {
         alternates.sort_unstable();
         let mut all: Vec<&str> = others.iter().map(String::as_str).collect();
         all.sort_unstable();
-        assert_eq!(alternates, all, "the two that stay");
+        assert_eq!(alternates, all, "the two remaining nodes");
     }
     for (n, client) in clients.iter_mut().enumerate().filter(|(n, _)| n % 2 == 1) {
         assert_eq!(client.expect_close(), Code::Draining, "user-{n} is closed at the end of its slot");
     }
-    assert!(others.iter().all(|other| firsts.contains(other)), "both are somebody's first: {firsts:?}");
+    assert!(
+        others.iter().all(|other| firsts.contains(other)),
+        "each remaining node is named first for some client: {firsts:?}"
+    );
     assert_eq!(cluster.stop(0), Some(0), "the first signal only makes a drain final");
     for (n, name) in names.iter().enumerate() {
         assert_eq!(online(&cluster, 1, name), n % 2 == 0, "{name}");
     }
-    eventually("what it owned is owned by the others", || {
+    eventually("the other nodes own all partitions", || {
         let owned: f64 = [1, 2].map(|nth| cluster.node(nth).metric("partitions_owned")).iter().sum();
         (owned == 4.0).then_some(())
     });
-    let [mut first, mut second] = [0, 2].map(|n| moved.remove(&n).expect("it came over"));
+    let [mut first, mut second] = [0, 2].map(|n| moved.remove(&n).expect("the client moved"));
     assert_eq!(first.text("user-2", "m2", "after"), 1);
     assert_eq!(text_of(&second.expect_push()), "after");
     let moved = names.len() / 2;
@@ -101,7 +107,7 @@ fn clients_come_over() -> Result<(), String> {
 }
 
 #[test]
-fn a_node_that_leaves_as_well_is_no_alternate() {
+fn draining_node_is_no_alternate() {
     let cluster = Cluster::start(3, &SLOW);
     sends_to(&cluster, 0, &["n1", "n2", "n3"]);
     let mut phone = cluster.login(0, Wire::Tcp, "ann");
@@ -109,11 +115,11 @@ fn a_node_that_leaves_as_well_is_no_alternate() {
     cluster.node(1).http("POST", "/v1/drain", "");
     sends_to(&cluster, 0, &["n1", "n3"]);
     cluster.node(0).http("POST", "/v1/drain", "");
-    assert_eq!(told(&mut phone).alternates, [format!("tcp://{}", cluster.node(2).address())]);
+    assert_eq!(expect_go_away(&mut phone).alternates, [format!("tcp://{}", cluster.node(2).address())]);
 }
 
 #[test]
-fn tail_moves_to_another_node_and_shows_everything_once() {
+fn tail_moves_to_another_node_and_shows_each_message_once() {
     let cluster = Cluster::start(2, &SLOW);
     sends_to(&cluster, 0, &["n1", "n2"]);
     let data = cluster.node(0).data().to_owned();
@@ -128,18 +134,18 @@ fn tail_moves_to_another_node_and_shows_everything_once() {
         .spawn()
         .expect("the binary runs");
     let said = || fs::read_to_string(&err).unwrap_or_default();
-    eventually("it listens", || said().contains("listening as bob on n1").then_some(()));
+    eventually("the tail is connected", || said().contains("listening as bob on n1").then_some(()));
     let mut ann = cluster.login(1, Wire::Tcp, "ann");
     ann.text("bob", "m1", "one");
     let shown = || fs::read_to_string(&out).unwrap_or_default();
-    eventually("it is shown", || shown().contains("one").then_some(()));
+    eventually("the message is shown", || shown().contains("one").then_some(()));
     cluster.node(0).http("POST", "/v1/drain", "");
-    // At its slot, which is soon: it would be cut after 15 s, and say something else.
-    eventually("it moves", || said().contains("listening as bob on n2").then_some(()));
+    // The client moves at its slot, well before the cut at 15 s, which it would report differently.
+    eventually("the tail has moved", || said().contains("listening as bob on n2").then_some(()));
     assert!(said().contains("n1: it is draining; moved"), "{}", said());
     ann.text("bob", "m2", "two");
     ann.text("bob", "m3", "three");
-    let status = eventually("it has seen three", || tail.try_wait().expect("a child"));
+    let status = eventually("the tail ends after three messages", || tail.try_wait().expect("a child"));
     assert!(status.success());
     let lines = shown();
     let texts: Vec<&str> = ["one", "two", "three"].into_iter().filter(|it| lines.contains(it)).collect();

@@ -1,4 +1,5 @@
-//! Events of a cluster on their topic: who came and went, whichever node tells it and however a node ends.
+//! Events of a cluster on their topic: who came online or went offline, whichever node publishes it and however a node
+//! ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,7 +20,7 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::support::{Asked, Client, Cluster, Said, ask, eventually, send};
 
-/// Somebody else's consumer of the topic: every event, by its id, as often as it came.
+/// Independent consumer of the topic: every event by its id, as often as it arrives.
 pub(crate) struct Listener {
     consumer: BaseConsumer,
     events: BTreeMap<String, Vec<Value>>,
@@ -29,7 +30,7 @@ pub(crate) struct Listener {
 impl Listener {
     pub(crate) fn start(cluster: &Cluster) -> Self {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", cluster.brokers()).set("group.id", "nobody");
+        config.set("bootstrap.servers", cluster.brokers()).set("group.id", "none");
         let consumer: BaseConsumer = config.create().expect("a consumer");
         let mut all = TopicPartitionList::new();
         for partition in 0..8 {
@@ -40,7 +41,8 @@ impl Listener {
         Self { consumer, events: BTreeMap::new(), partitions: HashMap::new() }
     }
 
-    /// Takes what is there; checks that each is a CloudEvent, that one id says one thing, and that a user has one partition.
+    /// Receives available events; checks that each is a CloudEvent, that one id has one content, and that a user has
+    /// one partition.
     pub(crate) fn take(&mut self, patience: Duration) {
         while let Some(record) = self.consumer.poll(patience) {
             let record = record.expect("a record");
@@ -65,7 +67,7 @@ impl Listener {
         }
     }
 
-    /// Events of that kind and user, after dedup by id.
+    /// Returns the events of that kind and user, deduplicated by id.
     fn of(&mut self, kind: &str, user: &str) -> Vec<Value> {
         self.take(Duration::from_millis(50));
         let all = self.events.values().filter_map(|same| same.first());
@@ -76,12 +78,12 @@ impl Listener {
         eventually(&format!("{user} came"), || self.of("tidegate.online", user).pop())
     }
 
-    /// The event that a connection of the user, which came so, waits for that id.
+    /// Waits for the event that the user's connection of `came` is blocked on that id.
     fn blocked(&mut self, came: &Value, expected: &str) -> Value {
         let of = &came["data"];
         let text = |key: &str| of[key].as_str().expect("text").to_owned();
         let id = format!("order-blocked/{}/{}/{}/{expected}", text("node"), text("boot"), of["epoch"]);
-        eventually(&format!("it is told that {id}"), || {
+        eventually(&format!("an event says that {id}"), || {
             self.of("tidegate.order-blocked", &text("user")).into_iter().find(|event| event["id"] == id)
         })
     }
@@ -90,7 +92,7 @@ impl Listener {
         self.of("tidegate.offline", user).len()
     }
 
-    /// Those of the users of whose newest connection it was not told that it is over, each with one device.
+    /// Returns the users, with one device each, whose newest connection has no offline event.
     pub(crate) fn not_left<'a>(&mut self, users: &'a [String]) -> Vec<&'a String> {
         self.take(Duration::from_millis(50));
         let newest = |kind: &str| {
@@ -108,8 +110,8 @@ impl Listener {
         users.iter().filter(|user| !has_left(user)).collect()
     }
 
-    /// Connections of which more than one departure is told, by their tokens.
-    pub(crate) fn told_twice(&self) -> BTreeSet<String> {
+    /// Returns the connections with more than one departure, by their tokens.
+    pub(crate) fn departed_twice(&self) -> BTreeSet<String> {
         let (mut once, mut twice) = (BTreeSet::new(), BTreeSet::new());
         let all = self.events.values().filter_map(|same| same.first());
         for event in all.filter(|event| event["type"] == "tidegate.offline") {
@@ -122,10 +124,10 @@ impl Listener {
         twice
     }
 
-    /// Waits until each of them has left once; within 15 s of `began`, by when presence is right.
+    /// Waits until each user has left once, within 15 s of `began`, the promised time for presence.
     pub(crate) fn all_left(&mut self, users: &[String], began: Instant) {
         while let Some(user) = users.iter().find(|user| self.offlines(user) != 1) {
-            assert!(began.elapsed() < Duration::from_secs(15), "nobody says that {user} left");
+            assert!(began.elapsed() < Duration::from_secs(15), "no event says that {user} left");
             self.take(Duration::from_millis(100));
         }
     }
@@ -150,15 +152,18 @@ impl Tail {
         thread::spawn(move || {
             let mut buffer = [0; 4_096];
             while let Ok(count @ 1..) = std::io::Read::read(&mut out, &mut buffer) {
-                heard.lock().expect("nobody panicked").push_str(&String::from_utf8_lossy(&buffer[..count]));
+                heard
+                    .lock()
+                    .expect("no thread panicked")
+                    .push_str(&String::from_utf8_lossy(&buffer[..count]));
             }
         });
         Self { child, said }
     }
 
-    fn hears(&self, what: &str) {
+    fn expect(&self, what: &str) {
         eventually(&format!("tail prints {what}"), || {
-            self.said.lock().expect("nobody panicked").contains(what).then_some(())
+            self.said.lock().expect("no thread panicked").contains(what).then_some(())
         });
     }
 }
@@ -171,7 +176,7 @@ impl Drop for Tail {
 }
 
 #[test]
-fn after_kill_9_each_user_of_the_node_is_told_to_have_left_once_and_who_moved_is_not() {
+fn killed_node_publishes_one_departure_per_remaining_user() {
     let mut cluster = Cluster::start(3, &[]);
     let mut listener = Listener::start(&cluster);
     let tail = Tail::start(&cluster, 1);
@@ -181,17 +186,17 @@ fn after_kill_9_each_user_of_the_node_is_told_to_have_left_once_and_who_moved_is
     let came = listener.online("user-7");
     let boot = came["data"]["boot"].as_str().expect("text").to_owned();
     assert_eq!((&came["data"]["node"], &came["data"]["device"]), (&json!("n1"), &json!("phone")));
-    // What bob reads is told as well, and by a node that lives.
+    // A read mark is published as well, by a surviving node.
     users[7].text("bob", "m1", "a secret");
     bob.expect_push();
-    // Unacked, it would end his connection after 20 s.
+    // An unacked push would end his connection after 20 s.
     bob.ack("d:bob:user-7", 1);
     assert!(matches!(bob.ask(ask::read("d:bob:user-7", 1)), Said::Done(_)));
-    tail.hears("read/d:bob:user-7/bob/1");
+    tail.expect("read/d:bob:user-7/bob/1");
     eventually("the mark is on the topic", || listener.of("tidegate.read", "bob").pop());
     // She moves before the crash, he after it.
     let _moved = cluster.login(2, Wire::Tcp, "user-3");
-    // He left, his row was deleted, and n1 dies before that was told.
+    // He left and his row was deleted, but n1 dies before the event is published.
     let earlier = came["data"]["epoch"].as_u64().expect("a number") - 1_000_000;
     let place = format!("zed!phone!{earlier}");
     let rows = format!("{{}}:rows:{{n1/{boot}}}");
@@ -203,7 +208,9 @@ fn after_kill_9_each_user_of_the_node_is_told_to_have_left_once_and_who_moved_is
     let left: Vec<String> =
         (0..30).map(|n| format!("user-{n}")).filter(|user| !stayed.contains(&user.as_str())).collect();
     listener.all_left(&left, began);
-    eventually("what n1 had not told is told", || (listener.offlines("zed") == 1).then_some(()));
+    eventually("the unpublished departure of n1 is published", || {
+        (listener.offlines("zed") == 1).then_some(())
+    });
     eventually("nothing is left of n1", || {
         let left: i64 = cluster.redis(&["ZCARD", &rows]);
         (left == 0).then_some(())
@@ -214,11 +221,11 @@ fn after_kill_9_each_user_of_the_node_is_told_to_have_left_once_and_who_moved_is
     }
     assert_eq!(listener.offlines("user-7"), 1);
     let all = format!("{:?}", listener.events);
-    assert!(!all.contains("secret"), "no event has what was said");
+    assert!(!all.contains("secret"), "no event has message content");
 }
 
 #[test]
-fn a_drain_tells_of_those_who_left_for_good_and_not_of_those_who_moved() {
+fn drain_publishes_departures_except_of_moved_users() {
     let mut cluster = Cluster::start(2, &[]);
     cluster.all_linked();
     let mut listener = Listener::start(&cluster);
@@ -244,7 +251,7 @@ fn a_drain_tells_of_those_who_left_for_good_and_not_of_those_who_moved() {
 }
 
 #[test]
-fn a_node_that_was_frozen_and_swept_ends_and_tells_no_departure_twice() {
+fn frozen_and_swept_node_ends_and_repeats_no_departure() {
     let mut cluster = Cluster::start(2, &[]);
     let mut listener = Listener::start(&cluster);
     let _ann = cluster.login(0, Wire::Tcp, "ann");
@@ -255,26 +262,26 @@ fn a_node_that_was_frozen_and_swept_ends_and_tells_no_departure_twice() {
     listener.all_left(&["ann".to_owned()], began);
     let _back = cluster.login(1, Wire::Tcp, "bob");
     cluster.node(0).signal(Signal::CONT);
-    assert!(cluster.exit(0) != Some(0), "its run is over");
+    assert!(cluster.exit(0) != Some(0), "its run has ended");
     let _later = cluster.login(1, Wire::Tcp, "ann");
-    eventually("ann is back", || (listener.of("tidegate.online", "ann").len() == 2).then_some(()));
+    eventually("ann is online again", || (listener.of("tidegate.online", "ann").len() == 2).then_some(()));
     listener.take(Duration::from_secs(1));
-    // Bob was swept or had moved by then, as it fell out.
+    // Bob's route was swept, or he moved before, depending on timing.
     assert!((listener.offlines("ann"), listener.offlines("bob") <= 1) == (1, true), "{:?}", listener.events);
 }
 
-/// To bob, in the chain of its device.
+/// Builds a message to bob in the chain of the sender's device.
 fn link(msg_id: &str, next_id: &str) -> Asked {
     ask::send(pb::Send { next_id: next_id.into(), ..send("bob", msg_id, "a secret") })
 }
 
 #[test]
-fn each_wait_of_a_chain_is_told_when_it_is_too_long_under_an_id_of_its_own_from_any_node() {
+fn each_long_wait_of_a_chain_is_an_event_with_its_own_id() {
     let wait = Duration::from_secs(1);
     let cluster = Cluster::start(2, &[&format!("timing.order_timeout_ms={}", wait.as_millis())]);
     let mut listener = Listener::start(&cluster);
     let tail = Tail::start(&cluster, 1);
-    // What comes early, and then its predecessor in time, is nothing to tell.
+    // A message that arrives early, with its predecessor in time, causes no event.
     let mut cat = cluster.node(1).login_chained(Wire::WsText, "cat", "phone", "a");
     let early = cat.say(link("b", "c"));
     assert!(matches!(cat.ask(link("a", "b")), Said::SendAck(_)));
@@ -285,26 +292,26 @@ fn each_wait_of_a_chain_is_told_when_it_is_too_long_under_an_id_of_its_own_from_
     let since = Instant::now();
     let held = ann.say(link("b", "c"));
     let first = listener.blocked(&came, "a");
-    assert!(since.elapsed() >= wait, "it did not wait for {:?}", since.elapsed());
+    assert!(since.elapsed() >= wait, "the hole was reported before {:?}", since.elapsed());
     let mut data = came["data"].clone();
     data["expected"] = json!("a");
-    assert_eq!(first["data"], data, "who waits, where, and for what");
-    // As long again and it is skipped; the next hole of the same connection is another wait.
+    assert_eq!(first["data"], data, "the event names device, conversation and id");
+    // After the same time again the hole is skipped; the next hole of the same connection is another wait.
     assert_eq!(ann.expect_ack(held).seq, 1);
-    assert!(since.elapsed() >= 2 * wait, "it was skipped after {:?}", since.elapsed());
+    assert!(since.elapsed() >= 2 * wait, "the hole was skipped after {:?}", since.elapsed());
     ann.say(link("d", "e"));
     listener.blocked(&came, "c");
-    // And so is one of another connection, wherever that is: by now it is the same hole, or that was skipped as well.
+    // A connection on another node reports a wait of its own, for the same hole or the next one.
     let mut ann = cluster.node(1).login_chained(Wire::Tcp, "ann", "phone", "c");
     let expected = ann.welcome.next_id.clone();
-    let again = eventually("she came to n2", || {
+    let again = eventually("ann is online on n2", || {
         let all = listener.of("tidegate.online", "ann");
         all.into_iter().find(|event| event["data"]["node"] == "n2")
     });
     let held = ann.say(link("y", "z"));
-    tail.hears(listener.blocked(&again, &expected)["id"].as_str().expect("text"));
+    tail.expect(listener.blocked(&again, &expected)["id"].as_str().expect("text"));
     ann.expect_ack(held);
     listener.take(Duration::from_secs(1));
     assert_eq!(["ann", "cat"].map(|user| listener.of("tidegate.order-blocked", user).len()), [3, 0]);
-    assert!(!format!("{:?}", listener.events).contains("secret"), "no event has what was said");
+    assert!(!format!("{:?}", listener.events).contains("secret"), "no event has message content");
 }

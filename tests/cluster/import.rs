@@ -1,4 +1,5 @@
-//! A single node's data moves into a cluster: nothing is renumbered, forgotten or counted anew, and no half of it is used.
+//! A single node's data moves into a cluster: nothing is renumbered, lost or counted twice, and a partial import is
+//! never used.
 
 use std::{fs, path::Path};
 
@@ -6,15 +7,15 @@ use rustix::process::Signal;
 use serde_json::json;
 use tidegate_protocol::{codec::Wire, pb};
 
-use crate::support::{Asked, Client, Cluster, Process, Said, ask, fresh_data, send};
+use crate::support::{Client, Cluster, Process, ask, fresh_data, send};
 
 const DIRECT: &str = "d:ann:bob";
 const NAMES: [&str; 3] = ["ann", "bob", "cat"];
 
-/// What somebody sees of all conversations: their states, what is unread in all, and their histories.
+/// View of one user: the states of all conversations, the total of unread messages, and the histories.
 type Seen = (Vec<pb::ConversationState>, u64, Vec<pb::Page>);
 
-fn seen(client: &mut Client) -> Seen {
+fn view_of(client: &mut Client) -> Seen {
     let (mut states, unread) = client.sync_all(&[]);
     states.sort_by(|a, b| a.conversation.cmp(&b.conversation));
     let pages = states.iter().map(|state| client.page(ask::after(&state.conversation, 0, 1_000)));
@@ -22,11 +23,7 @@ fn seen(client: &mut Client) -> Seen {
     (states, unread, pages)
 }
 
-fn done(client: &mut Client, body: Asked) {
-    assert!(matches!(client.ask(body), Said::Done(_)));
-}
-
-/// People talk on a single node, in every way that leaves something behind.
+/// Sends messages on a single node, in every way that leaves something behind.
 fn talk(node: &Process) -> Vec<Seen> {
     let [mut ann, mut bob, mut cat] = NAMES.map(|name| node.login(Wire::Tcp, name, "phone"));
     for n in 1..=10 {
@@ -36,8 +33,8 @@ fn talk(node: &Process) -> Vec<Seen> {
     let id = ann.say(ask::recall(DIRECT, 4));
     assert_eq!(ann.expect_ack(id).seq, 11);
     bob.ask(ask::read(DIRECT, 5));
-    done(&mut bob, ask::clear(DIRECT, 2));
-    done(&mut bob, ask::hide(DIRECT, &[7]));
+    bob.expect_done(ask::clear(DIRECT, 2));
+    bob.expect_done(ask::hide(DIRECT, &[7]));
     let team = node.group("team", &NAMES.map(str::to_owned));
     let ids = (2..=1_500).map(|n| (n, cat.say(ask::send(send(&team, &format!("t{n}"), "to the team")))));
     let ids: Vec<(u64, u64)> = ids.collect();
@@ -52,10 +49,10 @@ fn talk(node: &Process) -> Vec<Seen> {
     for n in 0..30 {
         cat.text(&format!("peer-{n}"), "hello", "to many");
     }
-    [ann, bob, cat].iter_mut().map(seen).collect()
+    [ann, bob, cat].iter_mut().map(view_of).collect()
 }
 
-/// The export with a line changed.
+/// Returns the export with one line changed.
 fn changed(export: &Path, line: usize, change: impl Fn(&str) -> String) -> String {
     let text = fs::read_to_string(export).expect("an export");
     let lines = text.lines().enumerate();
@@ -72,10 +69,10 @@ fn refused(cluster: &Cluster, file: &str, more: &[&str], cure: &str) {
 }
 
 #[test]
-fn a_single_nodes_data_moves_into_a_cluster_and_nothing_is_renumbered() {
+fn import_into_a_cluster_renumbers_nothing() {
     let mut cluster = Cluster::prepare(2, &[]);
     let data = fresh_data();
-    fs::create_dir_all(&data).expect("a place for files");
+    fs::create_dir_all(&data).expect("the folder is created");
     fs::copy(cluster.token_key(), data.join("token.key")).expect("a key");
     let mut single = Process::start_on(&data, &[]);
     let before = talk(&single);
@@ -95,7 +92,7 @@ fn a_single_nodes_data_moves_into_a_cluster_and_nothing_is_renumbered() {
     let newer = changed(&export, 1, |line| line.replace("\"version\":1", "\"version\":2"));
     refused(&cluster, &newer, &["--dry-run"], "import it with the tidegate that wrote it");
     refused(&cluster, file, &["--set", "kafka.partitions=8"], "kafka.partitions");
-    // As an import leaves it that was cut off.
+    // The state after an interrupted import.
     cluster.execute("INSERT INTO import DEFAULT VALUES; INSERT INTO wishes (user_id) VALUES ('half')");
     let started = cluster.tidegate(&[
         "serve",
@@ -117,14 +114,15 @@ fn a_single_nodes_data_moves_into_a_cluster_and_nothing_is_renumbered() {
     let mut clients: Vec<Client> =
         NAMES.iter().enumerate().map(|(n, name)| cluster.login(n % 2, Wire::Tcp, name)).collect();
     for (client, before) in clients.iter_mut().zip(&before) {
-        assert_eq!(&seen(client), before);
+        assert_eq!(&view_of(client), before);
     }
     let [ann, bob, cat] = clients.get_disjoint_mut([0, 1, 2]).expect("three people");
-    goes_on(ann, bob, cat);
+    assert_continuity(ann, bob, cat);
 }
 
-/// A retry of an id from before finds its seq, another content under it is a conflict, and what is new comes next.
-fn goes_on(ann: &mut Client, bob: &mut Client, cat: &mut Client) {
+/// Asserts that a retry of an earlier id finds its seq, another content under it is a conflict, and a new message gets
+/// the next seq.
+fn assert_continuity(ann: &mut Client, bob: &mut Client, cat: &mut Client) {
     let again = ann.send(pb::Send { attempt: 1, ..send("bob", "m8", "text 8") });
     assert_eq!((again.seq, again.duplicate), (8, true));
     let again = cat.send(pb::Send { attempt: 2, ..send("g:team", "t700", "to the team") });

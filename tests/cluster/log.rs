@@ -1,4 +1,4 @@
-//! A log that lost records: by its end, or by its beginning.
+//! A log that lost records at its end or at its beginning.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +22,11 @@ use super::{Cluster, ask, eventually, history, send, send_until_acked};
 
 const USERS: usize = 24;
 
-/// Which conversations are in which partition.
+/// Returns the conversations of each partition.
 fn conversations() -> BTreeMap<u32, Vec<usize>> {
     let mut found: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for n in 0..USERS {
-        let user = |name: &str| UserId::new(&format!("{name}-{n}")).expect("it is sound");
+        let user = |name: &str| UserId::new(&format!("{name}-{n}")).expect("a valid id");
         let id = ConversationId::direct(&user("peer"), &user("user"));
         found.entry(partition_of(&id, 4)).or_default().push(n);
     }
@@ -47,30 +47,30 @@ impl Kafka {
         Self { config, topic: cluster.topic().to_owned(), runtime: runtime.expect("a runtime") }
     }
 
-    /// Deletes all that the partition has.
+    /// Deletes all records of a partition.
     fn delete_all(&self, partition: u32) {
         let admin: AdminClient<DefaultClientContext> = self.config.create().expect("Kafka is up");
         let mut upto = TopicPartitionList::new();
         upto.add_partition_offset(&self.topic, partition.cast_signed(), Offset::End).expect("a list");
         let deleted = self.runtime.block_on(admin.delete_records(&upto, &AdminOptions::new()));
         let deleted = deleted.expect("Kafka answers");
-        deleted.elements().iter().for_each(|it| it.error().expect("it is deleted"));
+        deleted.elements().iter().for_each(|it| it.error().expect("the records are deleted"));
     }
 
-    /// A record of nobody's; as long as no node runs, nobody archives it.
+    /// Appends a record of no conversation; no owner archives it while no node runs.
     fn append(&self, partition: u32, bytes: &[u8]) {
         let producer: FutureProducer = self.config.create().expect("Kafka is up");
         let record = FutureRecord::<(), _>::to(&self.topic).partition(partition.cast_signed()).payload(bytes);
         let sent = self.runtime.block_on(producer.send(record, std::time::Duration::from_secs(10)));
-        sent.expect("Kafka takes it");
+        sent.expect("Kafka accepts the record");
     }
 }
 
 #[test]
-fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_others_go_on() {
+fn log_that_lost_records_stops_only_those_partitions() {
     let mut cluster = Cluster::start(1, &["timing.reply_ms=1500"]);
     let conversations = conversations();
-    assert_eq!(conversations.len(), 4, "one for each partition at least: {conversations:?}");
+    assert_eq!(conversations.len(), 4, "each partition has a conversation: {conversations:?}");
     let login = |n: usize, cluster: &Cluster| cluster.login(0, Wire::Tcp, &format!("user-{n}"));
     for n in 0..USERS {
         let mut client = login(n, &cluster);
@@ -80,11 +80,11 @@ fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_othe
     }
     cluster.kill(0);
     let kafka = Kafka::of(&cluster);
-    // Partition 0 loses what is archived, and nothing else; 1 a record that is not, too.
+    // Partition 0 loses only archived records; 1 also loses a record that is not archived.
     kafka.delete_all(0);
     kafka.append(1, b"?");
     kafka.delete_all(1);
-    // The logs of 2 and 3 end before what is archived of them: by one record, and by some.
+    // The logs of 2 and 3 end before their archived position: by one record, and by several.
     for (partition, missing) in [(2, 1), (3, 4)] {
         let end = "log_offset = log_offset + ";
         cluster.execute(&format!("UPDATE partitions SET {end}{missing} WHERE partition = {partition}"));
@@ -96,20 +96,20 @@ fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_othe
     let before = stands(&cluster);
     for run in 0..2_i64 {
         cluster.restart(0);
-        eventually("what can't go on is given up, and what can goes on", || {
+        eventually("the damaged partitions stop, and the others continue", || {
             let node = cluster.node(0);
             (node.said().matches("LOG_REPLACED").count() >= 3).then_some(())
         });
         cluster.node(0).metric_becomes("partitions_owned", 1.0);
         let said = cluster.node(0).said();
-        // What was sent to them meanwhile has made 2 as long as what is archived of it, and another log all the same.
+        // New sends have made 2 as long as its archive, but it is another log.
         let end = if run == 0 { "ends at" } else { "is not the one that was archived" };
         for (partition, why) in [(1, "were deleted unarchived"), (2, end), (3, "ends at")] {
             let of = format!("partition={partition}");
             let line = said.lines().find(|line| line.contains("LOG_REPLACED") && line.contains(&of));
             assert!(line.is_some_and(|line| line.contains(why)), "{partition}, {why}: {said}");
         }
-        // Nothing is reset, by whichever run.
+        // No run resets anything.
         assert_eq!(stands(&cluster), (before.0, before.1 + run * conversations[&0].len() as i64));
         for n in &conversations[&0] {
             let nth = run.cast_unsigned() + 4;
@@ -128,7 +128,7 @@ fn a_log_that_lost_records_stops_those_partitions_with_log_replaced_and_the_othe
 }
 
 #[test]
-fn what_no_owner_can_decode_is_counted_and_voids_nothing_but_itself() {
+fn undecodable_records_are_counted_and_skipped() {
     let mut cluster = Cluster::start(1, &[]);
     let kafka = Kafka::of(&cluster);
     let conversations = conversations();
@@ -137,7 +137,7 @@ fn what_no_owner_can_decode_is_counted_and_voids_nothing_but_itself() {
     let mut clients: Vec<_> =
         users[..2].iter().map(|n| (*n, cluster.login(0, Wire::Tcp, &format!("user-{n}")))).collect();
     let future = pb::Record { version: RECORD_VERSION + 1, ..pb::Record::default() }.encode_to_vec();
-    // Noise, nothing at all, and what a node of a later version may write.
+    // Noise, an empty record, and what a node of a later version may write.
     let poison: [&[u8]; 3] = [&[0xff, 0, 0xfe], b"", &future];
     for nth in 1..=3 {
         for (n, client) in &mut clients {
@@ -146,7 +146,7 @@ fn what_no_owner_can_decode_is_counted_and_voids_nothing_but_itself() {
         poison.iter().for_each(|bytes| kafka.append(*partition, bytes));
         cluster.node(0).metric_becomes("records_quarantined_total", 3.0 * nth as f64);
     }
-    // The last ones are behind all that is archived: the next owner may read them again, and is not stuck either.
+    // The last of them are after the archived end: the next owner may read them again, and is not stuck either.
     cluster.kill(0);
     cluster.restart(0);
     cluster.all_owned();

@@ -1,4 +1,5 @@
-//! Life after a crash: who was on a dead node is elsewhere at once or offline soon, and a node that only stood still ends.
+//! After a crash the users of the dead node are online elsewhere at once or offline soon, and a node that was only
+//! frozen ends.
 
 use std::{
     thread,
@@ -14,7 +15,7 @@ use crate::{
     support::{Client, Cluster, Stopwatch, eventually, let_time_pass_since, text_of},
 };
 
-/// Of these users, those who are online as that node sees it.
+/// Returns those of the users that a node reports as online.
 pub(crate) fn online(cluster: &Cluster, nth: usize, users: &[String]) -> Vec<String> {
     let said = cluster.node(nth).http("POST", "/v1/presence", &json!({"users": users}).to_string());
     let said: Value = serde_json::from_str(&said).expect("JSON");
@@ -24,7 +25,7 @@ pub(crate) fn online(cluster: &Cluster, nth: usize, users: &[String]) -> Vec<Str
 }
 
 #[test]
-fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_within_15_s() {
+fn presence_is_right_within_15_s_of_a_crash_or_freeze() {
     let mut cluster = Cluster::start(3, &[]);
     let names: Vec<String> = (0..24).map(|n| format!("user-{n}")).collect();
     let mut clients: Vec<Client> =
@@ -33,16 +34,16 @@ fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_
     let (crash, watch) = (Instant::now(), Stopwatch::start());
     cluster.node(1).signal(Signal::STOP);
     cluster.kill(0);
-    // Half of each node's users come back on the third: at once, whatever the lease of the dead says.
+    // Half of each node's users connect to the third node, at once and independent of the dead nodes' leases.
     let back: Vec<String> = names.iter().filter(|name| name.len() == 6).cloned().collect();
     let mut there: Vec<Client> = thread::scope(|scope| {
         let cluster = &cluster;
         let logins: Vec<_> =
             back.iter().map(|name| scope.spawn(move || cluster.login(2, Wire::WsText, name))).collect();
-        logins.into_iter().map(|login| login.join().expect("it is let in")).collect()
+        logins.into_iter().map(|login| login.join().expect("the login succeeds")).collect()
     });
     assert!(watch.elapsed() < Duration::from_secs(5), "{:?}", watch.elapsed());
-    let_time_pass_since(crash, "nobody is taken for gone before", Duration::from_secs(8));
+    let_time_pass_since(crash, "no user is reported offline before", Duration::from_secs(8));
     let mut sorted = back.clone();
     sorted.sort();
     eventually("the others are offline", || {
@@ -52,27 +53,27 @@ fn after_a_crash_and_a_freeze_users_are_elsewhere_at_once_and_presence_is_right_
     });
     assert!(crash.elapsed() < Duration::from_secs(15), "{:?}", crash.elapsed());
 
-    // Both dead runs are retired, and their rows go, but for those of who came back.
+    // Both dead runs are retired, and their rows removed, except for users who came back.
     let_time_pass_since(crash, "both dead runs are retired", Duration::from_secs(17));
     let node = cluster.node(2);
-    eventually("the dead are swept", || (node.metric("routes_reaped_total") >= 14.0).then_some(()));
+    eventually("the dead runs are swept", || (node.metric("routes_reaped_total") >= 14.0).then_some(()));
     eventually("one node is left", || {
         let said: Value = serde_json::from_str(&node.http("GET", "/v1/nodes", "")).ok()?;
         (said["nodes"].as_array()?.len() == 1).then_some(())
     });
     assert_eq!(online(&cluster, 2, &names).len(), back.len());
 
-    // The one that stood still wakes, finds its lease lost, and closes; its clients hear so, or are cut.
+    // The frozen node wakes, finds its lease lost, and closes; its clients get a close frame, or are cut.
     cluster.node(1).signal(Signal::CONT);
     let code = cluster.exit(1);
-    assert!(code.is_some_and(|code| code != 0), "it does not end as if all were well: {code:?}");
+    assert!(code.is_some_and(|code| code != 0), "the node exits with an error: {code:?}");
     for (n, client) in clients.iter_mut().enumerate().filter(|(n, _)| n % 2 == 1) {
         let deadline = Instant::now() + Duration::from_secs(5);
         while client.pump(deadline) {}
         assert!(client.has_ended(), "user-{n} still has a connection");
     }
-    assert_eq!(online(&cluster, 2, &names).len(), back.len(), "it took nobody along");
-    // Its partitions are on their way back, which a send may meet.
+    assert_eq!(online(&cluster, 2, &names).len(), back.len(), "no user of the third node went offline");
+    // Its partitions are moving, which may delay a send.
     assert_eq!(send_until_acked(&mut there[0], &back[1], "m1").0, 1);
     assert_eq!(text_of(&there[1].expect_push()), "m1");
 }

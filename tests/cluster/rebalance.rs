@@ -1,4 +1,4 @@
-//! Partitions that move while people talk: a node comes, takes its share and leaves again, under load.
+//! Partitions that move under load: a node joins, gets its share and leaves again.
 
 use std::{
     collections::BTreeSet,
@@ -14,12 +14,12 @@ use super::{
     support::{Client, Cluster, Said, text_of},
 };
 
-/// Two people who talk in turn, on nodes that stay.
+/// Two users who send in turn, on nodes that stay.
 struct Pair {
     place: String,
     clients: [Client; 2],
     names: [String; 2],
-    /// What each has heard as a push.
+    /// Seqs that each of them received.
     heard: [BTreeSet<u64>; 2],
 }
 
@@ -30,7 +30,7 @@ impl Pair {
         Self { place: format!("d:a{nth}:b{nth}"), clients, names, heard: Default::default() }
     }
 
-    /// Sends until it is told to stop; how many, and the longest wait for an ack.
+    /// Sends until `goes_on` is false; returns the number of messages and the longest wait for an ack.
     fn talk(&mut self, goes_on: &AtomicBool) -> (u64, Duration) {
         let (mut count, mut longest) = (0, Duration::ZERO);
         while goes_on.load(Ordering::SeqCst) {
@@ -45,7 +45,7 @@ impl Pair {
         (count, longest)
     }
 
-    /// Takes what has come: each seq is above all that came before it, or is one of them again.
+    /// Receives the available pushes: each seq is above all earlier ones, or repeats one of them.
     fn listen(&mut self, who: usize) {
         let (client, heard) = (&mut self.clients[who], &mut self.heard[who]);
         client.settle();
@@ -62,7 +62,7 @@ impl Pair {
     }
 }
 
-/// Lets the others stop, also when a check fails.
+/// Stops the other threads when dropped, also after a failed check.
 pub(crate) struct Until<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Until<'_> {
@@ -72,7 +72,7 @@ impl Drop for Until<'_> {
 }
 
 #[test]
-fn a_fourth_node_comes_and_goes_while_people_talk_and_every_message_keeps_its_place() {
+fn rebalance_under_load_keeps_every_message_in_order() {
     let mut cluster = Cluster::prepare(4, &[]);
     cluster.start_nodes(0..3);
     cluster.all_shared();
@@ -90,11 +90,11 @@ fn a_fourth_node_comes_and_goes_while_people_talk_and_every_message_keeps_its_pl
             cluster.all_owned();
         }
         drop(until);
-        talking.into_iter().map(|talk| talk.join().expect("they are content")).collect()
+        talking.into_iter().map(|talk| talk.join().expect("the talk succeeds")).collect()
     });
     for (pair, (count, longest)) in pairs.iter_mut().zip(said) {
         assert!(count > 20, "{count} in {}", pair.place);
-        // A hand-over, not a crash (promised within 1 s; here it is many at once on a busy machine).
+        // The wait of a handover, not of a crash (promised within 1 s; here many at once on a busy machine).
         assert!(longest < Duration::from_secs(3), "{} waited {longest:?}", pair.place);
         let expected: Vec<_> = (1..=count).map(|n| (n, format!("m{n}"))).collect();
         for client in &mut pair.clients {

@@ -9,7 +9,7 @@ use crate::support::let_time_pass;
 
 const USERS: usize = 8;
 
-/// Somebody who logs in to one of the nodes for each of many conversations, and says the next things there.
+/// Logs a user in to one of the nodes for each of many conversations, and sends the next messages there.
 fn say(cluster: &Cluster, nodes: &[usize], nths: std::ops::RangeInclusive<u64>) {
     for n in 0..USERS {
         let mut client = cluster.login(nodes[n % nodes.len()], Wire::Tcp, &format!("user-{n}"));
@@ -19,7 +19,7 @@ fn say(cluster: &Cluster, nodes: &[usize], nths: std::ops::RangeInclusive<u64>) 
     }
 }
 
-/// So many times as often as each node renews its lease.
+/// Waits for `count` lease renewals of every node.
 fn renewals(cluster: &Cluster, count: u64) {
     let beat = || {
         let said: serde_json::Value =
@@ -33,7 +33,7 @@ fn renewals(cluster: &Cluster, count: u64) {
     }
 }
 
-/// Waits longer than nodes that agree take to switch: they have to agree for 5 s, and check that every second.
+/// Waits longer than nodes that agree need to switch: 5 s of agreement, checked every second.
 fn let_them_agree() {
     let_time_pass("nodes that agree have switched by then", Duration::from_secs(8));
 }
@@ -43,7 +43,7 @@ fn under(cluster: &Cluster, version: u32) -> i64 {
 }
 
 #[test]
-fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_comes_back_owns_nothing() {
+fn rules_switch_after_the_last_old_node_is_replaced() {
     let mut cluster = Cluster::prepare(3, &["log.rules_settle_ms=5000"]);
     cluster.set_for(2, &["fault.rules_max=1"]);
     cluster.start_nodes(0..3);
@@ -60,7 +60,7 @@ fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_come
     eventually("all partitions are switched", || (under(&cluster, LEDGER_NEWEST) == 4).then_some(()));
     say(&cluster, &[0, 1, 2], 3..=4);
 
-    // Somebody puts the former version back.
+    // An operator restores the former version.
     assert_eq!(cluster.stop(1), Some(0));
     cluster.set_for(1, &["fault.rules_max=1"]);
     cluster.restart(1);
@@ -69,11 +69,11 @@ fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_come
     let complaints = || cluster.node(1).said().matches("RULES_UNKNOWN").count();
     let before = complaints();
     assert!(before > 0);
-    // Its clients are served, and it takes nothing again.
+    // The node serves its clients, and owns no partition again.
     say(&cluster, &[0, 1, 2], 5..=6);
     renewals(&cluster, 2);
     assert_eq!(cluster.node(1).metric("partitions_owned"), 0.0);
-    assert_eq!(complaints(), before, "it gave up once");
+    assert_eq!(complaints(), before, "the node reports it once");
     for n in 0..USERS {
         let mut client: Client = cluster.login(1, Wire::Tcp, &format!("user-{n}"));
         let expected: Vec<_> = (1..=6).map(|nth| (nth, format!("m{nth}"))).collect();
@@ -82,7 +82,7 @@ fn the_rules_are_switched_when_the_last_older_node_is_replaced_and_one_that_come
 }
 
 #[test]
-fn one_node_whose_operator_waits_holds_the_rules_of_all_back() {
+fn node_whose_operator_waits_delays_the_rules_of_all() {
     let mut cluster = Cluster::prepare(2, &["log.rules_settle_ms=5000"]);
     cluster.set_for(1, &["log.rules=1"]);
     cluster.start_nodes(0..2);
@@ -95,7 +95,8 @@ fn one_node_whose_operator_waits_holds_the_rules_of_all_back() {
     cluster.restart(1);
     let_them_agree();
     eventually("all partitions are switched", || (under(&cluster, LEDGER_NEWEST) == 4).then_some(()));
-    // It knows them, and may wait as long as it likes: there is no way back, and none is needed.
+    // The node supports the new rules, and its operator may wait indefinitely: there is no rollback, and none is
+    // needed.
     assert_eq!(cluster.stop(1), Some(0));
     cluster.set_for(1, &["log.rules=1"]);
     cluster.restart(1);

@@ -1,4 +1,5 @@
-//! `tidegate up` as people run it: what it prints is done word for word, a node is killed, and nothing is left behind.
+//! `tidegate up` as users run it: the printed commands work as printed, a killed node is replaced, and nothing is left
+//! behind.
 
 use std::{
     collections::BTreeMap,
@@ -17,19 +18,19 @@ use crate::support::{
     Client, Cluster, Screen, eventually, fresh_data, hello, http, service, terminal, text_of,
 };
 
-/// A folder as that of a checkout with running services, and what keeps its cluster apart from those of other tests.
+/// Folder like that of a checkout with running services, and what separates its cluster from those of other tests.
 struct Place {
     ground: Cluster,
     folder: PathBuf,
 }
 
-/// A command that runs, and the lines of both of its streams; killed when the test ends.
+/// Running command and the lines of both of its streams; killed when the test ends.
 struct Running {
     child: Child,
     screen: Screen,
 }
 
-/// What `tidegate up` said of a node.
+/// Node as printed by `tidegate up`.
 struct Node {
     clients: SocketAddr,
     admin: SocketAddr,
@@ -43,25 +44,25 @@ impl Place {
         fs::create_dir_all(&services).expect("a folder");
         let mut list: BTreeMap<&str, Value> =
             ["kafka", "redis7", "postgres"].map(|name| (name, service(name))).into();
-        let of_postgres = list.get_mut("postgres").expect("it is there");
+        let of_postgres = list.get_mut("postgres").expect("the entry exists");
         of_postgres["url"] = ground.setting("postgres.url=").into();
         let text = serde_json::to_vec(&list).expect("JSON");
         fs::write(services.join("services.json"), text).expect("a file");
         Self { ground, folder }
     }
 
-    /// `tidegate up` with these words, on any free ports.
+    /// Runs `tidegate up` with these arguments, on free ports.
     fn up(&self, words: &[&str]) -> Running {
         Running::start(&mut self.command(words))
     }
 
-    /// The same, as a person at a terminal sees it.
+    /// Runs the same in a terminal.
     fn up_in_terminal(&self, words: &[&str]) -> Running {
         Running::start_in_terminal(self.command(words))
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        // As a terminal would have it, also where the tests run under `nohup`.
+        // As from a terminal, also where the tests run under `nohup`.
         let mut command = Command::new("env");
         command
             .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_tidegate"), "up", "--port", "0"])
@@ -75,7 +76,7 @@ impl Place {
         command
     }
 
-    /// A line that `tidegate up` printed to be typed.
+    /// Builds the command of a printed line.
     fn typed(&self, line: &str) -> Command {
         let mut words = line.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
@@ -83,7 +84,7 @@ impl Place {
         command
     }
 
-    /// What it answers.
+    /// Runs a printed line and returns its output.
     fn answer(&self, line: &str) -> String {
         let Output { status, stdout, stderr } = self.typed(line).output().expect("the program runs");
         let said = String::from_utf8_lossy(&stdout).into_owned();
@@ -91,9 +92,9 @@ impl Place {
         said
     }
 
-    /// Waits until no node of this folder runs any more.
-    fn nobody_left(&self) {
-        // The keys that they share are named with their whole path.
+    /// Waits until no node of this folder runs.
+    fn wait_for_no_nodes(&self) {
+        // Their shared keys are named with their whole path.
         let name = self.folder.file_name().and_then(|name| name.to_str()).expect("a plain name");
         eventually("no node is left behind", || running(&format!("{name}/")).is_empty().then_some(()));
     }
@@ -105,14 +106,14 @@ impl Drop for Place {
     }
 }
 
-/// The processes that have this among their words.
+/// Returns the processes that have this among their arguments.
 fn running(word: &str) -> Vec<String> {
     let entries = fs::read_dir("/proc").expect("Linux").flatten();
     let commands = entries.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
     commands.filter(|words| words.contains(word)).collect()
 }
 
-/// Who started a process.
+/// Returns the parent of a process.
 fn parent(pid: Pid) -> u32 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).expect("it runs");
     let after_name = stat.rsplit_once(')').expect("a name in brackets").1;
@@ -137,7 +138,7 @@ impl Running {
         Self { child, screen }
     }
 
-    /// Waits for a line with this in it.
+    /// Waits for a line that contains this text.
     fn says(&self, what: &str) -> String {
         self.screen.line(what, |line| line.contains(what))
     }
@@ -150,15 +151,15 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
-    /// Waits for its end; the exit code.
+    /// Waits for the end and returns the exit code.
     fn exit(&mut self) -> Option<i32> {
         eventually("it ends", || self.child.try_wait().expect("a child")).code()
     }
 
-    /// What `tidegate up` says of the nodes, once all of them run.
+    /// Returns what `tidegate up` prints of the nodes, once all of them run.
     fn nodes(&self, count: usize) -> Vec<Node> {
         self.says(".events");
-        // Each in the time that a node has.
+        // Each node has the usual time to start.
         self.says(&format!("a cluster of {count} nodes"));
         self.says("Ctrl-C stops all nodes.");
         let after = |line: &str, what: &str| -> String {
@@ -176,7 +177,7 @@ impl Running {
         (1..=count).map(node).collect()
     }
 
-    /// The line to be typed that has this in it, as it is printed.
+    /// Returns the printed line to be typed that contains this text.
     fn next(&self, what: &str) -> String {
         let found = self
             .said()
@@ -201,7 +202,7 @@ impl Drop for Running {
     }
 }
 
-/// Asks again and again until the answer has a row that begins so, for each of these. Redis may be late for a look.
+/// Repeats a command until its output has a row that begins with each of these. Redis may be late for one reply.
 fn becomes(place: &Place, line: &str, wanted: &[&str]) {
     eventually(&format!("{line}: {wanted:?}"), || {
         let said = place.typed(line).output().expect("the program runs").stdout;
@@ -210,29 +211,29 @@ fn becomes(place: &Place, line: &str, wanted: &[&str]) {
     });
 }
 
-/// A row of a table with one space between its cells.
+/// Returns a row of a table with one space between its cells.
 fn words(row: &str) -> String {
     row.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[test]
-fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothing() {
+fn up_prints_working_commands_and_replaces_a_killed_node() {
     let place = Place::new();
     let mut up = place.up_in_terminal(&["--nodes", "3"]);
     let nodes = up.nodes(3);
     for node in &nodes {
-        assert_eq!(parent(node.pid), up.child.id(), "it watches all of them");
+        assert_eq!(parent(node.pid), up.child.id(), "the parent is `tidegate up`");
     }
     for name in ["n1", "n2", "n3"] {
         up.says(&format!("{}.{name}  created: partitions 1", place.ground.setting("kafka.node_topic=")));
     }
 
-    // In more terminals.
+    // In further terminals.
     let tail = Running::start(&mut place.typed(&up.next(" tail ")));
     tail.says("listening as bob on n1");
     assert_eq!(place.answer(&up.next(" send ")), "d:alice:bob seq 1\n");
     assert!(tail.says(r#""seq":1"#).contains(r#""text":"hello""#));
-    // With the tokens that it printed, on the other two.
+    // With the printed tokens, on the other two nodes.
     let login = |nth: usize, user: &str| {
         let mut client = Client::connect(nodes[nth].clients, Wire::WsText);
         client.login(hello(&up.token(user), "phone"));
@@ -249,7 +250,7 @@ fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothin
     becomes(&place, &up.next(" nodes "), &["n1 ready live 1 ", "n2 ready live 1 ", "n3 ready live 1 "]);
     becomes(&place, &up.next(" owners "), &["0 n", "1 n", "2 n", "3 n"]);
     for node in &nodes {
-        eventually("each node knows all, and who owns what", || {
+        eventually("each node lists all nodes and their partitions", || {
             let (status, said) = http::ask(node.admin, "GET", "/v1/nodes", "");
             let said: Value = serde_json::from_str(&said).expect("JSON");
             let all = said["nodes"].as_array().expect("a list");
@@ -258,7 +259,7 @@ fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothin
         });
     }
 
-    // The line goes on with what it does.
+    // The line ends with a comment that says what it does.
     let kill = up.next("kill -9 ");
     assert_eq!(kill.split_whitespace().nth(2), Some(nodes[0].pid.as_raw_nonzero().to_string().as_str()));
     kill_process(nodes[0].pid, Signal::KILL).expect("it runs");
@@ -275,56 +276,56 @@ fn what_it_prints_can_be_done_a_killed_node_is_replaced_and_ctrl_c_leaves_nothin
 
     up.signal(Signal::INT);
     up.says("stopping all nodes; again to hurry");
-    assert_eq!(up.exit(), Some(0), "of those that were told to end, every one ended well");
+    assert_eq!(up.exit(), Some(0), "every stopped node ended without an error");
     for name in ["n2", "n3"] {
         up.says(&format!("{name} ended (exit status: 0)"));
     }
-    place.nobody_left();
+    place.wait_for_no_nodes();
 }
 
 #[test]
-fn whoever_closes_the_terminal_or_kills_it_leaves_no_node_behind() {
+fn closed_terminal_or_killed_parent_leaves_no_node() {
     let place = Place::new();
     for signal in [Signal::HUP, Signal::KILL] {
         let mut up = place.up(&["--nodes", "2"]);
         up.nodes(2);
         up.signal(signal);
-        assert_eq!(up.exit(), None, "it ended by {signal:?}");
-        place.nobody_left();
+        assert_eq!(up.exit(), None, "`tidegate up` ended by {signal:?}");
+        place.wait_for_no_nodes();
     }
 }
 
 #[test]
-fn a_second_one_on_the_same_data_is_refused_and_does_the_first_one_no_harm() {
+fn second_up_on_the_same_data_is_refused_harmlessly() {
     let place = Place::new();
-    // With a key that somebody else made.
+    // With a key that another program made.
     let key = format!("auth.key_file={}", place.ground.token_key().display());
     let mut first = place.up(&["--nodes", "2", "--set", &key]);
     let nodes = first.nodes(2);
-    assert!(!first.said().iter().any(|line| line.contains("eyJ")), "its tokens are worth more than a try");
+    assert!(!first.said().iter().any(|line| line.contains("eyJ")), "tokens of a given key are not printed");
     let token = place.answer(&first.next(" token alice "));
     Client::connect(nodes[1].clients, Wire::Tcp).login(hello(token.trim(), "phone"));
     let mut second = place.up(&["--nodes", "2"]);
     assert_eq!(second.exit(), Some(1));
     second.says(&format!("n1 runs already (pid {})", nodes[0].pid.as_raw_nonzero()));
     becomes(&place, &first.next(" nodes "), &["n1 ready live", "n2 ready live"]);
-    // Told twice, they hurry.
+    // A second signal makes the nodes hurry.
     first.signal(Signal::INT);
     first.says("stopping all nodes; again to hurry");
     first.signal(Signal::TERM);
     assert!(matches!(first.exit(), Some(0 | 4)));
-    place.nobody_left();
+    place.wait_for_no_nodes();
 }
 
 #[test]
-fn ctrl_c_ends_it_while_it_waits_for_kafka() {
+fn ctrl_c_ends_up_while_it_waits_for_kafka() {
     let place = Place::new();
-    // Takes connections and says nothing.
+    // Accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let brokers = format!("kafka.brokers=[{}]", silent.local_addr().expect("it listens"));
     let mut up = place.up(&["--set", &brokers]);
     silent.set_nonblocking(true).expect("a socket takes options");
-    let _heard = eventually("it asks for Kafka", || silent.accept().ok());
+    let _connection = eventually("the node connects to Kafka", || silent.accept().ok());
     up.signal(Signal::INT);
     assert_eq!(up.exit(), Some(1));
     up.says("stopped before a node was started");

@@ -1,4 +1,4 @@
-//! `tidegate nodes --watch` is enough to follow a rolling restart, whichever node stands still or goes.
+//! `tidegate nodes --watch` suffices to follow a rolling restart, whichever node freezes or exits.
 
 use std::{
     collections::BTreeMap,
@@ -12,10 +12,10 @@ use tidegate_protocol::codec::Wire;
 
 use crate::support::{Client, Cluster, eventually};
 
-/// A row of a table: its cells by their columns.
+/// Row of a table: its cells by their columns.
 type Row = BTreeMap<String, String>;
 
-/// A watch that runs beside the cluster.
+/// Watch that runs next to the cluster.
 struct Watch {
     child: Child,
     out: PathBuf,
@@ -30,14 +30,15 @@ impl Watch {
         Self { child: command.spawn().expect("the binary runs"), out }
     }
 
-    /// The tables that are complete, from one of them on.
+    /// Returns the complete tables, from the given one on.
     fn pages(&self, from: usize) -> Vec<String> {
         let all = fs::read_to_string(&self.out).unwrap_or_default();
         let whole = all.rsplit_once("\n\n").map_or("", |(whole, _)| whole);
         whole.split("\n\n").filter(|page| !page.is_empty()).skip(from).map(str::to_owned).collect()
     }
 
-    /// Waits for a table behind so many in which a row of the node is so; how many there are up to that one.
+    /// Waits for a table after `from` in which a row of the node satisfies the condition; returns the number of tables
+    /// up to it.
     fn shows(&self, from: usize, node: &str, what: &str, is_so: impl Fn(&Row) -> bool) -> usize {
         eventually(&format!("{node} is shown {what}"), || {
             let found = self.pages(from).iter().position(|page| rows(page, node).iter().any(&is_so));
@@ -56,7 +57,7 @@ impl Drop for Watch {
     }
 }
 
-/// The rows of one node: its runs.
+/// Returns the rows of one node, which are its runs.
 fn rows(page: &str, node: &str) -> Vec<Row> {
     let mut lines = page.lines().skip_while(|line| !line.starts_with("NODE "));
     let head = lines.next().unwrap_or_default();
@@ -71,15 +72,15 @@ fn rows(page: &str, node: &str) -> Vec<Row> {
     lines.map(row).filter(|row: &Row| row["NODE"] == node).collect()
 }
 
-/// How much of its drain a node has behind it, in percent, if it says so.
-fn gone(row: &Row) -> Option<u64> {
+/// Returns the finished part of a node's drain in percent, if it is shown.
+fn drained_percent(row: &Row) -> Option<u64> {
     let (before, _) = row["DRAIN"].split_once(" % of ")?;
     before.split(' ').next_back()?.parse().ok()
 }
 
 #[test]
-fn a_rolling_restart_of_three_nodes_is_followed_from_the_first_cordon_to_the_last_return() {
-    // A node of twenty clients takes four seconds to close them.
+fn watch_follows_a_rolling_restart_of_three_nodes() {
+    // A node with twenty clients takes four seconds to close them.
     const CLIENTS: usize = 20;
     let pace = ["drain.lb_delay_ms=3000", "drain.max_rate=5", "drain.deadline_ms=30000", "assign.version=1"];
     let mut cluster = Cluster::start(3, &pace);
@@ -99,7 +100,7 @@ fn a_rolling_restart_of_three_nodes_is_followed_from_the_first_cordon_to_the_las
         from = watch.shows(from, &node, "half way", |row| {
             row["STATE"] == "draining"
                 && row["DRAIN"].starts_with("draining ")
-                && gone(row).is_some_and(|gone| (1..100).contains(&gone))
+                && drained_percent(row).is_some_and(|gone| (1..100).contains(&gone))
         });
         assert_eq!(cluster.exit(nth), Some(0));
         from = watch.shows(from, &node, "gone", |row| row["STATE"] == "gone");
@@ -110,7 +111,7 @@ fn a_rolling_restart_of_three_nodes_is_followed_from_the_first_cordon_to_the_las
         });
         let pages = &watch.pages(begin)[..from - begin];
         let progress: Vec<u64> =
-            pages.iter().flat_map(|page| rows(page, &node)).filter_map(|row| gone(&row)).collect();
+            pages.iter().flat_map(|page| rows(page, &node)).filter_map(|row| drained_percent(&row)).collect();
         assert!(progress.is_sorted() && progress.first() == Some(&0), "{node}: {progress:?}");
         for other in (1..=3).map(|other| format!("n{other}")).filter(|other| *other != node) {
             let states: Vec<String> =
@@ -124,7 +125,7 @@ fn a_rolling_restart_of_three_nodes_is_followed_from_the_first_cordon_to_the_las
 }
 
 #[test]
-fn of_several_admin_ports_another_is_asked_where_a_node_stands_still_or_is_gone() {
+fn watch_asks_another_admin_port_of_a_frozen_or_dead_node() {
     let mut cluster = Cluster::start(2, &[]);
     let ports = [0, 1].map(|nth| cluster.node(nth).addresses.admin);
     let words: Vec<String> = ports.iter().flat_map(|port| ["--admin".to_owned(), port.to_string()]).collect();
@@ -139,7 +140,7 @@ fn of_several_admin_ports_another_is_asked_where_a_node_stands_still_or_is_gone(
     cluster.node(0).signal(Signal::STOP);
     let from = says(from, 1);
     cluster.node(0).signal(Signal::CONT);
-    // As long as that one answers nobody else is asked.
+    // No other node is asked while that one answers.
     let from = watch.shows(from, "n2", "again", |row| row["STATE"] == "ready");
     assert!(watch.pages(from - 1)[0].contains(&format!("; reported by {}\n", ports[1])));
     cluster.kill(1);

@@ -46,24 +46,24 @@ fn embedded() -> World {
 suite! {
     { local => super::local(); faultless => super::faultless(); embedded => super::embedded(); kafka => crate::kafka::world().await; }
     {
-        what_was_appended_is_read_back_from_offset_zero_in_order
-        partitions_are_apart
-        s29_appends_in_turn_keep_their_order
-        a_batch_is_there_as_a_whole_or_not_at_all
-        a_read_waits_for_the_first_record
-        a_read_is_bounded_but_always_brings_one_record
+        appended_records_are_read_back_in_order_from_offset_zero
+        partitions_are_independent
+        s29_sequential_appends_keep_their_order
+        batch_is_appended_whole_or_not_at_all
+        read_waits_for_the_first_record
+        read_is_bounded_but_returns_at_least_one_record
         s27_reading_commits_nothing
-        an_offset_outside_the_log_is_never_skipped
-        trimming_keeps_what_is_not_archived_and_the_record_before_it
-        every_partition_is_assigned_once_and_nothing_is_read_before
-        a_released_partition_ends_its_waiting_read
-        leaving_revokes_every_partition_and_ends_with_the_last_release
-        an_owner_that_is_dropped_has_lost_its_partitions
-        s26_a_node_topic_starts_at_its_end
-        s26_s28_another_run_of_the_node_hears_no_replays
-        what_is_published_arrives_in_order
-        a_second_feed_and_a_second_join_end_the_first
-        s30_closing_confirms_what_was_appended_and_ends_everything
+        offset_outside_the_log_is_an_error
+        trim_keeps_unarchived_records_and_the_one_before_them
+        each_partition_is_assigned_once_before_it_is_read
+        released_partition_ends_its_waiting_read
+        leave_revokes_all_partitions_and_ends_with_the_last
+        dropped_ownership_loses_its_partitions
+        s26_node_topic_starts_at_its_end
+        s26_s28_new_run_of_a_node_gets_no_replays
+        published_records_arrive_in_order
+        second_feed_and_second_join_end_the_first
+        s30_close_confirms_appends_and_ends_all_reads
     }
 }
 
@@ -98,8 +98,8 @@ impl World {
     }
 }
 
-/// The next `count` records of a feed, as text.
-async fn heard(feed: &mut Box<dyn NodeFeed>, count: usize) -> Vec<String> {
+/// Returns the next `count` records of a feed, as text.
+async fn read_feed(feed: &mut Box<dyn NodeFeed>, count: usize) -> Vec<String> {
     let mut all = Vec::new();
     while all.len() < count {
         let Some(NodeEvent::Records(records)) = feed.next().await else { panic!("a gap or the end") };
@@ -109,7 +109,7 @@ async fn heard(feed: &mut Box<dyn NodeFeed>, count: usize) -> Vec<String> {
     all
 }
 
-async fn what_was_appended_is_read_back_from_offset_zero_in_order(world: &World) {
+async fn appended_records_are_read_back_in_order_from_offset_zero(world: &World) {
     let _mine = world.own_all().await;
     assert_eq!(world.append(0, &["a", "b"]).await, Appended { first: 0, last: 1 });
     assert_eq!(world.append(0, &["c"]).await, Appended { first: 2, last: 2 });
@@ -121,7 +121,7 @@ async fn what_was_appended_is_read_back_from_offset_zero_in_order(world: &World)
     assert_eq!(world.bus.read(0, 0, 9, 9).await.unwrap().bounds, bounds);
 }
 
-async fn partitions_are_apart(world: &World) {
+async fn partitions_are_independent(world: &World) {
     let _mine = world.own_all().await;
     world.append(0, &["zero"]).await;
     world.append(2, &["two"]).await;
@@ -130,7 +130,7 @@ async fn partitions_are_apart(world: &World) {
     assert_eq!(world.bus.bounds(0).await.unwrap().topic, world.bus.bounds(1).await.unwrap().topic);
 }
 
-async fn s29_appends_in_turn_keep_their_order(world: &World) {
+async fn s29_sequential_appends_keep_their_order(world: &World) {
     let _mine = world.own_all().await;
     let appends = (0..100).map(|n| world.bus.append(0, vec![Bytes::from(n.to_string())]));
     for appended in futures_util::future::join_all(appends).await {
@@ -140,7 +140,7 @@ async fn s29_appends_in_turn_keep_their_order(world: &World) {
     assert_eq!(read, (0..100).map(|n| n.to_string()).collect::<Vec<_>>());
 }
 
-async fn a_batch_is_there_as_a_whole_or_not_at_all(world: &World) {
+async fn batch_is_appended_whole_or_not_at_all(world: &World) {
     let _mine = world.own_all().await;
     assert!(matches!(world.bus.append(0, Vec::new()).await, Err(AppendError::Rejected(_))));
     let beyond = world.bus.partitions();
@@ -151,7 +151,7 @@ async fn a_batch_is_there_as_a_whole_or_not_at_all(world: &World) {
     assert_eq!(world.bus.bounds(0).await.unwrap().next, 0);
 }
 
-async fn a_read_waits_for_the_first_record(world: &World) {
+async fn read_waits_for_the_first_record(world: &World) {
     let _mine = world.own_all().await;
     world.append(0, &["a"]).await;
     let bus = Arc::clone(&world.bus);
@@ -163,7 +163,7 @@ async fn a_read_waits_for_the_first_record(world: &World) {
     assert_eq!(texts(&waiting.await.unwrap().unwrap()), [(1, "b".to_owned())]);
 }
 
-async fn a_read_is_bounded_but_always_brings_one_record(world: &World) {
+async fn read_is_bounded_but_returns_at_least_one_record(world: &World) {
     let _mine = world.own_all().await;
     world.append(0, &["aaaa", "bbbb", "cccc", "dddd"]).await;
     let sizes = [(2, 1 << 20, 2), (9, 8, 2), (9, 1, 1), (0, 0, 1), (9, 1 << 20, 4)];
@@ -186,7 +186,7 @@ async fn s27_reading_commits_nothing(world: &World) {
     );
 }
 
-async fn an_offset_outside_the_log_is_never_skipped(world: &World) {
+async fn offset_outside_the_log_is_an_error(world: &World) {
     let _mine = world.own_all().await;
     world.append(0, &["a", "b", "c"]).await;
     let beyond = world.bus.read(0, 4, 9, 9).await;
@@ -206,7 +206,7 @@ async fn an_offset_outside_the_log_is_never_skipped(world: &World) {
     }
 }
 
-async fn trimming_keeps_what_is_not_archived_and_the_record_before_it(world: &World) {
+async fn trim_keeps_unarchived_records_and_the_one_before_them(world: &World) {
     let _mine = world.own_all().await;
     world.append(0, &["a", "b", "c", "d"]).await;
     for archived in [0, 3, 1] {
@@ -214,11 +214,15 @@ async fn trimming_keeps_what_is_not_archived_and_the_record_before_it(world: &Wo
         assert_eq!(world.read(0, 2).await, [(2, "c".to_owned()), (3, "d".to_owned())], "trim at {archived}");
     }
     world.bus.trim(0, 99).await.unwrap();
-    assert_eq!(world.read(0, 3).await, [(3, "d".to_owned())], "the last record stays, whatever is said");
+    assert_eq!(
+        world.read(0, 3).await,
+        [(3, "d".to_owned())],
+        "the last record stays, whatever offset is trimmed"
+    );
     assert_eq!(world.append(0, &["e"]).await.first, 4, "offsets go on");
 }
 
-async fn every_partition_is_assigned_once_and_nothing_is_read_before(world: &World) {
+async fn each_partition_is_assigned_once_before_it_is_read(world: &World) {
     world.append(0, &["a"]).await;
     assert_eq!(world.bus.read(0, 0, 9, 9).await, Err(ReadError::NotOwner));
     let mut ownership = world.bus.join(&world.me).await.unwrap();
@@ -234,7 +238,7 @@ async fn every_partition_is_assigned_once_and_nothing_is_read_before(world: &Wor
     assert_eq!(world.read(0, 0).await.len(), 1);
 }
 
-async fn a_released_partition_ends_its_waiting_read(world: &World) {
+async fn released_partition_ends_its_waiting_read(world: &World) {
     let mut mine = world.own_all().await;
     let bus = Arc::clone(&world.bus);
     let waiting = tokio::spawn(async move { bus.read(1, 0, 9, 9).await });
@@ -244,17 +248,21 @@ async fn a_released_partition_ends_its_waiting_read(world: &World) {
     world.append(1, &["a"]).await;
     assert_eq!(world.bus.read(1, 0, 9, 9).await, Err(ReadError::NotOwner));
     world.append(0, &["a"]).await;
-    assert_eq!(world.read(0, 0).await.len(), 1, "the others are still mine");
+    assert_eq!(world.read(0, 0).await.len(), 1, "the other partitions are still owned");
 }
 
-async fn leaving_revokes_every_partition_and_ends_with_the_last_release(world: &World) {
+async fn leave_revokes_all_partitions_and_ends_with_the_last(world: &World) {
     let mut mine = world.own_all().await;
     world.append(0, &["a"]).await;
     mine.leave().await;
     for _ in 0..world.bus.partitions() {
         let Some(OwnershipEvent::Revoked(partition)) = mine.next().await else { panic!("not revoked") };
         if partition == 0 {
-            assert_eq!(world.read(0, 0).await.len(), 1, "still readable, to finish what was begun");
+            assert_eq!(
+                world.read(0, 0).await.len(),
+                1,
+                "a revoked partition is readable until it is released"
+            );
         }
         mine.release(partition).await;
     }
@@ -262,61 +270,61 @@ async fn leaving_revokes_every_partition_and_ends_with_the_last_release(world: &
     assert_eq!(world.bus.read(0, 0, 9, 9).await, Err(ReadError::NotOwner));
 }
 
-async fn an_owner_that_is_dropped_has_lost_its_partitions(world: &World) {
+async fn dropped_ownership_loses_its_partitions(world: &World) {
     let mine = world.own_all().await;
     world.append(0, &["a"]).await;
     drop(mine);
     assert_eq!(world.bus.read(0, 0, 9, 9).await, Err(ReadError::NotOwner));
 }
 
-async fn s26_a_node_topic_starts_at_its_end(world: &World) {
+async fn s26_node_topic_starts_at_its_end(world: &World) {
     world.publish(&world.me, &["before"]).await;
     let mut feed = world.bus.consume_node(&world.me).await.unwrap();
     world.publish(&world.me, &["after"]).await;
-    assert_eq!(heard(&mut feed, 1).await, ["after"]);
+    assert_eq!(read_feed(&mut feed, 1).await, ["after"]);
 }
 
-async fn s26_s28_another_run_of_the_node_hears_no_replays(world: &World) {
+async fn s26_s28_new_run_of_a_node_gets_no_replays(world: &World) {
     let next_run = node("me", 2);
     let mut old = world.bus.consume_node(&world.me).await.unwrap();
     world.publish(&world.me, &["taken", "left behind"]).await;
-    heard(&mut old, 1).await;
+    read_feed(&mut old, 1).await;
     drop(old);
     let mut new = world.bus.consume_node(&next_run).await.unwrap();
     world.publish(&world.me, &["late, for the old run"]).await;
     world.publish(&node("other", 1), &["for another node"]).await;
     world.publish(&next_run, &["for the new run"]).await;
-    assert_eq!(heard(&mut new, 1).await, ["for the new run"]);
+    assert_eq!(read_feed(&mut new, 1).await, ["for the new run"]);
 }
 
-async fn what_is_published_arrives_in_order(world: &World) {
+async fn published_records_arrive_in_order(world: &World) {
     let mut feed = world.bus.consume_node(&world.me).await.unwrap();
     world.publish(&world.me, &["1", "2"]).await;
     world.publish(&world.me, &["3"]).await;
-    assert_eq!(heard(&mut feed, 3).await, ["1", "2", "3"]);
-    let waiting = tokio::spawn(async move { heard(&mut feed, 1).await });
+    assert_eq!(read_feed(&mut feed, 3).await, ["1", "2", "3"]);
+    let waiting = tokio::spawn(async move { read_feed(&mut feed, 1).await });
     tokio::task::yield_now().await;
     world.publish(&world.me, &["4"]).await;
     assert_eq!(waiting.await.unwrap(), ["4"]);
 }
 
-async fn a_second_feed_and_a_second_join_end_the_first(world: &World) {
+async fn second_feed_and_second_join_end_the_first(world: &World) {
     let mut first = world.bus.consume_node(&world.me).await.unwrap();
     let mut second = world.bus.consume_node(&world.me).await.unwrap();
     assert_eq!(first.next().await, None);
     drop(first);
     world.publish(&world.me, &["1"]).await;
-    assert_eq!(heard(&mut second, 1).await, ["1"], "the end of the first is not the end of the second");
+    assert_eq!(read_feed(&mut second, 1).await, ["1"], "the end of the first is not the end of the second");
     let mut former = world.own_all().await;
     let _mine = world.own_all().await;
     assert_eq!(former.next().await, None);
     former.release(0).await;
     drop(former);
     world.append(0, &["a"]).await;
-    assert_eq!(world.read(0, 0).await.len(), 1, "nor does a former owner take anything along");
+    assert_eq!(world.read(0, 0).await.len(), 1, "the former owner's end affects no new owner");
 }
 
-async fn s30_closing_confirms_what_was_appended_and_ends_everything(world: &World) {
+async fn s30_close_confirms_appends_and_ends_all_reads(world: &World) {
     let mut mine = world.own_all().await;
     let mut feed = world.bus.consume_node(&world.me).await.unwrap();
     let bus = Arc::clone(&world.bus);
@@ -334,7 +342,7 @@ async fn s30_closing_confirms_what_was_appended_and_ends_everything(world: &Worl
 }
 
 #[test]
-fn the_local_bus_answers_at_the_first_poll_and_says_that_it_forgets() {
+fn local_bus_is_ready_at_the_first_poll_and_not_durable() {
     let World { bus, me } = local();
     assert!(!bus.state().durable);
     let mut mine = at_once(bus.join(&me)).unwrap();
@@ -352,14 +360,14 @@ fn the_local_bus_answers_at_the_first_poll_and_says_that_it_forgets() {
 }
 
 #[test]
-fn a_full_local_log_refuses_instead_of_forgetting() {
+fn full_local_log_refuses_appends() {
     let bus = LocalBus::new(LocalBusConfig { max_records: 4, max_bytes: 40, ..SMALL });
     let full = |answer| matches!(answer, Err(AppendError::Unavailable(_)));
     for text in ["a", "b", "c", "d"] {
         at_once(bus.append(0, records(&[text]))).unwrap();
     }
     assert!(full(at_once(bus.append(0, records(&["e"])))), "four records");
-    assert_eq!(at_once(bus.bounds(0)).unwrap().first, 0, "nothing was dropped for it");
+    assert_eq!(at_once(bus.bounds(0)).unwrap().first, 0, "no record was dropped");
     at_once(bus.trim(0, 2)).unwrap();
     assert_eq!(at_once(bus.append(0, records(&["e"]))).unwrap(), Appended { first: 4, last: 4 });
     at_once(bus.append(1, records(&["0123456789", "0123456789"]))).unwrap();
@@ -367,9 +375,9 @@ fn a_full_local_log_refuses_instead_of_forgetting() {
     assert!(full(at_once(bus.append(1, records(&["e"])))), "forty bytes");
 }
 
-/// A chained send that the log itself refuses would end its connection.
+/// A send that the log itself refuses would end the connection if it is chained.
 #[test]
-fn a_log_that_fills_says_so_while_there_is_room_for_what_is_under_way() {
+fn filling_log_reports_it_before_appends_in_flight_fail() {
     let small = LocalBusConfig { max_records: 4, max_bytes: 40, ..SMALL };
     let embedded = EmbeddedBus::new(super::embedded::engine(SMALL.partitions), small);
     let local = LocalBus::new(small);
@@ -377,12 +385,12 @@ fn a_log_that_fills_says_so_while_there_is_room_for_what_is_under_way() {
     for bus in [&local as &dyn Bus, &embedded] {
         for (partition, texts) in [(0, ["a", "b", "c"]), (1, ["12345678", "12345678", "12345678"])] {
             for (at, text) in texts.iter().enumerate() {
-                assert!(!bus.state().refuses_all, "at half it is none too full");
+                assert!(!bus.state().refuses_all, "a half-full log accepts appends");
                 let appended = runtime.block_on(bus.append(partition, records(&[text]))).unwrap();
                 assert_eq!(appended.last, at as u64);
             }
             assert!(bus.state().refuses_all);
-            runtime.block_on(bus.append(partition, records(&["d"]))).expect("room for what is under way");
+            runtime.block_on(bus.append(partition, records(&["d"]))).expect("capacity for appends in flight");
             runtime.block_on(bus.trim(partition, 4)).unwrap();
             assert!(!bus.state().refuses_all);
         }
@@ -390,7 +398,7 @@ fn a_log_that_fills_says_so_while_there_is_room_for_what_is_under_way() {
 }
 
 #[test]
-fn a_slow_local_feed_is_told_of_the_gap_before_what_follows_it() {
+fn slow_local_feed_gets_the_gap_before_later_records() {
     let bus = LocalBus::new(LocalBusConfig { node_max_records: 2, ..SMALL });
     let me = node("me", 1);
     let mut feed = at_once(bus.consume_node(&me)).unwrap();

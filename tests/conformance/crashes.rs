@@ -1,4 +1,4 @@
-//! Crash after crash over a real Redis: whatever dead nodes left is swept by two reapers at once, and nothing leaks.
+//! Repeated crashes over a real Redis: two reapers sweep the rows of dead nodes concurrently, and nothing leaks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
 };
 
 const CRASHES: u64 = 200;
-/// Users of each node that crashes.
+/// Number of users on each node that crashes.
 const USERS: usize = 6;
 
 fn info(boot: &NodeBoot) -> NodeInfo {
@@ -35,7 +35,7 @@ async fn login(routes: &RedisRoutes, name: &str, at: &NodeBoot) -> Token {
     routes.register(wish).await.expect("a route").token
 }
 
-/// Of a node that has nothing but the routes.
+/// Returns the cluster state of a node that has nothing but routes.
 fn cluster(me: &NodeBoot, routes: &Arc<RedisRoutes>) -> Arc<Cluster> {
     let log = LocalBusConfig {
         partitions: 1,
@@ -58,9 +58,9 @@ fn cluster(me: &NodeBoot, routes: &Arc<RedisRoutes>) -> Arc<Cluster> {
 }
 
 #[tokio::test]
-async fn two_hundred_crashes_in_a_row_leave_no_row_behind() {
+async fn two_hundred_crashes_leave_no_row_behind() {
     let server = Server::start(Version::V7);
-    let routes = Arc::new(RedisRoutes::connect(&server.patient(), Leases::default()).expect("it is up"));
+    let routes = Arc::new(RedisRoutes::connect(&server.patient(), Leases::default()).expect("Redis is up"));
     let (counted, _) = metrics::install();
     let stays = node("stays", 1);
     let room = group("all");
@@ -74,7 +74,7 @@ async fn two_hundred_crashes_in_a_row_leave_no_row_behind() {
         for nth in 0..USERS {
             login(&routes, &format!("u{boot}-{nth}"), &crashes).await;
         }
-        // Its lease runs out; one of its users is elsewhere before anybody sweeps.
+        // The lease of the run expires; one of its users connects elsewhere before the sweep.
         server.age(Duration::from_secs(11));
         routes.renew(&info(&stays)).await.expect("a lease");
         came_back.push((format!("u{boot}-0"), login(&routes, &format!("u{boot}-0"), &stays).await));
@@ -96,12 +96,12 @@ async fn two_hundred_crashes_in_a_row_leave_no_row_behind() {
         let rows = routes.rows_of(&node("crashes", boot), None, 100).await.expect("it answers");
         assert!(rows.is_empty(), "{boot}: {rows:?}");
     }
-    // What deleted rows leave is forgotten by itself; nothing else is in there.
+    // What deleted rows leave expires by itself; nothing else is in the database.
     server.age(Duration::from_secs(61));
     let keys: Vec<String> = server.ask(&["KEYS", "*"]);
     let leaked: Vec<&String> =
         keys.iter().filter(|key| key.contains("rows:") && key.contains("crashes")).collect();
     assert!(leaked.is_empty(), "{leaked:?}");
     let routes_left = keys.iter().filter(|key| key.contains("route:")).count();
-    assert_eq!(routes_left, came_back.len(), "a key for each user who is there");
+    assert_eq!(routes_left, came_back.len(), "one key for each online user");
 }

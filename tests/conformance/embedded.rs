@@ -1,4 +1,4 @@
-//! What only a disk can do: be there after a restart, be full, fail, be damaged, belong to another.
+//! Behaviour that needs a disk: surviving restarts, filling up, failing, damage, and directories of other programs.
 
 mod faults;
 mod offline;
@@ -33,13 +33,13 @@ use super::{
     unique_name, user,
 };
 
-/// A directory of its own, gone with the last who holds it, and a disk whose faults are set by hand.
+/// Directory that is removed with its last holder, and a disk whose faults the test sets.
 struct TestDisk {
     path: PathBuf,
     free: AtomicU64,
-    /// The error that each commit meets; 0 = none.
+    /// Error of each commit; 0 means none.
     errno: AtomicU64,
-    /// The same for each sync, whose batch is written then.
+    /// Error of each sync, whose batch is written before it.
     sync_errno: AtomicU64,
     syncs: AtomicU64,
 }
@@ -75,7 +75,7 @@ impl TestDisk {
         self.open(1).err().expect("a refusal").to_string()
     }
 
-    /// The newest journal with something in it.
+    /// Returns the newest journal that is not empty.
     fn journal(&self) -> PathBuf {
         let files = fs::read_dir(self.path.join("db")).unwrap().map(|entry| entry.unwrap().path());
         let journals = files.filter(|path| path.extension().is_some_and(|it| it == "jnl"));
@@ -111,7 +111,7 @@ fn failure(errno: &AtomicU64) -> io::Result<()> {
     }
 }
 
-/// An engine in a directory that goes with it.
+/// Opens an engine in a directory that is removed with it.
 pub(crate) fn engine(partitions: u32) -> Arc<Engine> {
     TestDisk::new().open(partitions).unwrap()
 }
@@ -125,7 +125,7 @@ const LIMITS: LocalBusConfig = LocalBusConfig {
     node_max_bytes: 1_000,
 };
 
-/// A node in little: bus, store and owner over one engine.
+/// Minimal node: bus, store and owner over one engine.
 struct Small {
     bus: Arc<EmbeddedBus>,
     store: Arc<dyn Store>,
@@ -153,7 +153,7 @@ impl Small {
         Self { bus, store, engine, ledger, fence, _ownership: ownership }
     }
 
-    /// Reads what is new, decides it, archives it.
+    /// Reads new records, decides and archives them.
     async fn own(&mut self) -> Result<Vec<Outcome>, StoreError> {
         let batch = self.bus.read(0, self.ledger.next_offset(), 1_000, 1 << 20).await.unwrap();
         let mut outcomes = Vec::new();
@@ -180,7 +180,7 @@ impl Small {
         Ok(outcomes)
     }
 
-    /// Appends and archives; the append's answer comes with the archive.
+    /// Appends and archives; the append is confirmed with the archive.
     async fn say(&mut self, ids: &[&str], attempt: u32) -> Vec<Outcome> {
         let records = ids.iter().map(|id| said(id, attempt)).collect();
         let bus = Arc::clone(&self.bus);
@@ -226,7 +226,7 @@ fn accepted(outcomes: &[Outcome]) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn what_was_archived_is_there_after_a_restart_and_the_seqs_go_on() {
+async fn archived_messages_survive_a_restart_and_seqs_continue() {
     let disk = TestDisk::new();
     let mut first = Small::start(&disk).await;
     assert_eq!(accepted(&first.say(&["m1", "m2"], 0).await), [1, 2]);
@@ -243,9 +243,9 @@ async fn what_was_archived_is_there_after_a_restart_and_the_seqs_go_on() {
     assert_eq!((summary.members, summary.standing.unwrap().member.sent), (2, 4));
 }
 
-/// Memory learns the stored keys in steps after a start; more of them than a step takes.
+/// After a start, memory learns the stored keys in steps; here there are more keys than a step takes.
 #[tokio::test]
-async fn s20_ids_from_before_a_restart_are_known_once_memory_has_learned_them() {
+async fn s20_ids_from_before_a_restart_are_duplicates_once_learned() {
     let disk = TestDisk::new();
     let ids: Vec<String> = (0..1_800).map(|number| format!("m{number}")).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -256,7 +256,7 @@ async fn s20_ids_from_before_a_restart_are_known_once_memory_has_learned_them() 
     drop(first);
     let mut second = Small::start(&disk).await;
     for (id, seq) in ["n1", "n2", "n3", "n4", "n5", "n6"].iter().zip(1_801..) {
-        assert_eq!(accepted(&second.say(&[id], 0).await), [seq], "a step with each archive");
+        assert_eq!(accepted(&second.say(&[id], 0).await), [seq], "each archive learns one step of keys");
     }
     for ids in ids.chunks(900) {
         let retries = second.say(ids, 1).await;
@@ -265,7 +265,7 @@ async fn s20_ids_from_before_a_restart_are_known_once_memory_has_learned_them() 
 }
 
 #[tokio::test]
-async fn what_was_appended_without_an_owner_is_there_after_a_restart() {
+async fn records_appended_without_an_owner_survive_a_restart() {
     let disk = TestDisk::new();
     let engine = disk.open(1).unwrap();
     let bus = EmbeddedBus::new(engine, LIMITS);
@@ -280,9 +280,9 @@ async fn what_was_appended_without_an_owner_is_there_after_a_restart() {
     assert_eq!((bounds.first, bounds.next), (2, 3), "the log keeps the last record that was archived");
 }
 
-/// Both by the archive of an owner and without one.
+/// Both with the archive of an owner and without one.
 #[tokio::test]
-async fn one_sync_confirms_everything_that_waits() {
+async fn one_sync_confirms_all_waiting_writes() {
     const SENDS: u64 = 64;
     for owned in [true, false] {
         let disk = TestDisk::new();
@@ -305,18 +305,18 @@ async fn one_sync_confirms_everything_that_waits() {
         offsets.sort_unstable();
         assert_eq!(offsets, (0..SENDS).collect::<Vec<_>>());
         let syncs = disk.syncs.load(Ordering::SeqCst) - before;
-        // A slow machine may bring them in several turns.
+        // A slow machine may append them in several turns.
         assert!((1..=8).contains(&syncs), "{syncs} syncs for {SENDS} sends, owned: {owned}");
     }
 }
 
-/// Asks until there is an answer.
+/// Polls until there is a result.
 async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> T {
     eventually_async(PATIENCE, "an answer", ask).await
 }
 
 #[tokio::test]
-async fn a_torn_end_is_cut_off_and_damage_before_it_is_refused_with_what_to_do() {
+async fn torn_end_is_cut_off_and_earlier_damage_is_refused() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     for id in ["m1", "m2", "m3"] {
@@ -347,7 +347,7 @@ async fn a_torn_end_is_cut_off_and_damage_before_it_is_refused_with_what_to_do()
 }
 
 #[tokio::test]
-async fn a_store_of_format_1_is_taken_over_and_marked_as_the_present_one() {
+async fn store_of_format_1_is_upgraded_to_the_present_format() {
     let disk = TestDisk::new();
     let mut first = Small::start(&disk).await;
     assert_eq!(accepted(&first.say(&["m1"], 0).await), [1]);
@@ -359,14 +359,14 @@ async fn a_store_of_format_1_is_taken_over_and_marked_as_the_present_one() {
     assert_eq!(store.check(&mut |what| panic!("{what}")).faults, 0);
     assert!(store.export(&mut io::sink()).unwrap() > 0);
     drop(store);
-    assert_eq!(fs::read_to_string(&marker).unwrap(), "{\"tidegate_store\":1}", "looking changes nothing");
+    assert_eq!(fs::read_to_string(&marker).unwrap(), "{\"tidegate_store\":1}", "reading changes nothing");
     let mut second = Small::start(&disk).await;
     assert!(matches!(second.say(&["m1"], 1).await[..], [Outcome::Duplicate { seq: 1, .. }]));
     assert_eq!(fs::read_to_string(&marker).unwrap(), format!("{{\"tidegate_store\":{FORMAT}}}"));
 }
 
 #[test]
-fn a_foreign_a_newer_and_a_locked_directory_are_refused_with_the_cure() {
+fn foreign_newer_and_locked_directories_are_refused() {
     let disk = TestDisk::new();
     fs::create_dir_all(&disk.path).unwrap();
     fs::write(disk.path.join("thesis.tex"), "mine").unwrap();

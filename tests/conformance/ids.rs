@@ -1,4 +1,4 @@
-//! Ids on lease: of many nodes that start at once no two get one, and an id is free again only when its run can't come back.
+//! Leased ids: nodes that start at once never share one, and an id is free again only when its run can't return.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ fn ids(count: usize) -> Vec<NodeId> {
 }
 
 #[tokio::test]
-async fn of_many_that_start_at_once_no_two_get_one_id() {
+async fn concurrent_starts_get_different_ids() {
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
         let routes = Arc::new(RedisRoutes::connect(&server.patient(), Leases::default()).unwrap());
@@ -35,7 +35,7 @@ async fn of_many_that_start_at_once_no_two_get_one_id() {
 }
 
 #[tokio::test]
-async fn s3_an_id_is_free_again_when_its_lease_is_over_and_the_run_that_had_it_can_not_come_back() {
+async fn s3_id_is_free_when_its_run_can_not_return() {
     let server = Server::start(Version::V7);
     let routes = RedisRoutes::connect(&server.patient(), Leases::default()).unwrap();
     let ids = ids(1);
@@ -43,46 +43,50 @@ async fn s3_an_id_is_free_again_when_its_lease_is_over_and_the_run_that_had_it_c
     let mut claim = async |claimant| routes.claim_id(&ids, claimant, &mut seen).await.unwrap();
     let it = Some(ids[0].clone());
     assert_eq!(claim(7).await, it);
-    assert_eq!(claim(7).await, it, "its answer may have been lost");
+    assert_eq!(claim(7).await, it, "a repeated claim returns the same id");
     assert_eq!(claim(8).await, None);
     let first = node("pod-0", 70);
-    // What has not announced itself keeps its claim.
+    // A run that has not announced itself keeps its claim.
     routes.settle_id(&first, 7).await.unwrap();
     assert_eq!(claim(8).await, None);
     routes.renew(&info(&first)).await.unwrap();
     routes.settle_id(&first, 7).await.unwrap();
-    assert_eq!(claim(8).await, None, "its lease holds it now");
+    assert_eq!(claim(8).await, None, "the lease holds the id");
     server.age(Duration::from_secs(11));
-    assert_eq!(claim(8).await, None, "nobody has seen yet that it renews no more");
+    assert_eq!(claim(8).await, None, "the missing renewal is not observed long enough yet");
     eventually(async || (claim(8).await == it).then_some(())).await;
-    assert_eq!(routes.renew(&info(&first)).await, Err(RoutesError::LeaseLost), "it was only frozen");
+    assert_eq!(
+        routes.renew(&info(&first)).await,
+        Err(RoutesError::LeaseLost),
+        "the frozen run finds its lease lost"
+    );
 }
 
 #[tokio::test]
-async fn s3_after_an_outage_of_redis_a_node_that_starts_takes_no_id_of_one_that_lives() {
+async fn s3_node_started_after_a_redis_outage_takes_no_live_id() {
     let server = Server::start(Version::V7);
     let routes = RedisRoutes::connect(&server.patient(), Leases::default()).unwrap();
     let (one, two) = (ids(1), ids(2));
     let (lives, mut seen) = (node("pod-0", 70), Lapses::default());
     routes.renew(&info(&lives)).await.unwrap();
-    // All leases are over, and nobody has renewed his yet.
+    // All leases have expired, and no node has renewed its own yet.
     server.age(Duration::from_secs(60));
     assert_eq!(routes.claim_id(&one, 8, &mut seen).await.unwrap(), None);
     assert_eq!(
         routes.claim_id(&two, 8, &mut seen).await.unwrap(),
         Some(two[1].clone()),
-        "one that nobody had"
+        "an id that no run had"
     );
     let renewed = routes.renew(&info(&lives)).await;
     assert_eq!(renewed, Ok(2), "it lives");
     assert_eq!(routes.claim_id(&one, 9, &mut seen).await.unwrap(), None);
-    // One that could not start leaves its id to the next.
+    // A node that could not start leaves its id to the next one.
     assert_eq!(routes.claim_id(&two, 9, &mut Lapses::default()).await.unwrap(), None);
     routes.give_back_id(&two[1], 9).await.unwrap();
     assert_eq!(
         routes.claim_id(&two, 9, &mut Lapses::default()).await.unwrap(),
         None,
-        "another's claim stays"
+        "the claim of the other run stays"
     );
     routes.give_back_id(&two[1], 8).await.unwrap();
     assert_eq!(routes.claim_id(&two, 9, &mut Lapses::default()).await.unwrap(), Some(two[1].clone()));

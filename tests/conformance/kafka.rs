@@ -1,9 +1,9 @@
-//! What only a real broker can do: be replaced under a reader, hold several nodes, lose records, be shaped wrongly.
+//! Behaviour that needs a real broker: a topic replaced under its reader, several nodes, lost records, wrong topics.
 
-mod apart;
+mod auth;
 mod bounds;
-mod doors;
 mod group;
+mod node_brokers;
 
 use std::{
     future::{Future as _, poll_fn},
@@ -38,7 +38,7 @@ use super::{
     unique_name, user,
 };
 
-/// As long as a client waits for its answer.
+/// Time a client waits for its reply.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
 /// Settings for topics and a group of their own on the broker of the tests.
@@ -82,16 +82,16 @@ async fn delete(kafka: &KafkaConfig, topic: &str) {
     assert!(deleted[0].is_ok(), "{deleted:?}");
 }
 
-/// The next event, which comes.
-async fn told(ownership: &mut Box<dyn Ownership>) -> Option<OwnershipEvent> {
-    tokio::time::timeout(ANSWER * 4, ownership.next()).await.expect("the owner is told")
+/// Waits for the next ownership event.
+async fn next_ownership_event(ownership: &mut Box<dyn Ownership>) -> Option<OwnershipEvent> {
+    tokio::time::timeout(ANSWER * 4, ownership.next()).await.expect("an ownership event")
 }
 
-pub(super) async fn heard(feed: &mut Box<dyn NodeFeed>) -> Option<NodeEvent> {
-    tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("the node hears")
+pub(super) async fn next_node_event(feed: &mut Box<dyn NodeFeed>) -> Option<NodeEvent> {
+    tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("a node event")
 }
 
-/// Deletes the topic and makes it again: the broker takes its time for the first.
+/// Deletes the topic and creates it again: the broker takes its time for the deletion.
 async fn replace(kafka: &KafkaConfig, topic: &str) {
     delete(kafka, topic).await;
     let plans = topic_plans(kafka, &["me".to_owned()]);
@@ -104,8 +104,8 @@ async fn replace(kafka: &KafkaConfig, topic: &str) {
 }
 
 #[tokio::test]
-async fn a_look_at_the_topic_of_the_log_holds_up_nobody_on_its_thread() {
-    // Takes connections, and says nothing.
+async fn log_topic_check_does_not_block_its_thread() {
+    // Accepts connections, and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let kafka = KafkaConfig { brokers: vec![silent.local_addr().unwrap().to_string()], ..settings() };
     let mut looking = pin!(compare_log(&kafka));
@@ -113,14 +113,14 @@ async fn a_look_at_the_topic_of_the_log_holds_up_nobody_on_its_thread() {
     assert!(first.is_pending(), "{first:?}");
 }
 
-/// Asks until there is an answer; each time the broker is asked.
+/// Polls until there is a result; each poll asks the broker.
 pub(super) async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> T {
-    // Each time may take as long as an answer does.
+    // Each attempt may take as long as a reply.
     eventually_async(ANSWER * 12, "the broker's answer", ask).await
 }
 
 #[tokio::test]
-async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
+async fn topics_are_created_once_and_a_wrong_count_is_refused() {
     let kafka = settings();
     assert_eq!(ensure(&kafka).await, [TopicState::Made, TopicState::Made]);
     assert_eq!(ensure(&kafka).await, [TopicState::There, TopicState::There]);
@@ -131,7 +131,7 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
     let TopicState::Differs(how) = ensure(&longer).await.remove(0) else { panic!("it differs") };
     assert!(how.contains("--add-config retention.ms=604801000"), "{how}");
     let shorter = KafkaConfig { retention_ms: 10_000, ..kafka.clone() };
-    assert_eq!(ensure(&shorter).await.remove(0), TopicState::There, "it keeps more");
+    assert_eq!(ensure(&shorter).await.remove(0), TopicState::There, "a longer retention is accepted");
     let refused = KafkaBus::connect(&more, ANSWER, &metrics::install().0).await.err().unwrap();
     assert!(refused.why.contains("set kafka.partitions = 3"), "{refused}");
     let absent = KafkaConfig { topic: format!("{}.not", kafka.topic), ..kafka.clone() };
@@ -143,12 +143,12 @@ async fn topics_are_made_once_and_a_wrong_count_is_refused_with_the_cure() {
 }
 
 #[tokio::test]
-async fn topics_of_many_ids_are_made_and_looked_at_together_each_with_its_own_answer() {
+async fn topics_of_many_ids_are_ensured_in_one_request() {
     let kafka = settings();
     let ids: Vec<String> = (0..110).map(|nth| format!("pod-{nth}")).collect();
     let some = topic_plans(&KafkaConfig { partitions: 2, ..kafka.clone() }, &ids[103..105]);
     ensure_topics(&kafka, &some).await.unwrap();
-    // One is named twice, and the log is there with fewer partitions.
+    // One id is named twice, and the log exists with fewer partitions.
     let plans = topic_plans(&kafka, &[&ids[..], &ids[..1]].concat());
     let states = ensure_topics(&kafka, &plans).await.unwrap();
     assert_eq!(states.len(), 111);
@@ -169,10 +169,10 @@ async fn topics_of_many_ids_are_made_and_looked_at_together_each_with_its_own_an
 }
 
 #[tokio::test]
-async fn the_topic_of_events_is_made_with_the_others_and_who_lacks_it_is_told_how() {
+async fn missing_event_topic_is_refused_with_its_cure() {
     let kafka = settings();
     let counted = metrics::install().0;
-    assert!(KafkaEvents::connect(&kafka, &counted).await.unwrap().is_none(), "it names none");
+    assert!(KafkaEvents::connect(&kafka, &counted).await.unwrap().is_none(), "no topic is configured");
     let kafka = KafkaConfig { event_topic: format!("{}.events", kafka.topic), event_partitions: 2, ..kafka };
     let refused = KafkaEvents::connect(&kafka, &counted).await.err().unwrap();
     assert!(
@@ -191,7 +191,7 @@ async fn the_topic_of_events_is_made_with_the_others_and_who_lacks_it_is_told_ho
 }
 
 #[tokio::test]
-async fn a_log_that_was_deleted_and_made_again_is_another_one() {
+async fn recreated_log_is_another_log() {
     let kafka = settings();
     ensure(&kafka).await;
     let world = World { bus: Arc::new(open(&kafka).await), me: node("me", 1) };
@@ -200,17 +200,17 @@ async fn a_log_that_was_deleted_and_made_again_is_another_one() {
     let before = world.bus.bounds(0).await.unwrap();
     assert_eq!(texts(&world.bus.read(0, 0, 9, 99).await.unwrap()).len(), 3);
     let again = open(&kafka).await.bounds(0).await.unwrap();
-    assert_eq!(again, before, "whoever asks hears the same id");
+    assert_eq!(again, before, "every client gets the same id");
     replace(&kafka, &kafka.topic).await;
-    // A reader at the end of the old log: its place is not in the new one.
+    // A reader at the end of the old log: its position is not in the new one.
     let error = eventually(async || match world.bus.read(0, 3, 9, 99).await {
         Err(ReadError::OutOfRange(bounds)) => Some(bounds),
         _ => None,
     });
-    let now = tokio::time::timeout(ANSWER * 2, error).await.expect("it is seen");
+    let now = tokio::time::timeout(ANSWER * 2, error).await.expect("the read fails in time");
     assert_ne!(now.topic, before.topic);
     assert_eq!((now.first, now.next), (0, 0));
-    // And where the place is in the new one, what is read names it.
+    // If the new log has that position, the records read name it.
     let other = open(&kafka).await;
     for text in ["x", "y", "z", "four"] {
         other.append(0, records(&[text])).await.unwrap();
@@ -221,59 +221,65 @@ async fn a_log_that_was_deleted_and_made_again_is_another_one() {
 }
 
 #[tokio::test]
-async fn two_nodes_share_the_partitions_and_take_them_over_by_plan() {
+async fn two_nodes_share_partitions_and_hand_them_over() {
     let kafka = settings();
     ensure(&kafka).await;
     let (one, other) = (open(&kafka).await, open(&kafka).await);
     let mut first = one.join(&node("one", 1)).await.unwrap();
     let mut owned = Vec::new();
     for _ in 0..SMALL.partitions {
-        let Some(OwnershipEvent::Assigned(partition)) = told(&mut first).await else {
-            panic!("all are the first's")
+        let Some(OwnershipEvent::Assigned(partition)) = next_ownership_event(&mut first).await else {
+            panic!("the first node owns all partitions")
         };
         owned.push(partition);
     }
     one.append(owned[0], records(&["a"])).await.unwrap();
     let mut second = other.join(&node("other", 1)).await.unwrap();
-    let Some(OwnershipEvent::Revoked(asked)) = told(&mut first).await else { panic!("one is asked back") };
+    let Some(OwnershipEvent::Revoked(asked)) = next_ownership_event(&mut first).await else {
+        panic!("one partition is revoked")
+    };
     let early = tokio::time::timeout(Duration::from_millis(300), second.next()).await;
-    assert!(early.is_err(), "nobody gets it before it is released: {early:?}");
+    assert!(early.is_err(), "no other node gets it before its release: {early:?}");
     first.release(asked).await;
     let begun = tokio::time::Instant::now();
-    assert_eq!(told(&mut second).await, Some(OwnershipEvent::Assigned(asked)));
+    assert_eq!(next_ownership_event(&mut second).await, Some(OwnershipEvent::Assigned(asked)));
     println!("taken over by plan after {:?}", begun.elapsed());
     assert!(matches!(one.read(asked, 0, 9, 9).await, Err(ReadError::NotOwner)));
     first.leave().await;
-    while let Some(event) = told(&mut first).await {
+    while let Some(event) = next_ownership_event(&mut first).await {
         let OwnershipEvent::Revoked(partition) = event else { panic!("{event:?}") };
         first.release(partition).await;
     }
     let mut all = vec![asked];
     while all.len() < SMALL.partitions as usize {
-        let Some(OwnershipEvent::Assigned(partition)) = told(&mut second).await else { panic!("the rest") };
+        let Some(OwnershipEvent::Assigned(partition)) = next_ownership_event(&mut second).await else {
+            panic!("the rest")
+        };
         all.push(partition);
     }
     assert_eq!(texts(&other.read(owned[0], 0, 9, 99).await.unwrap()), [(0, "a".to_owned())]);
 }
 
 #[tokio::test]
-async fn who_does_not_release_in_time_has_lost_it() {
+async fn partition_not_released_in_time_is_lost() {
     let kafka = KafkaConfig { revoke_ms: 300, ..settings() };
     ensure(&kafka).await;
     let (one, other) = (open(&kafka).await, open(&kafka).await);
     let mut first = one.join(&node("one", 1)).await.unwrap();
     for _ in 0..SMALL.partitions {
-        assert!(matches!(told(&mut first).await, Some(OwnershipEvent::Assigned(_))));
+        assert!(matches!(next_ownership_event(&mut first).await, Some(OwnershipEvent::Assigned(_))));
     }
     let mut second = other.join(&node("other", 1)).await.unwrap();
-    let Some(OwnershipEvent::Revoked(asked)) = told(&mut first).await else { panic!("one is asked back") };
-    assert_eq!(told(&mut first).await, Some(OwnershipEvent::Lost(asked)));
+    let Some(OwnershipEvent::Revoked(asked)) = next_ownership_event(&mut first).await else {
+        panic!("one partition is revoked")
+    };
+    assert_eq!(next_ownership_event(&mut first).await, Some(OwnershipEvent::Lost(asked)));
     assert!(matches!(one.read(asked, 0, 9, 9).await, Err(ReadError::NotOwner)));
-    assert_eq!(told(&mut second).await, Some(OwnershipEvent::Assigned(asked)));
+    assert_eq!(next_ownership_event(&mut second).await, Some(OwnershipEvent::Assigned(asked)));
 }
 
 #[tokio::test]
-async fn what_is_no_record_of_ours_is_handed_over_and_stops_nothing() {
+async fn foreign_record_is_returned_and_stops_no_read() {
     let kafka = settings();
     ensure(&kafka).await;
     let world = World { bus: Arc::new(open(&kafka).await), me: node("me", 1) };
@@ -295,29 +301,29 @@ async fn what_is_no_record_of_ours_is_handed_over_and_stops_nothing() {
 }
 
 #[tokio::test]
-async fn a_node_topic_that_lost_records_says_so() {
+async fn node_topic_that_lost_records_reports_a_gap() {
     let kafka = settings();
     ensure(&kafka).await;
     let bus = open(&kafka).await;
     let me = node("me", 1);
     let mut feed = bus.consume_node(&me).await.unwrap();
     bus.publish_node(&me, records(&["1"])).await.unwrap();
-    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["1"]))));
+    assert_eq!(next_node_event(&mut feed).await, Some(NodeEvent::Records(records(&["1"]))));
     replace(&kafka, &kafka.topic_of("me")).await;
-    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Gap), "another topic of the same name");
+    assert_eq!(next_node_event(&mut feed).await, Some(NodeEvent::Gap), "another topic of the same name");
     let after = async {
         bus.publish_node(&me, records(&["2"])).await.unwrap();
-        heard(&mut feed).await
+        next_node_event(&mut feed).await
     };
     assert_eq!(
         after.await,
         Some(NodeEvent::Records(records(&["2"]))),
-        "it goes on at the end of the new one"
+        "the feed continues at the end of the new topic"
     );
 }
 
 #[tokio::test]
-async fn what_retention_took_away_is_out_of_range() {
+async fn offset_removed_by_retention_is_out_of_range() {
     let kafka = settings();
     ensure(&kafka).await;
     let world = World { bus: Arc::new(open(&kafka).await), me: node("me", 1) };
@@ -332,9 +338,9 @@ async fn what_retention_took_away_is_out_of_range() {
     assert_eq!(texts(&world.bus.read(0, 2, 9, 99).await.unwrap()), [(2, "c".to_owned())]);
 }
 
-/// On a broker of the client library's own, because it can be told to keep silent.
+/// On a broker of the client library, because it can be silenced.
 #[tokio::test]
-async fn an_append_that_is_not_answered_is_unknown_then_refused_and_all_come_in_order() {
+async fn unconfirmed_append_is_unknown_then_refused_in_order() {
     let mock = MockCluster::new(1).unwrap();
     let kafka =
         KafkaConfig { brokers: vec![mock.bootstrap_servers()], topic: "log".to_owned(), ..settings() };
@@ -348,5 +354,5 @@ async fn an_append_that_is_not_answered_is_unknown_then_refused_and_all_come_in_
     assert!(matches!(bus.append(0, records(&["c"])).await, Err(AppendError::Unavailable(_))), "at once");
     mock.broker_round_trip_time(1, Duration::ZERO).unwrap();
     let placed = eventually(async || bus.append(0, records(&["d"])).await.ok()).await;
-    assert_eq!(placed.first, 2, "what was unknown is there, what was refused is not");
+    assert_eq!(placed.first, 2, "the unknown record is in the log, the refused one is not");
 }

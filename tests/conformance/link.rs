@@ -1,4 +1,4 @@
-//! The suite of `Link`: what arrives, in which order, and what the caller is told of what does not.
+//! The suite of `Link`: what arrives, in which order, and which result the caller gets.
 
 use std::{
     pin::Pin,
@@ -28,17 +28,17 @@ mod end;
 
 use end::{End, HERE, OWNED};
 
-/// Who calls.
+/// Returns the caller.
 fn here() -> NodeBoot {
     node("here", 1)
 }
 
-/// A node that calls, and one that is called.
+/// A calling node and a called one.
 struct World {
     link: Arc<dyn Link>,
     there: NodeBoot,
     end: Arc<End>,
-    /// The listener, where there is one: dropped, nobody is there.
+    /// The listener, if there is one; dropping it removes the called node.
     _kept: Option<Listener>,
 }
 
@@ -47,8 +47,8 @@ fn begin<T>(call: &mut Pin<Box<dyn Future<Output = T> + Send + '_>>) {
     assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
-/// Another run of the node that is called, over and done with.
-fn gone() -> NodeBoot {
+/// Returns another run of the called node, which has ended.
+fn ended_run() -> NodeBoot {
     node("there", 1)
 }
 
@@ -73,7 +73,7 @@ fn grpc() -> World {
     let listener = Listener::bind(at, there.clone(), end.clone(), settings(), metrics.clone()).unwrap();
     let link = GrpcLink::new(here(), settings(), 5, metrics);
     let address = listener.address().to_string();
-    link.set_peers(vec![(there.clone(), address.clone()), (gone(), address)]);
+    link.set_peers(vec![(there.clone(), address.clone()), (ended_run(), address)]);
     World { link: Arc::new(link), there, end, _kept: Some(listener) }
 }
 
@@ -90,20 +90,20 @@ suite! {
         faultless_grpc => super::faultless(super::grpc());
     }
     {
-        answers_arrive_as_they_were_given
-        answers_and_deliveries_keep_their_order_and_come_one_after_the_other
-        each_target_is_told_delivered_or_not_here
-        replaced_sessions_are_stopped_or_were_gone
-        who_asks_whether_all_is_archived_hears_it_when_the_end_says_so
-        what_was_not_answered_may_be_asked_again
-        the_steps_of_a_trace_come_as_they_were_noted
-        a_question_does_not_wait_behind_deliveries
-        strays_arrive_as_they_were_given_in_order
-        strays_and_deliveries_do_not_wait_for_each_other
-        what_the_end_says_of_a_failure_is_what_the_caller_hears
-        a_call_that_was_dropped_takes_no_other_with_it
-        an_empty_batch_does_nothing
-        s5_a_run_that_is_over_takes_nothing
+        answers_arrive_unchanged
+        answers_and_deliveries_are_sequential_and_in_order
+        each_target_is_delivered_or_not_here
+        replaced_sessions_are_stopped_or_already_closed
+        archive_query_returns_when_the_end_replies
+        missing_answers_can_be_queried_again
+        trace_steps_arrive_as_recorded
+        query_does_not_wait_for_deliveries
+        best_effort_messages_arrive_unchanged_and_in_order
+        best_effort_messages_and_deliveries_are_independent
+        caller_gets_the_error_of_the_end
+        dropped_call_cancels_no_other
+        empty_batch_does_nothing
+        s5_ended_run_accepts_nothing
     }
 }
 
@@ -119,7 +119,7 @@ fn delivery(push: &str, to: Vec<Target>) -> PeerPush {
     PeerPush { push: push.to_owned().into(), to, tracked: false, sent_by: None, traceparent: String::new() }
 }
 
-async fn answers_arrive_as_they_were_given(world: &World) {
+async fn answers_arrive_unchanged(world: &World) {
     let outcomes = [
         Outcome::Accepted { seq: 1, ordinal: 2, time: 3 },
         Outcome::Duplicate { seq: u64::MAX, time: 0 },
@@ -134,8 +134,8 @@ async fn answers_arrive_as_they_were_given(world: &World) {
     assert_eq!(*world.end.answers.lock().unwrap(), answers);
 }
 
-async fn answers_and_deliveries_keep_their_order_and_come_one_after_the_other(world: &World) {
-    // More than a task may do before it has to give way, so that order is not luck.
+async fn answers_and_deliveries_are_sequential_and_in_order(world: &World) {
+    // More calls than a task may make before it yields, so that the order is not chance.
     let calls = (0..600_u64).map(|n| async move {
         if n % 3 == 0 {
             let push = delivery(&n.to_string(), vec![Target::Conn(session(HERE))]);
@@ -152,7 +152,7 @@ async fn answers_and_deliveries_keep_their_order_and_come_one_after_the_other(wo
     assert_eq!(world.end.at_once.load(Ordering::SeqCst), 1);
 }
 
-async fn each_target_is_told_delivered_or_not_here(world: &World) {
+async fn each_target_is_delivered_or_not_here(world: &World) {
     let mixed = vec![
         Target::Conn(session(HERE)),
         Target::Conn(session(HERE - 1)),
@@ -170,14 +170,14 @@ async fn each_target_is_told_delivered_or_not_here(world: &World) {
     assert_eq!(*world.end.deliveries.lock().unwrap(), deliveries);
 }
 
-async fn replaced_sessions_are_stopped_or_were_gone(world: &World) {
+async fn replaced_sessions_are_stopped_or_already_closed(world: &World) {
     let sessions = vec![session(HERE), session(HERE + 1), session(HERE)];
     let stopped = world.link.stop_sessions(&world.there, sessions.clone()).await;
     assert_eq!(stopped, Ok(vec![true, false, true]));
     assert_eq!(*world.end.stops.lock().unwrap(), sessions);
 }
 
-async fn who_asks_whether_all_is_archived_hears_it_when_the_end_says_so(world: &World) {
+async fn archive_query_returns_when_the_end_replies(world: &World) {
     let level = Ok(ArchiveStatus::ArchivedUpTo(end::level()));
     assert_eq!(world.link.archive_status(&world.there, Vec::new(), Duration::ZERO).await, level);
     let told = vec![PublishedMark { owner: 1, to: u64::MAX }, PublishedMark { owner: u64::MAX, to: 0 }];
@@ -197,19 +197,19 @@ async fn who_asks_whether_all_is_archived_hears_it_when_the_end_says_so(world: &
     assert_eq!(asked.await.unwrap(), level);
 }
 
-async fn what_was_not_answered_may_be_asked_again(world: &World) {
+async fn missing_answers_can_be_queried_again(world: &World) {
     let ask = |offset: u64| {
         let key = offset.is_multiple_of(2).then_some(AskKey { hash: [offset as u8; 16], body_hash: [9; 16] });
         Ask { partition: OWNED, offset, conn: 1, request: offset, key }
     };
     let asks: Vec<Ask> = (0..8).map(ask).collect();
     let words = world.link.answers_again(&here(), &world.there, asks.clone()).await;
-    assert_eq!(words, Ok((0..8).map(end::word).collect::<Vec<AnswerStatus>>()));
-    // S1: conns and requests are numbers of one run of one node, so its end is told which one asks.
+    assert_eq!(words, Ok((0..8).map(end::status_of).collect::<Vec<AnswerStatus>>()));
+    // S1: connections and requests are numbers of one run of one node, so the end learns which run asks.
     assert_eq!(*world.end.asks.lock().unwrap(), [(here(), asks)]);
 }
 
-async fn the_steps_of_a_trace_come_as_they_were_noted(world: &World) {
+async fn trace_steps_arrive_as_recorded(world: &World) {
     let queries = [
         TraceFilter {
             msg: Some("m1".to_owned()),
@@ -225,7 +225,7 @@ async fn the_steps_of_a_trace_come_as_they_were_noted(world: &World) {
     assert_eq!(*world.end.looks.lock().unwrap(), queries);
 }
 
-async fn a_question_does_not_wait_behind_deliveries(world: &World) {
+async fn query_does_not_wait_for_deliveries(world: &World) {
     let gate = world.end.hold();
     let mut held = world.link.deliver(&world.there, vec![delivery("held", Vec::new())]);
     while world.end.begun.load(Ordering::SeqCst) == 0 {
@@ -239,7 +239,7 @@ async fn a_question_does_not_wait_behind_deliveries(world: &World) {
     assert_eq!(held.await, Ok(vec![vec![]]));
 }
 
-fn stray(n: u64) -> BestEffortMessage {
+fn best_effort_message(n: u64) -> BestEffortMessage {
     let (room, conversation) = (ConversationId::parse("r:hall").unwrap(), group("a"));
     let frame = || n.to_string().into();
     match n % 5 {
@@ -253,27 +253,30 @@ fn stray(n: u64) -> BestEffortMessage {
     }
 }
 
-async fn strays_arrive_as_they_were_given_in_order(world: &World) {
-    let calls =
-        (0..200).map(|n| world.link.send_best_effort(&world.there, vec![stray(2 * n), stray(2 * n + 1)]));
+async fn best_effort_messages_arrive_unchanged_and_in_order(world: &World) {
+    let calls = (0..200).map(|n| {
+        world
+            .link
+            .send_best_effort(&world.there, vec![best_effort_message(2 * n), best_effort_message(2 * n + 1)])
+    });
     assert_eq!(join_all(calls).await, vec![Ok(()); 200]);
-    assert_eq!(*world.end.strays.lock().unwrap(), (0..400).map(stray).collect::<Vec<_>>());
+    assert_eq!(*world.end.best_effort.lock().unwrap(), (0..400).map(best_effort_message).collect::<Vec<_>>());
 }
 
-async fn strays_and_deliveries_do_not_wait_for_each_other(world: &World) {
+async fn best_effort_messages_and_deliveries_are_independent(world: &World) {
     let gate = world.end.hold();
     let mut held = world.link.deliver(&world.there, vec![delivery("held", Vec::new())]);
     while world.end.begun.load(Ordering::SeqCst) == 0 {
         begin(&mut held);
         tokio::task::yield_now().await;
     }
-    assert_eq!(world.link.send_best_effort(&world.there, vec![stray(0)]).await, Ok(()));
+    assert_eq!(world.link.send_best_effort(&world.there, vec![best_effort_message(0)]).await, Ok(()));
     begin(&mut held);
     gate.close();
     assert_eq!(held.await, Ok(vec![vec![]]));
 }
 
-async fn what_the_end_says_of_a_failure_is_what_the_caller_hears(world: &World) {
+async fn caller_gets_the_error_of_the_end(world: &World) {
     for failure in [LinkError::Unavailable("it leaves".into()), LinkError::Unknown("its shard died".into())] {
         world.end.fails.lock().unwrap().push(failure.clone());
         let heard = world.link.deliver(&world.there, vec![delivery("x", Vec::new())]).await;
@@ -282,7 +285,7 @@ async fn what_the_end_says_of_a_failure_is_what_the_caller_hears(world: &World) 
     assert!(world.link.deliver(&world.there, vec![delivery("x", Vec::new())]).await.is_ok());
 }
 
-async fn a_call_that_was_dropped_takes_no_other_with_it(world: &World) {
+async fn dropped_call_cancels_no_other(world: &World) {
     let gate = world.end.hold();
     let deliver = |n: u64| world.link.deliver(&world.there, vec![delivery(&n.to_string(), Vec::new())]);
     let mut calls: Vec<_> = (0..20).map(deliver).collect();
@@ -295,8 +298,8 @@ async fn a_call_that_was_dropped_takes_no_other_with_it(world: &World) {
     assert!(came.is_sorted() && (0..20).step_by(2).all(|n| came.contains(&n)), "{came:?}");
 }
 
-async fn an_empty_batch_does_nothing(world: &World) {
-    for to in [&world.there, &gone()] {
+async fn empty_batch_does_nothing(world: &World) {
+    for to in [&world.there, &ended_run()] {
         assert_eq!(world.link.answers(to, Vec::new()).await, Ok(()));
         assert_eq!(world.link.deliver(to, Vec::new()).await, Ok(Vec::new()));
         assert_eq!(world.link.stop_sessions(to, Vec::new()).await, Ok(Vec::new()));
@@ -306,16 +309,16 @@ async fn an_empty_batch_does_nothing(world: &World) {
     assert_eq!(world.end.begun.load(Ordering::SeqCst), 0);
 }
 
-async fn s5_a_run_that_is_over_takes_nothing(world: &World) {
-    takes_nothing(&*world.link).await;
+async fn s5_ended_run_accepts_nothing(world: &World) {
+    assert_unreachable(&*world.link).await;
     assert!(world.end.answers.lock().unwrap().is_empty());
     assert!(world.end.stops.lock().unwrap().is_empty());
-    assert!(world.end.strays.lock().unwrap().is_empty());
+    assert!(world.end.best_effort.lock().unwrap().is_empty());
     assert!(world.end.looks.lock().unwrap().is_empty());
 }
 
-async fn takes_nothing(link: &dyn Link) {
-    let gone = gone();
+async fn assert_unreachable(link: &dyn Link) {
+    let gone = ended_run();
     assert_eq!(link.answers(&gone, vec![answer(1, Outcome::Noted)]).await, Err(LinkError::NotHere));
     let push = delivery("push", vec![Target::Conn(session(HERE))]);
     assert_eq!(link.deliver(&gone, vec![push]).await, Err(LinkError::NotHere));
@@ -323,13 +326,13 @@ async fn takes_nothing(link: &dyn Link) {
     assert_eq!(link.archive_status(&gone, Vec::new(), Duration::ZERO).await, Err(LinkError::NotHere));
     let ask = Ask { partition: OWNED, offset: 1, conn: 1, request: 1, key: None };
     assert_eq!(link.answers_again(&here(), &gone, vec![ask]).await, Err(LinkError::NotHere));
-    assert_eq!(link.send_best_effort(&gone, vec![stray(0)]).await, Err(LinkError::NotHere));
+    assert_eq!(link.send_best_effort(&gone, vec![best_effort_message(0)]).await, Err(LinkError::NotHere));
     assert_eq!(link.traces(&gone, TraceFilter::default()).await, Err(LinkError::NotHere));
 }
 
 #[tokio::test]
-async fn without_peers_nobody_is_there() {
-    takes_nothing(&LocalLink).await;
+async fn link_without_peers_reaches_no_node() {
+    assert_unreachable(&LocalLink).await;
     let link: Arc<dyn Link> = Arc::new(LocalLink);
-    assert_eq!(at_once(link.answers(&gone(), vec![answer(1, Outcome::Noted)])), Err(LinkError::NotHere));
+    assert_eq!(at_once(link.answers(&ended_run(), vec![answer(1, Outcome::Noted)])), Err(LinkError::NotHere));
 }

@@ -1,6 +1,7 @@
-//! What every adapter of a port must do: one suite a port, run over each adapter and over a wrapper without faults.
+//! Conformance of the adapters of each port: one suite per port, run over each adapter and over a wrapper without
+//! faults.
 //!
-//! The flaws that a case stands against (S1-S37) are named in its title. A new adapter is one more line in `suite!`.
+//! The title of a case names the flaws (S1-S37) that it prevents. A new adapter is one more line in `suite!`.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -30,7 +31,7 @@ macro_rules! suite {
             $(#[tokio::test]
             async fn $case() {
                 let world = $world;
-                // What should end and does not is a failure too.
+                // A case that does not end is a failure too.
                 let case = super::$case(&world);
                 tokio::time::timeout(std::time::Duration::from_secs(20), case).await.expect("it ends");
             })+
@@ -93,7 +94,7 @@ fn at_once<T>(mut call: Pin<Box<dyn Future<Output = T> + Send + '_>>) -> T {
     }
 }
 
-/// A clock that stands still until a test moves it.
+/// Clock that a test moves by hand.
 #[derive(Clone, Default)]
 struct HandClock(Arc<AtomicU64>);
 

@@ -24,16 +24,16 @@ use super::{
 
 const KEY: &str = "r:hall";
 
-/// Floors that count, and hold reservations back when asked to.
+/// Floors that count reservations, and hold them back on request.
 struct Counting {
     floors: Arc<dyn Floors>,
     reserved: AtomicU64,
-    /// How many of the next reservations wait for `open`.
+    /// Number of the next reservations that wait for `open`.
     hold: AtomicU64,
     open: Semaphore,
-    /// They can't be raised.
+    /// Whether the floors can't be raised.
     stuck: AtomicBool,
-    /// How long a reservation takes, in ms.
+    /// Time a reservation takes, in ms.
     slow_ms: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ impl Floors for Counting {
     }
 }
 
-/// A server, the floors, and everything that was ever given.
+/// Server, floors, and every number that was assigned.
 struct World {
     server: Server,
     floors: Arc<Counting>,
@@ -98,18 +98,18 @@ impl World {
         Arc::new(RedisNumbers::connect(&server.patient(), floors, block).unwrap())
     }
 
-    /// Takes numbers; each is new, and the last of them is returned.
+    /// Takes numbers, asserts that each is new, and returns the last.
     async fn take(&self, node: &RedisNumbers, count: u64) -> u64 {
         let range = node.take(KEY, NonZeroU64::new(count).unwrap()).await.unwrap();
         assert_eq!(range.end() - range.start() + 1, count, "one range without holes");
         let mut given = self.given.lock().unwrap();
         for number in range.clone() {
-            assert!(given.insert(number), "{number} was given before");
+            assert!(given.insert(number), "{number} was assigned before");
         }
         *range.end()
     }
 
-    /// Gives numbers to the node, and restarts the server from a dump of before the last of them.
+    /// Gives numbers to the node, and restarts the server from a dump that lacks the last of them.
     async fn roll_back(&self, node: &RedisNumbers) {
         for _ in 0..15 {
             self.take(node, 10).await;
@@ -122,7 +122,7 @@ impl World {
         assert!(self.server.run());
     }
 
-    /// How often a number comes again before anybody has seen that the server was rolled back.
+    /// Returns how many numbers repeat before a node notices that the server was rolled back.
     async fn repeated(&self, node: &RedisNumbers, takes: u64) -> u64 {
         let mut repeated = 0;
         for _ in 0..takes {
@@ -140,23 +140,23 @@ suite! {
         redis_7_on_postgres => super::on_postgres().await;
     }
     {
-        s6_many_writers_get_each_number_once_and_the_store_is_asked_seldom
-        s6_a_range_larger_than_a_block_has_no_holes
-        s7_a_holder_that_died_delays_the_next_call_by_less_than_a_second
-        s11_a_holder_that_stalled_gives_nothing_of_its_block
-        s9_an_emptied_server_costs_a_hole
-        s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen
-        s9_a_roll_back_that_is_seen_repeats_nothing_while_the_floors_can_t_be_raised
-        s9_a_key_that_was_restored_repeats_nothing_once_it_is_seen
-        s9_a_lagging_copy_that_was_promoted_repeats_nothing_once_it_is_seen
-        s11_blocks_of_before_a_change_are_thrown_away
-        s12_numbers_rise_while_locks_are_taken
-        a_server_that_is_away_costs_holes_and_numbers_go_on
-        s7_floors_slower_than_the_lock_are_waited_for_and_not_asked_by_everybody
+        s6_many_writers_get_each_number_once_with_few_reservations
+        s6_range_larger_than_a_block_has_no_holes
+        s7_dead_lock_holder_delays_the_next_call_under_a_second
+        s11_stalled_lock_holder_assigns_nothing_of_its_block
+        s9_emptied_server_leaves_a_hole
+        s9_restart_from_an_old_dump_repeats_nothing_once_noticed
+        s9_noticed_rollback_repeats_nothing_with_stuck_floors
+        s9_restored_key_repeats_nothing_once_noticed
+        s9_promoted_lagging_copy_repeats_nothing_once_noticed
+        s11_blocks_from_before_a_change_are_discarded
+        s12_numbers_rise_while_locks_are_held
+        unavailable_server_leaves_holes_and_numbers_continue
+        s7_floors_slower_than_the_lock_are_asked_once
     }
 }
 
-async fn s6_many_writers_get_each_number_once_and_the_store_is_asked_seldom(world: &World) {
+async fn s6_many_writers_get_each_number_once_with_few_reservations(world: &World) {
     let nodes = [world.node(), world.node(), world.node()];
     let work = (0..9_u64).map(|writer| {
         let node = Arc::clone(&nodes[writer as usize % 3]);
@@ -164,7 +164,7 @@ async fn s6_many_writers_get_each_number_once_and_the_store_is_asked_seldom(worl
             let mut last = 0;
             for n in 0..60 {
                 let now = world.take(&node, 1 + (n + writer) % 4).await;
-                assert!(now > last, "a writer's numbers rise");
+                assert!(now > last, "the numbers of one writer rise");
                 last = now;
             }
         }
@@ -175,10 +175,10 @@ async fn s6_many_writers_get_each_number_once_and_the_store_is_asked_seldom(worl
     assert!(reserved * 1_000 <= given * 10 + 1_000, "{reserved} reservations for {given} numbers");
 }
 
-async fn s6_a_range_larger_than_a_block_has_no_holes(world: &World) {
+async fn s6_range_larger_than_a_block_has_no_holes(world: &World) {
     let node = world.node();
     assert_eq!(world.take(&node, 30).await, 30);
-    assert_eq!(world.take(&node, 250).await, 280, "what was left and a block that follows it at once");
+    assert_eq!(world.take(&node, 250).await, 280, "the rest of a block and the adjacent block");
     assert_eq!(world.take(&node, 1).await, 281);
 }
 
@@ -189,13 +189,13 @@ async fn stopped_with_the_lock(world: &World, count: u64) -> tokio::task::JoinHa
     world.floors.hold.store(1, Ordering::SeqCst);
     let count = NonZeroU64::new(count).unwrap();
     let stopped = tokio::spawn(async move { node.take(KEY, count).await.ok().map(Iterator::collect) });
-    eventually("it has reserved", || world.floors.reserved.load(Ordering::SeqCst) > before).await;
+    eventually("a block is reserved", || world.floors.reserved.load(Ordering::SeqCst) > before).await;
     stopped
 }
 
-async fn s7_a_holder_that_died_delays_the_next_call_by_less_than_a_second(world: &World) {
+async fn s7_dead_lock_holder_delays_the_next_call_under_a_second(world: &World) {
     let lives = world.node();
-    // First nothing is there, then too little.
+    // First without a block, then with one that is too small.
     for count in [5, 96] {
         let held = stopped_with_the_lock(world, count).await;
         held.abort();
@@ -205,22 +205,22 @@ async fn s7_a_holder_that_died_delays_the_next_call_by_less_than_a_second(world:
     }
 }
 
-async fn s11_a_holder_that_stalled_gives_nothing_of_its_block(world: &World) {
+async fn s11_stalled_lock_holder_assigns_nothing_of_its_block(world: &World) {
     let lives = world.node();
     for count in [5, 96] {
         let held = stopped_with_the_lock(world, count).await;
         let last = world.take(&lives, count).await;
         world.floors.open.add_permits(1);
-        // It may also have given up, being late.
+        // It may also have failed, being late.
         if let Some(late) = held.await.unwrap() {
-            assert!(late[0] > last, "it took new numbers: {late:?} after {last}");
+            assert!(late[0] > last, "the late call took new numbers: {late:?} after {last}");
             world.given.lock().unwrap().extend(&late);
         }
         world.take(&lives, 7).await;
     }
 }
 
-async fn s9_an_emptied_server_costs_a_hole(world: &World) {
+async fn s9_emptied_server_leaves_a_hole(world: &World) {
     let node = world.node();
     for _ in 0..3 {
         world.take(&node, 42).await;
@@ -229,14 +229,14 @@ async fn s9_an_emptied_server_costs_a_hole(world: &World) {
     world.take(&world.node(), 1).await;
 }
 
-async fn s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen(world: &World) {
+async fn s9_restart_from_an_old_dump_repeats_nothing_once_noticed(world: &World) {
     let (node, other) = (world.node(), world.node());
     world.roll_back(&node).await;
-    // Who knows nothing of this key takes what was given before: a store finds it by its unique key.
-    assert!(world.repeated(&other, 5).await > 0, "or this test shows nothing");
-    // Who has seen its numbers does not take older ones, even before the beat.
+    // A node that has no numbers of this key repeats earlier ones: a store finds them by its unique key.
+    assert!(world.repeated(&other, 5).await > 0, "precondition: numbers repeat before the loss is noticed");
+    // A node that has given numbers does not take older ones, even before the counter check.
     world.take(&node, 3).await;
-    // The beat is not what it should be: that is seen by each.
+    // Each node notices that the counter is not the expected one.
     for seen in [&other, &node] {
         seen.changed().await.unwrap();
         for _ in 0..100 {
@@ -245,10 +245,10 @@ async fn s9_a_restart_from_an_old_dump_repeats_nothing_once_it_is_seen(world: &W
     }
 }
 
-async fn s9_a_roll_back_that_is_seen_repeats_nothing_while_the_floors_can_t_be_raised(world: &World) {
+async fn s9_noticed_rollback_repeats_nothing_with_stuck_floors(world: &World) {
     let (node, other) = (world.node(), world.node());
     world.roll_back(&node).await;
-    assert!(world.repeated(&other, 1).await > 0, "or this test shows nothing");
+    assert!(world.repeated(&other, 1).await > 0, "precondition: numbers repeat before the loss is noticed");
     world.floors.stuck.store(true, Ordering::SeqCst);
     other.changed().await.unwrap_err();
     for _ in 0..50 {
@@ -262,7 +262,7 @@ async fn s9_a_roll_back_that_is_seen_repeats_nothing_while_the_floors_can_t_be_r
     }
 }
 
-async fn s9_a_key_that_was_restored_repeats_nothing_once_it_is_seen(world: &World) {
+async fn s9_restored_key_repeats_nothing_once_noticed(world: &World) {
     let node = world.node();
     world.take(&node, 10).await;
     let key = format!("tg:seq:{{{KEY}}}");
@@ -290,7 +290,7 @@ async fn s9_a_key_that_was_restored_repeats_nothing_once_it_is_seen(world: &Worl
     world.take(&knows, 1).await;
 }
 
-async fn s9_a_lagging_copy_that_was_promoted_repeats_nothing_once_it_is_seen(world: &World) {
+async fn s9_promoted_lagging_copy_repeats_nothing_once_noticed(world: &World) {
     let (node, port) = (world.node(), world.server.port.to_string());
     for _ in 0..11 {
         world.take(&node, 10).await;
@@ -299,21 +299,21 @@ async fn s9_a_lagging_copy_that_was_promoted_repeats_nothing_once_it_is_seen(wor
     let _: String = copy.ask(&["REPLICAOF", "127.0.0.1", &port]);
     let key = format!("tg:seq:{{{KEY}}}");
     eventually("the copy has the key", || copy.try_ask::<i64>(&["EXISTS", &key]).is_ok_and(|n| n == 1)).await;
-    // It is cut off here, and takes over later with what it has.
+    // The copy is cut off here, and is promoted later with what it has.
     let _: String = copy.ask(&["REPLICAOF", "NO", "ONE"]);
     for _ in 0..100 {
         world.take(&node, 4).await;
     }
     world.server.kill();
     let after = world.node_at(&copy);
-    assert!(world.repeated(&after, 5).await > 0, "or this test shows nothing");
+    assert!(world.repeated(&after, 5).await > 0, "precondition: numbers repeat before the loss is noticed");
     after.changed().await.unwrap();
     for _ in 0..100 {
         world.take(&after, 4).await;
     }
 }
 
-async fn s11_blocks_of_before_a_change_are_thrown_away(world: &World) {
+async fn s11_blocks_from_before_a_change_are_discarded(world: &World) {
     let node = world.node();
     let before = world.floors.reserved.load(Ordering::SeqCst);
     world.floors.hold.store(1, Ordering::SeqCst);
@@ -321,19 +321,19 @@ async fn s11_blocks_of_before_a_change_are_thrown_away(world: &World) {
         let node = Arc::clone(&node);
         tokio::spawn(async move { node.take(KEY, NonZeroU64::new(5).unwrap()).await.unwrap() })
     };
-    eventually("it has reserved", || world.floors.reserved.load(Ordering::SeqCst) > before).await;
+    eventually("a block is reserved", || world.floors.reserved.load(Ordering::SeqCst) > before).await;
     node.changed().await.unwrap();
     world.floors.open.add_permits(1);
     let range = held.await.unwrap();
     assert!(*range.start() > 100, "{range:?} is of a block from before the change");
 }
 
-async fn s12_numbers_rise_while_locks_are_taken(world: &World) {
+async fn s12_numbers_rise_while_locks_are_held(world: &World) {
     let (node, reader) = (world.node(), world.node());
     let mut last = world.take(&node, 98).await;
     for _ in 0..3 {
         let held = stopped_with_the_lock(world, 10_000).await;
-        // What is left goes on meanwhile, and nobody sees a number that was not given.
+        // The rest of the block is used meanwhile, and no number comes from outside of it.
         let now = world.take(&reader, 1).await;
         assert!(now > last);
         held.abort();
@@ -342,7 +342,7 @@ async fn s12_numbers_rise_while_locks_are_taken(world: &World) {
     }
 }
 
-async fn a_server_that_is_away_costs_holes_and_numbers_go_on(world: &World) {
+async fn unavailable_server_leaves_holes_and_numbers_continue(world: &World) {
     let (node, other) = (world.node(), world.node());
     world.take(&node, 10).await;
     world.take(&other, 10).await;
@@ -352,7 +352,7 @@ async fn a_server_that_is_away_costs_holes_and_numbers_go_on(world: &World) {
     for n in 0..8 {
         for (of, node) in [&node, &other].into_iter().enumerate() {
             let now = world.take(node, 1 + n).await;
-            assert!(now > last[of], "a writer's numbers rise");
+            assert!(now > last[of], "the numbers of one writer rise");
             last[of] = now;
         }
     }
@@ -366,22 +366,22 @@ async fn a_server_that_is_away_costs_holes_and_numbers_go_on(world: &World) {
     for _ in 0..80 {
         for (of, node) in [&node, &other].into_iter().enumerate() {
             let now = world.take(node, 3).await;
-            assert!(now > last[of], "and do when it is back");
+            assert!(now > last[of], "the numbers of one writer rise after the outage");
             last[of] = now;
         }
     }
 }
 
-async fn s7_floors_slower_than_the_lock_are_waited_for_and_not_asked_by_everybody(world: &World) {
+async fn s7_floors_slower_than_the_lock_are_asked_once(world: &World) {
     let nodes = [world.node(), world.node(), world.node()];
-    // More than a lock lasts at first.
+    // Longer than the initial lifetime of a lock.
     world.floors.slow_ms.store(400, Ordering::SeqCst);
-    // The first time nobody knows that.
+    // The first time that lifetime is not yet adapted.
     futures_util::future::join_all(nodes.iter().map(|node| world.take(node, 1))).await;
     let reserved = || world.floors.reserved.load(Ordering::SeqCst);
     let before = reserved();
     for _ in 0..2 {
-        // Nothing is left of a block for whoever comes next.
+        // Each range takes a whole block.
         let all = (0..12).map(|nth| world.take(&nodes[nth % 3], 100));
         futures_util::future::join_all(all).await;
     }

@@ -1,4 +1,4 @@
-//! Pages around a seq and from a time on against a naive model, while messages arrive: flaw S17.
+//! Pages around a seq and from a time on, compared with a naive model while messages arrive: flaw S17.
 
 use std::sync::Arc;
 
@@ -24,13 +24,13 @@ use super::{
     user,
 };
 
-/// How far a time lies behind that of an earlier seq, at most.
+/// Limit of how far a time is before that of an earlier seq.
 const DISORDER: u64 = 2_000;
 
 struct World {
     store: Arc<dyn Store>,
     owner: Owner,
-    /// The time of each seq, from 1.
+    /// Time of each seq, from 1.
     times: Vec<u64>,
 }
 
@@ -58,7 +58,7 @@ impl World {
         history::pull(&*self.store, &Reader::new(user("bob")), &pull).await.map_err(|(code, _)| code)
     }
 
-    /// Everything from `time` on, page by page, while somebody talks between the pages.
+    /// Returns everything from `time` on, page by page, while messages arrive between the pages.
     async fn all_since(&mut self, time: u64, limit: usize, arrivals: u64) -> Vec<u64> {
         let (mut seen, mut which, mut arrivals) = (Vec::new(), Which::Since(time), arrivals);
         loop {
@@ -101,7 +101,7 @@ fn block_on(work: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work);
 }
 
-/// What happens: a step of the clock, and how far the message's own time lies behind it.
+/// A step of the clock, and how far the message's time is before it, for each message.
 fn talk() -> impl Strategy<Value = Vec<(u64, u64)>> {
     let step = prop_oneof![6 => Just(0u64), 2 => 0..5u64, 1 => 0..10_000u64];
     let back = prop_oneof![3 => Just(0u64), 1 => 0..=DISORDER];
@@ -126,7 +126,7 @@ async fn check(store: Arc<dyn Store>, talk: &[(u64, u64)], at: usize, by: u64, l
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
     #[test]
-    fn s17_what_a_time_and_a_place_give_equals_the_naive_model(
+    fn s17_pages_by_time_and_seq_equal_the_naive_model(
         talk in talk(), at in 0..200usize, by in 0..3u64, limit in 1..12usize, arrivals in 0..6u64,
     ) {
         block_on(check(Arc::new(MemoryStore::default()), &talk, at, by, limit, arrivals));
@@ -134,7 +134,7 @@ proptest! {
 }
 
 #[test]
-fn a_sync_is_told_in_parts_that_are_bounded_however_much_there_is() {
+fn sync_is_split_into_bounded_parts() {
     block_on(async {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let mut owner = Owner::take_over(&store, 0, 1).await;
@@ -163,7 +163,7 @@ fn a_sync_is_told_in_parts_that_are_bounded_however_much_there_is() {
 }
 
 #[test]
-fn s17_fifty_messages_of_one_millisecond_are_all_told() {
+fn s17_fifty_messages_of_one_millisecond_are_all_returned() {
     let stores: [Arc<dyn Store>; 2] =
         [Arc::new(MemoryStore::default()), Arc::new(EmbeddedStore::new(super::embedded::engine(1)))];
     for store in stores {
@@ -176,7 +176,7 @@ fn s17_fifty_messages_of_one_millisecond_are_all_told() {
             assert_eq!(world.all_since(5_000, 7, 9).await, (3..=61).collect::<Vec<_>>());
             assert_eq!(world.all_since(5_001, 7, 0).await, Vec::<u64>::new());
             let page = world.pull(Which::Since(1), 200).await.unwrap();
-            assert_eq!(page.messages.len(), 61, "a time before everything begins at the beginning");
+            assert_eq!(page.messages.len(), 61, "a time before all messages starts at the first");
         });
     }
 }

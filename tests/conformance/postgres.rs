@@ -1,7 +1,7 @@
-//! Databases on a real Postgres for the suites: one for each test, gone with it.
+//! Databases on a real Postgres for the suites: one per test, dropped with it.
 
+mod batching;
 mod faults;
-mod together;
 
 use std::{ops::Deref, sync::Arc, thread};
 
@@ -13,7 +13,7 @@ use tokio_postgres::{Client, NoTls};
 
 use super::{services::service_text, unique_name};
 
-/// An empty database of a server that others use, too.
+/// Empty database on a server that other tests use too.
 pub(crate) struct Database {
     address: String,
     user: String,
@@ -39,7 +39,7 @@ impl Database {
         Arc::new(PostgresStore::open(&self.config()).await.unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// A connection that knows nothing of the store.
+    /// Opens a connection that is independent of the store.
     pub(crate) async fn client(&self) -> Client {
         self.client_of(&self.name).await
     }
@@ -51,7 +51,7 @@ impl Database {
         client
     }
 
-    /// One number.
+    /// Returns the number that a query selects.
     pub(crate) async fn number(&self, sql: &str) -> i64 {
         self.client().await.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{sql}: {error}")).get(0)
     }
@@ -64,7 +64,7 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let (url, name) = (format!("postgres://{}@{}/postgres", self.user, self.address), self.name.clone());
-        // The runtime of the test is no more than a guest here: it can't be waited on.
+        // The test's runtime can't be blocked on here.
         let dropped = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
             runtime.block_on(async {
@@ -77,7 +77,7 @@ impl Drop for Database {
     }
 }
 
-/// A store with its database.
+/// Store together with its database.
 pub(crate) struct World<T: ?Sized> {
     store: Arc<T>,
     _database: Database,

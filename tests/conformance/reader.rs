@@ -1,4 +1,5 @@
-//! How long entries are shown, as a user wishes, against a naive model: for that user, on every path, and for no other.
+//! A user's limit on the age of shown entries, compared with a naive model: on every path of that user, and for no
+//! other.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use super::{
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1_000;
 
-async fn told(store: &dyn Store, reader: &Reader, which: Which) -> (Vec<u64>, Vec<u64>) {
+async fn page_of(store: &dyn Store, reader: &Reader, which: Which) -> (Vec<u64>, Vec<u64>) {
     let pull = Pull { conversation: group("g"), which, limit: 200 };
     let page = match history::pull(store, reader, &pull).await {
         Ok(page) => page,
@@ -58,20 +59,20 @@ async fn check(steps: &[u64], retention: Retention, after: u64, pruned: u64) {
     let all = 1..=max;
     let (shown, hidden): (Vec<u64>, Vec<u64>) = all.clone().partition(|seq| *seq > pruned_to && young(seq));
     for which in [Which::Before(u64::MAX), Which::After(0), Which::Seqs(all.clone().collect())] {
-        assert_eq!(told(&*store, &reader, which).await, (shown.clone(), hidden.clone()));
+        assert_eq!(page_of(&*store, &reader, which).await, (shown.clone(), hidden.clone()));
     }
     let positions = sync::Positions::default();
     let states = sync::states(&*store, &reader, &positions, None).await.unwrap().states;
     assert_eq!((states[0].min_seq, states[0].max_seq), (shown.first().copied().unwrap_or(max + 1), max));
     assert_eq!(states[0].last.as_ref().map(|push| push.seq), shown.last().copied());
-    let others = told(&*store, &Reader::new(user("ann")), Which::Before(u64::MAX)).await;
+    let others = page_of(&*store, &Reader::new(user("ann")), Which::Before(u64::MAX)).await;
     assert_eq!(others.0, all.filter(|seq| *seq > pruned_to).collect::<Vec<_>>());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
     #[test]
-    fn what_is_too_old_is_shown_to_others_only(
+    fn too_old_entries_are_shown_to_others_only(
         steps in prop::collection::vec(prop_oneof![Just(0), 1..1_000u64, Just(DAY_MS), 0..9 * DAY_MS], 0..40),
         retention in prop::sample::select(Retention::ALL),
         after in prop_oneof![Just(0), Just(DAY_MS), 0..40 * DAY_MS],

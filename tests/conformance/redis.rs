@@ -1,6 +1,6 @@
 //! Private Redis servers for the suites: on free ports, in folders of their own, ended with the test.
 //!
-//! Their clock can't be moved, so time is let pass by ageing what they hold: every stamp in µs and every time to live.
+//! Their clock can't be moved, so the suites age what they hold: every stamp in µs and every time to live.
 
 mod faults;
 
@@ -22,28 +22,28 @@ use super::{
     unique::unique_name,
 };
 
-/// Which server a suite runs over.
+/// Version of the server that a suite runs over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Version {
     V7,
     V62,
 }
 
-/// A running server; ended, and its folder removed, when the test ends.
+/// Running server; ended, and its folder removed, with the test.
 pub(crate) struct Server {
     child: Mutex<Option<Child>>,
     version: Version,
     words: Vec<String>,
     pub(crate) port: u16,
-    /// Where it wants TLS, if anywhere.
+    /// Port with TLS, if the server has one.
     tls_port: Option<u16>,
     pub(crate) folder: PathBuf,
 }
 
-/// How long a server may take to answer, which is long on a machine that has much to do.
+/// Limit for the start of a server, long for busy machines.
 const START: Duration = Duration::from_secs(30);
 
-/// What a stamp is: a whole number of µs of this century, alone in a field or as a score.
+/// Pattern of a stamp: a whole number of µs of this century, alone in a field or as a score.
 const AGE: &str = r"
 local cursor, by = '0', tonumber(ARGV[1])
 local function stamp(text)
@@ -73,7 +73,7 @@ repeat
 until cursor == '0'
 return 1";
 
-/// The program of a server that `cargo xtask services up` started.
+/// Returns the program of a server that `cargo xtask services up` started.
 fn program(version: Version) -> String {
     let name = match version {
         Version::V7 => "redis7",
@@ -88,7 +88,7 @@ fn fresh_folder() -> PathBuf {
     folder
 }
 
-/// Makes an authority, and a certificate for 127.0.0.1 that it signed.
+/// Creates an authority, and a certificate for 127.0.0.1 signed by it.
 fn certify(folder: &Path) {
     let openssl = |words: &str| {
         let mut command = Command::new("openssl");
@@ -108,12 +108,12 @@ impl Server {
         Self::start_with(version, &[])
     }
 
-    /// Starts one with these words more; nothing is written to disk by itself.
+    /// Starts a server with additional arguments; it writes nothing to disk by itself.
     pub(crate) fn start_with(version: Version, words: &[&str]) -> Self {
         Self::start_in(fresh_folder(), version, words, None)
     }
 
-    /// One that watches a master under the name `tidegate`.
+    /// Starts a sentinel that watches a master under the name `tidegate`.
     pub(crate) fn sentinel(master: &Self) -> Self {
         let folder = fresh_folder();
         let file = folder.join("sentinel.conf");
@@ -127,7 +127,7 @@ impl Server {
         Self::start_in(folder, master.version, &[&file, "--sentinel"], None)
     }
 
-    /// One with a certificate for 127.0.0.1, signed by the authority in `ca.pem` of its folder.
+    /// Starts a server with a certificate for 127.0.0.1, signed by the authority in `ca.pem` of its folder.
     pub(crate) fn tls() -> Self {
         let folder = fresh_folder();
         certify(&folder);
@@ -142,13 +142,13 @@ impl Server {
         Self::start_in(folder, Version::V7, &[&tls[..], &more[..], words].concat(), Some(tls_port))
     }
 
-    /// Where others of its cluster reach it.
+    /// Returns the port at which other servers of its cluster reach it.
     fn base_port(&self) -> u16 {
         self.tls_port.unwrap_or(self.port)
     }
 
     fn start_in(folder: PathBuf, version: Version, words: &[&str], tls_port: Option<u16>) -> Self {
-        // Somebody else may take the port meanwhile: then with another.
+        // Another process may take the port in the meantime: retry with another.
         for _ in 0..5 {
             let server = Self {
                 child: Mutex::default(),
@@ -161,14 +161,14 @@ impl Server {
             if server.run() {
                 return server;
             }
-            // It goes on in the same folder.
+            // The replacement runs in the same folder.
             drop(server.child.lock().unwrap().take());
             std::mem::forget(server);
         }
         panic!("no redis-server stays up; see {}", folder.display());
     }
 
-    /// Starts the process again, on what its folder holds. False if it ended at once.
+    /// Starts the process again on the contents of its folder; returns false if it ends at once.
     pub(crate) fn run(&self) -> bool {
         let log = fs::File::create(self.folder.join("log")).expect("a log file");
         let mut command = Command::new(program(self.version));
@@ -177,7 +177,7 @@ impl Server {
         command.arg("--dir").arg(&self.folder).current_dir(&self.folder);
         command.stdin(Stdio::null()).stdout(log);
         let child = command.spawn().expect("redis-server runs");
-        // One that does not answer is ended as well.
+        // A server that does not answer is ended as well.
         *self.child.lock().unwrap() = Some(child);
         eventually_within(START, "redis-server answers", || {
             let ended = self.child.lock().unwrap().as_mut().expect("it runs").try_wait().expect("a child");
@@ -189,18 +189,18 @@ impl Server {
         })
     }
 
-    /// Ends it at once, as a crash does.
+    /// Kills the server, as a crash does.
     pub(crate) fn kill(&self) {
         if let Some(mut child) = self.child.lock().unwrap().take() {
             child.kill().and_then(|()| child.wait()).expect("it ends");
         }
     }
 
-    /// Lets it hang, or go on.
+    /// Freezes or resumes the server.
     pub(crate) fn signal(&self, signal: Signal) {
         let child = self.child.lock().unwrap();
         let pid = Pid::from_child(child.as_ref().expect("it runs"));
-        kill_process(pid, signal).expect("it is ours");
+        kill_process(pid, signal).expect("the process is a child");
     }
 
     fn connection(&self) -> redis::RedisResult<redis::Connection> {
@@ -208,7 +208,7 @@ impl Server {
         client.get_connection_with_timeout(Duration::from_secs(2))
     }
 
-    /// Asks it something directly.
+    /// Sends a command to the server directly.
     pub(crate) fn ask<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_ask(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
@@ -223,12 +223,12 @@ impl Server {
         cmd.query(&mut conn).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Lets time pass for all that it holds.
+    /// Ages everything that it holds.
     pub(crate) fn age(&self, by: Duration) {
         let _: i64 = self.ask(&["EVAL", AGE, "0", &by.as_micros().to_string()]);
     }
 
-    /// With the deadline of suites.
+    /// Returns a configuration with the long deadline of suites.
     pub(crate) fn patient(&self) -> config::RedisConfig {
         config::RedisConfig { timeout_ms: PATIENT_MS, ..self.config() }
     }
@@ -246,8 +246,8 @@ impl Drop for Server {
     }
 }
 
-/// For suites about the meaning of calls: a machine that is busy must not turn an answer into `Unknown`. That calls end
-/// within the deadline which people can set is the matter of `redis::faults`.
+/// Deadline for suites about the meaning of calls: a busy machine must not turn a reply into `Unknown`. `redis::faults`
+/// tests that calls end within the default deadline.
 const PATIENT_MS: u64 = 5_000;
 
 pub(crate) fn cluster_config(servers: &[Server]) -> config::RedisConfig {
@@ -262,12 +262,12 @@ pub(crate) fn cluster_config(servers: &[Server]) -> config::RedisConfig {
 
 const IN_A_CLUSTER: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"];
 
-/// Three masters without replicas, each with a third of the slots.
+/// Starts three masters without replicas, each with a third of the slots.
 pub(crate) fn cluster(version: Version) -> Vec<Server> {
     joined((0..3).map(|_| Server::start_with(version, &IN_A_CLUSTER)).collect())
 }
 
-/// The same, with one authority for all of them, who speak TLS among each other, too.
+/// Starts the same with TLS, also between the servers, under one authority.
 pub(crate) fn tls_cluster() -> Vec<Server> {
     let first = fresh_folder();
     certify(&first);
@@ -281,11 +281,11 @@ pub(crate) fn tls_cluster() -> Vec<Server> {
     joined([first].into_iter().chain(more).map(|folder| Server::start_tls(folder, &words)).collect())
 }
 
-/// Of a third of the slots, each.
+/// Joins servers to a cluster, each with a third of the slots.
 fn joined(servers: Vec<Server>) -> Vec<Server> {
     let base = servers[0].base_port().to_string();
     for (at, server) in servers.iter().enumerate() {
-        // One by one: 6.2 knows no ranges.
+        // One by one: 6.2 has no slot ranges.
         let slots: Vec<String> = (at * 16_384 / 3..(at + 1) * 16_384 / 3).map(|it| it.to_string()).collect();
         let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
         let _: String = server.ask(&words.collect::<Vec<_>>());
@@ -293,7 +293,7 @@ fn joined(servers: Vec<Server>) -> Vec<Server> {
         let _: String = server.ask(&["CLUSTER", "MEET", "127.0.0.1", &base]);
     }
     for server in &servers {
-        eventually("the cluster is whole", || {
+        eventually("the cluster is complete", || {
             let info: String = server.ask(&["CLUSTER", "INFO"]);
             let whole = info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3");
             (whole && info.contains("cluster_slots_assigned:16384")).then_some(())
@@ -302,17 +302,19 @@ fn joined(servers: Vec<Server>) -> Vec<Server> {
     servers
 }
 
-/// A replica of one of them, that all know.
+/// Adds a replica of one master, and waits until all servers know it.
 pub(crate) fn add_copy(master: &Server, others: &[Server]) -> Server {
     let copy = Server::start_with(master.version, &IN_A_CLUSTER);
     let _: String = copy.ask(&["CLUSTER", "MEET", "127.0.0.1", &master.port.to_string()]);
     let id: String = master.ask(&["CLUSTER", "MYID"]);
     for server in others.iter().chain([master, &copy]) {
-        eventually("each knows each", || {
+        eventually("all servers know each other", || {
             let info: String = server.ask(&["CLUSTER", "INFO"]);
             info.contains(&format!("cluster_known_nodes:{}", others.len() + 2)).then_some(())
         });
     }
-    eventually("it knows its master", || copy.try_ask::<String>(&["CLUSTER", "REPLICATE", &id]).ok());
+    eventually("the replica knows its master", || {
+        copy.try_ask::<String>(&["CLUSTER", "REPLICATE", &id]).ok()
+    });
     copy
 }

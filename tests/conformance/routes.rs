@@ -11,7 +11,7 @@ mod world;
 
 use world::{LEASES, World, faultless, memory, on_a_cluster, on_redis};
 
-/// The cases, for each adapter; and all of them in turn over one cluster, which takes a second to form.
+/// Runs the cases for each adapter, and all of them in turn over one cluster, which takes a second to form.
 macro_rules! cases {
     ($($case:ident)+) => {
         suite! {
@@ -38,30 +38,30 @@ macro_rules! cases {
 }
 
 cases! {
-    s1_a_late_close_of_the_old_conn_keeps_the_new_route
-    s2_a_reconnect_to_the_same_node_keeps_the_new_route
-    s2_a_node_that_restarts_is_another_one
-    s3_a_reaper_that_races_a_reconnect_keeps_the_new_route
-    s3_a_sweep_finds_every_row_of_a_node_and_none_of_others
-    s4_a_row_and_its_nodes_list_never_part
-    s5_a_second_device_stands_beside_the_first
-    s5_a_retired_node_writes_nothing_any_more
-    s5_a_node_is_not_reaped_while_its_lease_lives
-    s9_epochs_rise_after_everything_was_lost
-    epochs_rise_above_what_the_ledger_has_seen
-    a_conn_takes_a_newer_epoch_only_from_itself
-    rows_asserted_again_after_a_loss_stand_unless_a_newer_conn_came
-    the_beat_tells_that_the_routes_were_lost
-    a_lookup_answers_in_the_order_asked
-    interest_counts_while_it_and_its_node_are_leased
-    an_interest_lapses_beside_one_that_is_renewed
-    of_two_generations_the_newer_stays
-    a_node_that_was_swept_is_not_listed
-    of_many_that_race_each_is_replaced_once
-    calls_that_are_made_again_do_no_harm
+    s1_late_close_of_the_old_conn_keeps_the_new_route
+    s2_reconnect_to_the_same_node_keeps_the_new_route
+    s2_restarted_node_is_another_run
+    s3_reaper_racing_a_reconnect_keeps_the_new_route
+    s3_sweep_finds_exactly_the_rows_of_its_node
+    s4_row_and_its_nodes_list_stay_consistent
+    s5_second_device_keeps_the_row_of_the_first
+    s5_retired_node_can_not_write
+    s5_node_is_not_reaped_before_its_lease_expires
+    s9_epochs_rise_after_a_total_loss
+    epochs_rise_above_those_in_the_ledger
+    conn_takes_a_newer_epoch_only_from_itself
+    reasserted_rows_yield_to_newer_connections
+    renewal_counter_reveals_lost_routes
+    lookup_replies_in_the_order_of_the_query
+    interest_is_valid_while_it_and_its_node_are_leased
+    interest_expires_although_another_is_renewed
+    newer_generation_of_an_interest_is_kept
+    swept_node_is_not_listed
+    racing_logins_are_each_replaced_once
+    repeated_calls_are_idempotent
 }
 
-fn wish(name: &str, on: &str, at: &NodeBoot) -> Registration {
+fn registration(name: &str, on: &str, at: &NodeBoot) -> Registration {
     Registration { user: user(name), device: device(on), at: at.clone(), above: 0, only_if: None }
 }
 
@@ -73,29 +73,29 @@ pub(crate) fn info(at: &NodeBoot) -> NodeInfo {
     NodeInfo { peer_address: "127.0.0.1:7801".to_owned(), capacity: 100, ..NodeInfo::new(at.clone()) }
 }
 
-async fn s1_a_late_close_of_the_old_conn_keeps_the_new_route(world: &World) {
+async fn s1_late_close_of_the_old_conn_keeps_the_new_route(world: &World) {
     let old = world.login("ann", "phone", &node("a", 1)).await;
     let new = world.login("ann", "phone", &node("b", 1)).await;
     assert_eq!(new.replaced, Some(old.token.clone()));
-    assert!(!world.remove(&row("ann", "phone", &old.token)).await, "not his any more");
-    world.stands("ann", &new.token).await;
+    assert!(!world.remove(&row("ann", "phone", &old.token)).await, "the old connection does not own the row");
+    world.assert_registered("ann", &new.token).await;
     assert!(world.remove(&row("ann", "phone", &new.token)).await);
     assert!(!world.remove(&row("ann", "phone", &new.token)).await, "deleted once");
     assert_eq!(world.tokens("ann").await, []);
 }
 
-async fn s2_a_reconnect_to_the_same_node_keeps_the_new_route(world: &World) {
+async fn s2_reconnect_to_the_same_node_keeps_the_new_route(world: &World) {
     let a = node("a", 1);
     let old = world.login("ann", "phone", &a).await.token;
     let new = world.login("ann", "phone", &a).await.token;
     assert!(new.epoch > old.epoch);
     assert!(!world.remove(&row("ann", "phone", &old)).await);
-    world.stands("ann", &new).await;
+    world.assert_registered("ann", &new).await;
     let rows = world.port().rows_of(&a, None, 9).await.unwrap();
     assert_eq!(rows, [row("ann", "phone", &new)]);
 }
 
-async fn s2_a_node_that_restarts_is_another_one(world: &World) {
+async fn s2_restarted_node_is_another_run(world: &World) {
     let old = world.login("ann", "phone", &node("a", 1)).await.token;
     let stale = Token { at: node("a", 2), epoch: old.epoch };
     assert!(!world.remove(&row("ann", "phone", &stale)).await, "the same epoch of another boot");
@@ -104,7 +104,7 @@ async fn s2_a_node_that_restarts_is_another_one(world: &World) {
     assert_eq!(world.tokens("ann").await, [new]);
 }
 
-async fn s3_a_reaper_that_races_a_reconnect_keeps_the_new_route(world: &World) {
+async fn s3_reaper_racing_a_reconnect_keeps_the_new_route(world: &World) {
     let (a, b) = (node("a", 1), node("b", 1));
     world.login("ann", "phone", &a).await;
     world.login("bob", "phone", &a).await;
@@ -112,13 +112,13 @@ async fn s3_a_reaper_that_races_a_reconnect_keeps_the_new_route(world: &World) {
     let page = world.port().rows_of(&a, None, 9).await.unwrap();
     let moved = world.login("ann", "phone", &b).await.token;
     assert_eq!(world.port().remove(&page).await.unwrap(), [false, true], "ann has moved, bob has not");
-    world.stands("ann", &moved).await;
+    world.assert_registered("ann", &moved).await;
     assert_eq!(world.tokens("bob").await, []);
     let rows = world.port().rows_of(&b, None, 9).await.unwrap();
-    assert_eq!(rows, [row("ann", "phone", &moved)], "and b's sweep would find her");
+    assert_eq!(rows, [row("ann", "phone", &moved)], "a sweep of b finds the row");
 }
 
-async fn s3_a_sweep_finds_every_row_of_a_node_and_none_of_others(world: &World) {
+async fn s3_sweep_finds_exactly_the_rows_of_its_node(world: &World) {
     let (a, b) = (node("a", 1), node("b", 1));
     for n in 0..25 {
         world.login(&format!("u{n:02}"), "phone", if n % 5 == 4 { &b } else { &a }).await;
@@ -138,7 +138,7 @@ async fn s3_a_sweep_finds_every_row_of_a_node_and_none_of_others(world: &World) 
     assert_eq!(users, expected);
 }
 
-async fn s4_a_row_and_its_nodes_list_never_part(world: &World) {
+async fn s4_row_and_its_nodes_list_stay_consistent(world: &World) {
     let nodes = [node("a", 1), node("b", 1), node("a", 2)];
     for n in 0..60_usize {
         let at = &nodes[n * 7 % 3];
@@ -161,7 +161,7 @@ async fn s4_a_row_and_its_nodes_list_never_part(world: &World) {
     }
 }
 
-async fn s5_a_second_device_stands_beside_the_first(world: &World) {
+async fn s5_second_device_keeps_the_row_of_the_first(world: &World) {
     let phone = world.login("ann", "phone", &node("a", 1)).await;
     let web = world.login("ann", "web", &node("b", 1)).await;
     assert_eq!(web.replaced, None);
@@ -171,27 +171,24 @@ async fn s5_a_second_device_stands_beside_the_first(world: &World) {
     assert_eq!(world.tokens("ann").await, [web.token]);
 }
 
-async fn s5_a_retired_node_writes_nothing_any_more(world: &World) {
+async fn s5_retired_node_can_not_write(world: &World) {
     let a = node("a", 1);
     world.renew(&a).await.unwrap();
     let token = world.login("ann", "phone", &a).await.token;
     world.pass(LEASES.node).await;
     assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(true));
     assert_eq!(world.port().retire(&a, Retire::Lapsed).await, Ok(true), "still");
-    // The node was stopped, not dead: it wakes up with its sockets open.
+    // The node was frozen, not dead: it wakes up with its sockets open.
     assert_eq!(world.renew(&a).await, Err(RoutesError::LeaseLost));
-    assert_eq!(world.port().register(wish("bob", "web", &a)).await, Err(RoutesError::LeaseLost));
+    assert_eq!(world.port().register(registration("bob", "web", &a)).await, Err(RoutesError::LeaseLost));
     let again = world.port().reassert(&[row("ann", "phone", &token)]).await;
     assert_eq!(again, Err(RoutesError::LeaseLost));
     assert_eq!(world.port().declare(&a, &[(group("g"), 1)]).await, Err(RoutesError::LeaseLost));
-    assert!(
-        world.remove(&row("ann", "phone", &token)).await,
-        "deleting is allowed to whoever knows the token"
-    );
-    assert_eq!(world.renew(&node("a", 2)).await, Ok(1), "the next run is welcome");
+    assert!(world.remove(&row("ann", "phone", &token)).await, "a retired run may delete rows by their token");
+    assert_eq!(world.renew(&node("a", 2)).await, Ok(1), "the next run may renew");
 }
 
-async fn s5_a_node_is_not_reaped_while_its_lease_lives(world: &World) {
+async fn s5_node_is_not_reaped_before_its_lease_expires(world: &World) {
     let a = node("a", 1);
     world.renew(&a).await.unwrap();
     world.pass(LEASES.node - world.slack()).await;
@@ -199,13 +196,13 @@ async fn s5_a_node_is_not_reaped_while_its_lease_lives(world: &World) {
     assert_eq!(world.renew(&a).await, Ok(2));
     world.pass(LEASES.node).await;
     assert_eq!(world.port().nodes().await.unwrap()[0].lease, Lease::Lapsed);
-    assert_eq!(world.renew(&a).await, Ok(3), "lapsed, but nobody has retired it");
+    assert_eq!(world.renew(&a).await, Ok(3), "an expired run that was not retired may renew");
     assert_eq!(world.port().nodes().await.unwrap()[0].lease, Lease::Live);
     assert_eq!(world.port().retire(&a, Retire::Leaving).await, Ok(true), "a node that leaves does not wait");
     assert_eq!(world.renew(&a).await, Err(RoutesError::LeaseLost));
 }
 
-async fn s9_epochs_rise_after_everything_was_lost(world: &World) {
+async fn s9_epochs_rise_after_a_total_loss(world: &World) {
     let a = node("a", 1);
     let mut last = 0;
     for _ in 0..3 {
@@ -220,20 +217,20 @@ async fn s9_epochs_rise_after_everything_was_lost(world: &World) {
     assert!(last < 1 << 53);
 }
 
-async fn epochs_rise_above_what_the_ledger_has_seen(world: &World) {
+async fn epochs_rise_above_those_in_the_ledger(world: &World) {
     let a = node("a", 1);
     let seen = world.login("ann", "phone", &a).await.token.epoch + 1_000_000_000;
-    let above = Registration { above: seen, ..wish("ann", "phone", &a) };
+    let above = Registration { above: seen, ..registration("ann", "phone", &a) };
     assert!(world.port().register(above).await.unwrap().token.epoch > seen);
     assert!(world.login("ann", "phone", &a).await.token.epoch > seen + 1, "and the next above that");
 }
 
-async fn a_conn_takes_a_newer_epoch_only_from_itself(world: &World) {
+async fn conn_takes_a_newer_epoch_only_from_itself(world: &World) {
     let (a, b) = (node("a", 1), node("b", 1));
     let old = world.login("ann", "phone", &a).await.token;
     let renew = |at: &NodeBoot, from: &Token| Registration {
         only_if: Some(from.clone()),
-        ..wish("ann", "phone", at)
+        ..registration("ann", "phone", at)
     };
     let newer = world.port().register(renew(&a, &old)).await.unwrap();
     assert_eq!(newer.replaced, Some(old.clone()));
@@ -241,12 +238,12 @@ async fn a_conn_takes_a_newer_epoch_only_from_itself(world: &World) {
     let elsewhere = world.login("ann", "phone", &b).await.token;
     let refused = world.port().register(renew(&a, &newer.token)).await;
     assert_eq!(refused, Err(RoutesError::NotCurrent(Some(elsewhere.clone()))));
-    world.stands("ann", &elsewhere).await;
+    world.assert_registered("ann", &elsewhere).await;
     assert!(world.remove(&row("ann", "phone", &elsewhere)).await);
     assert_eq!(world.port().register(renew(&a, &newer.token)).await, Err(RoutesError::NotCurrent(None)));
 }
 
-async fn rows_asserted_again_after_a_loss_stand_unless_a_newer_conn_came(world: &World) {
+async fn reasserted_rows_yield_to_newer_connections(world: &World) {
     let (a, b) = (node("a", 1), node("b", 1));
     let ann = world.login("ann", "phone", &a).await.token;
     let bob = world.login("bob", "phone", &a).await.token;
@@ -256,23 +253,23 @@ async fn rows_asserted_again_after_a_loss_stand_unless_a_newer_conn_came(world: 
     for _ in 0..2 {
         assert_eq!(world.port().reassert(&rows).await.unwrap(), [true, false]);
     }
-    world.stands("ann", &ann).await;
+    world.assert_registered("ann", &ann).await;
     assert_eq!(world.tokens("bob").await, [moved]);
     assert_eq!(world.port().rows_of(&a, None, 9).await.unwrap(), rows[..1]);
     assert!(world.login("ann", "phone", &b).await.token.epoch > ann.epoch);
 }
 
-async fn the_beat_tells_that_the_routes_were_lost(world: &World) {
+async fn renewal_counter_reveals_lost_routes(world: &World) {
     let a = node("a", 1);
     for beat in 1..=3 {
         assert_eq!(world.renew(&a).await, Ok(beat));
     }
     world.lose_everything().await;
-    assert_eq!(world.renew(&a).await, Ok(1), "where 4 was to be expected");
+    assert_eq!(world.renew(&a).await, Ok(1), "the counter restarts below the expected 4");
     assert_eq!(world.port().nodes().await.unwrap()[0].info, info(&a));
 }
 
-async fn a_lookup_answers_in_the_order_asked(world: &World) {
+async fn lookup_replies_in_the_order_of_the_query(world: &World) {
     let zed = world.login("zed", "phone", &node("a", 1)).await.token;
     let ann = world.login("ann", "phone", &node("a", 1)).await.token;
     let rows = world.port().lookup(&[user("zed"), user("nobody"), user("ann"), user("zed")]).await.unwrap();
@@ -287,7 +284,7 @@ async fn interested(world: &World, conversation: &ConversationId) -> Vec<Interes
     all
 }
 
-async fn interest_counts_while_it_and_its_node_are_leased(world: &World) {
+async fn interest_is_valid_while_it_and_its_node_are_leased(world: &World) {
     let (a, b, g) = (node("a", 1), node("b", 1), group("g"));
     let interest = |node: &NodeBoot| Interest { node: node.clone(), generation: 1 };
     for at in [&a, &b] {
@@ -299,16 +296,16 @@ async fn interest_counts_while_it_and_its_node_are_leased(world: &World) {
     world.pass(LEASES.node / 2).await;
     world.renew(&b).await.unwrap();
     world.pass(LEASES.node / 2).await;
-    assert_eq!(interested(world, &g).await, [interest(&b)], "a's lease is over");
+    assert_eq!(interested(world, &g).await, [interest(&b)], "the lease of a has expired");
     world.renew(&a).await.unwrap();
-    assert_eq!(interested(world, &g).await, [interest(&a), interest(&b)], "and lives again");
+    assert_eq!(interested(world, &g).await, [interest(&a), interest(&b)], "a's lease is renewed");
     world.pass(LEASES.interest - LEASES.node).await;
     world.renew(&a).await.unwrap();
     world.renew(&b).await.unwrap();
-    assert_eq!(interested(world, &g).await, [], "the interests are over");
+    assert_eq!(interested(world, &g).await, [], "the interests have expired");
 }
 
-async fn an_interest_lapses_beside_one_that_is_renewed(world: &World) {
+async fn interest_expires_although_another_is_renewed(world: &World) {
     let (a, b, g) = (node("a", 1), node("b", 1), group("g"));
     world.port().declare(&a, &[(g.clone(), 1)]).await.unwrap();
     world.pass(LEASES.interest - world.slack()).await;
@@ -320,7 +317,7 @@ async fn an_interest_lapses_beside_one_that_is_renewed(world: &World) {
     assert_eq!(interested(world, &g).await, [Interest { node: b.clone(), generation: 1 }]);
 }
 
-async fn of_two_generations_the_newer_stays(world: &World) {
+async fn newer_generation_of_an_interest_is_kept(world: &World) {
     let (a, g) = (node("a", 1), group("g"));
     world.renew(&a).await.unwrap();
     for (declared, kept) in [(3, 3), (5, 5), (4, 5)] {
@@ -329,7 +326,7 @@ async fn of_two_generations_the_newer_stays(world: &World) {
     }
 }
 
-async fn a_node_that_was_swept_is_not_listed(world: &World) {
+async fn swept_node_is_not_listed(world: &World) {
     let a = node("a", 1);
     world.renew(&a).await.unwrap();
     let token = world.login("ann", "phone", &a).await.token;
@@ -341,11 +338,11 @@ async fn a_node_that_was_swept_is_not_listed(world: &World) {
     assert_eq!(world.renew(&a).await, Err(RoutesError::LeaseLost), "gone, not forgotten");
 }
 
-async fn of_many_that_race_each_is_replaced_once(world: &World) {
+async fn racing_logins_are_each_replaced_once(world: &World) {
     let (a, b) = (node("a", 1), node("b", 1));
     let logins = (0..24).map(|n| {
         let (port, at) = (world.port(), if n % 3 == 0 { a.clone() } else { b.clone() });
-        tokio::spawn(async move { port.register(wish("ann", "phone", &at)).await.unwrap() })
+        tokio::spawn(async move { port.register(registration("ann", "phone", &at)).await.unwrap() })
     });
     let mut given = Vec::new();
     for login in logins.collect::<Vec<_>>() {
@@ -358,23 +355,23 @@ async fn of_many_that_race_each_is_replaced_once(world: &World) {
     tokens.sort();
     replaced.sort();
     assert_eq!(tokens, replaced, "each but the last one is replaced, and once");
-    assert_eq!(tokens.iter().map(|it| it.epoch).max(), Some(last.epoch), "the newest stands");
+    assert_eq!(tokens.iter().map(|it| it.epoch).max(), Some(last.epoch), "the newest row remains");
     let mut listed = world.port().rows_of(&a, None, 99).await.unwrap();
     listed.extend(world.port().rows_of(&b, None, 99).await.unwrap());
     assert_eq!(listed, [row("ann", "phone", &last)]);
 }
 
-async fn calls_that_are_made_again_do_no_harm(world: &World) {
+async fn repeated_calls_are_idempotent(world: &World) {
     let a = node("a", 1);
     let token = world.login("ann", "phone", &a).await.token;
     let rows = [row("ann", "phone", &token)];
-    assert_eq!(world.port().reassert(&rows).await.unwrap(), [true], "it stands already");
-    world.stands("ann", &token).await;
+    assert_eq!(world.port().reassert(&rows).await.unwrap(), [true], "the row exists already");
+    world.assert_registered("ann", &token).await;
     assert!(world.remove(&rows[0]).await);
     assert!(!world.remove(&rows[0]).await);
-    // "Not here" came from a conn that was just about to register: its owner puts the row back.
+    // "Not here" was the reply of a node whose connection was about to register: its owner puts the row back.
     assert_eq!(world.port().reassert(&rows).await.unwrap(), [true]);
-    world.stands("ann", &token).await;
+    world.assert_registered("ann", &token).await;
     assert_eq!(world.port().rows_of(&a, None, 9).await.unwrap(), rows);
     for _ in 0..2 {
         world.port().declare(&a, &[(group("g"), 1), (group("h"), 1)]).await.unwrap();
@@ -390,7 +387,7 @@ async fn calls_that_are_made_again_do_no_harm(world: &World) {
 fn memory_answers_at_the_first_poll() {
     let routes = memory().port();
     let a = node("a", 1);
-    let token = at_once(routes.register(wish("ann", "phone", &a))).unwrap().token;
+    let token = at_once(routes.register(registration("ann", "phone", &a))).unwrap().token;
     at_once(routes.reassert(&[row("ann", "phone", &token)])).unwrap();
     at_once(routes.lookup(&[user("ann")])).unwrap();
     at_once(routes.remove(&[row("ann", "phone", &token)])).unwrap();

@@ -60,18 +60,18 @@ suite! {
         redis_62 => super::on_redis(super::Version::V62);
     }
     {
-        s37_a_chain_is_loaded_as_it_was_saved
-        s37_the_word_of_an_older_conn_changes_nothing
+        s37_chain_is_loaded_as_saved
+        s37_save_of_an_older_conn_changes_nothing
         s37_only_the_newest_done_ids_are_kept
-        s37_devices_have_chains_of_their_own
-        s36_a_window_slides_and_says_when_to_come_back
-        a_hit_that_one_rule_refuses_is_counted_by_none
-        a_refused_hit_does_not_push_its_retry_away
-        a_limit_of_zero_refuses
+        s37_each_device_has_its_own_chain
+        s36_window_slides_and_returns_the_time_to_retry
+        hit_that_one_rule_refuses_is_counted_by_none
+        refused_hit_does_not_delay_its_retry
+        limit_of_zero_refuses
         s31_s34_hits_of_one_instant_are_all_counted
-        s35_a_window_may_be_half_a_second
-        keys_and_windows_count_apart
-        a_large_limit_is_kept_with_two_buckets
+        s35_window_of_half_a_second_is_accepted
+        keys_and_windows_are_counted_separately
+        large_limit_is_enforced_with_two_buckets
     }
 }
 
@@ -105,8 +105,8 @@ impl World {
         self.scratch.hit(rules).await.unwrap()
     }
 
-    /// The hit is refused, for that long; for less by what a server's clock went on since the case began.
-    async fn refuses(&self, rules: &[WindowRule], by: usize, wait: Duration) {
+    /// Asserts that the hit is refused for `wait`, less what a server's clock has advanced since the case began.
+    async fn assert_refused(&self, rules: &[WindowRule], by: usize, wait: Duration) {
         let Hit::Refused { rule, retry_after } = self.hit(rules).await else {
             panic!("{rules:?} allowed it")
         };
@@ -126,15 +126,15 @@ impl World {
     }
 }
 
-async fn s37_a_chain_is_loaded_as_it_was_saved(world: &World) {
+async fn s37_chain_is_loaded_as_saved(world: &World) {
     assert_eq!(loaded(world, "phone").await, None);
     world.scratch.save_chains(save("phone", state(1, 3))).await.unwrap();
     assert_eq!(loaded(world, "phone").await, Some(state(1, 3)));
     world.scratch.save_chains(save("phone", state(1, 4))).await.unwrap();
-    assert_eq!(loaded(world, "phone").await, Some(state(1, 4)), "the last one wins");
+    assert_eq!(loaded(world, "phone").await, Some(state(1, 4)), "the last save wins");
 }
 
-async fn s37_the_word_of_an_older_conn_changes_nothing(world: &World) {
+async fn s37_save_of_an_older_conn_changes_nothing(world: &World) {
     world.scratch.save_chains(save("phone", state(2, 1))).await.unwrap();
     world.scratch.save_chains(save("phone", state(1, 9))).await.unwrap();
     assert_eq!(loaded(world, "phone").await, Some(state(2, 1)));
@@ -148,7 +148,7 @@ async fn s37_only_the_newest_done_ids_are_kept(world: &World) {
     assert_eq!(done, (10..DONE_IDS_MAX + 10).map(id).collect::<Vec<_>>());
 }
 
-async fn s37_devices_have_chains_of_their_own(world: &World) {
+async fn s37_each_device_has_its_own_chain(world: &World) {
     let mut saves = save("phone", state(5, 1));
     saves.extend(save("web", state(1, 2)));
     world.scratch.save_chains(saves).await.unwrap();
@@ -156,40 +156,40 @@ async fn s37_devices_have_chains_of_their_own(world: &World) {
     assert_eq!(loaded(world, "web").await, Some(state(1, 2)));
 }
 
-async fn s36_a_window_slides_and_says_when_to_come_back(world: &World) {
+async fn s36_window_slides_and_returns_the_time_to_retry(world: &World) {
     let rules = [rule("user:ann", 10, 2)];
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
     world.pass(Duration::from_secs(4));
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
-    world.refuses(&rules, 0, Duration::from_secs(6)).await;
+    world.assert_refused(&rules, 0, Duration::from_secs(6)).await;
     world.pass(Duration::from_secs(6));
-    assert_eq!(world.hit(&rules).await, Hit::Allowed, "the first hit has left");
-    world.refuses(&rules, 0, Duration::from_secs(4)).await;
+    assert_eq!(world.hit(&rules).await, Hit::Allowed, "the first hit has left the window");
+    world.assert_refused(&rules, 0, Duration::from_secs(4)).await;
 }
 
-async fn a_hit_that_one_rule_refuses_is_counted_by_none(world: &World) {
+async fn hit_that_one_rule_refuses_is_counted_by_none(world: &World) {
     let both = [rule("user:ann", 10, 2), rule("org:x", 20, 1)];
     assert_eq!(world.hit(&both[1..]).await, Hit::Allowed);
     for _ in 0..5 {
-        world.refuses(&both, 1, Duration::from_secs(20)).await;
+        world.assert_refused(&both, 1, Duration::from_secs(20)).await;
     }
     assert_eq!(world.hit(&both[..1]).await, Hit::Allowed);
     assert_eq!(world.hit(&both[..1]).await, Hit::Allowed);
-    world.refuses(&both, 1, Duration::from_secs(20)).await;
+    world.assert_refused(&both, 1, Duration::from_secs(20)).await;
 }
 
-async fn a_refused_hit_does_not_push_its_retry_away(world: &World) {
+async fn refused_hit_does_not_delay_its_retry(world: &World) {
     let rules = [rule("user:ann", 10, 1)];
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
     for waited in 0..10 {
-        world.refuses(&rules, 0, Duration::from_secs(10 - waited)).await;
+        world.assert_refused(&rules, 0, Duration::from_secs(10 - waited)).await;
         world.pass(Duration::from_secs(1));
     }
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
 }
 
-async fn a_limit_of_zero_refuses(world: &World) {
-    world.refuses(&[rule("user:ann", 10, 0)], 0, Duration::from_secs(10)).await;
+async fn limit_of_zero_refuses(world: &World) {
+    world.assert_refused(&[rule("user:ann", 10, 0)], 0, Duration::from_secs(10)).await;
 }
 
 async fn s31_s34_hits_of_one_instant_are_all_counted(world: &World) {
@@ -197,23 +197,23 @@ async fn s31_s34_hits_of_one_instant_are_all_counted(world: &World) {
     for hit in 0..100 {
         assert_eq!(world.hit(&rules).await, Hit::Allowed, "hit {hit}");
     }
-    world.refuses(&rules, 0, Duration::from_secs(60)).await;
+    world.assert_refused(&rules, 0, Duration::from_secs(60)).await;
 }
 
-async fn s35_a_window_may_be_half_a_second(world: &World) {
+async fn s35_window_of_half_a_second_is_accepted(world: &World) {
     let half = Duration::from_millis(500);
     let rules = [WindowRule { window: half, ..rule("user:ann", 0, 1) }];
     for _ in 0..3 {
         assert_eq!(world.hit(&rules).await, Hit::Allowed);
-        world.refuses(&rules, 0, half).await;
+        world.assert_refused(&rules, 0, half).await;
         world.pass(half);
     }
 }
 
-async fn keys_and_windows_count_apart(world: &World) {
+async fn keys_and_windows_are_counted_separately(world: &World) {
     assert_eq!(world.hit(&[rule("user:ann", 10, 1), rule("user:ann", 60, 5)]).await, Hit::Allowed);
     assert_eq!(world.hit(&[rule("user:bob", 10, 1), rule("user:ann", 60, 5)]).await, Hit::Allowed);
-    world.refuses(&[rule("user:ann", 10, 1)], 0, Duration::from_secs(10)).await;
+    world.assert_refused(&[rule("user:ann", 10, 1)], 0, Duration::from_secs(10)).await;
 }
 
 /// Chains and windows whose keys are in different slots.
@@ -226,19 +226,19 @@ async fn over_a_cluster() {
 
 async fn over_a_cluster_of(version: Version) {
     let world = on_a_cluster(version);
-    s37_the_word_of_an_older_conn_changes_nothing(&world).await;
-    s37_devices_have_chains_of_their_own(&world).await;
-    keys_and_windows_count_apart(&world).await;
+    s37_save_of_an_older_conn_changes_nothing(&world).await;
+    s37_each_device_has_its_own_chain(&world).await;
+    keys_and_windows_are_counted_separately(&world).await;
     for n in 0..20 {
         let both = [rule(&format!("user:u{n}"), 10, 2), rule(&format!("org:o{n}"), 20, 1)];
         assert_eq!(world.hit(&both).await, Hit::Allowed);
         assert!(matches!(world.hit(&both).await, Hit::Refused { rule: 1, .. }));
-        assert_eq!(world.hit(&both[..1]).await, Hit::Allowed, "it was taken back");
+        assert_eq!(world.hit(&both[..1]).await, Hit::Allowed, "the hit was rolled back");
     }
 }
 
-/// Above 256 two buckets are counted: exact while the load is even, and never more than a limit in one bucket.
-async fn a_large_limit_is_kept_with_two_buckets(world: &World) {
+/// Above 256 hits, two buckets are counted: exact while the load is even, and never more than a limit in one bucket.
+async fn large_limit_is_enforced_with_two_buckets(world: &World) {
     let rules = [rule("user:ann", 10, 300)];
     for hit in 0..300 {
         assert_eq!(world.hit(&rules).await, Hit::Allowed, "hit {hit}");
@@ -254,10 +254,10 @@ async fn a_large_limit_is_kept_with_two_buckets(world: &World) {
         allowed += 1;
         assert!(allowed <= 300);
     }
-    assert!(allowed >= 150, "{allowed}: half of the bucket before has left");
+    assert!(allowed >= 150, "{allowed}: half of the previous bucket has left");
     world.pass(Duration::from_secs(25));
     for _ in 0..300 {
-        assert_eq!(world.hit(&both).await, Hit::Allowed, "refused hits were counted nowhere");
+        assert_eq!(world.hit(&both).await, Hit::Allowed, "refused hits are not counted");
     }
 }
 
@@ -270,7 +270,7 @@ fn memory_answers_at_the_first_poll() {
 }
 
 #[test]
-fn memory_is_bounded_and_forgets_what_was_not_used_for_longest() {
+fn memory_is_bounded_and_drops_the_least_recently_used() {
     let scratch = MemoryScratch::new(64 << 10, Default::default);
     for n in 0..10_000 {
         at_once(scratch.save_chains(save(&format!("d{n}"), state(1, 1)))).unwrap();

@@ -23,14 +23,14 @@ use tidegate_protocol::{
 use self::{
     owner::{Owner, change, message},
     pages::{
-        a_page_is_bounded_but_always_brings_one_row, s13_s14_rows_sort_by_their_whole_seq,
-        s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive,
-        s18_reading_old_pages_moves_nothing, s19_recalled_and_pruned_rows_are_gone_and_said_to_be,
+        page_is_bounded_but_returns_at_least_one_row, s13_s14_rows_sort_by_their_whole_seq,
+        s17_cursor_pages_skip_and_repeat_nothing_under_load, s18_reading_old_pages_moves_no_mark,
+        s19_recalled_and_pruned_rows_are_reported_as_removed,
     },
     personal::{
-        a_rejoined_member_keeps_every_stay, s23_s24_marks_only_move_forward_and_are_told_with_the_standing,
-        stays_that_all_begin_at_the_beginning_are_all_kept,
-        what_is_cleared_and_hidden_is_told_with_the_standing, what_users_wish_is_kept_one_by_one,
+        member_view_has_cleared_and_hidden_entries, rejoined_member_keeps_every_stay,
+        s23_s24_marks_only_move_forward_in_the_member_view, stays_with_equal_start_are_all_kept,
+        user_settings_are_kept_one_by_one,
     },
 };
 use super::{at_once, device, group, user};
@@ -55,32 +55,32 @@ suite! {
         postgres => crate::postgres::store().await;
     }
     {
-        a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived
-        s7_a_new_owner_waits_for_no_one_who_died
-        s8_an_archive_moves_rows_and_position_together_or_not_at_all
-        s10_s11_a_former_owner_neither_archives_nor_loads
-        a_lost_answer_is_found_out_by_doing_the_same_again
-        s9_a_conflicting_row_stops_the_archive_and_changes_nothing
-        another_log_is_refused_and_the_fence_stays
-        a_load_answers_each_need_in_order_with_the_position
-        s20_s21_s22_a_retry_at_a_new_owner_finds_its_key
-        keys_and_heads_are_looked_through_in_pages
-        a_scan_is_for_the_owner_only
-        a_refusal_of_a_chained_message_is_kept_like_an_ack
-        keys_are_forgotten_by_rules_only
-        s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive
+        takeover_continues_at_the_archived_position
+        s7_takeover_does_not_wait_for_a_dead_owner
+        s8_archive_moves_rows_and_position_atomically
+        s10_s11_former_owner_can_not_archive_or_load
+        lost_archive_reply_is_resolved_by_a_repeat
+        s9_conflicting_row_fails_the_archive_atomically
+        takeover_with_another_log_is_refused_and_keeps_the_fence
+        load_returns_each_need_in_order_with_the_position
+        s20_s21_s22_retry_at_a_new_owner_finds_its_key
+        keys_and_heads_are_scanned_in_pages
+        scan_needs_the_current_fence
+        refusal_of_a_chained_message_is_stored_like_an_ack
+        keys_are_removed_by_rules_only
+        s17_cursor_pages_skip_and_repeat_nothing_under_load
         s13_s14_rows_sort_by_their_whole_seq
-        s18_reading_old_pages_moves_nothing
-        a_page_is_bounded_but_always_brings_one_row
-        s19_recalled_and_pruned_rows_are_gone_and_said_to_be
+        s18_reading_old_pages_moves_no_mark
+        page_is_bounded_but_returns_at_least_one_row
+        s19_recalled_and_pruned_rows_are_reported_as_removed
         members_are_paged_and_counted
-        memberships_are_told_to_both_sides_and_kept_after_leaving
-        a_rejoined_member_keeps_every_stay
-        s23_s24_marks_only_move_forward_and_are_told_with_the_standing
-        what_is_cleared_and_hidden_is_told_with_the_standing
-        stays_that_all_begin_at_the_beginning_are_all_kept
-        what_users_wish_is_kept_one_by_one
-        partitions_move_apart
+        memberships_are_listed_for_both_sides_and_after_a_leave
+        rejoined_member_keeps_every_stay
+        s23_s24_marks_only_move_forward_in_the_member_view
+        member_view_has_cleared_and_hidden_entries
+        stays_with_equal_start_are_all_kept
+        user_settings_are_kept_one_by_one
+        partitions_advance_independently
     }
 }
 
@@ -117,7 +117,7 @@ fn seq_of(outcome: Outcome) -> u64 {
     }
 }
 
-async fn a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_archived(store: &Arc<dyn Store>) {
+async fn takeover_continues_at_the_archived_position(store: &Arc<dyn Store>) {
     let mut first = Owner::take_over(store, 0, 1).await;
     assert_eq!(first.ledger.archived_position(), Position::START);
     assert_eq!(first.ledger.rules(), Rules::default());
@@ -129,17 +129,17 @@ async fn a_new_partition_starts_at_the_start_and_is_taken_over_where_it_was_arch
     assert_eq!(history(store, &direct()).await, [1, 2, 3]);
 }
 
-async fn s7_a_new_owner_waits_for_no_one_who_died(store: &Arc<dyn Store>) {
+async fn s7_takeover_does_not_wait_for_a_dead_owner(store: &Arc<dyn Store>) {
     let mut first = Owner::take_over(store, 0, 1).await;
     first.run(&[say("m1")]).await;
-    // It dies with a batch in hand, and releases nothing.
+    // The owner dies with an undecided batch, and releases nothing.
     first.apply(&[say("m2")]).await;
     drop(first);
     let mut second = Owner::take_over(store, 0, 2).await;
     assert_eq!(second.run(&[say("m2")]).await.map(seq_of), [2]);
 }
 
-async fn s8_an_archive_moves_rows_and_position_together_or_not_at_all(store: &Arc<dyn Store>) {
+async fn s8_archive_moves_rows_and_position_atomically(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1")]).await;
     let (_, skipped) = owner.apply(&[say("m2")]).await;
@@ -157,7 +157,7 @@ async fn s8_an_archive_moves_rows_and_position_together_or_not_at_all(store: &Ar
     assert_eq!((seqs(&page), page.head.unwrap().last_seq), (vec![3, 2, 1], 3));
 }
 
-async fn s10_s11_a_former_owner_neither_archives_nor_loads(store: &Arc<dyn Store>) {
+async fn s10_s11_former_owner_can_not_archive_or_load(store: &Arc<dyn Store>) {
     let mut zombie = Owner::take_over(store, 0, 1).await;
     zombie.run(&[say("m1")]).await;
     let (_, delta) = zombie.apply(&[say("m2")]).await;
@@ -165,7 +165,7 @@ async fn s10_s11_a_former_owner_neither_archives_nor_loads(store: &Arc<dyn Store
     assert_eq!(
         store.archive(0, zombie.fence, &delta).await,
         Err(StoreError::Fenced),
-        "the position is still his"
+        "the position is still that of the new owner"
     );
     owner.run(&[say("m2")]).await;
     assert_eq!(store.archive(0, zombie.fence, &delta).await, Err(StoreError::Fenced));
@@ -175,7 +175,7 @@ async fn s10_s11_a_former_owner_neither_archives_nor_loads(store: &Arc<dyn Store
     assert_eq!(history(store, &direct()).await, [1, 2]);
 }
 
-async fn a_lost_answer_is_found_out_by_doing_the_same_again(store: &Arc<dyn Store>) {
+async fn lost_archive_reply_is_resolved_by_a_repeat(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     let (_, delta) = owner.apply(&[say("m1")]).await;
     let (_, next) = owner.apply(&[say("m2")]).await;
@@ -186,13 +186,13 @@ async fn a_lost_answer_is_found_out_by_doing_the_same_again(store: &Arc<dyn Stor
         assert_eq!(store.archive(0, owner.fence, &next).await, Ok(()));
     }
     let late = store.archive(0, owner.fence, &delta).await;
-    assert_eq!(late, Err(StoreError::PositionMismatch(next.to)), "the one before is not 'the same'");
+    assert_eq!(late, Err(StoreError::PositionMismatch(next.to)), "an earlier delta is not a repeat");
     assert_eq!(history(store, &direct()).await, [1, 2]);
     let again = store.take_over(0, owner.fence, TOPIC).await.unwrap();
     assert_eq!(again.position, next.to);
 }
 
-async fn s9_a_conflicting_row_stops_the_archive_and_changes_nothing(store: &Arc<dyn Store>) {
+async fn s9_conflicting_row_fails_the_archive_atomically(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2")]).await;
     let (_, delta) = owner.apply(&[message(&group("g"), "ann", "x", 0, "t"), say("m3")]).await;
@@ -210,7 +210,7 @@ async fn s9_a_conflicting_row_stops_the_archive_and_changes_nothing(store: &Arc<
     assert_eq!(history(store, &direct()).await, [1, 2, 3]);
 }
 
-async fn another_log_is_refused_and_the_fence_stays(store: &Arc<dyn Store>) {
+async fn takeover_with_another_log_is_refused_and_keeps_the_fence(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1")]).await;
     let other = store.take_over(0, Fence(2), TopicId(99)).await;
@@ -219,7 +219,7 @@ async fn another_log_is_refused_and_the_fence_stays(store: &Arc<dyn Store>) {
     assert_eq!(history(store, &direct()).await, [1, 2]);
 }
 
-async fn a_load_answers_each_need_in_order_with_the_position(store: &Arc<dyn Store>) {
+async fn load_returns_each_need_in_order_with_the_position(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1")]).await;
     let (ann, d) = (user("ann"), direct());
@@ -245,7 +245,7 @@ async fn a_load_answers_each_need_in_order_with_the_position(store: &Arc<dyn Sto
     assert!(matches!(head, Loaded::Head(_, Some(head)) if head.last_seq == 1));
 }
 
-async fn s20_s21_s22_a_retry_at_a_new_owner_finds_its_key(store: &Arc<dyn Store>) {
+async fn s20_s21_s22_retry_at_a_new_owner_finds_its_key(store: &Arc<dyn Store>) {
     let mut first = Owner::take_over(store, 0, 1).await;
     let acked = first.run(&[say("m1"), say("m2")]).await.map(seq_of);
     // Applied, but lost with its owner before the archive.
@@ -253,17 +253,14 @@ async fn s20_s21_s22_a_retry_at_a_new_owner_finds_its_key(store: &Arc<dyn Store>
     let mut second = Owner::take_over(store, 0, 2).await;
     let retry = |id| message(&direct(), "ann", id, 1, "text");
     let outcomes = second.run(&[retry("m3"), retry("m2"), retry("m1")]).await;
-    assert!(
-        matches!(outcomes[0], Outcome::Accepted { seq: 3, .. }),
-        "what is not archived has no key either"
-    );
+    assert!(matches!(outcomes[0], Outcome::Accepted { seq: 3, .. }), "an unarchived record has no key");
     assert!(matches!(outcomes[1], Outcome::Duplicate { seq: 2, .. }));
     assert!(matches!(outcomes[2], Outcome::Duplicate { seq: 1, .. }));
     assert_eq!(acked, [1, 2]);
     assert_eq!(history(store, &direct()).await, [1, 2, 3]);
 }
 
-/// The offsets of the keys at or above `from`, looked through in pages of one, so in the order of their hashes.
+/// Returns the offsets of the keys at or above `from`, read in pages of one, in the order of their hashes.
 async fn offsets_of_keys(store: &Arc<dyn Store>, fence: Fence, from: u64) -> Vec<u64> {
     let (mut offsets, mut after) = (Vec::new(), None);
     loop {
@@ -279,7 +276,7 @@ async fn offsets_of_keys(store: &Arc<dyn Store>, fence: Fence, from: u64) -> Vec
     }
 }
 
-async fn keys_and_heads_are_looked_through_in_pages(store: &Arc<dyn Store>) {
+async fn keys_and_heads_are_scanned_in_pages(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2"), change("x", MemberAction::Create, &["ann"], "r1"), say("m3")]).await;
     assert_eq!(offsets_of_keys(store, owner.fence, 1).await, [1, 2, 3]);
@@ -301,20 +298,22 @@ async fn keys_and_heads_are_looked_through_in_pages(store: &Arc<dyn Store>) {
     let set = Scan::Heads { after: None, limit: 9, with_settings: true };
     assert_eq!(store.scan(0, owner.fence, &set).await.unwrap().rows, []);
     let settings = BTreeMap::from([("retention".to_owned(), "1d".to_owned())]);
-    let Body::Member(create) = change("y", MemberAction::Create, &["ann"], "r2") else { panic!("it is one") };
+    let Body::Member(create) = change("y", MemberAction::Create, &["ann"], "r2") else {
+        panic!("a membership change")
+    };
     owner.run(&[Body::Member(MemberChange { settings, ..create })]).await;
     let rows = store.scan(0, owner.fence, &set).await.unwrap().rows;
     assert!(matches!(&rows[..], [Loaded::Head(id, Some(_))] if *id == group("y")), "{rows:?}");
 }
 
-async fn a_scan_is_for_the_owner_only(store: &Arc<dyn Store>) {
+async fn scan_needs_the_current_fence(store: &Arc<dyn Store>) {
     let zombie = Owner::take_over(store, 0, 1).await;
     Owner::take_over(store, 0, 2).await;
     let scan = Scan::Heads { after: None, limit: 1, with_settings: false };
     assert_eq!(store.scan(0, zombie.fence, &scan).await, Err(StoreError::Fenced));
 }
 
-/// The offset and the answer of a key, if it is one of a refusal.
+/// Returns the offset and the code of a key, if it belongs to a refusal.
 fn refusal(row: &Loaded) -> Option<(u64, Code)> {
     match row {
         Loaded::Key(_, Some(key)) => Some((key.offset, key.refused?)),
@@ -322,7 +321,7 @@ fn refusal(row: &Loaded) -> Option<(u64, Code)> {
     }
 }
 
-async fn a_refusal_of_a_chained_message_is_kept_like_an_ack(store: &Arc<dyn Store>) {
+async fn refusal_of_a_chained_message_is_stored_like_an_ack(store: &Arc<dyn Store>) {
     let chained = |n| {
         let mut body = message(&group("team"), "bob", &format!("m{n}"), 1, "text");
         if let Body::Message(message) = &mut body {
@@ -345,13 +344,13 @@ async fn a_refusal_of_a_chained_message_is_kept_like_an_ack(store: &Arc<dyn Stor
     assert_eq!(again, [Outcome::RefusedBefore { code: Code::NotAMember }]);
 }
 
-async fn keys_are_forgotten_by_rules_only(store: &Arc<dyn Store>) {
+async fn keys_are_removed_by_rules_only(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2")]).await;
     let offsets = async |owner: &Owner| offsets_of_keys(store, owner.fence, 0).await;
     assert_eq!(offsets(&owner).await, [0, 1]);
     owner.run(&[Body::Rules(RuleChange { keys_from: 1, ..RuleChange::default() })]).await;
-    assert!(offsets(&owner).await.contains(&1), "what the rules keep is kept");
+    assert!(offsets(&owner).await.contains(&1), "keys within the rules are kept");
     let next = Owner::take_over(store, 0, 2).await;
     assert_eq!(next.ledger.rules().keys_from, 1);
 }
@@ -376,12 +375,12 @@ async fn members_are_paged_and_counted(store: &Arc<dyn Store>) {
     let expected: Vec<_> = names.iter().filter(|name| *name != "u03").map(|name| user(name)).collect();
     assert_eq!(found, expected);
     let kicked = store.summary(&group("g"), Some(&user("u03"))).await.unwrap().unwrap();
-    assert_eq!(kicked.standing.map(|it| it.member.left_seq), Some(2), "who has left is still known");
+    assert_eq!(kicked.standing.map(|it| it.member.left_seq), Some(2), "a former member still has a row");
     let stranger = store.summary(&group("g"), Some(&user("eve"))).await.unwrap().unwrap();
     assert_eq!(stranger.standing, None);
 }
 
-async fn memberships_are_told_to_both_sides_and_kept_after_leaving(store: &Arc<dyn Store>) {
+async fn memberships_are_listed_for_both_sides_and_after_a_leave(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), change("g", MemberAction::Create, &["ann", "cid"], "r1")]).await;
     owner.run(&[change("h", MemberAction::Create, &["ann"], "r2"), say("m2")]).await;
@@ -400,7 +399,7 @@ async fn memberships_are_told_to_both_sides_and_kept_after_leaving(store: &Arc<d
     assert_eq!(store.memberships(&user("eve"), None, 9).await.unwrap(), []);
 }
 
-async fn partitions_move_apart(store: &Arc<dyn Store>) {
+async fn partitions_advance_independently(store: &Arc<dyn Store>) {
     let mut one = Owner::take_over(store, 0, 1).await;
     let mut two = Owner::take_over(store, 1, 2).await;
     one.run(&[say("m1"), say("m2")]).await;

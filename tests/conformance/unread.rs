@@ -1,4 +1,5 @@
-//! Unread, marks and pages against a naive model, after any history: flaws S17 (paging) and S23, S24 (counts that drift).
+//! Unread counts, marks and pages compared with a naive model after any history: flaws S17 (paging) and S23, S24
+//! (counts that drift).
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -32,15 +33,15 @@ enum Op {
     Say(usize),
     Join(usize),
     Kick(usize),
-    /// By whom, and how far of what there is, in tenths.
+    /// Reader, and the fraction of the conversation in tenths.
     Read(usize, u64),
-    /// By whom, and how far, in tenths.
+    /// User, and the fraction of the conversation in tenths.
     Clear(usize, u64),
-    /// By whom, and which, in hundredths of what there is.
+    /// User, and the entries in hundredths of the conversation.
     Hide(usize, Vec<u64>),
     Recall(u64),
     Prune(u64),
-    /// Whether who joins from now on sees everything.
+    /// Whether later members see the whole history.
     History(bool),
 }
 
@@ -58,10 +59,10 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What one would write down by hand.
+/// Naive model of a conversation.
 #[derive(Default)]
 struct Naive {
-    /// Who said it, for a message; who was in then; and who may see it.
+    /// Sender of a message; members at that time; users who may see it.
     rows: Vec<(Option<usize>, [bool; 3], [bool; 3])>,
     all: bool,
     is_in: [bool; 3],
@@ -90,7 +91,7 @@ impl Naive {
         news.filter(|(_, (sender, ..))| sender.is_some_and(|it| it != who)).count() as u64
     }
 
-    /// The place, with what lies up to there, be it taken by retention or not.
+    /// Returns the mark at a seq with the count up to there, pruned rows included.
     fn mark(&self, who: usize, seq: u64) -> Mark {
         let up_to = &self.rows[..seq as usize];
         let count =
@@ -98,7 +99,7 @@ impl Naive {
         Mark { seq, messages: count(&|_| true), own: count(&|it| it == who) }
     }
 
-    /// What the user may see and neither retention nor a clear took.
+    /// Returns the seqs that the user may see, without pruned and cleared ones.
     fn kept(&self, who: usize) -> impl Iterator<Item = u64> {
         let gone = self.pruned_to.max(self.cleared[who]);
         (1..=self.rows.len() as u64).filter(move |seq| *seq > gone && self.rows[*seq as usize - 1].2[who])
@@ -237,7 +238,7 @@ impl World {
         }
     }
 
-    /// Everything that a client sees who pages through the whole, and what it is told that it can't have.
+    /// Returns everything that a paging client sees, and the ranges reported as unavailable.
     async fn pull_all(&self, who: usize, forward: bool, limit: usize) -> (Vec<u64>, Vec<u64>) {
         let (mut seen, mut gone) = (Vec::new(), Vec::new());
         let mut cursor = if forward { 0 } else { u64::MAX };
@@ -263,7 +264,7 @@ impl World {
         (seen, gone)
     }
 
-    /// Without a hole from the first seq that the page names to the last, and what can be pulled of it.
+    /// Asserts that the page has no hole from its first named seq to its last, and what of it can be pulled.
     async fn check_around(&self, who: usize, seq: u64, truth: &[u64]) {
         let pull = Pull { conversation: group("g"), which: Which::Around(seq), limit: 3 };
         let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull).await.unwrap();
@@ -336,14 +337,14 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
     #[test]
-    fn s23_s24_on_the_disk_too(ops in prop::collection::vec(op(), 30..60)) {
+    fn s23_s24_unread_and_pages_equal_the_naive_model_on_disk(ops in prop::collection::vec(op(), 30..60)) {
         run(Arc::new(EmbeddedStore::new(super::embedded::engine(1))), &ops);
     }
 }
 
-/// At each read of rows, retention passes the place that is to be marked; ann's own messages lie on both sides of it.
+/// At each read of rows, retention passes the seq to be marked; ann's own messages are on both sides of it.
 #[tokio::test]
-async fn retention_between_the_look_and_the_rows_of_a_mark_leaves_no_wrong_count() {
+async fn retention_during_a_mark_leaves_no_wrong_count() {
     for page in 0..3 {
         let plan = FaultPlan::none();
         let (store, gate) = (Arc::new(MemoryStore::default()) as Arc<dyn Store>, Gate::new());
@@ -371,7 +372,7 @@ async fn retention_between_the_look_and_the_rows_of_a_mark_leaves_no_wrong_count
 }
 
 #[test]
-fn marks_of_a_former_member_count_nothing_that_came_later_whatever_retention_took() {
+fn former_members_marks_count_no_later_message() {
     let talk = |count| vec![Op::Say(0); count];
     for pruned in [5, 10] {
         let left = [talk(8), vec![Op::Say(1), Op::Kick(1)], talk(30), vec![Op::Prune(pruned)]].concat();

@@ -1,4 +1,4 @@
-//! `docs/cli.md`: what `--help` says, of every command that is shown.
+//! `docs/cli.md`: the help text of every visible command.
 
 use clap::CommandFactory as _;
 
@@ -13,7 +13,7 @@ the drain. `up` exits with 0 if all nodes that it stopped exited with 0, otherwi
 
 ";
 
-/// The page.
+/// Returns the generated page.
 pub(super) fn page() -> String {
     help(HEAD, &tidegate::cli::Cli::command(), "tidegate")
 }

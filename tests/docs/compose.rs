@@ -10,7 +10,7 @@ use tidegate::{cli::Cli, config::Config};
 
 use crate::{read, root};
 
-/// The lines of a block by the name that it begins with, at this depth.
+/// Returns the lines of each block at this depth, by the name in its first line.
 fn blocks(lines: &[&str], depth: usize) -> BTreeMap<String, Vec<String>> {
     let indent = " ".repeat(depth);
     let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -36,7 +36,7 @@ fn services() -> BTreeMap<String, Vec<String>> {
     blocks(&lines, 2)
 }
 
-/// `TIDEGATE__SECTION__KEY: value` of these lines, as `--set` takes them.
+/// Returns the `TIDEGATE__SECTION__KEY: value` of these lines in the form that `--set` accepts.
 fn sets<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     let settings = lines.filter_map(|line| line.trim().strip_prefix("TIDEGATE__")?.split_once(": "));
     settings
@@ -50,7 +50,7 @@ fn sets<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
         .collect()
 }
 
-/// The settings of each node.
+/// Returns the settings of each node.
 fn nodes() -> Vec<Config> {
     let (file, services) = (read("compose.yaml"), services());
     let shared = sets(file.lines().take_while(|line| !line.starts_with("services:")));
@@ -64,14 +64,14 @@ fn nodes() -> Vec<Config> {
     all.collect()
 }
 
-/// `[a, b]`, also with quotes, after this key.
+/// Returns the list `[a, b]`, quoted or not, after this key.
 fn list<'a>(lines: &'a [String], key: &str) -> Option<Vec<&'a str>> {
     let line = lines.iter().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": ["))?;
     Some(line.trim_end_matches(']').split(", ").map(|word| word.trim_matches('"')).collect())
 }
 
 #[test]
-fn the_nodes_of_compose_have_settings_that_the_node_takes_and_ports_of_their_own() {
+fn compose_nodes_have_valid_settings_and_distinct_ports() {
     let nodes = nodes();
     let ids: BTreeSet<&str> = nodes.iter().map(|config| config.node.id.as_str()).collect();
     assert_eq!(ids, BTreeSet::from(["n1", "n2", "n3"]));
@@ -85,8 +85,8 @@ fn the_nodes_of_compose_have_settings_that_the_node_takes_and_ports_of_their_own
         let published = format!("- \"127.0.0.1:{port}:{port}\"");
         assert!(services()["net"].iter().any(|line| line.trim() == published), "`net` does not publish {id}");
         let scraped = format!("targets: [\"{}\"]", config.listen.admin);
-        assert!(read("deploy/prometheus.yml").contains(&scraped), "Prometheus does not ask {id}");
-        // What a node needs of other services has the name under which they are there.
+        assert!(read("deploy/prometheus.yml").contains(&scraped), "Prometheus does not scrape {id}");
+        // Dependencies have the host names under which compose runs them.
         let postgres = config.postgres.url.rsplit_once('@').map(|(_, host)| host).unwrap_or_default();
         let redis = config.redis.urls[0].trim_start_matches("redis://");
         for (address, port) in [(config.kafka.brokers[0].as_str(), 9092), (redis, 6379), (postgres, 5432)] {
@@ -98,7 +98,7 @@ fn the_nodes_of_compose_have_settings_that_the_node_takes_and_ports_of_their_own
 }
 
 #[test]
-fn the_commands_of_compose_are_those_of_the_binary() {
+fn compose_commands_exist_in_the_binary() {
     let file = read("compose.yaml");
     let lines: Vec<String> = file.lines().map(str::to_owned).collect();
     let mut seen = BTreeSet::new();
@@ -117,7 +117,7 @@ fn the_commands_of_compose_are_those_of_the_binary() {
 }
 
 #[test]
-fn what_compose_mounts_is_there_and_its_dashboard_asks_for_metrics_that_exist() {
+fn compose_mounts_exist_and_the_dashboard_uses_real_metrics() {
     let file = read("compose.yaml");
     let mounted: Vec<&str> = file
         .split("./deploy/")
@@ -126,14 +126,14 @@ fn what_compose_mounts_is_there_and_its_dashboard_asks_for_metrics_that_exist() 
         .collect();
     assert!(mounted.len() >= 3, "{mounted:?}");
     for path in mounted {
-        assert!(root().join("deploy").join(path).exists(), "deploy/{path} is not there");
+        assert!(root().join("deploy").join(path).exists(), "deploy/{path} does not exist");
     }
     let dashboard: Value =
         serde_json::from_str(&read("deploy/grafana/dashboards/tidegate.json")).expect("a dashboard is JSON");
     let targets =
         dashboard["panels"].as_array().into_iter().flatten().filter_map(|it| it["targets"].as_array());
     let asked: Vec<&str> = targets.flatten().filter_map(|target| target["expr"].as_str()).collect();
-    assert!(asked.len() > 5, "the questions of the dashboard were not found");
+    assert!(asked.len() > 5, "the queries of the dashboard were not found");
     for question in asked {
         let name = |c: char| c.is_ascii_lowercase() || c == '_';
         let words = question.split(|c| !name(c)).filter(|word| word.starts_with("tidegate_"));

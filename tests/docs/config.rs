@@ -1,4 +1,4 @@
-//! `docs/config.md` and the example file: from the doc comments, types and defaults of `src/config.rs`.
+//! `docs/config.md` and the example file, generated from the doc comments, types and defaults of `src/config.rs`.
 
 use std::fmt::Write as _;
 
@@ -34,7 +34,7 @@ const EXAMPLE_HEAD: &str = "# Every setting of Tidegate with its default. Genera
 # Use it with: tidegate serve --config FILE. Keep only what you change.
 ";
 
-/// What the page does not put into the example: faults are for tests.
+/// Section that the example leaves out: faults are for tests.
 const NOT_IN_EXAMPLE: &str = "fault";
 
 struct Section {
@@ -46,12 +46,12 @@ struct Section {
 struct Setting {
     key: String,
     about: String,
-    /// The default as TOML writes it.
+    /// Default in the form of TOML.
     default: String,
     unit: &'static str,
 }
 
-/// The page.
+/// Returns the generated page.
 pub(super) fn page() -> String {
     let mut page = HEAD.to_owned();
     for section in sections() {
@@ -76,7 +76,7 @@ pub(super) fn page() -> String {
     page
 }
 
-/// The file.
+/// Returns the generated example file.
 pub(super) fn example() -> String {
     let mut file = EXAMPLE_HEAD.to_owned();
     for section in sections().into_iter().filter(|section| section.name != NOT_IN_EXAMPLE) {
@@ -88,7 +88,7 @@ pub(super) fn example() -> String {
     file
 }
 
-/// The sections in the order of the struct, which is the order in which the defaults are written.
+/// Returns the sections in the order of the struct, which is the order in which the defaults are written.
 fn sections() -> Vec<Section> {
     let schema = schemars::schema_for!(Config).to_value();
     let defaults = toml::to_string(&Config::default()).expect("the defaults are TOML");
@@ -110,12 +110,12 @@ fn sections() -> Vec<Section> {
     sections
 }
 
-/// The schema of a section, which stands among the definitions.
+/// Returns the schema of a section, which is among the definitions.
 fn described<'a>(schema: &'a Value, section: &str) -> &'a Value {
     let field = &schema["properties"][section];
     let target = field["$ref"].as_str().or_else(|| field["allOf"][0]["$ref"].as_str());
     let pointer = target.and_then(|target| target.strip_prefix('#')).expect("a section is a definition");
-    schema.pointer(pointer).expect("the definition is there")
+    schema.pointer(pointer).expect("the definition exists")
 }
 
 fn text(description: &Value, of: &str) -> String {
@@ -123,7 +123,7 @@ fn text(description: &Value, of: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Keys say their unit: `_ms`, `bytes`; the rest is a count, a text or a list.
+/// Returns the unit that a key names: `_ms`, `bytes`; the rest is a count, a text or a list.
 fn unit(key: &str, field: &Value) -> &'static str {
     match field["type"].as_str() {
         _ if key.ends_with("_ms") => "ms",
@@ -134,7 +134,7 @@ fn unit(key: &str, field: &Value) -> &'static str {
     }
 }
 
-/// 65536 bytes as 64 KiB, 30000 ms as 30 s.
+/// Returns 65536 bytes as 64 KiB, 30000 ms as 30 s.
 fn readable(default: &str, unit: &str) -> Option<String> {
     let number: u64 = default.parse().ok().filter(|number| *number > 0)?;
     let steps: &[(u64, &str)] = match unit {
@@ -149,5 +149,5 @@ fn readable(default: &str, unit: &str) -> Option<String> {
 }
 
 fn put(page: &mut String, words: std::fmt::Arguments<'_>) {
-    page.write_fmt(words).expect("a String takes everything");
+    page.write_fmt(words).expect("writing to a String succeeds");
 }

@@ -54,11 +54,11 @@ fn errors_page() -> String {
 }
 
 fn push(page: &mut String, text: std::fmt::Arguments<'_>) {
-    page.write_fmt(text).expect("a String takes everything");
+    page.write_fmt(text).expect("writing to a String succeeds");
 }
 
 #[test]
-fn the_page_of_codes_is_current() {
+fn codes_page_is_current() {
     settle("docs/errors.md", &errors_page());
 }
 
@@ -96,7 +96,7 @@ const OTHER_NAMES: [&str; 17] = [
     "MANIFEST",
 ];
 
-/// Names in backticks and capitals are codes, or values of the enums that the schema defines.
+/// Names in backticks and capitals are codes, or values of enums in the schema.
 #[test]
 fn pages_name_only_codes_that_exist() {
     let schema = read("protocol/tidegate/v1/client.proto");

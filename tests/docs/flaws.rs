@@ -1,13 +1,13 @@
-//! `docs/internals/flaws.md`: every flaw has a line, and the tests that a line names are there.
+//! `docs/internals/flaws.md`: every flaw has a line, and the named tests exist.
 
 use super::read;
 
 const PAGE: &str = "docs/internals/flaws.md";
 
-/// How many flaws are known by number.
+/// Number of numbered flaws.
 const FLAWS: usize = 37;
 
-/// What is wrong with the page; `source` gives the text of a file.
+/// Returns the faults of the page; `source` gives the text of a file.
 fn problems(page: &str, source: impl Fn(&str) -> String) -> Vec<String> {
     let mut problems = Vec::new();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| S")).map(|line| {
@@ -43,12 +43,12 @@ fn problems(page: &str, source: impl Fn(&str) -> String) -> Vec<String> {
 }
 
 #[test]
-fn each_flaw_has_a_test_that_is_there() {
+fn each_flaw_has_an_existing_test() {
     assert_eq!(problems(&read(PAGE), read), Vec::<String>::new());
 }
 
 #[test]
-fn a_page_that_names_a_test_that_is_not_there_is_noticed() {
+fn missing_test_on_the_page_is_found() {
     let page = read(PAGE);
     let source = |_: &str| "fn other() {}".to_owned();
     assert!(problems(&page, source).len() > FLAWS / 2);

@@ -4,10 +4,10 @@ use std::{env, fmt::Write as _, fs, path::Path};
 
 use clap::Command;
 
-/// Wide enough that nothing wraps in an odd place; a terminal would give its own width.
+/// Width at which no line wraps awkwardly, independent of the terminal.
 const COLUMNS: usize = 100;
 
-/// `head`, then what `--help` says of `program` and of every command below it that is shown.
+/// Returns `head`, then the help of `program` and of every visible command below it.
 pub(crate) fn help(head: &str, program: &Command, name: &str) -> String {
     let mut page = head.to_owned();
     describe(program, name, 2, &mut page);
@@ -16,7 +16,7 @@ pub(crate) fn help(head: &str, program: &Command, name: &str) -> String {
     page
 }
 
-/// One command and what is below it. Nested ones repeat no options of the command above.
+/// Describes one command and those below it. Nested ones repeat no options of the command above.
 fn describe(command: &Command, path: &str, level: usize, page: &mut String) {
     let mut shown = command
         .clone()
@@ -28,13 +28,13 @@ fn describe(command: &Command, path: &str, level: usize, page: &mut String) {
     let help: Vec<&str> = help.lines().map(str::trim_end).collect();
     let marks = "#".repeat(level);
     write!(page, "{marks} `{path}`\n\n```text\n{}\n```\n\n", help.join("\n").trim_end())
-        .expect("a String takes everything");
+        .expect("writing to a String succeeds");
     for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
         describe(below, &format!("{path} {}", below.get_name()), (level + 1).min(3), page);
     }
 }
 
-/// Writes the page when asked to, else fails if the one in the tree is another.
+/// Writes the page if requested, otherwise fails if the one in the tree differs.
 pub(crate) fn settle(root: &Path, path: &str, page: &str) {
     let file = root.join(path);
     let now = fs::read_to_string(&file).unwrap_or_default();
@@ -46,7 +46,7 @@ pub(crate) fn settle(root: &Path, path: &str, page: &str) {
             env::var_os("CI").is_none(),
             "TIDEGATE_UPDATE_DOCS is set in CI: pages would pass by being written"
         );
-        // Other tests read pages meanwhile, so none is ever half written.
+        // Other tests read pages concurrently, so a page is replaced atomically.
         let new = file.with_extension("new");
         fs::write(&new, page)
             .and_then(|()| fs::rename(&new, &file))
@@ -55,5 +55,5 @@ pub(crate) fn settle(root: &Path, path: &str, page: &str) {
     }
     let stale = now.lines().zip(page.lines()).position(|(old, new)| old != new);
     let line = stale.unwrap_or(now.lines().count().min(page.lines().count())) + 1;
-    panic!("{path} is not what the code says from line {line} on: run `cargo xtask docs`");
+    panic!("{path} differs from the code from line {line} on: run `cargo xtask docs`");
 }

@@ -1,10 +1,10 @@
-//! All pages of the repository: links and anchors lead somewhere, and the tests that a page names are there.
+//! All pages of the repository: links and anchors resolve, and the tests that a page names exist.
 
 use std::{fs, path::Path};
 
 use super::{read, root};
 
-/// The pages of the repository, by their paths.
+/// Returns the pages of the repository, by their paths.
 pub(super) fn pages() -> Vec<String> {
     let (mut pages, mut folders) = (Vec::new(), vec![String::new()]);
     while let Some(folder) = folders.pop() {
@@ -25,12 +25,12 @@ pub(super) fn pages() -> Vec<String> {
     pages
 }
 
-/// The text outside of fenced code blocks.
+/// Returns the text outside of fenced code blocks.
 fn prose(page: &str) -> String {
     page.split("```").step_by(2).collect()
 }
 
-/// Targets of `[text](target)`, without those on the web.
+/// Returns the targets of `[text](target)`, without those on the web.
 fn links(page: &str) -> Vec<String> {
     prose(page)
         .split("](")
@@ -41,7 +41,7 @@ fn links(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// The anchors of a page: its headings as GitHub names them. A heading that comes twice has the anchor of the first.
+/// Returns the anchors of a page: its headings as GitHub names them. A repeated heading has the anchor of the first.
 fn anchors(page: &str) -> Vec<String> {
     let prose = prose(page);
     let titles = prose.lines().filter(|line| line.starts_with('#')).filter_map(|line| line.split_once(' '));
@@ -49,7 +49,7 @@ fn anchors(page: &str) -> Vec<String> {
 }
 
 fn anchor(title: &str) -> String {
-    // Of a link the text stays.
+    // A link keeps its text.
     let title = title.split('[').flat_map(|part| {
         part.split_once("](")
             .map_or([part, ""], |(text, rest)| [text, rest.split_once(')').map_or("", |(_, after)| after)])
@@ -59,7 +59,7 @@ fn anchor(title: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Links of the page at `path` that lead nowhere; `source` gives the text of a page, `exists` knows files and folders.
+/// Returns the dead links of the page at `path`; `source` gives the text of a page, `exists` knows files and folders.
 fn broken(
     path: &str,
     page: &str,
@@ -79,7 +79,7 @@ fn broken(
     links(page).into_iter().filter(leads_nowhere).map(|target| format!("{path}: {target}")).collect()
 }
 
-/// `target` as a path of the repository.
+/// Returns `target` as a path of the repository.
 fn joined(folder: &str, target: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in target.trim_end_matches('/').split('/') {
@@ -92,7 +92,7 @@ fn joined(folder: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// Tests that the page names and that are not there: `file.rs::function`, or `file.rs`: `function`.
+/// Returns the named tests that do not exist: `file.rs::function`, or `file.rs`: `function`.
 fn missing_tests(page: &str, source: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let prose = prose(page);
     let parts: Vec<&str> = prose.split('`').collect();
@@ -110,7 +110,7 @@ fn is_name(text: &str) -> bool {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_resolve() {
     let pages = pages();
     for known in
         ["README.md", "docs/internals/adr/README.md", "protocol/SPEC.md", "protocol/vectors/README.md"]
@@ -123,7 +123,7 @@ fn links_between_pages_lead_somewhere() {
 }
 
 #[test]
-fn a_link_to_a_missing_file_or_anchor_is_noticed() {
+fn link_to_a_missing_file_or_anchor_is_found() {
     let page = "# Über `a_b`: [c](d.md)!\n[1](#über-a_b-c) [2](#other) [3](../x.md#two) [4](../x.md#three) [5](gone.md)\n\
                 ```\n[6](code.md)\n```\n[7](https://example.org/) [8](folder/)\n";
     let source = |path: &str| match path {
@@ -137,9 +137,9 @@ fn a_link_to_a_missing_file_or_anchor_is_noticed() {
 }
 
 #[test]
-fn tests_that_a_page_names_are_there() {
+fn tests_that_a_page_names_exist() {
     let source = |path: &str| fs::read_to_string(root().join(path)).ok();
-    // `docs/internals/flaws.md` names planted faults as well and has a test of its own; the changelog names what was.
+    // `docs/internals/flaws.md` also names planted faults and has its own test; the changelog names former tests.
     let pages =
         pages().into_iter().filter(|page| page != "docs/internals/flaws.md" && page != "CHANGELOG.md");
     let missing = pages.flat_map(|page| {
@@ -150,7 +150,7 @@ fn tests_that_a_page_names_are_there() {
 }
 
 #[test]
-fn a_page_that_names_a_test_that_is_gone_is_noticed() {
+fn missing_test_that_a_page_names_is_found() {
     let page = "`tests/a.rs::is_there`, `tests/a.rs::is_gone`; `tests/a.rs`: `is_gone_too`; `tests/b.rs::any`, `a::b`, `src/lib.rs`";
     let source = |path: &str| (path == "tests/a.rs").then(|| "fn is_there() {}".to_owned());
     let expected = ["tests/a.rs::is_gone", "tests/b.rs::any", "tests/a.rs::is_gone_too"];

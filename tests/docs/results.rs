@@ -1,4 +1,4 @@
-//! `docs/results/*.jsonl`: each run is a row that says what it was, and `docs/internals/testing.md` has the sums.
+//! `docs/results/*.jsonl`: each run is a complete row, and `docs/internals/testing.md` has the sums.
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{root, settle_block};
 
-/// What the runs of a kind add up to.
+/// Totals of the runs of one kind.
 #[derive(Default)]
 struct Sum {
     runs: u64,
@@ -35,7 +35,7 @@ impl Sum {
         self.broken += u64::from(row["verdict"].as_str().is_some_and(|it| it.starts_with("BROKEN")));
     }
 
-    /// The cells of its row.
+    /// Returns the cells of its row.
     fn cells(&self) -> [String; 6] {
         let counted = [
             (self.faults, "faults"),
@@ -57,7 +57,7 @@ impl Sum {
     }
 }
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> =
@@ -65,7 +65,7 @@ fn thousands(number: u64) -> String {
     groups.join(",")
 }
 
-/// What is wrong with a row.
+/// Returns the fault of a row, if it has one.
 fn problem(line: &str) -> Option<String> {
     let row: Value = match serde_json::from_str(line) {
         Ok(row) => row,
@@ -86,10 +86,10 @@ fn problem(line: &str) -> Option<String> {
     (!fine).then(|| format!("the verdict {verdict:?} is none of {known:?} or BROKEN …"))
 }
 
-/// The lines of all files, with the file's name.
+/// Returns the lines of all files, with the file's name.
 fn lines() -> Vec<(String, String)> {
     let folder = root().join("docs/results");
-    let files = fs::read_dir(&folder).expect("docs/results is there").map(|entry| entry.expect("a file"));
+    let files = fs::read_dir(&folder).expect("docs/results exists").map(|entry| entry.expect("a file"));
     let mut files: Vec<_> = files.map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|it| it == "jsonl"));
     files.sort();
@@ -104,7 +104,7 @@ fn lines() -> Vec<(String, String)> {
 }
 
 #[test]
-fn each_result_says_when_what_and_how_it_ended() {
+fn each_result_has_date_kind_and_outcome() {
     let lines = lines();
     assert!(lines.len() > 50, "the results were not found");
     let problems =
@@ -114,7 +114,7 @@ fn each_result_says_when_what_and_how_it_ended() {
 }
 
 #[test]
-fn an_incomplete_result_is_noticed() {
+fn incomplete_result_is_found() {
     let row = |text: &str| problem(&format!("{{{text}}}")).is_none();
     assert!(row(r#""date":"2026-11-24","commit":null,"kind":"node","verdict":"BROKEN lost-acked 1""#));
     assert!(row(r#""date":"2026-11-24","commit":"abc","kind":"bench chat","verdict":"met""#));
@@ -126,7 +126,7 @@ fn an_incomplete_result_is_noticed() {
 }
 
 #[test]
-fn the_page_of_testing_has_the_sums_of_the_results() {
+fn testing_page_has_the_sums_of_the_results() {
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
     for (_, line) in lines() {
         let row: Value = serde_json::from_str(&line).expect("each line is a row");
@@ -138,7 +138,7 @@ fn the_page_of_testing_has_the_sums_of_the_results() {
         "| kind | runs | minutes | what broke | acked | checked | broken |\n|---|---|---|---|---|---|---|\n"
             .to_owned();
     for (kind, sum) in &sums {
-        writeln!(table, "| `{kind}` | {} |", sum.cells().join(" | ")).expect("a String takes everything");
+        writeln!(table, "| `{kind}` | {} |", sum.cells().join(" | ")).expect("writing to a String succeeds");
     }
     settle_block("docs/internals/testing.md", "results", &table);
 }

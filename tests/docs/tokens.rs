@@ -1,4 +1,4 @@
-//! `docs/tokens.md`: its programs mint tokens that a node accepts, and the claims count as it says.
+//! `docs/tokens.md`: its programs mint tokens that a node accepts, and claims have the documented effect.
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use super::{read, root, settle, unique::unique_name, with_block};
 
 const PAGE: &str = "docs/tokens.md";
 
-/// The folder of the programs.
+/// Folder of the programs.
 const FOLDER: &str = "tests/third_party/tokens";
 
-/// (what runs it, program, language of its block)
+/// Runner, program, and language of its block on the page.
 const PROGRAMS: [(&str, &str, &str); 2] = [("python3", "mint.py", "python"), ("node", "mint.mjs", "js")];
 
 /// Key file of one test, removed at its end.
@@ -42,7 +42,7 @@ impl Drop for KeyFile {
     }
 }
 
-/// The token that a program prints for these words.
+/// Returns the token that a program prints for these arguments.
 fn mint(runner: &str, program: &str, key: &KeyFile, words: &[&str]) -> String {
     let mut command = Command::new(runner);
     command.arg(root().join(FOLDER).join(program)).arg(&key.path).args(words);
@@ -65,14 +65,14 @@ fn wall_ms() -> u64 {
     u64::try_from(now(0)).expect("the clock is after 1970") * 1_000
 }
 
-/// Seconds since 1970, `later` from now.
+/// Returns seconds since 1970, plus `later`.
 fn now(later: i64) -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     i64::try_from(now.as_secs()).expect("the year is near") + later
 }
 
 #[test]
-fn the_page_has_the_programs() {
+fn page_contains_the_programs() {
     let mut page = read(PAGE);
     for (_, name, language) in PROGRAMS {
         let program = read(&format!("{FOLDER}/{name}"));
@@ -94,9 +94,9 @@ fn each_program_mints_tokens_that_a_node_accepts() {
     }
 }
 
-/// The first mistake of a back end: a library that is handed the text of the file.
+/// The usual mistake of a backend: its library gets the text of the file as the key.
 #[test]
-fn the_text_of_the_key_file_is_another_key() {
+fn text_of_the_key_file_is_another_key() {
     let key = KeyFile::new("text");
     let text = fs::read_to_string(&key.path).expect("the key was written");
     let token = sign(text.trim().as_bytes(), Algorithm::HS256, &json!({ "sub": "alice", "exp": now(60) }));
@@ -106,7 +106,7 @@ fn the_text_of_the_key_file_is_another_key() {
 }
 
 #[test]
-fn claims_count_as_the_page_says() {
+fn claims_have_the_documented_effect() {
     let key = [7; 32];
     let accepted = [
         json!({ "sub": "alice", "exp": now(60) }),

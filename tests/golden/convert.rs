@@ -1,4 +1,4 @@
-//! Bytes as text and back, and values with what differs from run to run taken out.
+//! Bytes as text and back, and values without what differs between runs.
 
 use data_encoding::HEXLOWER;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! The folders of golden files: which there are, that they never change, and how the present version writes its own.
+//! Folders of golden files: which exist, that they never change, and how the present version writes its own.
 
 use std::{
     collections::BTreeMap,
@@ -99,7 +99,7 @@ pub(crate) fn versions() -> Vec<Folder> {
             version: path.file_name().and_then(|name| name.to_str()).expect("a name").to_owned(),
             path,
         })
-        // Beside them lie the modules of this test.
+        // The modules of this test are in the same folder.
         .filter(|folder| folder.version.starts_with(|first: char| first.is_ascii_digit()))
         .collect();
     folders.sort_by(|a, b| a.version.cmp(&b.version));
@@ -126,13 +126,13 @@ fn write_present() {
     servers::write(&folder);
     let mut lines = String::new();
     for (name, hash) in folder.hashes() {
-        writeln!(lines, "{hash}  {name}").expect("a String takes everything");
+        writeln!(lines, "{hash}  {name}").expect("writing to a String succeeds");
     }
     fs::write(manifest, lines).expect("the folder can be written");
 }
 
 #[test]
-fn the_files_of_a_released_version_never_change() {
+fn golden_files_of_a_released_version_never_change() {
     for folder in versions() {
         let manifest = String::from_utf8(folder.bytes(MANIFEST)).expect("text");
         let listed: BTreeMap<String, String> = manifest
@@ -145,7 +145,7 @@ fn the_files_of_a_released_version_never_change() {
 }
 
 #[test]
-fn every_released_version_has_its_golden_files() {
+fn every_released_version_has_golden_files() {
     let changes = fs::read_to_string(root().join("../../CHANGELOG.md")).expect("a changelog");
     let versions: Vec<String> = versions().into_iter().map(|folder| folder.version).collect();
     // The headings of Keep a Changelog: `## [0.2.0] - 2026-12-24`.

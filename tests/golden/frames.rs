@@ -66,7 +66,7 @@ pub(crate) fn write(folder: &Folder) {
 }
 
 #[test]
-fn frames_of_every_version_keep_their_meaning_and_their_bytes() {
+fn frames_of_every_version_keep_their_meaning_and_bytes() {
     for folder in versions() {
         let frames: Vec<Frame> = folder.json(FILE);
         assert!(frames.len() > 40, "{} frames", frames.len());
@@ -76,7 +76,7 @@ fn frames_of_every_version_keep_their_meaning_and_their_bytes() {
             assert_eq!(String::from_utf8_lossy(&read), json.get(), "{what}");
             let written = direction.convert(json.get().as_bytes(), Framing::Json, Framing::Proto);
             assert_eq!(hex(&written), golden, "{what}");
-            // What a later version may add at the end of a frame is not in the way.
+            // Fields that a later version may add at the end of a frame do no harm.
             let later = with_unknown_field(&unhex(&golden));
             let read = direction.convert(&later, Framing::Proto, Framing::Json);
             assert_eq!(String::from_utf8_lossy(&read), json.get(), "{what}, with a field of a later version");

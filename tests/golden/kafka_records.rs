@@ -28,7 +28,7 @@ use crate::{
 
 pub(crate) const FILE: &str = "kafka.json";
 
-/// The topics of a cluster, by the ends of their names, with their partitions.
+/// Topics of a cluster, by the ends of their names, with their partitions.
 const TOPICS: [(&str, i32); 4] = [("log", 4), ("node.n1", 1), ("node.n2", 1), ("events", 8)];
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// 10 s on a quiet machine.
 const SWEEP: Duration = Duration::from_secs(30);
 
-/// A record where it lies.
+/// Record with its topic, partition and offset.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Golden {
     /// `log`, `events`, or `node.` and the node.
@@ -61,7 +61,7 @@ fn means(topic: &str, value: &[u8]) -> Value {
 
 fn consumer(cluster: &Cluster) -> BaseConsumer {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", cluster.brokers()).set("group.id", "nobody");
+    config.set("bootstrap.servers", cluster.brokers()).set("group.id", "none");
     config.set("enable.partition.eof", "true").create().expect("a consumer")
 }
 
@@ -69,7 +69,7 @@ fn full_name(cluster: &Cluster, topic: &str) -> String {
     format!("{}.{topic}", cluster.name())
 }
 
-/// How many records each partition of a topic has.
+/// Returns the number of records in each partition of a topic.
 pub(crate) fn ends(cluster: &Cluster, topic: &str) -> Vec<i64> {
     let (_, partitions) = TOPICS.iter().find(|(name, _)| *name == topic).expect("a topic of ours");
     let (consumer, name) = (consumer(cluster), full_name(cluster, topic));
@@ -93,7 +93,7 @@ fn dump_topic(cluster: &Cluster, topic: &str) -> Vec<Golden> {
         consumer.assign(&list).expect("an assignment");
         let mut next = 0;
         while next < end {
-            let record = consumer.poll(PATIENCE).expect("it is there").expect("a record");
+            let record = consumer.poll(PATIENCE).expect("the record exists").expect("a record");
             next = record.offset() + 1;
             let value = record.payload().expect("a value");
             let headers = record.headers().map(|all| all.iter().collect()).unwrap_or_default();
@@ -114,14 +114,14 @@ fn dump_topic(cluster: &Cluster, topic: &str) -> Vec<Golden> {
     records
 }
 
-/// Puts the log where it was: each record in its partition, at its offset.
+/// Restores the log: each record in its partition, at its offset.
 pub(crate) fn restore_log(cluster: &Cluster, records: &[Golden]) {
     let log: Vec<&Golden> = records.iter().filter(|it| it.topic == "log").collect();
     let offsets: Vec<i64> = log.iter().map(|it| it.offset).collect();
     assert_eq!(append(cluster, &log), offsets);
 }
 
-/// Appends records to their partitions of the log; at which offsets.
+/// Appends records to their partitions of the log; returns the offsets.
 fn append(cluster: &Cluster, records: &[&Golden]) -> Vec<i64> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", cluster.brokers()).set("enable.idempotence", "true");
@@ -138,18 +138,18 @@ fn append(cluster: &Cluster, records: &[&Golden]) -> Vec<i64> {
             let mut record =
                 FutureRecord::to(&topic).partition(it.partition).payload(&value).headers(headers);
             record.key = key.as_ref();
-            let placed = producer.send(record, PATIENCE).await.expect("Kafka takes it");
+            let placed = producer.send(record, PATIENCE).await.expect("Kafka accepts the record");
             offsets.push(placed.offset);
         }
         offsets
     })
 }
 
-/// Appends what a node did not let through: a message to the team of somebody who is not in it, for its owner to refuse.
+/// Appends what a node would not: a message to the team by a non-member, for its owner to refuse.
 pub(crate) fn append_refused(cluster: &Cluster, sender: &str, msg_id: &str, text: &str) {
     let log = dump(cluster);
     let other =
-        log.iter().find(|it| it.means["message"]["conversation"] == "g:team").expect("the team talks");
+        log.iter().find(|it| it.means["message"]["conversation"] == "g:team").expect("the team has messages");
     let mut record = Record::decode(unhex(&other.value).into()).expect("a record");
     let Body::Message(message) = &mut record.body else { panic!("{:?}", other.means) };
     message.content = Content::text(text).encode_to_vec().into();
@@ -160,7 +160,7 @@ pub(crate) fn append_refused(cluster: &Cluster, sender: &str, msg_id: &str, text
     append(cluster, &[&golden]);
 }
 
-/// Waits for an event that is of that kind and of that owner of a route, `node/boot/epoch`.
+/// Waits for an event of that kind and of that owner of a route, `node/boot/epoch`.
 pub(crate) fn await_event(cluster: &Cluster, id: &str) {
     eventually_within(SWEEP, &format!("the event {id}"), || {
         dump_topic(cluster, "events").iter().any(|it| it.means["id"] == id).then_some(())
@@ -190,13 +190,13 @@ fn kafka_records_of_every_version_keep_their_meaning() {
     }
 }
 
-/// The log records of each conversation, in order, without what differs from run to run.
+/// Returns the log records of each conversation, in order, without what differs between runs.
 fn story(records: &[Golden]) -> BTreeMap<String, Vec<Value>> {
     let mut story: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for it in records.iter().filter(|it| it.topic == "log") {
         let kinds = ["message", "member", "recall", "prune"];
         let about = kinds.iter().find_map(|kind| it.means[kind]["conversation"].as_str());
-        // Rules go to every partition, when it has an owner.
+        // Rules go to every partition that has an owner.
         let Some(conversation) = about else { continue };
         story.entry(conversation.to_owned()).or_default().push(shape(it));
     }
@@ -207,7 +207,7 @@ fn shape(it: &Golden) -> Value {
     let headers: Vec<&str> = it.headers.iter().map(|(name, _)| name.as_str()).collect();
     let key = match it.topic.as_str() {
         "events" => it.key.clone(),
-        // The run of a node, as eight bytes; none in the log.
+        // Run of a node, as eight bytes; absent in the log.
         _ => it.key.as_ref().map(|key| format!("{} digits", key.len())),
     };
     json!({"partition": it.partition, "key": key, "headers": headers, "means": blur(&it.means)})
@@ -230,7 +230,7 @@ fn blur(value: &Value) -> Value {
     }
 }
 
-/// Today's nodes appended what those of a version did, where they did.
+/// Asserts that today's nodes appended the same records as those of a version.
 pub(crate) fn compare(folder: &Folder, present: &[Golden], undecided: &[String]) {
     let mut golden: Vec<Golden> = folder.json(FILE);
     // The last messages of the golden log were left for a later owner.
@@ -242,9 +242,9 @@ pub(crate) fn compare(folder: &Folder, present: &[Golden], undecided: &[String])
     for it in golden.iter().filter(|it| it.topic != "log") {
         let form = shape(it);
         let is_same = |it: &&Golden| lacks(&form, &shape(it)).is_none();
-        // Which node a record of a large group goes to is a matter of a moment.
+        // The node that gets a record of a large group depends on timing.
         let is_kind = |other: &&Golden| other.topic == it.topic || it.topic.starts_with("node.");
         let found = present.iter().filter(is_kind).any(|other| is_same(&other));
-        assert!(found, "{}: readers know {form} in {}, none such is there", folder.version, it.topic);
+        assert!(found, "{}: readers expect {form} in {}, none exists", folder.version, it.topic);
     }
 }

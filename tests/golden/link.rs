@@ -36,10 +36,10 @@ const FILE: &str = "link.json";
 /// The shared secret of the recorded handshakes.
 const SECRET: &[u8] = b"known to everybody: a secret of golden files";
 
-/// Far above what anything here takes; nothing is timed.
+/// Far above any duration here; nothing is timed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One message of a lane, in order.
+/// One message of a stream, in order.
 #[derive(Clone, Deserialize, Serialize)]
 struct Golden {
     lane: usize,
@@ -82,8 +82,8 @@ fn link_to(address: SocketAddr) -> GrpcLink {
     link
 }
 
-/// The proof of one side as version 1 of the link has it: HMAC-SHA256 over a label, the hello and the challenge without
-/// its own proof, both with their length before them. `hello` is the whole first message: behind its tag it has that form.
+/// Proof of one side in version 1 of the link: HMAC-SHA256 over a label, the hello and the challenge without its own
+/// proof, both with their length before them. `hello` is the whole first message: after its tag it has that form.
 fn proof(label: &str, hello: &[u8], challenge: &pb::LinkChallenge) -> Bytes {
     let bare = pb::LinkChallenge { mac: Bytes::new(), ..challenge.clone() };
     let text = [label.as_bytes(), &hello[1..], &bare.encode_length_delimited_to_vec()].concat();
@@ -103,7 +103,8 @@ fn ask_proof(mac: Bytes) -> Bytes {
     pb::ExchangeRequest { step }.encode_to_vec().into()
 }
 
-/// Records the three lanes between a node and a peer of the present version, by a relay that knows nothing of what it passes.
+/// Records the three streams between a node and a peer of the present version, through a relay that does not decode
+/// them.
 pub(crate) fn write(folder: &Folder) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut recorded = runtime.block_on(async {
@@ -139,7 +140,7 @@ pub(crate) fn write(folder: &Folder) {
     folder.write_list(FILE, &recorded);
 }
 
-/// The lanes of a file, each with the messages of both sides in turn.
+/// Returns the streams of a file, each with the messages of both sides in turn.
 fn lanes(folder: &Folder) -> Vec<Vec<(Side, Bytes)>> {
     let mut lanes: Vec<Vec<(Side, Bytes)>> = Vec::new();
     for Golden { lane, from, hex } in folder.json::<Vec<Golden>>(FILE) {
@@ -149,7 +150,7 @@ fn lanes(folder: &Folder) -> Vec<Vec<(Side, Bytes)>> {
     lanes
 }
 
-/// The four messages of the handshake and the pairs of call and reply that follow.
+/// Returns the four messages of the handshake and the pairs of call and reply that follow.
 fn parts(lane: &[(Side, Bytes)]) -> ([&Bytes; 4], Vec<(&Bytes, &Bytes)>) {
     assert!(
         lane.len().is_multiple_of(2) && lane.iter().step_by(2).all(|(from, _)| *from == Side::Caller),
@@ -161,10 +162,10 @@ fn parts(lane: &[(Side, Bytes)]) -> ([&Bytes; 4], Vec<(&Bytes, &Bytes)>) {
 }
 
 #[test]
-fn recorded_handshakes_prove_the_secret_as_version_1_does() {
+fn recorded_handshakes_prove_the_secret_like_version_1() {
     for folder in versions() {
         let lanes = lanes(&folder);
-        assert_eq!(lanes.len(), 3, "a node opens three lanes to a peer");
+        assert_eq!(lanes.len(), 3, "a node opens three streams to a peer");
         for lane in &lanes {
             let ([hello, answer, proved, _], _) = parts(lane);
             let challenge = challenge(answer);
@@ -175,7 +176,7 @@ fn recorded_handshakes_prove_the_secret_as_version_1_does() {
     }
 }
 
-/// Opens a lane as the recorded caller did, and proves the secret over the fresh nonce of this listener.
+/// Opens a stream as the recorded caller did, and proves the secret over the fresh nonce of this listener.
 async fn greet(address: SocketAddr, [hello, _, _, ready]: [&Bytes; 4]) -> Lane {
     let mut lane = open(address).await;
     lane.send(hello.clone()).await;
@@ -189,7 +190,7 @@ async fn greet(address: SocketAddr, [hello, _, _, ready]: [&Bytes; 4]) -> Lane {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn callers_of_every_version_are_served_as_they_were() {
+async fn callers_of_every_version_get_the_same_replies() {
     for folder in versions() {
         for is_later in [false, true] {
             let end = Arc::new(End::default());
@@ -209,9 +210,9 @@ async fn callers_of_every_version_are_served_as_they_were() {
     }
 }
 
-/// Plays the recorded peer on one lane, and notes in `strange` each call that was never recorded.
-async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, strange: Arc<Mutex<Vec<String>>>) {
-    let note = |what: String| strange.lock().push(what);
+/// Plays the recorded peer on one stream, and collects in `unrecorded` each call that was never recorded.
+async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, unrecorded: Arc<Mutex<Vec<String>>>) {
+    let note = |what: String| unrecorded.lock().push(what);
     let Some(hello) = lane.receive().await else { return };
     let ([_, recorded, _, ready], _) = parts(&golden[0]);
     let mut challenge = pb::LinkChallenge { nonce: vec![9; 32].into(), ..challenge(recorded) };
@@ -227,26 +228,26 @@ async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, strange: Arc<Mute
         let pairs = golden.iter().flat_map(|lane| parts(lane).1);
         match pairs.into_iter().find(|(recorded, _)| **recorded == call) {
             Some((_, reply)) => lane.send(reply.clone()).await,
-            // Dropped: the caller's call fails.
+            // Dropping the stream fails the caller's call.
             None => return note(format!("a call that this version never made: {}", hex(&call))),
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn peers_of_every_version_are_called_as_they_were() {
+async fn peers_of_every_version_get_the_same_calls() {
     for folder in versions() {
-        let (golden, strange) = (lanes(&folder), Arc::<Mutex<Vec<String>>>::default());
+        let (golden, unrecorded) = (lanes(&folder), Arc::<Mutex<Vec<String>>>::default());
         let peers = RawListener::bind({
-            let (golden, strange) = (golden.clone(), Arc::clone(&strange));
-            move |_, lane| play(lane, golden.clone(), Arc::clone(&strange))
+            let (golden, unrecorded) = (golden.clone(), Arc::clone(&unrecorded));
+            move |_, lane| play(lane, golden.clone(), Arc::clone(&unrecorded))
         })
         .await;
         let link = link_to(peers.address());
         let called = tokio::spawn(async move { call_all(&link, &caller(), &peer()).await }).await;
-        let strange = strange.lock().clone();
-        assert_eq!(strange, Vec::<String>::new(), "{}", folder.version);
-        called.expect("every call is answered as it was");
+        let unrecorded = unrecorded.lock().clone();
+        assert_eq!(unrecorded, Vec::<String>::new(), "{}", folder.version);
+        called.expect("every call gets its recorded reply");
         let made: usize = golden.iter().map(|lane| parts(lane).1.len()).sum();
         assert_eq!(made, calls(&caller()).len(), "one frame for each call");
     }

@@ -77,7 +77,7 @@ pub(crate) fn fan_out(it: &pb::FanOut) -> Value {
     })
 }
 
-/// Describes an encoded push; none if nothing is pushed.
+/// Describes an encoded push; null if nothing is pushed.
 fn push(bytes: &[u8]) -> Value {
     if bytes.is_empty() {
         return Value::Null;

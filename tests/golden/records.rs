@@ -22,9 +22,9 @@ const FILE: &str = "records.json";
 struct Golden {
     name: String,
     hex: String,
-    /// The hash by which a position knows the record.
+    /// Hash by which a position identifies the record.
     hash: String,
-    /// The key by which a retry is found; `None` where there are no retries.
+    /// Key by which a retry is found; `None` where there are no retries.
     key: Option<String>,
     means: Value,
 }
@@ -58,7 +58,7 @@ pub(crate) fn write(folder: &Folder) {
 }
 
 #[test]
-fn records_of_every_version_keep_their_meaning_bytes_and_hashes() {
+fn records_of_every_version_keep_meaning_bytes_and_hashes() {
     for folder in versions() {
         let records: Vec<Golden> = folder.json(FILE);
         assert!(records.len() >= 18, "{} records", records.len());

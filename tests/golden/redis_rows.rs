@@ -1,4 +1,4 @@
-//! Keys in Redis: what a version's nodes left there is read by today's adapters, and they write what it could read.
+//! Keys in Redis: today's adapters read the keys of an earlier version, and write what it can read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,21 +25,21 @@ use crate::{
     support::{service_text, unique_name},
 };
 
-/// What the nodes left.
+/// Keys that the nodes left.
 pub(crate) const FILE: &str = "redis.json";
 
-/// What the adapters read from it.
+/// Values that the adapters read from them.
 const VIEW: &str = "redis-view.json";
 
 const USERS: [&str; 4] = ["ann", "bob", "fay", "nobody"];
 const CONVERSATIONS: [&str; 2] = ["g:town", "r:hall"];
 
-/// The keys that no node writes unless its settings ask for it.
+/// Keys that a node writes only if its settings request it.
 const CLAIMED: &str = "leased-1";
 const CLAIMANT: u64 = 0xabc;
 const WINDOW: Duration = Duration::from_secs(3_600);
 
-/// The answer to PTTL for a key that does not exist. PTTL is asked last, so the key may have expired during any question.
+/// Reply to PTTL for a key that does not exist. PTTL is queried last, so the key may have expired during any query.
 const EXPIRED: i64 = -2;
 
 /// A key, without the prefix of its cluster.
@@ -101,19 +101,19 @@ pub(crate) fn dump(prefix: &str) -> Vec<Row> {
             "zset" => {
                 json!(ask::<Vec<(String, String)>>(&mut to, &["ZRANGE", &key, "0", "-1", "WITHSCORES"]))
             }
-            other => panic!("a key of a kind that nobody writes: {other}"),
+            other => panic!("a key of an unexpected kind: {other}"),
         };
         let ttl_ms: i64 = ask(&mut to, &["PTTL", &key]);
         if ttl_ms == EXPIRED {
             continue;
         }
-        let key = key.strip_prefix(&format!("{prefix}:")).expect("it was asked for").to_owned();
+        let key = key.strip_prefix(&format!("{prefix}:")).expect("the key has the prefix").to_owned();
         rows.push(Row { key, kind, ttl_ms: u64::try_from(ttl_ms).ok(), value });
     }
     rows
 }
 
-/// Writes keys as they were; with `live`, those that end by a time of the clock have yet to end.
+/// Writes keys as they were; with `live`, those that expire by the clock are not expired yet.
 pub(crate) fn load(prefix: &str, rows: &[Row], live: bool) {
     let mut to = connect();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
@@ -152,7 +152,7 @@ pub(crate) fn load(prefix: &str, rows: &[Row], live: bool) {
     }
 }
 
-/// A prefix that no other test uses; its keys go with it.
+/// Prefix that no other test uses; its keys are deleted with it.
 struct Prefix(String);
 
 impl Prefix {
@@ -162,7 +162,7 @@ impl Prefix {
 
     fn config(&self) -> config::RedisConfig {
         let url = service_text("redis7", "url");
-        // Nothing here is about the time that a call takes.
+        // Nothing here is about the duration of a call.
         config::RedisConfig {
             urls: vec![url],
             prefix: self.0.clone(),
@@ -172,11 +172,11 @@ impl Prefix {
     }
 
     fn routes(&self) -> RedisRoutes {
-        RedisRoutes::connect(&self.config(), Leases::default()).expect("a good configuration")
+        RedisRoutes::connect(&self.config(), Leases::default()).expect("a valid configuration")
     }
 
     fn scratch(&self) -> RedisScratch {
-        RedisScratch::connect(&self.config()).expect("a good configuration")
+        RedisScratch::connect(&self.config()).expect("a valid configuration")
     }
 }
 
@@ -206,12 +206,12 @@ fn device(name: &str) -> DeviceId {
     DeviceId::new(name).expect("an id")
 }
 
-/// A window in which all hits but none are taken, exactly or about.
+/// A window in which all hits but none are allowed, exactly or approximately.
 fn rules() -> [WindowRule; 2] {
     [3, 300].map(|limit| WindowRule { key: format!("user:ann{limit}"), window: WINDOW, limit })
 }
 
-/// Writes what nodes write with settings that the cluster of golden files does not have.
+/// Writes keys that need settings which the cluster of golden files does not have.
 pub(crate) async fn more(prefix: &str) {
     let prefix = std::mem::ManuallyDrop::new(Prefix(prefix.to_owned()));
     let id = NodeId::new(CLAIMED).expect("an id");
@@ -247,7 +247,7 @@ async fn view(prefix: &Prefix) -> Value {
     };
     let interests: BTreeMap<&str, _> = CONVERSATIONS.into_iter().zip(interested.iter().map(pairs)).collect();
     let chain = prefix.scratch().load_chain(&user("ann"), &device("tablet")).await.expect("Redis answers");
-    let chain = chain.expect("it was saved");
+    let chain = chain.expect("the chain was saved");
     let ids = |ids: &[tidegate_protocol::id::MsgId]| ids.iter().map(ToString::to_string).collect::<Vec<_>>();
     json!({
         "lookup": looked_up,
@@ -287,7 +287,7 @@ fn node_row(it: &tidegate::routes::NodeRow) -> Value {
     })
 }
 
-/// Records what a cluster left, and how it reads.
+/// Records the keys of a cluster, and what the adapters read from them.
 pub(crate) fn write(folder: &Folder, rows: &[Row]) {
     folder.write_list(FILE, rows);
     let prefix = Prefix::fresh();
@@ -297,7 +297,7 @@ pub(crate) fn write(folder: &Folder, rows: &[Row]) {
     folder.write(VIEW, format!("{view:#}\n").as_bytes());
 }
 
-/// Floors that have given all that is asked for here.
+/// Floors whose blocks all belong to others here.
 struct Given;
 
 #[async_trait]
@@ -316,7 +316,7 @@ impl Floors for Given {
 }
 
 #[tokio::test]
-async fn rows_of_every_version_are_read_as_they_were() {
+async fn redis_rows_of_every_version_keep_their_meaning() {
     for folder in versions() {
         let prefix = Prefix::fresh();
         load(&prefix.0, &folder.json::<Vec<Row>>(FILE), true);
@@ -325,7 +325,7 @@ async fn rows_of_every_version_are_read_as_they_were() {
     }
 }
 
-/// The golden row of that key, as its fields.
+/// Returns the fields of the golden row of that key.
 fn fields(rows: &[Row], key: &str) -> BTreeMap<String, String> {
     let row = rows.iter().find(|row| row.key == key).unwrap_or_else(|| panic!("no {key}"));
     serde_json::from_value(row.value.clone()).expect("a hash")
@@ -341,7 +341,7 @@ fn token(text: &str) -> tidegate::routes::Token {
 }
 
 #[tokio::test]
-async fn rows_of_every_version_are_changed_as_its_nodes_would() {
+async fn redis_rows_of_every_version_change_as_before() {
     for folder in versions() {
         let (rows, prefix) = (folder.json::<Vec<Row>>(FILE), Prefix::fresh());
         load(&prefix.0, &rows, true);
@@ -359,16 +359,16 @@ async fn rows_of_every_version_are_changed_as_its_nodes_would() {
         let registered = routes.register(wish).await.expect("Redis answers");
         assert_eq!(registered.replaced.as_ref(), Some(&anns), "{}", folder.version);
         assert!(registered.token.epoch > anns.epoch);
-        // The end of a connection takes its route away, and nothing else does.
+        // Only the end of a connection removes its route.
         let of_bob = |token| Route { user: user("bob"), device: device("phone"), token };
         let other = tidegate::routes::Token { epoch: bobs.epoch + 1, ..bobs.clone() };
         assert_eq!(routes.remove(&[of_bob(other), of_bob(bobs.clone())]).await, Ok(vec![false, true]));
-        // A run that is retired is over.
+        // A retired run can't write.
         let info = routes.nodes().await.expect("Redis answers").swap_remove(0).info;
         assert_eq!(routes.renew(&info).await.map(|beat| beat > 1), Ok(true));
         assert_eq!(routes.retire(&info.boot, Retire::Leaving).await, Ok(true));
         assert_eq!(routes.renew(&info).await, Err(RoutesError::LeaseLost));
-        // Claims, windows and numbers go on from where they were.
+        // Claims, windows and numbers continue where they were.
         let ids = [NodeId::new(CLAIMED).expect("an id")];
         assert_eq!(routes.claim_id(&ids, CLAIMANT + 1, &mut Lapses::default()).await, Ok(None));
         assert_eq!(routes.claim_id(&ids, CLAIMANT, &mut Lapses::default()).await, Ok(Some(ids[0].clone())));
@@ -378,14 +378,14 @@ async fn rows_of_every_version_are_changed_as_its_nodes_would() {
         }
         let curr: u64 = fields(&rows, "seq:{r:hall}")["CURR"].parse().expect("a number");
         let (floors, block) = (Arc::new(Given), NonZeroU64::new(100).expect("more than 0"));
-        let numbers = RedisNumbers::connect(&prefix.config(), floors, block).expect("a good configuration");
+        let numbers = RedisNumbers::connect(&prefix.config(), floors, block).expect("a valid configuration");
         assert_eq!(numbers.take("r:hall", NonZeroU64::MIN).await, Ok(curr + 1..=curr + 1));
     }
 }
 
-/// A row without what differs from run to run: its kind and form.
+/// Returns a row without what differs between runs: its kind and form.
 fn shape(row: &Row) -> (String, Value) {
-    // What is in braces names a user, a conversation or a run.
+    // The part in braces names a user, a conversation or a run.
     let key = row.key.split('{').next().unwrap_or_default().to_owned();
     (key, json!({"kind": row.kind, "ends": row.ttl_ms.is_some(), "value": blur(&row.value)}))
 }
@@ -399,7 +399,7 @@ fn blur(value: &Value) -> Value {
             };
             fields.iter().map(field).collect::<serde_json::Map<_, _>>().into()
         }
-        // One stands for all.
+        // One item represents all.
         Value::Array(items) => items.iter().take(1).map(blur).collect::<Vec<_>>().into(),
         Value::String(text) => match serde_json::from_str(text) {
             Ok(inner @ Value::Object(_)) => blur(&inner),
@@ -411,14 +411,14 @@ fn blur(value: &Value) -> Value {
     }
 }
 
-/// Every form that a version wrote is written by today's nodes too, with whatever they add.
+/// Asserts that today's nodes write every form that a version wrote, with possible additions.
 pub(crate) fn compare(folder: &Folder, present: &[Row]) {
     let present: Vec<(String, Value)> = present.iter().map(shape).collect();
     for golden in folder.json::<Vec<Row>>(FILE) {
         let (key, form) = shape(&golden);
         let same: Vec<&Value> =
             present.iter().filter(|(name, _)| *name == key).map(|(_, form)| form).collect();
-        // `None` where nothing is lacking is the least.
+        // `None`, nothing lacking, is the least.
         let least = same.iter().map(|present| lacks(&form, present)).min();
         assert_eq!(
             least,

@@ -1,4 +1,4 @@
-//! What two nodes left on Kafka, Redis and Postgres when they were killed: today's nodes go on with it.
+//! State of two killed nodes on Kafka, Redis and Postgres: today's nodes continue with it.
 
 use std::{
     io::Write as _,
@@ -24,28 +24,28 @@ use crate::{
     world,
 };
 
-/// A plain `pg_dump` of the nodes' database, with rows.
+/// Plain `pg_dump` of the nodes' database, with rows.
 const DUMP: &str = "postgres.sql.gz";
 
-/// Answers of the version's nodes about all of it, after a restart.
+/// Replies of the version's nodes about all of it, after a restart.
 const VIEW: &str = "servers-view.json";
 
 /// Sends that were appended and not archived when the nodes were killed.
 const UNDECIDED: [(&str, &str); 3] = [("bob", "u1"), ("g:team", "u2"), ("bob", "u3")];
 
-/// A send of somebody who was not in the team: it stays refused, also after a join.
+/// Send of a non-member of the team: it stays refused, also after a join.
 const REFUSED: (&str, &str, &str) = ("zoe", "z1", "let me in");
 
 /// Content of [`VIEW`].
 #[derive(Deserialize, Serialize)]
 struct View {
-    /// The answer of [`world::view`].
+    /// Reply of [`world::view`].
     world: Value,
-    /// The acks of [`UNDECIDED`], asked for again.
+    /// Acks of [`UNDECIDED`], sent again.
     decided: Vec<Value>,
-    /// The id that a chain goes on with.
+    /// Next id of a chain.
     chain: String,
-    /// The code of [`REFUSED`], asked for again.
+    /// Code of [`REFUSED`], sent again.
     refused: String,
 }
 
@@ -60,10 +60,10 @@ fn sets() -> Vec<String> {
     settings.into_iter().map(|(key, value)| format!("{key}={value}")).collect()
 }
 
-/// Two nodes that know each other and follow the newest rules, and people who have talked.
+/// Two nodes that see each other and use the newest rules, and users who have exchanged messages.
 struct Talk {
     cluster: Cluster,
-    /// Connected: ann to the first node, bob and fay to the second. Fay's device does not come back.
+    /// Connected clients: ann on the first node, bob and fay on the second. Fay's device does not reconnect.
     people: [Client; 3],
 }
 
@@ -96,18 +96,18 @@ fn blocked(cluster: &Cluster) {
     gus.expect_notice();
 }
 
-/// Leaves an id that its owner has refused, and has its sender join.
+/// Leaves an id that its owner has refused, and joins its sender.
 fn refused(cluster: &Cluster) {
     let (user, id, text) = REFUSED;
     let refused = || cluster.number("SELECT count(*) FROM keys WHERE refused <> 0");
     let before = refused();
     kafka_records::append_refused(cluster, user, id, text);
-    eventually("it is refused", || (refused() == before + 1).then_some(()));
+    eventually("the send is refused", || (refused() == before + 1).then_some(()));
     cluster.node(0).change_members("team", &json!({"add": [user], "requestId": "r6"}));
 }
 
 impl Talk {
-    /// Waits until everything is where it belongs, and reads the keys in Redis.
+    /// Waits until all nodes are idle, and reads the keys in Redis.
     fn rows(&self) -> Vec<Row> {
         let prefix = self.cluster.name();
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -126,20 +126,20 @@ impl Talk {
         redis_rows::dump(prefix)
     }
 
-    /// Has messages appended that nobody archives, and kills the nodes.
+    /// Appends messages that are not archived, and kills the nodes.
     fn end(mut self) -> Cluster {
         let before: i64 = kafka_records::ends(&self.cluster, "log").iter().sum();
         let held = self.cluster.hold_archive();
         for (to, id) in UNDECIDED {
             self.people[0].say(ask::send(send(to, id, "undecided")));
         }
-        eventually("they are in the log", || {
+        eventually("the messages are in the log", || {
             let now: i64 = kafka_records::ends(&self.cluster, "log").iter().sum();
             (now == before + UNDECIDED.len() as i64).then_some(())
         });
         self.cluster.kill(0);
         self.cluster.kill(1);
-        // What a killed node asked for last is not to be done when the lock is gone.
+        // The last request of a killed node must not run when the lock is released.
         let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
                       AND query NOT LIKE 'BEGIN; LOCK TABLE%'";
         self.cluster.execute(&format!("SELECT pg_terminate_backend(pid) {others}"));
@@ -151,7 +151,7 @@ impl Talk {
     }
 }
 
-/// Starts both nodes again, and asks them for everything.
+/// Starts both nodes again, and queries everything.
 fn go_on(cluster: &mut Cluster) -> View {
     cluster.start_nodes(0..2);
     cluster.all_owned();
@@ -190,18 +190,18 @@ fn good(output: Output) -> Vec<u8> {
     output.stdout
 }
 
-/// Runs a program with something to read.
+/// Runs a program with the given input.
 fn pipe(command: &mut Command, input: &[u8]) -> Vec<u8> {
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.expect("it runs");
     let (mut to, input) = (child.stdin.take().expect("a pipe"), input.to_vec());
     let writing = std::thread::spawn(move || to.write_all(&input));
     let output = child.wait_with_output().expect("it ends");
-    writing.join().expect("no panic").expect("it reads everything");
+    writing.join().expect("no panic").expect("the program reads all input");
     good(output)
 }
 
-/// Records the state that two killed nodes leave, and their answers after a restart.
+/// Records the state of two killed nodes, and their replies after a restart.
 pub(crate) fn write(folder: &Folder) {
     let talk = talk();
     redis_rows::write(folder, &talk.rows());
@@ -220,7 +220,7 @@ fn restore_rows(cluster: &Cluster, folder: &Folder) {
     pipe(program("psql").args(["--quiet", "--set", "ON_ERROR_STOP=1", "--dbname"]).arg(url(cluster)), &dump);
 }
 
-/// The id of the log that there is now.
+/// Returns the id of the present log.
 fn log_id(cluster: &Cluster) -> u128 {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
@@ -236,7 +236,7 @@ fn log_id(cluster: &Cluster) -> u128 {
 }
 
 #[test]
-fn nodes_go_on_with_what_every_version_left_on_the_servers() {
+fn nodes_continue_with_the_state_of_every_version() {
     for folder in versions() {
         let sets = sets();
         let mut cluster = Cluster::prepare(2, &sets.iter().map(String::as_str).collect::<Vec<_>>());
@@ -244,12 +244,12 @@ fn nodes_go_on_with_what_every_version_left_on_the_servers() {
         let rows: Vec<Row> = folder.json(redis_rows::FILE);
         kafka_records::restore_log(&cluster, &records);
         restore_rows(&cluster, &folder);
-        // A log that was restored from a backup is another one to Kafka.
+        // Kafka treats a log restored from a backup as another log.
         cluster.execute(&format!("UPDATE partitions SET topic = '{:032x}'", log_id(&cluster)));
         redis_rows::load(cluster.name(), &rows, false);
         let view = serde_json::to_value(go_on(&mut cluster)).expect("plain data");
         assert_eq!(lacks(&folder.json(VIEW), &view), None, "{}: {view:#}", folder.version);
-        // The rows of the nodes that were killed are swept, and their departures published.
+        // The rows of the killed nodes are swept, and their departures published.
         let came = records
             .iter()
             .rev()
@@ -260,7 +260,7 @@ fn nodes_go_on_with_what_every_version_left_on_the_servers() {
 }
 
 #[test]
-fn nodes_write_on_the_servers_what_those_of_every_version_read() {
+fn nodes_write_state_that_every_version_reads() {
     let talk = talk();
     let rows = talk.rows();
     let records = kafka_records::dump(&talk.cluster);
@@ -271,14 +271,14 @@ fn nodes_write_on_the_servers_what_those_of_every_version_read() {
     }
 }
 
-/// Migrations that came after the first one, undone.
+/// Undoes the migrations after the first one.
 const FIRST_TABLES: &str = "
 DROP TABLE import;
 DROP INDEX heads_of_partition, heads_with_settings;
 ALTER TABLE heads DROP COLUMN partition;
 DELETE FROM refinery_schema_history WHERE version > 1";
 
-/// A fingerprint of all rows that clients can ask for.
+/// Fingerprint of all rows that clients can query.
 const ROWS: &str = "
 SELECT ('x' || substr(md5(string_agg(line, '|' ORDER BY line)), 1, 15))::bit(60)::bigint FROM (
     SELECT 'message ' || m::text AS line FROM messages m UNION ALL SELECT 'member ' || m::text FROM members m
@@ -290,22 +290,22 @@ SELECT ('x' || substr(md5(string_agg(line, '|' ORDER BY line)), 1, 15))::bit(60)
 ) AS rows";
 
 #[test]
-fn every_migration_keeps_the_rows_that_it_finds() {
+fn every_migration_keeps_existing_rows() {
     for folder in versions() {
         let sets = sets();
         let cluster = Cluster::prepare(1, &sets.iter().map(String::as_str).collect::<Vec<_>>());
         restore_rows(&cluster, &folder);
         let rows = cluster.number(ROWS);
         cluster.execute(FIRST_TABLES);
-        assert_eq!(cluster.number(ROWS), rows, "nothing is lost here");
+        assert_eq!(cluster.number(ROWS), rows, "no row is lost");
         let postgres = config::PostgresConfig { url: url(&cluster), ..config::PostgresConfig::default() };
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         runtime
             .block_on(tidegate::store::PostgresStore::open(&postgres))
             .map(drop)
-            .expect("the tables are brought up to date");
+            .expect("the tables are migrated");
         assert_eq!(cluster.number(ROWS), rows, "{}", folder.version);
         assert!(cluster.number("SELECT max(version)::bigint FROM refinery_schema_history") >= 3);
-        assert!(cluster.number("SELECT count(*) FROM messages") > 10, "there were rows");
+        assert!(cluster.number("SELECT count(*) FROM messages") > 10, "the dump has rows");
     }
 }

@@ -1,4 +1,4 @@
-//! Conversations of two clients over each wire, byte for byte as clients of a version sent them, against today's node.
+//! Sessions of two clients over each wire, byte for byte as clients of a version sent them, against today's node.
 
 use std::{fs, net::SocketAddr, os::unix::fs::PermissionsExt as _, time::Duration};
 
@@ -19,23 +19,23 @@ mod raw;
 
 const FILE: &str = "sessions.json";
 
-/// The key of the tokens in the recorded bytes: known to everybody, and only good for a node of these tests.
+/// Key of the tokens in the recorded bytes: public, and only valid on a node of these tests.
 const TOKEN_KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
-/// How long the recorded tokens are good for.
+/// Lifetime of the recorded tokens.
 const TOKEN_TTL: Duration = Duration::from_secs(40 * 365 * 24 * 3_600);
 
-/// While a session is recorded, this long without a frame is the end of what a step leads to.
+/// While a session is recorded, a step ends after this time without a frame.
 const QUIET: Duration = Duration::from_millis(400);
 
-/// Two clients on one wire.
+/// Session of two clients on one wire.
 #[derive(Deserialize, Serialize)]
 struct Session {
     wire: String,
     steps: Vec<Step>,
 }
 
-/// Bytes that one of them sends, and the frames that both receive then.
+/// Bytes that one of them sends, and the frames that both then receive.
 #[derive(Deserialize, Serialize)]
 struct Step {
     client: usize,
@@ -47,17 +47,17 @@ fn wire(name: &str) -> Wire {
     *Wire::ALL.iter().find(|wire| format!("{wire:?}") == name).expect("a wire")
 }
 
-/// Starts a node that takes the recorded tokens.
+/// Starts a node that accepts the recorded tokens.
 fn node() -> Process {
     let data = fresh_data();
-    fs::create_dir_all(&data).expect("a place for files");
+    fs::create_dir_all(&data).expect("the folder is created");
     let key = data.join("token.key");
     fs::write(&key, format!("{TOKEN_KEY}\n")).expect("a file");
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the file is owned by the test");
     Process::start_on(&data, &[])
 }
 
-/// The frames that the two send in turn; `a` and `b` are their names.
+/// Returns the frames that the two send in turn; `a` and `b` are their names.
 fn script(a: &str, b: &str) -> Vec<(usize, pb::ClientFrame)> {
     let token = |user: &str| auth::sign(&unhex(TOKEN_KEY), user, None, TOKEN_TTL);
     let hello = |user: &str, next_id: &str| pb::Hello {
@@ -75,7 +75,7 @@ fn script(a: &str, b: &str) -> Vec<(usize, pb::ClientFrame)> {
         (1, ask::hello(hello(b, ""))),
         (0, ask::send(chained.clone())),
         (1, ask::ack(&direct, 1)),
-        // A retry has the same place.
+        // A retry has the same successor.
         (0, ask::send(pb::Send { attempt: 1, ..chained })),
         (0, ask::next_id()),
         (0, ask::send(pb::Send { next_id: "m3".into(), flags: 5, ..send(&direct, "m2", "two") })),
@@ -139,14 +139,14 @@ fn read(folder: &Folder) -> Vec<Session> {
     sessions
 }
 
-/// Pushes first, then answers: of a push and an answer that come at once either may be first.
+/// Sorts pushes before replies: of a push and a reply at the same time, either may be first.
 fn in_order(mut received: Vec<Value>) -> Vec<Value> {
     received.sort_by_key(|frame| frame["id"].as_u64());
     received
 }
 
 #[test]
-fn clients_of_every_version_are_served_as_they_were() {
+fn clients_of_every_version_get_the_same_frames() {
     for folder in versions() {
         let node = node();
         let sessions = read(&folder);

@@ -16,16 +16,16 @@ use crate::{
     world,
 };
 
-/// The data directory, key and all.
+/// Data directory with its key.
 const DATA: &str = "data.tar.gz";
 
-/// The same store as `tidegate store export` writes it.
+/// The same store as written by `tidegate store export`.
 const EXPORT: &str = "export.jsonl";
 
-/// Answers of the node about it.
+/// Replies of the node about it.
 const VIEW: &str = "view.json";
 
-/// Large groups are those of few members already.
+/// Returns settings under which groups of few members are large.
 fn sets() -> Vec<String> {
     vec![format!("limits.small_group_max={}", world::SMALL_GROUP_MAX)]
 }
@@ -46,7 +46,7 @@ fn store(words: &[&str], data: &Path) {
     run(Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("store").args(words).arg("--data").arg(data));
 }
 
-/// Records the store of a stopped node, with the node's answers from before.
+/// Records the store of a stopped node, with the node's replies from before.
 pub(crate) fn write(folder: &Folder) {
     let data = fresh_data();
     let mut node = serve(&data);
@@ -55,7 +55,7 @@ pub(crate) fn write(folder: &Folder) {
     folder.write(VIEW, format!("{view:#}\n").as_bytes());
     node.signal(Signal::TERM);
     assert!(node.exit().success(), "{}", node.said());
-    fs::remove_file(data.join("stderr")).expect("it was there");
+    fs::remove_file(data.join("stderr")).expect("the file exists");
     let export = folder.path(EXPORT);
     fs::remove_file(&export).ok();
     store(&["export", "--output", export.to_str().expect("text")], &data);
@@ -66,7 +66,7 @@ pub(crate) fn write(folder: &Folder) {
 /// Unpacks a recorded data directory.
 fn data_of(folder: &Folder) -> PathBuf {
     let data = fresh_data();
-    fs::create_dir_all(&data).expect("a place for files");
+    fs::create_dir_all(&data).expect("the folder is created");
     run(Command::new("tar").args(["--no-same-owner", "-xzf"]).arg(folder.path(DATA)).arg("-C").arg(&data));
     data
 }
@@ -77,7 +77,7 @@ fn check(folder: &Folder, data: &Path) {
 }
 
 #[test]
-fn a_node_serves_the_data_directory_of_every_version() {
+fn node_serves_the_data_directory_of_every_version() {
     for folder in versions() {
         let data = data_of(&folder);
         store(&["check"], &data);
@@ -86,7 +86,7 @@ fn a_node_serves_the_data_directory_of_every_version() {
 }
 
 #[test]
-fn a_node_serves_the_imported_export_of_every_version() {
+fn node_serves_the_imported_export_of_every_version() {
     for folder in versions() {
         let (old, data) = (data_of(&folder), fresh_data());
         let export = folder.path(EXPORT);

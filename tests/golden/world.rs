@@ -1,28 +1,24 @@
-//! What the stores of golden files hold: people who talk, and everything that can be asked about it afterwards.
+//! Content of the stores of golden files: users who exchange messages, and all queries about it afterwards.
 
 use serde_json::{Value, json};
-use tidegate_protocol::{
-    Code,
-    codec::Wire,
-    pb::{self, client_frame::Body as Asked},
-};
+use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::{
     meaning,
     support::{Client, Process, Said, ask, hello, send},
 };
 
-/// From how many members on a group is large, so that few are enough for one.
+/// Small-group limit, low enough for a large group of few members.
 pub(crate) const SMALL_GROUP_MAX: usize = 4;
 
-/// Everybody who is, or was, in a conversation.
+/// Users who are, or were, in a conversation.
 const PEOPLE: [&str; 7] = ["ann", "bob", "cid", "dee", "eve", "fay", "gus"];
 
 const DIRECT: &str = "d:ann:bob";
 const TEAM: &str = "g:team";
 const TOWN: &str = "g:town";
 
-/// Sends that may be repeated: who, where to, the id, the text. Each was accepted, and keeps its seq.
+/// Sends that may be repeated: sender, recipient, id, text. Each was accepted, and keeps its seq.
 const RETRIES: [(&str, &str, &str, &str); 5] = [
     ("ann", "bob", "a1", "hello 1"),
     ("ann", "bob", "a5", "hello 5"),
@@ -31,17 +27,12 @@ const RETRIES: [(&str, &str, &str, &str); 5] = [
     ("ann", TOWN, "t1", "to the town"),
 ];
 
-fn done(client: &mut Client, body: Asked) {
-    let said = client.ask(body);
-    assert!(matches!(said, Said::Done(_)), "{said:?}");
-}
-
 fn post(node: &Process, path: &str, body: Value) {
     let answer: Value = serde_json::from_str(&node.http("POST", path, &body.to_string())).expect("JSON");
     assert!(answer["seq"].is_number(), "{path} {body}: {answer}");
 }
 
-/// Has the people talk: ann and cid are on one node, the others on the other, which may be the same.
+/// Exchanges messages: ann and cid are on one node, the others on the other, which may be the same.
 pub(crate) fn live(here: &Process, there: &Process) {
     groups(here);
     let (mut ann, mut bob) =
@@ -58,7 +49,7 @@ pub(crate) fn live(here: &Process, there: &Process) {
     bob.ack(DIRECT, 7);
     bob.text(TEAM, "b2", "to the team");
     cid.text(TEAM, "c1", "and from the team");
-    // Out and in again: two stays.
+    // Removed and added again: two stays.
     post(here, "/v1/groups/team/members", json!({"remove": ["cid"], "by": "ann", "requestId": "r3"}));
     assert_eq!(cid.refused(ask::send(send(TEAM, "c2", "too late"))), Code::NotAMember);
     ann.text(TEAM, "a6", "without cid");
@@ -69,11 +60,11 @@ pub(crate) fn live(here: &Process, there: &Process) {
     eve.text(TOWN, "t2", "from the town");
     chain(here);
     keeps(&mut ann, &mut bob);
-    done(&mut eve, ask::read(TOWN, 2));
-    wishes(there);
+    eve.expect_done(ask::read(TOWN, 2));
+    user_settings(there);
 }
 
-/// A group with roles and settings, and one that is large.
+/// Creates a group with roles and settings, and a large one.
 fn groups(node: &Process) {
     let settings = json!({"history": "all", "retention": "forever"});
     let team = json!({"id": "team", "members": ["bob", "cid", "dee"], "owner": "ann", "settings": settings, "requestId": "r1"});
@@ -87,7 +78,7 @@ fn groups(node: &Process) {
     assert!(PEOPLE.len() > SMALL_GROUP_MAX);
 }
 
-/// A device that chains its messages: the next one is to be `k3`.
+/// Leaves a device that chains its messages: the next one is `k3`.
 fn chain(node: &Process) {
     let mut ann = node.login_chained(Wire::Tcp, "ann", "tablet", "k1");
     for (id, next) in [("k1", "k2"), ("k2", "k3")] {
@@ -97,17 +88,17 @@ fn chain(node: &Process) {
     ann.expect_close();
 }
 
-/// What users keep of a conversation.
+/// Writes users' marks, clears and hides.
 fn keeps(ann: &mut Client, bob: &mut Client) {
-    done(bob, ask::clear(DIRECT, 1));
-    done(bob, ask::read(DIRECT, 4));
-    done(bob, ask::hide(DIRECT, &[2, 5]));
-    done(ann, ask::read(TEAM, 3));
-    done(ann, ask::read(DIRECT, 6));
+    bob.expect_done(ask::clear(DIRECT, 1));
+    bob.expect_done(ask::read(DIRECT, 4));
+    bob.expect_done(ask::hide(DIRECT, &[2, 5]));
+    ann.expect_done(ask::read(TEAM, 3));
+    ann.expect_done(ask::read(DIRECT, 6));
 }
 
-/// Settings of a user on all devices.
-fn wishes(node: &Process) {
+/// Writes user settings.
+fn user_settings(node: &Process) {
     let wished = pb::Settings {
         ack_timeout_ms: 7_000,
         ack_tries: 5,
@@ -125,7 +116,7 @@ fn frame(body: Said) -> Value {
     meaning::frame(&pb::ServerFrame { id: 0, body: Some(body) })
 }
 
-/// Asks a node for everything that its store knows of these people; changes nothing.
+/// Queries everything that a node's store has of these users, without changes.
 pub(crate) fn view(node: &Process) -> Value {
     let mut users = serde_json::Map::new();
     for name in PEOPLE {
@@ -152,7 +143,7 @@ pub(crate) fn view(node: &Process) -> Value {
     json!({"users": users, "groups": groups, "retries": retries(node)})
 }
 
-/// The answers to sends that came before; and to a request of the admin port.
+/// Returns the replies to repeats of earlier sends, and of a request of the admin port.
 fn retries(node: &Process) -> Vec<Value> {
     let mut answers = Vec::new();
     for (user, to, id, text) in RETRIES {

@@ -1,4 +1,4 @@
-//! The same conversation however its bytes are cut: one by one, in two at each position, all in one write.
+//! The same session however its bytes are split: one by one, in two at each position, all in one write.
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
@@ -13,7 +13,7 @@ fn is_ack(frame: &pb::ServerFrame) -> bool {
 }
 
 #[test]
-fn a_client_that_sends_byte_by_byte_talks_like_any_other() {
+fn client_sending_byte_by_byte_works_like_any_other() {
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
     for wire in Wire::ALL {
@@ -42,8 +42,8 @@ fn a_client_that_sends_byte_by_byte_talks_like_any_other() {
 
 /// On one shard a round of the honest pair proves that the first part was read before the second is sent.
 #[test]
-fn a_transcript_may_be_cut_at_every_position() {
-    // How long a handshake may take is not what this is about.
+fn session_may_be_split_at_every_position() {
+    // The handshake timeout is not the subject here.
     let node = Process::start(&["node.shards=1", "timing.handshake_ms=60000"]);
     let mut honest = node.login(Wire::Tcp, "honest", "d");
     let token = node.token("cutter");
@@ -79,9 +79,9 @@ fn a_transcript_may_be_cut_at_every_position() {
     honest.settle();
 }
 
-/// More sends than may be unanswered, so that reading has to stop and go on.
+/// More sends than may be unanswered, so that the node has to stop and resume reading.
 #[test]
-fn many_frames_in_one_write_are_answered_one_by_one_in_order() {
+fn frames_of_one_write_are_answered_in_order() {
     const SENDS: u64 = 300;
     let node = Process::start(&["limits.in_flight_max=16"]);
     let chat = Chat::begin(&node);

@@ -1,4 +1,4 @@
-//! What is full: connections, connections of one address, open files.
+//! Exhausted limits: connections, connections of one address, open files.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -23,17 +23,17 @@ fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn a_full_node_refuses_with_a_code_and_takes_again_what_is_given_back() {
+fn full_node_refuses_with_a_code_until_connections_close() {
     let node = Process::start(&["limits.conns_max=4"]);
     let chat = Chat::begin(&node);
     let third = node.login(Wire::Tcp, "third", "d");
     let fourth = Raw::connect(node.address(), Wire::Tcp);
-    eventually("four places are taken", || (node.conns() == 4).then_some(()));
+    eventually("four connections are open", || (node.conns() == 4).then_some(()));
     let ready = || http::ask(node.addresses.admin, "GET", "/readyz?verbose", "");
     let (status, said) = ready();
     assert!(
         status == 200 && said.contains(r#""state":"full""#),
-        "a rollout that waits for it goes on: {said}"
+        "a rollout does not wait for a full node: {said}"
     );
     for n in 1..=20 {
         let mut raw = Raw::connect(node.address(), Wire::JsonLine);
@@ -41,16 +41,16 @@ fn a_full_node_refuses_with_a_code_and_takes_again_what_is_given_back() {
         node.metric_becomes("connections_refused_total", f64::from(n));
     }
     drop((third, fourth));
-    eventually("the places are given back", || (node.conns() == 2).then_some(()));
+    eventually("the connections are released", || (node.conns() == 2).then_some(()));
     let _fresh = [node.login(Wire::Tcp, "fresh", "a"), node.login(Wire::WsText, "fresh", "b")];
     assert_eq!(node.conns(), 4);
     chat.end();
-    eventually("it has room", || ready().1.contains(r#""state":"ready""#).then_some(()));
+    eventually("the node has capacity", || ready().1.contains(r#""state":"ready""#).then_some(()));
 }
 
-/// A client that says Hello before it hears the refusal has unread input on the node's side.
+/// A client that sends Hello before it reads the refusal leaves unread input on the node's side.
 #[test]
-fn a_refused_client_that_speaks_first_hears_why() {
+fn refused_client_that_sends_first_gets_the_reason() {
     let node = Process::start(&["limits.conns_max=2"]);
     let chat = Chat::begin(&node);
     let greeting = frame(Wire::JsonLine, 1, ask::hello(hello(&node.token("late"), "d")));
@@ -64,7 +64,7 @@ fn a_refused_client_that_speaks_first_hears_why() {
 }
 
 #[test]
-fn one_address_gets_its_share_and_others_are_not_kept_out() {
+fn one_address_gets_its_share_and_others_still_connect() {
     let node = Process::start(&["limits.conns_per_ip=2"]);
     let chat = Chat::begin(&node);
     for _ in 0..5 {
@@ -78,32 +78,32 @@ fn one_address_gets_its_share_and_others_are_not_kept_out() {
         .send(&frame(Wire::JsonLine, 1, ask::hello(hello(&node.token("other"), "d"))))
         .expect("the node reads");
     other.until("a welcome", |frames| !frames.is_empty());
-    assert_eq!(node.conns(), 3, "a refusal takes no place");
+    assert_eq!(node.conns(), 3, "a refusal takes no connection");
     chat.end();
-    eventually("the places are given back", || (node.conns() == 1).then_some(()));
+    eventually("the connections are released", || (node.conns() == 1).then_some(()));
     Pair::login(&node).round();
 }
 
 #[test]
-fn without_file_descriptors_accepting_pauses_and_goes_on_later() {
+fn accepting_pauses_without_file_descriptors() {
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
     node.metric_becomes("accept_pauses_total", 0.0);
     let held: Vec<Raw> = (0..10).map(|_| Raw::connect(node.address(), Wire::Tcp)).collect();
-    eventually("they are accepted", || (node.conns() == 12).then_some(()));
-    // One descriptor stays free, for the admin port that this test asks.
+    eventually("the connections are accepted", || (node.conns() == 12).then_some(()));
+    // One descriptor stays free, for the admin port that this test uses.
     node.limit_files(node.files() as u64 + 1);
     let greeting =
         [b"TG/1\n".to_vec(), frame(Wire::Tcp, 1, ask::hello(hello(&node.token("waits"), "d")))].concat();
     let mut waiting: Vec<Raw> = (0..10)
         .map(|_| {
             let mut raw = Raw::connect(node.address(), Wire::Tcp);
-            raw.send(&greeting).expect("the kernel keeps it");
+            raw.send(&greeting).expect("the kernel buffers the greeting");
             raw
         })
         .collect();
     let (began, cpu) = (Instant::now(), node.cpu());
-    // The admin port shares the descriptors, so the counter can only be asked for afterwards; the log tells meanwhile.
+    // The admin port shares the descriptors, so the counter is only available afterwards; until then the log has it.
     eventually("accepting pauses, again and again", || {
         (node.said().matches("no file descriptor left").count() >= 10).then_some(())
     });
@@ -119,9 +119,9 @@ fn without_file_descriptors_accepting_pauses_and_goes_on_later() {
     chat.end();
 }
 
-/// With fewer files than the node reserves for itself nobody could ever connect.
+/// With fewer files than the node reserves for itself, no client could connect.
 #[test]
-fn a_limit_of_open_files_that_leaves_no_place_is_refused_at_start() {
+fn too_low_open_file_limit_is_refused_at_start() {
     let data = fresh_data();
     let serve = command(&data, &[]);
     let mut shell = in_shell("ulimit -n 64", &serve);

@@ -1,4 +1,4 @@
-//! Two honest clients that keep chatting while something hostile goes on beside them.
+//! Two honest clients that keep exchanging messages during an attack.
 
 use std::{
     sync::{
@@ -13,17 +13,17 @@ use tidegate_protocol::codec::Wire;
 
 use crate::support::{Client, Process, Stopwatch, ask, let_time_pass, text_of};
 
-/// The longest that one message and its answer may take; generous, because the tests share two cores.
+/// Limit of one message and its reply; generous, because the tests share two cores.
 const SLOWEST: Duration = Duration::from_secs(3);
 
-/// A pair in a thread of its own.
+/// Pair of clients in a thread of its own.
 pub(crate) struct Chat {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<usize>>,
 }
 
 impl Chat {
-    /// Logs both in and lets them talk.
+    /// Logs both in and starts the exchange.
     pub(crate) fn begin(node: &Process) -> Self {
         let mut pair = Pair::login(node);
         pair.round();
@@ -40,7 +40,7 @@ impl Chat {
         Self { stop, thread: Some(thread::spawn(talk)) }
     }
 
-    /// Ends it: every message came, in order, once, and in time.
+    /// Ends the exchange: every message arrived in order, once, and in time.
     pub(crate) fn end(mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let rounds =
@@ -51,7 +51,7 @@ impl Chat {
 
 /// Two honest clients.
 pub(crate) struct Pair {
-    /// Their devices replace nobody, and no message id was used before.
+    /// Unique name: the devices replace no other, and no message id was used before.
     name: String,
     alice: Client,
     bob: Client,
@@ -68,7 +68,7 @@ impl Pair {
         Self { name, alice, bob, rounds: 0, watch: Stopwatch::start() }
     }
 
-    /// A message and its answer.
+    /// Sends a message and its reply.
     pub(crate) fn round(&mut self) {
         let began = self.watch.elapsed();
         self.rounds += 1;

@@ -1,4 +1,4 @@
-//! Logins and logouts in numbers: nothing is left behind, and of one device the last connection wins.
+//! Many logins and logouts: nothing is left behind, and the last connection of a device wins.
 
 use tidegate_protocol::{Code, codec::Wire};
 
@@ -9,7 +9,7 @@ use crate::{
 
 #[test]
 fn two_thousand_logins_and_logouts_leave_nothing_behind() {
-    // The caches of the store on disk grow by what is stored, which is not what this is about.
+    // The caches of the store on disk grow with stored data, which is not the subject here.
     let node = Process::start(&["node.store=memory"]);
     let chat = Chat::begin(&node);
     let round = |from: usize| {
@@ -20,7 +20,7 @@ fn two_thousand_logins_and_logouts_leave_nothing_behind() {
             for (at, client) in clients.iter_mut().enumerate() {
                 client.ask(ask::join(&format!("room-{at}")));
                 client.text("absent", &format!("m{}", n + at), "hi");
-                // Half of them leave in order, the others hang up.
+                // Half of them say Bye, the others disconnect.
                 if at % 2 == 0 {
                     client.say(ask::bye());
                     assert_eq!(client.expect_close(), Code::Bye);
@@ -28,13 +28,13 @@ fn two_thousand_logins_and_logouts_leave_nothing_behind() {
             }
         }
         node.metric_becomes("connections", 2.0);
-        eventually("all places are given back", || (node.conns() == 2).then_some(()));
+        eventually("all connections are released", || (node.conns() == 2).then_some(()));
     };
     round(0);
     let (files, memory) = (node.files(), node.rss());
     round(1_000);
     assert!(node.files() <= files + 2, "{} files, {files} before", node.files());
-    // What a thousand logged messages, chains and heads take, not a thousand connections.
+    // Memory for a thousand logged messages, chains and heads, not for a thousand connections.
     let grown = node.rss().saturating_sub(memory);
     assert!(grown < 4 << 20, "memory grew by {grown} bytes");
     assert_eq!(node.metric("logins_total"), 2_002.0);
@@ -43,7 +43,7 @@ fn two_thousand_logins_and_logouts_leave_nothing_behind() {
 }
 
 #[test]
-fn five_hundred_devices_that_come_back_at_once_replace_themselves() {
+fn five_hundred_devices_reconnecting_at_once_are_replaced() {
     const DEVICES: usize = 500;
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
@@ -65,7 +65,7 @@ fn five_hundred_devices_that_come_back_at_once_replace_themselves() {
 }
 
 #[test]
-fn of_five_hundred_logins_of_one_device_the_last_one_lives() {
+fn last_of_five_hundred_logins_of_a_device_stays() {
     const LOGINS: usize = 500;
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
@@ -95,7 +95,7 @@ fn of_five_hundred_logins_of_one_device_the_last_one_lives() {
             }
         })
         .collect();
-    assert_eq!(lived.len(), 1, "one connection a device: {lived:?}");
+    assert_eq!(lived.len(), 1, "one connection per device: {lived:?}");
     friend.text("one", "m1", "to the one");
     assert_eq!(text_of(&clients[lived[0]].expect_push()), "to the one");
     chat.end();

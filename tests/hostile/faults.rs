@@ -1,4 +1,4 @@
-//! A fault inside one connection, and resets while a message is on its way to many.
+//! A panic in one connection, and resets during a fan-out.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[test]
-fn a_panic_ends_its_connection_and_no_other() {
+fn panic_closes_its_connection_only() {
     needs_planted_faults();
     let node = Process::start(&["fault.panic_on_msg_id=boom"]);
     let chat = Chat::begin(&node);
@@ -34,7 +34,7 @@ fn a_panic_ends_its_connection_and_no_other() {
 }
 
 #[test]
-fn five_hundred_resets_in_the_middle_of_a_broadcast_disturb_nobody() {
+fn resets_during_a_broadcast_disturb_no_other_client() {
     const MEMBERS: usize = 500;
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
@@ -58,9 +58,9 @@ fn five_hundred_resets_in_the_middle_of_a_broadcast_disturb_nobody() {
     for n in 0..50 {
         assert_eq!(stays.expect_push().seq, first + n);
     }
-    // The pair, the sender and the one who stays.
+    // The pair, the sender and the remaining member.
     node.metric_becomes("connections", 4.0);
-    eventually("their places are given back", || (node.conns() == 4).then_some(()));
+    eventually("their connections are released", || (node.conns() == 4).then_some(()));
     assert_eq!(node.metric("conn_panics_total"), 0.0);
     assert!(matches!(sender.ask(ask::ping()), Said::Pong(_)));
     chat.end();

@@ -1,4 +1,4 @@
-//! Clients that send without reading: what is owed to them stays bounded, and they end `SLOW`.
+//! Clients that send without reading: their queued output stays bounded, and they are closed `SLOW`.
 
 use std::time::{Duration, Instant};
 
@@ -21,17 +21,17 @@ fn logged_in(node: &Process, wire: Wire, user: &str) -> Raw {
     raw
 }
 
-/// Whole frames, about a chunk of them.
+/// Returns whole frames of approximately one chunk.
 fn chunk(one: &[u8]) -> Vec<u8> {
     one.repeat(CHUNK / one.len())
 }
 
-/// Sends until the node ends the connection, after it has discarded what it does not want for a while.
+/// Sends until the node closes the connection, after it has discarded input for a while.
 fn flood(raw: &mut Raw, one: &[u8]) {
     let chunk = chunk(one);
     let began = Instant::now();
     while raw.send(&chunk).is_ok() {
-        assert!(began.elapsed() < PATIENCE, "the node goes on and on");
+        assert!(began.elapsed() < PATIENCE, "the node does not close the connection");
     }
 }
 
@@ -49,7 +49,7 @@ fn pings_without_reading_end_slow_and_cost_no_memory() {
         (Wire::WsText, ws_frame(Opcode::Text, b"")),
         (Wire::WsText, frame(Wire::WsText, 7, ask::next_id())),
     ];
-    // What the first flood takes belongs to the buffers that all connections share.
+    // The memory of the first flood belongs to the buffers that all connections share.
     flood(&mut logged_in(&node, floods[0].0, "flooder"), &floods[0].1);
     let before = node.rss();
     for (n, (wire, one)) in floods.iter().enumerate() {
@@ -62,7 +62,7 @@ fn pings_without_reading_end_slow_and_cost_no_memory() {
     chat.end();
 }
 
-/// An empty frame is one byte and its answer thirty: what is read in one turn must not be answered in one piece.
+/// An empty frame is one byte and its reply thirty: the replies to one read must not be written at once.
 #[test]
 fn many_flooders_at_once_stay_within_their_caps() {
     const FLOODERS: usize = 60;
@@ -81,13 +81,13 @@ fn many_flooders_at_once_stay_within_their_caps() {
         most = most.max(node.rss().saturating_sub(before));
         (node.metric("slow_closes_total") == FLOODERS as f64).then_some(())
     });
-    // Kernel buffers aside: a reply of a chunk each, and what the shards read into.
+    // Besides kernel buffers: a reply of a chunk each, and the shards' read buffers.
     assert!(most < 16 << 20, "memory grew by {most} bytes");
     chat.end();
 }
 
 #[test]
-fn a_flooder_that_reads_at_last_is_told_why() {
+fn flooder_that_reads_at_last_gets_the_reason() {
     let node = Process::start(&["timing.linger_ms=5000"]);
     let chat = Chat::begin(&node);
     for wire in [Wire::WsText, Wire::WsBinary, Wire::Tcp, Wire::JsonLine] {
@@ -98,8 +98,8 @@ fn a_flooder_that_reads_at_last_is_told_why() {
         };
         let slow = node.metric("slow_closes_total") + 1.0;
         let chunk = chunk(&one);
-        eventually("the node has enough", || {
-            raw.send(&chunk).expect("it discards what it does not want");
+        eventually("the node closes the connection", || {
+            raw.send(&chunk).expect("the node discards input");
             (node.metric("slow_closes_total") == slow).then_some(())
         });
         raw.until_end().assert_closed(wire, Code::Slow, "a flood");
@@ -107,9 +107,9 @@ fn a_flooder_that_reads_at_last_is_told_why() {
     chat.end();
 }
 
-/// A plain close with unread input would send a reset, which destroys the last words.
+/// A plain close with unread input would send a reset, which destroys the last frames.
 #[test]
-fn what_a_closed_client_still_sends_does_not_destroy_its_last_words() {
+fn input_after_a_close_does_not_destroy_the_last_frames() {
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
     let rest = vec![b'x'; 4 << 20];
@@ -133,9 +133,9 @@ fn what_a_closed_client_still_sends_does_not_destroy_its_last_words() {
     chat.end();
 }
 
-/// A member who talks faster than a room can be served is refused; what waits for the room stays bounded.
+/// A member who sends faster than a room can be served is refused; the room's queue stays bounded.
 #[test]
-fn a_room_that_is_flooded_by_a_member_costs_no_memory() {
+fn room_flooded_by_a_member_costs_no_memory() {
     const MEMBERS: usize = 300;
     let node = Process::start(&[
         "node.shards=1",
@@ -171,6 +171,6 @@ fn a_room_that_is_flooded_by_a_member_costs_no_memory() {
         }
     }
     thread.join().expect("a writer").expect("the node reads");
-    // Outboxes of 8 KiB and the shared frames in them; not the 20 MB that were said.
+    // Outboxes of 8 KiB and the shared frames in them, not the 20 MB that were sent.
     assert!(most < 12 << 20, "memory grew by {most} bytes");
 }

@@ -1,4 +1,4 @@
-//! Frames that lie about their length, never end, or break the rules of their framing.
+//! Frames with wrong lengths, without an end, or against the rules of their framing.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     support::{PATIENCE, Process, Said, ask, hello},
 };
 
-/// A connection that said Hello and has its Welcome.
+/// Connects and completes the handshake.
 fn live(node: &Process, wire: Wire, user: &str) -> Raw {
     let mut raw = Raw::connect(node.address(), wire);
     let mut bytes = preface(wire);
@@ -23,7 +23,7 @@ fn live(node: &Process, wire: Wire, user: &str) -> Raw {
 }
 
 #[test]
-fn a_claimed_length_is_refused_before_anything_is_kept_for_it() {
+fn claimed_length_is_refused_before_memory_is_reserved() {
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
     let line = [b"{\"".as_slice(), &vec![b'a'; 70_000]].concat();
@@ -52,7 +52,7 @@ fn a_claimed_length_is_refused_before_anything_is_kept_for_it() {
 }
 
 #[test]
-fn a_frame_that_is_begun_and_never_ended_costs_what_was_sent_and_ends_in_time() {
+fn unfinished_frame_costs_its_bytes_and_ends_in_time() {
     let node = Process::start(&["timing.frame_ms=600"]);
     let chat = Chat::begin(&node);
     let before = node.rss();
@@ -79,9 +79,9 @@ fn a_frame_that_is_begun_and_never_ended_costs_what_was_sent_and_ends_in_time() 
     chat.end();
 }
 
-/// Signs of life between the fragments don't buy the message more time.
+/// Pings between the fragments do not extend the message's deadline.
 #[test]
-fn a_fragmented_message_that_is_never_ended_ends_in_time() {
+fn unfinished_fragmented_message_ends_in_time() {
     let node = Process::start(&["timing.frame_ms=500"]);
     let chat = Chat::begin(&node);
     let mut raw = live(&node, Wire::WsText, "fragments");
@@ -93,7 +93,7 @@ fn a_fragmented_message_that_is_never_ended_ends_in_time() {
 }
 
 #[test]
-fn breaches_of_websocket_framing_get_their_close_status() {
+fn websocket_framing_breaches_get_their_close_status() {
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
     let one_byte: Vec<u8> = endless(b"a");

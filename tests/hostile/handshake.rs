@@ -1,4 +1,4 @@
-//! What is no client at all, and what takes its time to become one.
+//! Connections that are not of clients, and slow handshakes.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,11 @@ use crate::{
     support::{Process, Stopwatch, ask, hello},
 };
 
-/// Two ticks of the sweep and the time a shared machine takes, beyond a deadline.
+/// Two sweeps and the delay of a shared machine, after a deadline.
 const LATE: Duration = Duration::from_millis(2_500);
 
 #[test]
-fn what_speaks_another_protocol_is_told_so_at_once() {
+fn other_protocols_are_refused_at_once() {
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
     let hellos: [(&str, &[u8]); 7] = [
@@ -35,7 +35,7 @@ fn what_speaks_another_protocol_is_told_so_at_once() {
 }
 
 #[test]
-fn a_request_that_is_no_upgrade_gets_an_http_answer() {
+fn request_without_an_upgrade_gets_an_http_response() {
     let node = Process::start(&[]);
     let chat = Chat::begin(&node);
     let filler = format!("{UPGRADE}Cookie: {}\r\n\r\n", "a".repeat(9_000));
@@ -67,7 +67,7 @@ fn a_request_that_is_no_upgrade_gets_an_http_answer() {
 }
 
 #[test]
-fn a_request_that_is_dribbled_ends_at_the_deadline() {
+fn dribbled_request_ends_at_the_deadline() {
     let node = Process::start(&["timing.handshake_ms=400"]);
     let chat = Chat::begin(&node);
     let mut raw = Raw::connect(node.address(), Wire::WsText);
@@ -81,7 +81,7 @@ fn a_request_that_is_dribbled_ends_at_the_deadline() {
 }
 
 #[test]
-fn a_thousand_half_open_handshakes_end_at_the_deadline_and_keep_nobody_out() {
+fn half_open_handshakes_end_in_time_and_block_no_login() {
     const HANDSHAKE: Duration = Duration::from_millis(8_000);
     let node = Process::start(&["timing.handshake_ms=8000"]);
     let chat = Chat::begin(&node);
@@ -93,7 +93,7 @@ fn a_thousand_half_open_handshakes_end_at_the_deadline_and_keep_nobody_out() {
             let mut bytes = preface(wire);
             let greeting = frame(wire, 1, ask::hello(hello(&token, "d")));
             bytes.extend(&greeting[..greeting.len() / 2]);
-            // Half of them say nothing at all.
+            // Half of them send nothing at all.
             let said = if n % 8 < 4 { &bytes[..] } else { &[] };
             let mut raw = Raw::connect(node.address(), wire);
             raw.send(said).expect("the node reads");
@@ -102,7 +102,7 @@ fn a_thousand_half_open_handshakes_end_at_the_deadline_and_keep_nobody_out() {
         .collect();
     let begun = Stopwatch::start();
     Pair::login(&node);
-    assert!(node.conns() >= 1_000, "an honest login waits for none of them");
+    assert!(node.conns() >= 1_000, "an honest login waits for no half-open handshake");
     for (n, (wire, raw)) in half.iter_mut().enumerate() {
         let wire = if n % 8 < 4 { *wire } else { Wire::JsonLine };
         raw.until_end().assert_closed(wire, Code::HandshakeTimeout, &format!("number {n}"));

@@ -1,5 +1,5 @@
-//! Hostile, broken and stalled clients on real sockets against the real binary: bounded memory, a coded close, and
-//! the others unaffected.
+//! Hostile, broken and stalled clients on real sockets against the real binary: bounded memory, a coded close, and no
+//! effect on other clients.
 
 #[path = "../support/mod.rs"]
 mod support;

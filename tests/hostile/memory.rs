@@ -1,4 +1,4 @@
-//! The memory budget: newcomers are refused first, then the fullest outboxes end; who is served stays served.
+//! The memory budget: new clients are refused first, then the fullest outboxes are closed; other clients stay.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,17 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 
-/// Memory is filled with room frames for members who do not read; each has a room of its own.
+/// Memory is filled with room frames for members who do not read; each has its own room.
 #[test]
-fn a_node_that_runs_full_refuses_newcomers_then_ends_the_fullest() {
-    // Memory is looked at in MiB here: the store's caches and what others do on this machine would blur it.
+fn node_short_of_memory_refuses_clients_then_closes_fullest() {
+    // The test measures MiB: the store's caches and other processes of this machine would blur it.
     let probe = Process::start(&["node.store=memory", "limits.memory_counts_sockets=false"]);
     Pair::login(&probe).round();
-    let base = eventually("memory was looked at", || {
+    let base = eventually("memory was checked", || {
         Some(probe.metric("memory_used_bytes")).filter(|used| *used > 0.0)
     });
     drop(probe);
-    // Full at about 32 MiB over the base.
+    // Full at approximately 32 MiB above the base.
     let budget = (base as u64 + 32 * MIB) * 100 / 85;
     let sets = [
         "node.store=memory".to_owned(),
@@ -36,17 +36,17 @@ fn a_node_that_runs_full_refuses_newcomers_then_ends_the_fullest() {
     let mut talker = node.login(Wire::Tcp, "talker", "d");
     let mut readers = Vec::new();
     let refused = fill(&node, &mut talker, &mut readers);
-    assert!(refused, "newcomers are refused while memory is short");
+    assert!(refused, "new clients are refused while memory is short");
     while node.metric("slow_closes_total") < 1.0 {
         say(&mut talker, 0, 40);
-        looked_at_again(&node);
+        wait_for_check(&node);
     }
     talker.settle();
     drop(readers);
     let fine = node.metric("memory_limit_bytes") * 0.8;
     let mut lowest = f64::MAX;
     let deadline = Instant::now() + PATIENCE - Duration::from_secs(1);
-    eventually("newcomers are let in again", || {
+    eventually("new clients are accepted again", || {
         lowest = lowest.min(node.metric("memory_used_bytes"));
         assert!(
             Instant::now() < deadline,
@@ -59,7 +59,7 @@ fn a_node_that_runs_full_refuses_newcomers_then_ends_the_fullest() {
     chat.end();
 }
 
-/// Adds readers that do not read, and frames for them, until the node refuses the next.
+/// Adds clients that do not read, and frames for them, until the node refuses the next.
 fn fill(node: &Process, talker: &mut Client, readers: &mut Vec<Client>) -> bool {
     for n in 0..16 {
         let mut probe = Raw::connect(node.address(), Wire::JsonLine);
@@ -72,17 +72,17 @@ fn fill(node: &Process, talker: &mut Client, readers: &mut Vec<Client>) -> bool 
         readers.push(reader);
         assert!(matches!(talker.ask(ask::join(&room)), Said::Done(_)));
         say(talker, n, 160);
-        looked_at_again(node);
+        wait_for_check(node);
     }
     false
 }
 
 /// Waits until the node has measured what was just added, so that the next step is not blind, and messages are not
 /// refused as well (from 95 % on).
-fn looked_at_again(node: &Process) {
+fn wait_for_check(node: &Process) {
     let checks = node.metric("memory_checks_total");
-    // The check under way may have begun before.
-    eventually("memory was looked at", || (node.metric("memory_checks_total") >= checks + 2.0).then_some(()));
+    // The check in progress may have begun before.
+    eventually("memory was checked", || (node.metric("memory_checks_total") >= checks + 2.0).then_some(()));
 }
 
 fn reader(node: &Process, n: usize, room: &str) -> Option<Client> {

@@ -1,4 +1,4 @@
-//! Raw bytes of each framing, a connection that sends them, and what came back, read to the end.
+//! Raw bytes of each framing, and a connection that sends them and reads to the end.
 
 use std::{
     io::{self, Read, Write},
@@ -15,11 +15,11 @@ use tidegate_protocol::{
 
 use crate::support::{PATIENCE, Said, code};
 
-/// A WebSocket upgrade that is accepted, to be completed with further headers and an empty line.
+/// WebSocket upgrade that is accepted, to be completed with further headers and an empty line.
 pub(crate) const UPGRADE: &str = "GET /v1/ws HTTP/1.1\r\nHost: tidegate\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
      Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-/// What comes before the first frame.
+/// Returns the bytes before the first frame.
 pub(crate) fn preface(wire: Wire) -> Vec<u8> {
     let upgrade =
         |protocol: &str| format!("{UPGRADE}Sec-WebSocket-Protocol: {protocol}\r\n\r\n").into_bytes();
@@ -31,7 +31,7 @@ pub(crate) fn preface(wire: Wire) -> Vec<u8> {
     }
 }
 
-/// A frame as a client sends it.
+/// Returns a frame as a client sends it.
 pub(crate) fn frame(wire: Wire, id: u64, body: Asked) -> Vec<u8> {
     let frame = pb::ClientFrame { id, body: Some(body) };
     let mut bytes = Vec::new();
@@ -46,12 +46,12 @@ pub(crate) fn frame(wire: Wire, id: u64, body: Asked) -> Vec<u8> {
     bytes
 }
 
-/// A whole masked WebSocket frame.
+/// Returns a whole masked WebSocket frame.
 pub(crate) fn ws_frame(opcode: Opcode, payload: &[u8]) -> Vec<u8> {
     fragment(true, opcode, payload)
 }
 
-/// A masked WebSocket frame that may have successors.
+/// Returns a masked WebSocket frame that may have successors.
 pub(crate) fn fragment(last: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     ws::encode_fragment(last, opcode, payload, Some([9, 8, 7, 6]), &mut bytes);
@@ -62,23 +62,23 @@ fn opcode(wire: Wire) -> Opcode {
     if wire.framing() == Framing::Json { Opcode::Text } else { Opcode::Binary }
 }
 
-/// What a node said until the end of a stream.
+/// Output of a node until the end of a stream.
 #[derive(Debug)]
-pub(crate) struct Heard {
-    /// The frames.
+pub(crate) struct Received {
+    /// Received frames.
     pub(crate) frames: Vec<pb::ServerFrame>,
-    /// The status of the WebSocket close frame.
+    /// Status of the WebSocket close frame.
     pub(crate) status: Option<u16>,
-    /// WebSocket pongs.
+    /// Number of WebSocket pongs.
     pub(crate) pongs: usize,
-    /// An HTTP response head, or nothing.
+    /// HTTP response head, or nothing.
     pub(crate) head: String,
     /// Whether the stream ended in order, not by a reset.
     pub(crate) orderly: bool,
 }
 
-impl Heard {
-    /// The code of the Close frame, which must be the last one.
+impl Received {
+    /// Returns the code of the Close frame, which must be the last one.
     pub(crate) fn close(&self) -> Option<Code> {
         match self.frames.last()?.body.as_ref()? {
             Said::Close(close) => Some(code(close.code)),
@@ -86,7 +86,7 @@ impl Heard {
         }
     }
 
-    /// The Close frame came last, the WebSocket close frame after it, and the end was in order.
+    /// Asserts that the Close frame was the last one, followed by the WebSocket close frame and an orderly end.
     pub(crate) fn assert_closed(&self, wire: Wire, expected: Code, what: &str) {
         assert_eq!(self.close(), Some(expected), "{what}: {self:?}");
         assert!(self.orderly, "{what}: a reset");
@@ -96,7 +96,7 @@ impl Heard {
     }
 }
 
-/// A connection that sends what a client should not.
+/// Connection that sends what a client should not.
 pub(crate) struct Raw {
     pub(crate) stream: TcpStream,
     wire: Wire,
@@ -116,38 +116,38 @@ impl Raw {
         Self { stream, wire, input: Vec::new() }
     }
 
-    /// Sends; that the node may have closed meanwhile is no failure here.
+    /// Sends; an error because the node has closed is not a failure here.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// One write a byte.
+    /// Writes byte by byte.
     pub(crate) fn dribble(&mut self, bytes: &[u8]) {
         for byte in bytes.chunks(1) {
             self.stream.write_all(byte).expect("the node reads");
         }
     }
 
-    /// Reads until `enough` frames of one kind came.
+    /// Reads until there are `enough` frames.
     pub(crate) fn until(
         &mut self,
         what: &str,
         enough: impl Fn(&[pb::ServerFrame]) -> bool,
     ) -> Vec<pb::ServerFrame> {
         loop {
-            let heard = self.parse(true);
-            if enough(&heard.frames) {
-                return heard.frames;
+            let received = self.parse(true);
+            if enough(&received.frames) {
+                return received.frames;
             }
             let mut more = [0; 16 * 1024];
             match self.stream.read(&mut more) {
                 Ok(read) if read > 0 => self.input.extend_from_slice(&more[..read]),
-                other => panic!("in vain: {what}: {other:?} after {heard:?}"),
+                other => panic!("in vain: {what}: {other:?} after {received:?}"),
             }
         }
     }
 
-    /// Sends `bytes` again and again, one `pace` apart, until something comes back.
+    /// Sends `bytes` repeatedly, one `pace` apart, until there is output.
     pub(crate) fn repeat_until_answered(&mut self, bytes: &[u8], pace: Duration, patience: Duration) {
         let began = Instant::now();
         self.stream.set_read_timeout(Some(pace)).expect("a socket takes options");
@@ -160,7 +160,7 @@ impl Raw {
     }
 
     /// Reads to the end.
-    pub(crate) fn until_end(&mut self) -> Heard {
+    pub(crate) fn until_end(&mut self) -> Received {
         let orderly = match self.stream.read_to_end(&mut self.input) {
             Ok(_) => true,
             Err(error)
@@ -173,61 +173,69 @@ impl Raw {
         self.parse(orderly)
     }
 
-    fn parse(&self, orderly: bool) -> Heard {
-        let mut heard = Heard { frames: Vec::new(), status: None, pongs: 0, head: String::new(), orderly };
+    fn parse(&self, orderly: bool) -> Received {
+        let mut received =
+            Received { frames: Vec::new(), status: None, pongs: 0, head: String::new(), orderly };
         let mut input = self.input.clone();
         let mut rest = input.as_mut_slice();
         if rest.starts_with(b"HTTP/1.1 ") {
-            let Some(end) = rest.windows(4).position(|four| four == b"\r\n\r\n") else { return heard };
+            let Some(end) = rest.windows(4).position(|four| four == b"\r\n\r\n") else { return received };
             let (head, frames) = rest.split_at_mut(end + 4);
-            heard.head = String::from_utf8_lossy(head).into_owned();
+            received.head = String::from_utf8_lossy(head).into_owned();
             rest = frames;
         }
-        let upgraded = heard.head.starts_with("HTTP/1.1 101 ");
+        let upgraded = received.head.starts_with("HTTP/1.1 101 ");
         let mut decoder = ws::Decoder::client();
         while !rest.is_empty() {
             let consumed = match self.wire {
                 Wire::WsBinary | Wire::WsText if upgraded => {
-                    take_ws(&mut decoder, rest, self.wire, &mut heard)
+                    take_ws(&mut decoder, rest, self.wire, &mut received)
                 }
-                Wire::WsBinary | Wire::WsText if !heard.head.is_empty() => None,
-                Wire::Tcp if !self.input.starts_with(b"{") => take_stream(rest, Framing::Proto, &mut heard),
-                _ => take_stream(rest, Framing::Json, &mut heard),
+                Wire::WsBinary | Wire::WsText if !received.head.is_empty() => None,
+                Wire::Tcp if !self.input.starts_with(b"{") => {
+                    take_stream(rest, Framing::Proto, &mut received)
+                }
+                _ => take_stream(rest, Framing::Json, &mut received),
             };
             let Some(consumed) = consumed else { break };
             rest = &mut std::mem::take(&mut rest)[consumed..];
         }
-        heard
+        received
     }
 }
 
-fn take_stream(input: &[u8], framing: Framing, heard: &mut Heard) -> Option<usize> {
+fn take_stream(input: &[u8], framing: Framing, received: &mut Received) -> Option<usize> {
     let split = match framing {
         Framing::Proto => codec::tcp::split(input, 1 << 20),
         Framing::Json => codec::json::split_line(input, 0, 1 << 20),
     };
     let Split::Frame { payload, consumed } = split.expect("the node sends whole frames") else { return None };
-    keep(&input[payload], framing, heard);
+    keep(&input[payload], framing, received);
     Some(consumed)
 }
 
-fn take_ws(decoder: &mut ws::Decoder, input: &mut [u8], wire: Wire, heard: &mut Heard) -> Option<usize> {
+fn take_ws(
+    decoder: &mut ws::Decoder,
+    input: &mut [u8],
+    wire: Wire,
+    received: &mut Received,
+) -> Option<usize> {
     let limits = ws::WsLimits { message_bytes_max: 1 << 20, fragments_max: 1 };
     let step = decoder.next(input, &limits).expect("the node frames well");
     let WsStep::Frame { consumed, event } = step else { return None };
-    assert!(heard.status.is_none(), "a frame after the close frame");
+    assert!(received.status.is_none(), "a frame after the close frame");
     match event {
-        WsEvent::Message { payload, .. } => keep(&payload, wire.framing(), heard),
-        WsEvent::Pong(_) => heard.pongs += 1,
-        WsEvent::Close { code, .. } => heard.status = code,
+        WsEvent::Message { payload, .. } => keep(&payload, wire.framing(), received),
+        WsEvent::Pong(_) => received.pongs += 1,
+        WsEvent::Close { code, .. } => received.status = code,
         WsEvent::Ping(_) | WsEvent::Part => panic!("the node does not send these"),
     }
     Some(consumed)
 }
 
-fn keep(payload: &[u8], framing: Framing, heard: &mut Heard) {
+fn keep(payload: &[u8], framing: Framing, received: &mut Received) {
     match codec::decode_server(payload, framing).expect("the node sends good frames") {
-        Decoded::Frame(frame) => heard.frames.push(frame),
+        Decoded::Frame(frame) => received.frames.push(frame),
         Decoded::Empty => panic!("the node sends no empty frames"),
     }
 }

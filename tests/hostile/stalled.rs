@@ -1,4 +1,4 @@
-//! Readers that stop: the others get everything in order; the stalled hear what they missed, or end `SLOW`.
+//! Clients that stop reading: the others get everything in order; the stalled ones get `Behind`, or are closed `SLOW`.
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
@@ -6,7 +6,7 @@ use crate::support::{Client, Process, Said, ask, text_of};
 
 const MEMBERS: usize = 120;
 const STALLED: usize = 20;
-/// More than the kernel and the outbox keep for a client that does not read.
+/// More than the kernel and the outbox hold for a client that does not read.
 const MESSAGES: usize = 120;
 const TEXT_BYTES: usize = 4_000;
 
@@ -14,7 +14,7 @@ fn text(n: usize) -> String {
     format!("{n:04}{}", "x".repeat(TEXT_BYTES))
 }
 
-/// Nobody is closed who reads again, however late.
+/// Setting under which a client that reads again is not closed, however late it is.
 const PATIENT: &str = "timing.write_ms=600000";
 
 fn start(write: &str) -> Process {
@@ -28,7 +28,7 @@ fn start(write: &str) -> Process {
 }
 
 #[test]
-fn stalled_members_of_a_group_get_behind_and_cost_the_others_nothing() {
+fn stalled_group_members_get_behind_and_delay_no_other() {
     let node = start(PATIENT);
     let names: Vec<String> = (0..MEMBERS).map(|n| format!("member-{n}")).chain(["sender".into()]).collect();
     let group = node.group("hall", &names);
@@ -37,12 +37,12 @@ fn stalled_members_of_a_group_get_behind_and_cost_the_others_nothing() {
     let mut stalled = members.split_off(MEMBERS - STALLED);
     let mut sender = node.login(Wire::Tcp, "sender", "d");
     let before = node.rss();
-    let last = crowd(&mut sender, &group, &mut members);
+    let last = flood_group(&mut sender, &group, &mut members);
     let grown = node.rss().saturating_sub(before);
-    // The messages themselves, in the log and on the way; the outboxes share them.
+    // The messages in the log and in flight; the outboxes share them.
     assert!(grown < 24 << 20, "memory grew by {grown} bytes");
     for member in &mut stalled {
-        hear_of_the_rest(member, &group, last + 1 - MESSAGES as u64, last);
+        expect_pushes_or_behind(member, &group, last + 1 - MESSAGES as u64, last);
     }
     assert_eq!(sender.text(&group, "after", "after"), last + 1);
     for member in members.iter_mut().chain(&mut stalled) {
@@ -51,7 +51,7 @@ fn stalled_members_of_a_group_get_behind_and_cost_the_others_nothing() {
 }
 
 #[test]
-fn members_of_a_group_that_never_read_again_are_closed_and_the_others_go_on() {
+fn group_members_that_never_read_again_are_closed() {
     let node = start("timing.write_ms=2000");
     let names: Vec<String> = (0..STALLED).map(|n| format!("member-{n}")).chain(["sender".into()]).collect();
     let group = node.group("hall", &names);
@@ -59,7 +59,7 @@ fn members_of_a_group_that_never_read_again_are_closed_and_the_others_go_on() {
         (0..STALLED).map(|n| node.login(Wire::ALL[n % 4], &names[n], "d")).collect();
     let _stalled = members.split_off(STALLED / 2);
     let mut sender = node.login(Wire::Tcp, "sender", "d");
-    let last = crowd(&mut sender, &group, &mut members);
+    let last = flood_group(&mut sender, &group, &mut members);
     node.metric_becomes("slow_closes_total", (STALLED - members.len()) as f64);
     node.metric_becomes("connections", (members.len() + 1) as f64);
     assert_eq!(sender.text(&group, "after", "after"), last + 1);
@@ -68,8 +68,9 @@ fn members_of_a_group_that_never_read_again_are_closed_and_the_others_go_on() {
     }
 }
 
-/// Says more to a group than those who do not read have room for; the others hear all of it in order. Gives the last seq.
-fn crowd(sender: &mut Client, group: &str, members: &mut [Client]) -> u64 {
+/// Sends more to a group than fits for members that do not read; the others get all of it in order. Returns the last
+/// seq.
+fn flood_group(sender: &mut Client, group: &str, members: &mut [Client]) -> u64 {
     let mut last = 0;
     for n in 0..MESSAGES {
         last = sender.text(group, &format!("m{n}"), &text(n));
@@ -85,13 +86,13 @@ fn crowd(sender: &mut Client, group: &str, members: &mut [Client]) -> u64 {
     last
 }
 
-/// Pushes in order up to the last one; what is missing is named by `Behind`, at least once.
-fn hear_of_the_rest(member: &mut Client, group: &str, first: u64, last: u64) {
+/// Expects pushes in order up to the last one; `Behind` names the missing ones, at least once.
+fn expect_pushes_or_behind(member: &mut Client, group: &str, first: u64, last: u64) {
     let (mut next, mut hints) = (first, 0);
     while next <= last {
         match member.take("pushes and behind", |_| true).body {
             Some(Said::Push(push)) => {
-                assert_eq!(push.seq, next, "a hole that nobody told of");
+                assert_eq!(push.seq, next, "a hole without `Behind`");
                 next += 1;
             }
             Some(Said::Behind(behind)) => {
@@ -107,7 +108,7 @@ fn hear_of_the_rest(member: &mut Client, group: &str, first: u64, last: u64) {
 }
 
 #[test]
-fn a_stalled_member_of_a_room_is_told_how_many_frames_were_shed() {
+fn stalled_room_member_learns_the_number_of_shed_frames() {
     let node = start(PATIENT);
     for wire in Wire::ALL {
         let mut sender = node.login(Wire::Tcp, "sender", "d");

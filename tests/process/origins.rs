@@ -1,4 +1,4 @@
-//! X5: what a web page can have a browser send to the admin port is refused, whatever the route.
+//! X5: requests that a web page can make a browser send to the admin port are refused on all routes.
 
 use std::{fs, net::SocketAddr, path::PathBuf};
 
@@ -13,16 +13,16 @@ use crate::{
 const EVIL: &str = "Host: evil.example\r\n";
 const JSON: &str = "Content-Type: application/json\r\n";
 
-/// Methods and paths of all routes of the admin port, as `src/api.rs` has them.
+/// Returns methods and paths of all routes of the admin port, from `src/api.rs`.
 fn routes() -> Vec<(String, String)> {
     let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder"));
-    let code = fs::read_to_string(root.join("src/api.rs")).expect("the source is there");
+    let code = fs::read_to_string(root.join("src/api.rs")).expect("the source exists");
     let example = |path: String| path.replace("{user}", "bob").replace("{id}", "team");
     admin_routes(&code).into_iter().map(|(method, path)| (method, example(path))).collect()
 }
 
-/// Status of a request with these headers, and the answer, which has a code and a cure if it is a refusal.
-fn asked(port: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, Value) {
+/// Returns the status and reply of a request with these headers; a refusal has a code and a cure.
+fn get_reply(port: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, Value) {
     let (status, body) = http::ask_by(port, &format!("{method} {path} HTTP/1.1\r\n{headers}"), "{}");
     let body: Value = serde_json::from_str(&body).unwrap_or_default();
     if [400, 403, 415, 421].contains(&status) {
@@ -32,7 +32,7 @@ fn asked(port: SocketAddr, method: &str, path: &str, headers: &str) -> (u16, Val
     (status, body)
 }
 
-/// Asserts that nothing came of the requests before.
+/// Asserts that the requests before changed nothing.
 fn is_untouched(node: &Process) {
     let admin = node.addresses.admin;
     let of = |path: &str| http::ask(admin, "GET", path, "");
@@ -48,7 +48,7 @@ fn x5_every_route_refuses_foreign_hosts_and_pages() {
     let host = format!("Host: {admin}\r\n");
     let page = |header: &str| format!("{host}{JSON}{header}\r\n");
     for (method, path) in routes().iter().chain(&[("GET".into(), "/".into()), ("POST".into(), "/x".into())]) {
-        let status = |headers: &str| asked(admin, method, path, headers).0;
+        let status = |headers: &str| get_reply(admin, method, path, headers).0;
         let named = format!("{method} {path}");
         assert_eq!(status(&format!("{EVIL}{JSON}")), 421, "{named}");
         assert_eq!(status(&format!("Host: evil.example:{}\r\n{JSON}", admin.port())), 421, "{named}");
@@ -76,7 +76,7 @@ fn x5_changes_are_refused_without_the_content_type_of_json() {
     for (method, path) in &changes {
         for kind in ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
             let kind = if kind.is_empty() { String::new() } else { format!("Content-Type: {kind}\r\n") };
-            let (status, said) = asked(admin, method, path, &format!("Host: localhost\r\n{kind}"));
+            let (status, said) = get_reply(admin, method, path, &format!("Host: localhost\r\n{kind}"));
             assert_eq!(status, 415, "{method} {path} {kind}: {said}");
         }
     }
@@ -90,11 +90,11 @@ fn x5_programs_tunnels_and_pages_of_the_port_are_served() {
     for host in ["localhost", "127.0.0.1:9000", "[::1]:7801"] {
         let headers =
             format!("Host: {host}\r\nOrigin: http://{host}\r\nSec-Fetch-Site: same-origin\r\n{JSON}");
-        assert_eq!(asked(admin, "GET", "/v1/nodes", &headers).0, 200, "{host}");
-        let (status, said) = asked(admin, "POST", "/v1/weight", &headers);
+        assert_eq!(get_reply(admin, "GET", "/v1/nodes", &headers).0, 200, "{host}");
+        let (status, said) = get_reply(admin, "POST", "/v1/weight", &headers);
         assert_eq!((status, &said["weight"]), (200, &100.into()), "{host}: {said}");
     }
-    assert_eq!(asked(admin, "GET", "/readyz", "Host: localhost\r\nSec-Fetch-Site: none\r\n").0, 200);
+    assert_eq!(get_reply(admin, "GET", "/readyz", "Host: localhost\r\nSec-Fetch-Site: none\r\n").0, 200);
     // As load balancers probe.
     let (status, _) = http::ask_by(admin, "GET /readyz HTTP/1.0\r\n", "");
     assert_eq!(status, 200);
@@ -104,18 +104,18 @@ fn x5_programs_tunnels_and_pages_of_the_port_are_served() {
 }
 
 #[test]
-fn x5_the_monitor_port_has_no_route_that_changes() {
+fn x5_monitor_port_has_no_changing_route() {
     let node = Process::start(&["listen.monitor=127.0.0.1:0"]);
     let monitor = node.addresses.monitor.expect("the port is set");
     let headers = format!("{EVIL}{JSON}");
     let mut answered = Vec::new();
     for (_, path) in routes() {
         for method in ["POST", "PUT", "PATCH", "DELETE"] {
-            let (status, said) = asked(monitor, method, &path, &headers);
+            let (status, said) = get_reply(monitor, method, &path, &headers);
             assert!([404, 405].contains(&status), "{method} {path}: {status} {said}");
         }
         // Orchestrators probe by the address of a pod.
-        if asked(monitor, "GET", &path, &headers).0 == 200 {
+        if get_reply(monitor, "GET", &path, &headers).0 == 200 {
             answered.push(path);
         }
     }
@@ -124,7 +124,7 @@ fn x5_the_monitor_port_has_no_route_that_changes() {
 }
 
 #[test]
-fn x5_a_get_of_traces_watches_nobody() {
+fn x5_get_of_traces_starts_no_trace() {
     let node = Process::start(&["trace.per_second=0"]);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     let steps = |method: &str, query: &str, body: &str| -> (Value, usize) {
@@ -134,15 +134,15 @@ fn x5_a_get_of_traces_watches_nobody() {
     };
     assert_eq!(steps("GET", "?user=alice", ""), (0.into(), 0));
     alice.text("bob", "m1", "unseen");
-    assert_eq!(steps("GET", "?user=alice", ""), (0.into(), 0), "the first GET would have had it traced");
+    assert_eq!(steps("GET", "?user=alice", ""), (0.into(), 0), "a GET starts no trace");
     assert_eq!(steps("POST", "", &json!({"user": "alice"}).to_string()), (600_000.into(), 0));
     alice.text("bob", "m2", "traced");
     eventually("steps are recorded", || (steps("GET", "?msg=m2", "").1 > 0).then_some(()));
-    assert_eq!(steps("GET", "?msg=m1", "").1, 0, "it came before anybody was watched");
+    assert_eq!(steps("GET", "?msg=m1", "").1, 0, "the message was sent before the trace");
 }
 
 #[test]
-fn x5_a_node_that_waits_for_services_refuses_the_same() {
+fn x5_starting_node_refuses_the_same_requests() {
     let data = fresh_data();
     fs::create_dir_all(&data).expect("a folder");
     let key = data.join("key");
@@ -159,9 +159,9 @@ fn x5_a_node_that_waits_for_services_refuses_the_same() {
     ];
     let node = Process::begin(&data, command(&data, &sets.each_ref().map(String::as_str)));
     eventually("the port is open", || std::net::TcpStream::connect(admin).ok());
-    let refused = asked(admin, "GET", "/readyz", EVIL).0;
-    let waits = asked(admin, "GET", "/readyz", "Host: localhost\r\n");
-    let probed = asked(monitor, "GET", "/readyz", EVIL).0;
+    let refused = get_reply(admin, "GET", "/readyz", EVIL).0;
+    let waits = get_reply(admin, "GET", "/readyz", "Host: localhost\r\n");
+    let probed = get_reply(monitor, "GET", "/readyz", EVIL).0;
     drop(node);
     fs::remove_dir_all(&data).ok();
     assert_eq!((refused, waits.0, probed), (421, 503, 503));

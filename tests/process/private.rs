@@ -1,4 +1,5 @@
-//! X12: what a node and its tools write is closed to other accounts, whatever the umask, and open secrets are refused.
+//! X12: files of a node and its tools are closed to other accounts, whatever the umask, and readable secrets are
+//! refused.
 
 use std::{
     fs,
@@ -16,9 +17,9 @@ use crate::support::{Process, command, fresh_data, in_shell};
 /// The usual umask of a shell.
 const UMASK: &str = "umask 022";
 
-/// What is at or below the path and has permissions for others than its owner.
+/// Returns the paths at or below `path` with permissions for others than the owner.
 fn open(path: &Path) -> Vec<String> {
-    let about = fs::symlink_metadata(path).expect("it is there");
+    let about = fs::symlink_metadata(path).expect("the path exists");
     let mut found = Vec::new();
     if about.mode() & 0o077 != 0 {
         found.push(format!("{} {:o}", path.display(), about.mode()));
@@ -36,10 +37,10 @@ fn count(path: &Path) -> usize {
 }
 
 fn chmod(path: &Path, mode: u32) {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("the file is owned by the test");
 }
 
-/// Runs `tidegate` with these words and the usual umask.
+/// Runs `tidegate` with these arguments and the usual umask.
 fn tidegate(words: &[&str]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let output = in_shell(UMASK, command.args(words)).output().expect("the binary runs");
@@ -49,7 +50,7 @@ fn tidegate(words: &[&str]) {
 #[test]
 fn x12_data_and_exports_are_closed_to_other_accounts() {
     let place = fresh_data();
-    // The harness has its own files in `place`; what is below `data` is the node's alone.
+    // The harness has its own files in `place`; `data` belongs to the node only.
     let (serve, data) = (command(&place, &[]), place.join("data"));
     let words = serve.get_args().map(|word| if word == place.as_os_str() { data.as_os_str() } else { word });
     let mut own = Command::new(serve.get_program());
@@ -78,16 +79,16 @@ fn x12_data_and_exports_are_closed_to_other_accounts() {
 }
 
 #[test]
-fn x12_an_open_data_directory_is_closed_at_the_start() {
+fn x12_open_data_directory_is_closed_at_the_start() {
     let data = fresh_data();
     let serve = command(&data, &[]);
     chmod(&data, 0o755);
     let node = Process::spawn(&data, serve);
-    assert_eq!(fs::metadata(&data).expect("it is there").mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(&data).expect("the path exists").mode() & 0o777, 0o700);
     assert!(node.said().contains("data directory was open to other accounts"), "{}", node.said());
 }
 
-/// Runs `serve` on a directory that it refuses, and returns what it says.
+/// Runs `serve` on a directory that it refuses, and returns its output.
 fn refused(data: &Path, sets: &[&str]) -> String {
     let mut node = Process::begin(data, command(data, sets));
     let status = node.exit();
@@ -96,15 +97,15 @@ fn refused(data: &Path, sets: &[&str]) -> String {
 }
 
 #[test]
-fn x12_a_directory_that_is_not_the_nodes_alone_is_refused() {
+fn x12_shared_directory_is_refused() {
     let data = fresh_data();
     fs::create_dir_all(data.join("public_html")).expect("a folder");
     chmod(&data, 0o755);
     let said = refused(&data, &[]);
     assert!(said.contains("can't be used") && said.contains("`chmod 700`"), "{said}");
-    assert_eq!(fs::metadata(&data).expect("it is there").mode() & 0o777, 0o755, "left as it was");
-    fs::remove_dir_all(data.join("public_html")).expect("it is there");
-    // Only root can give a directory away; the unit tests of `private` cover the rest.
+    assert_eq!(fs::metadata(&data).expect("the path exists").mode() & 0o777, 0o755, "left as it was");
+    fs::remove_dir_all(data.join("public_html")).expect("the path exists");
+    // Only root can change the owner of a directory; the unit tests of `private` cover the rest.
     if geteuid().is_root() {
         chown(&data, Some(12_345), None).expect("root may");
         let said = refused(&data, &[]);
@@ -115,7 +116,7 @@ fn x12_a_directory_that_is_not_the_nodes_alone_is_refused() {
 }
 
 #[test]
-fn x12_secrets_that_every_account_may_read_are_refused() {
+fn x12_world_readable_secrets_are_refused() {
     let (data, keys) = (fresh_data(), fresh_data());
     fs::create_dir_all(&keys).expect("a folder");
     let file = |name: &str| -> PathBuf {

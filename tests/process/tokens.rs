@@ -10,10 +10,10 @@ use tidegate_protocol::codec::Wire;
 
 use crate::support::{Client, Process, Screen, command, eventually, fresh_data, hello, terminal};
 
-/// The last line of the banner of a node on loopback.
+/// Last line of the banner of a node on loopback.
 const END: &str = "or by hand";
 
-/// What a node prints to a terminal.
+/// Starts a node in a terminal and returns its output.
 fn in_terminal(sets: &[&str]) -> (Process, String) {
     let data = fresh_data();
     let mut serve = command(&data, sets);
@@ -25,7 +25,7 @@ fn in_terminal(sets: &[&str]) -> (Process, String) {
     (node, screen.lines().join("\n"))
 }
 
-/// What a node prints to what is no terminal.
+/// Starts a node without a terminal and returns its output.
 fn in_file(sets: &[&str]) -> (Process, String) {
     let data = fresh_data();
     let mut serve = command(&data, sets);
@@ -36,7 +36,7 @@ fn in_file(sets: &[&str]) -> (Process, String) {
     (node, said)
 }
 
-/// What the line with this in it prints when it is typed.
+/// Runs the printed line with this text and returns its output.
 fn typed(said: &str, what: &str) -> String {
     let line = said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("no {what} in {said}"));
     let output = Command::new("sh").args(["-c", line]).output().expect("a shell");
@@ -51,7 +51,7 @@ fn log_in(node: &Process, user: &str, token: &str) {
 }
 
 #[test]
-fn x13_a_terminal_shows_tokens_that_are_good() {
+fn x13_terminal_shows_valid_tokens() {
     let (node, said) = in_terminal(&[]);
     for user in ["alice", "bob"] {
         let after = said.split_once(&format!("token for {user}: ")).unwrap_or_else(|| panic!("{said}")).1;
@@ -63,7 +63,7 @@ fn x13_a_terminal_shows_tokens_that_are_good() {
 }
 
 #[test]
-fn x13_a_log_has_no_tokens_but_the_command_for_one() {
+fn x13_log_has_the_token_command_but_no_tokens() {
     let (node, said) = in_file(&[]);
     assert!(!said.contains("eyJ"), "{said}");
     let token = typed(&said, " token alice --data ");
@@ -71,7 +71,7 @@ fn x13_a_log_has_no_tokens_but_the_command_for_one() {
 }
 
 #[test]
-fn x13_tokens_of_a_given_key_are_printed_nowhere() {
+fn x13_tokens_of_a_given_key_are_not_printed() {
     let keys = fresh_data();
     fs::create_dir_all(&keys).expect("a folder");
     let file = keys.join("key");

@@ -1,7 +1,7 @@
-//! A log in memory that several nodes share, with a group of owners that the simulation moves about.
+//! Log in memory that several nodes share, with an owners group that the simulation controls.
 //!
-//! Members hear of their partitions as those of Kafka's cooperative group do: asked back before they go to another, or
-//! lost when the group has not heard of a member for too long. A member that was put out may hear of it late.
+//! Members get events as in Kafka's cooperative group: partitions are revoked before they move, or lost when the group
+//! evicted a member. An evicted member may learn of it late.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 
 const TOPIC: TopicId = TopicId(7);
 
-/// After this the group notices a crash, if nobody tells it before.
+/// Time until the group notices a crash by itself.
 const SESSION_MS: u64 = 6_000;
 
 /// The log and its owners; clones share them.
@@ -45,23 +45,23 @@ struct State {
 #[derive(Default)]
 struct Partition {
     records: Vec<Bytes>,
-    /// Who may read it.
+    /// Member that may read it.
     owner: Option<u64>,
-    /// Who gets it when the owner has let go.
-    asked_back: bool,
-    /// Nobody can read it.
+    /// Whether the partition was revoked, and moves after its release.
+    is_revoked: bool,
+    /// Whether the partition has no leader, so that it can't be read.
     leaderless: bool,
 }
 
 #[derive(Default)]
 struct Member {
     events: VecDeque<OwnershipEvent>,
-    /// The group has put it out.
+    /// Whether the group has evicted the member.
     is_out: bool,
     leaving: bool,
 }
 
-/// One node's way to the log.
+/// Access of one node to the log.
 pub(crate) struct NodeBus {
     log: SharedLog,
     me: Mutex<Option<u64>>,
@@ -72,7 +72,7 @@ struct Seat {
     me: u64,
 }
 
-/// Node topics are none of this.
+/// Feed without records: node topics are not simulated.
 struct Silence;
 
 impl SharedLog {
@@ -86,41 +86,41 @@ impl SharedLog {
         Arc::new(NodeBus { log: self.clone(), me: Mutex::default() })
     }
 
-    /// The group puts a member out, as after its session timeout: its partitions go to others now. Whether it hears of
-    /// it, [`Self::tell`] says.
-    pub(crate) fn put_out(&self, member: u64) {
+    /// Evicts a member, as after its session timeout: its partitions move now. The member learns of it by
+    /// [`Self::notify_eviction`].
+    pub(crate) fn evict(&self, member: u64) {
         let mut state = self.lock();
         if let Some(it) = state.members.get_mut(&member) {
             it.is_out = true;
             it.events.clear();
         }
         for partition in state.partitions.iter_mut().filter(|it| it.owner == Some(member)) {
-            (partition.owner, partition.asked_back) = (None, false);
+            (partition.owner, partition.is_revoked) = (None, false);
         }
         state.share();
         drop(state);
         self.0.changed.notify_waiters();
     }
 
-    /// The owner of a partition is asked for it.
-    pub(crate) fn ask_back(&self, partition: usize) {
+    /// Revokes a partition.
+    pub(crate) fn revoke(&self, partition: usize) {
         let mut state = self.lock();
         let it = &mut state.partitions[partition];
-        it.asked_back = true;
-        let owner = it.owner.expect("somebody owns it");
-        let owner = state.members.get_mut(&owner).expect("it is sound");
+        it.is_revoked = true;
+        let owner = it.owner.expect("the partition has an owner");
+        let owner = state.members.get_mut(&owner).expect("a valid value");
         owner.events.push_back(OwnershipEvent::Revoked(partition as u32));
         drop(state);
         self.0.changed.notify_waiters();
     }
 
-    /// A partition has no leader from here on.
+    /// Takes a partition's leader away.
     pub(crate) fn lose_leader(&self, partition: usize) {
         self.lock().partitions[partition].leaderless = true;
     }
 
-    /// A member that was put out hears of it, and comes back in.
-    pub(crate) fn tell(&self, member: u64) {
+    /// Notifies an evicted member, which joins again.
+    pub(crate) fn notify_eviction(&self, member: u64) {
         let mut state = self.lock();
         let count = state.partitions.len() as u32;
         if let Some(it) = state.members.get_mut(&member).filter(|it| it.is_out) {
@@ -132,18 +132,18 @@ impl SharedLog {
         self.0.changed.notify_waiters();
     }
 
-    /// What was appended to a partition.
+    /// Returns the records of a partition.
     pub(crate) fn records(&self, partition: usize) -> Vec<Bytes> {
         self.lock().partitions[partition].records.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().expect("nobody panics under it")
+        self.0.state.lock().expect("no panic while the lock is held")
     }
 }
 
 impl State {
-    /// Spreads the partitions evenly: free ones are assigned, others are asked back first.
+    /// Spreads the partitions evenly: free ones are assigned, others are revoked first.
     fn share(&mut self) {
         let there: Vec<u64> =
             self.members.iter().filter(|(_, it)| !it.is_out && !it.leaving).map(|(id, _)| *id).collect();
@@ -154,15 +154,15 @@ impl State {
                     partition.owner = Some(wanted);
                     self.members
                         .get_mut(&wanted)
-                        .expect("it is sound")
+                        .expect("a valid value")
                         .events
                         .push_back(OwnershipEvent::Assigned(number as u32));
                 }
-                (Some(owner), wanted) if Some(owner) != wanted && !partition.asked_back => {
-                    partition.asked_back = true;
+                (Some(owner), wanted) if Some(owner) != wanted && !partition.is_revoked => {
+                    partition.is_revoked = true;
                     self.members
                         .get_mut(&owner)
-                        .expect("it is sound")
+                        .expect("a valid value")
                         .events
                         .push_back(OwnershipEvent::Revoked(number as u32));
                 }
@@ -173,9 +173,9 @@ impl State {
 }
 
 impl NodeBus {
-    /// Its seat in the group, once it has one.
+    /// Returns its member number in the group, if it has joined.
     pub(crate) fn member(&self) -> Option<u64> {
-        *self.me.lock().expect("nobody panics under it")
+        *self.me.lock().expect("no panic while the lock is held")
     }
 
     fn bounds_of(partition: &Partition) -> Bounds {
@@ -218,7 +218,7 @@ impl Bus for NodeBus {
                 if it.leaderless {
                     return Err(no_leader());
                 }
-                // One that was put out and has not heard of it reads on, as from a broker that knows no better.
+                // An evicted member that does not know it continues to read, as from a broker with old metadata.
                 let is_out = self.member().and_then(|me| state.members.get(&me)).is_some_and(|me| me.is_out);
                 if it.owner != self.member() && !is_out {
                     return Err(ReadError::NotOwner);
@@ -255,7 +255,7 @@ impl Bus for NodeBus {
         state.members.insert(me, Member::default());
         state.share();
         drop(state);
-        *self.me.lock().expect("nobody panics under it") = Some(me);
+        *self.me.lock().expect("no panic while the lock is held") = Some(me);
         self.log.0.changed.notify_waiters();
         Ok(Box::new(Seat { log: self.log.clone(), me }))
     }
@@ -305,7 +305,7 @@ impl Ownership for Seat {
         let mut state = self.log.lock();
         let it = &mut state.partitions[partition as usize];
         if it.owner == Some(self.me) {
-            (it.owner, it.asked_back) = (None, false);
+            (it.owner, it.is_revoked) = (None, false);
             state.share();
         }
         drop(state);
@@ -314,21 +314,21 @@ impl Ownership for Seat {
 
     async fn leave(&mut self) {
         let mut state = self.log.lock();
-        state.members.get_mut(&self.me).expect("it is sound").leaving = true;
+        state.members.get_mut(&self.me).expect("a valid value").leaving = true;
         state.share();
         drop(state);
         self.log.0.changed.notify_waiters();
     }
 }
 
-/// A seat that nobody holds is a crash: the group notices after its session timeout.
+/// Dropping the membership is a crash: the group notices after its session timeout.
 impl Drop for Seat {
     fn drop(&mut self) {
         let (log, me) = (self.log.clone(), self.me);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 super::pass(SESSION_MS).await;
-                log.put_out(me);
+                log.evict(me);
             });
         }
     }

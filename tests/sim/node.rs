@@ -183,7 +183,7 @@ impl SimNode {
         Arc::clone(&self.cluster)
     }
 
-    /// It hears what the nodes say of themselves.
+    /// Passes the node rows to the node, as a lease renewal does.
     pub(crate) fn hear(&self, rows: &[NodeRow]) {
         let others = rows.iter().filter(|row| row.info.boot != self.me).cloned().collect();
         self.cluster.peers.set(PeerSnapshot {
@@ -224,7 +224,7 @@ impl SimNode {
         self.bus.member()
     }
 
-    /// Its next archive succeeds, and hears so when the gate opens.
+    /// Holds the reply to the next archive, which succeeds, until the gate opens.
     pub(crate) fn hold_commit(&self) -> Gate {
         let gate = Gate::new();
         self.plans[1].plan("archive", Fault::HoldAnswer(gate.clone()));

@@ -1,4 +1,4 @@
-//! Owners that are cut off, and answers that never come: on memory ports, without any other fault.
+//! Owners that are cut off, and replies that are lost: on memory ports, without any other fault.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -22,7 +22,7 @@ use super::{SimNode, World, gossip, message, node, pass, seq_of};
 
 pub(crate) type Nodes = Rc<RefCell<Vec<Option<SimNode>>>>;
 
-/// Two nodes that see each other and own what there is.
+/// Returns two nodes that see each other and own all partitions.
 pub(crate) async fn two_nodes() -> (Rc<World>, Nodes) {
     nodes_of(World::new(true), 2).await
 }
@@ -44,12 +44,13 @@ pub(crate) fn with<T>(nodes: &Nodes, nth: usize, look: impl FnOnce(&SimNode) -> 
     look(nodes.borrow()[nth].as_ref().expect("it runs"))
 }
 
-/// Sends a message to each of many conversations through a node; the longest time to an ack, and who got none.
+/// Sends a message to each of many conversations through a node; returns the longest time to an ack, and the number of
+/// missing acks.
 pub(crate) async fn send_to_many(nodes: &Nodes, nth: usize, id: &str) -> (Duration, usize) {
     let (mut longest, mut failed) = (Duration::ZERO, 0);
-    let me = UserId::new("ann").expect("it is sound");
+    let me = UserId::new("ann").expect("a valid value");
     for n in 0..12 {
-        let other = UserId::new(&format!("u{n}")).expect("it is sound");
+        let other = UserId::new(&format!("u{n}")).expect("a valid value");
         let way = with(nodes, nth, SimNode::way);
         let began = Instant::now();
         let answer = way.append(message(&me, &ConversationId::direct(&me, &other), id, 0)).await;
@@ -68,11 +69,11 @@ pub(crate) fn in_one_thread(story: impl Future<Output = ()>) {
 }
 
 #[test]
-fn an_answer_that_the_link_lost_is_asked_for_and_comes_within_half_a_second() {
+fn answer_lost_on_the_link_is_recovered_in_half_a_second() {
     in_one_thread(async {
         let (_world, nodes) = two_nodes().await;
         assert_eq!(send_to_many(&nodes, 0, "m1").await.1, 0);
-        // What the owner hands to its lane never arrives; a question does.
+        // The owner's answers in its peer queue never arrive; a query does.
         for nth in 0..2 {
             with(&nodes, nth, |node| {
                 (0..1_000).for_each(|_| node.link_faults().plan("answers", Fault::Fail))
@@ -81,18 +82,18 @@ fn an_answer_that_the_link_lost_is_asked_for_and_comes_within_half_a_second() {
         for nth in 0..2 {
             let (longest, failed) = send_to_many(&nodes, nth, &format!("m2-{nth}")).await;
             assert_eq!(failed, 0, "through node {nth}");
-            assert!(longest > Duration::from_millis(250), "some owner is elsewhere: {longest:?}");
+            assert!(longest > Duration::from_millis(250), "some owner is remote: {longest:?}");
             assert!(longest < Duration::from_millis(500), "{longest:?}");
         }
     });
 }
 
-/// Sends a message to each of many conversations at once; how long each took to its ack, none for those without.
+/// Sends a message to each of many conversations at once; returns the time to each ack, `None` for a missing one.
 async fn send_all_at_once(way: node::Way, id: String) -> Vec<Option<Duration>> {
-    let me = UserId::new("ann").expect("it is sound");
+    let me = UserId::new("ann").expect("a valid value");
     let (way, me, id) = (&way, &me, id.as_str());
     let sends = (0..12).map(|n| async move {
-        let other = UserId::new(&format!("u{n}")).expect("it is sound");
+        let other = UserId::new(&format!("u{n}")).expect("a valid value");
         let began = Instant::now();
         let answer = way.append(message(me, &ConversationId::direct(me, &other), id, 0)).await;
         seq_of(&answer).map(|_| began.elapsed())
@@ -101,11 +102,12 @@ async fn send_all_at_once(way: node::Way, id: String) -> Vec<Option<Duration>> {
 }
 
 #[test]
-fn an_owner_that_answers_no_question_holds_up_no_answer_of_the_others() {
+fn silent_owner_delays_no_answer_of_others() {
     in_one_thread(async {
         let (_world, nodes) = nodes_of(World::new(true), 3).await;
         assert_eq!([0, 1, 2].map(|nth| with(&nodes, nth, SimNode::owns).len()), [1; 3]);
-        // What the owners hand to their lanes never arrives, and one of them leaves questions open as well. Node 2 asks.
+        // The owners' answers in their peer queues never arrive, and one of them leaves queries open as well. Node 2
+        // asks.
         for (nth, gate) in [(0, None), (1, Some(Gate::new()))] {
             with(&nodes, nth, |node| {
                 (0..1_000).for_each(|_| node.link_faults().plan("answers", Fault::Fail));
@@ -120,18 +122,18 @@ fn an_owner_that_answers_no_question_holds_up_no_answer_of_the_others() {
             pass(700).await;
         }
         for round in rounds {
-            let took = round.await.expect("it goes on");
+            let took = round.await.expect("the task ends");
             let (asked, lost) = (took.iter().flatten().max(), took.iter().filter(|it| it.is_none()).count());
             assert!(lost > 0 && lost < 12, "some are the silent owner's: {took:?}");
-            let asked = asked.expect("some are not");
-            assert!(*asked > Duration::from_millis(250), "some were asked for: {took:?}");
+            let asked = asked.expect("some have an ack");
+            assert!(*asked > Duration::from_millis(250), "some replies were queried: {took:?}");
             assert!(*asked < Duration::from_millis(500), "{took:?}");
         }
     });
 }
 
 #[test]
-fn a_node_that_can_not_archive_while_others_can_gives_its_partitions_up_and_comes_back_later() {
+fn node_that_can_not_archive_releases_its_partitions() {
     in_one_thread(async {
         let (_world, nodes) = two_nodes().await;
         let owns = |nth| with(&nodes, nth, SimNode::owns).len();
@@ -142,39 +144,39 @@ fn a_node_that_can_not_archive_while_others_can_gives_its_partitions_up_and_come
         };
         cut(true);
         let began = Instant::now();
-        // Some of these are node 0's to archive, some go on.
+        // Node 0 owns some of these conversations, the rest continue.
         let mut n = 0;
         while owns(0) > 0 {
             n += 1;
             send_to_many(&nodes, 1, &format!("m{n}")).await;
-            assert!(began.elapsed() < Duration::from_secs(120), "it never gave up");
+            assert!(began.elapsed() < Duration::from_secs(120), "the node kept its partitions");
         }
         pass(2_000).await;
-        assert_eq!(owns(1), super::PARTITIONS, "the other has them all");
+        assert_eq!(owns(1), super::PARTITIONS, "the other node owns all partitions");
         let (longest, failed) = send_to_many(&nodes, 1, "after").await;
         assert_eq!((failed, longest < Duration::from_millis(500)), (0, true), "{longest:?}");
-        // It stays away as long as its store does not answer.
+        // The node releases its partitions as long as its store does not answer.
         pass(60_000).await;
         assert_eq!(owns(0), 0);
         cut(false);
         pass(15_000).await;
-        assert!(owns(0) > 0, "it owns again");
+        assert!(owns(0) > 0, "the node owns partitions again");
         assert_eq!(send_to_many(&nodes, 0, "again").await.1, 0);
     });
 }
 
 #[test]
-fn a_partition_that_nobody_can_read_takes_no_others_with_it() {
+fn unreadable_partition_affects_no_other() {
     in_one_thread(async {
         let world = World::new(true);
         world.log.lose_leader(0);
         let (_world, nodes) = nodes_of(world, 2).await;
         let before = [with(&nodes, 0, SimNode::owns), with(&nodes, 1, SimNode::owns)];
-        assert_eq!(before.each_ref().map(Vec::len), [1, 1], "all but that one are taken over");
+        assert_eq!(before.each_ref().map(Vec::len), [1, 1], "all other partitions are taken over");
         let began = Instant::now();
         for n in 0.. {
             let failed = send_to_many(&nodes, n % 2, &format!("m{n}")).await.1;
-            assert!(failed < 12, "others go on");
+            assert!(failed < 12, "other partitions continue");
             assert_eq!([with(&nodes, 0, SimNode::owns), with(&nodes, 1, SimNode::owns)], before);
             if began.elapsed() > Duration::from_secs(60) {
                 return;
@@ -183,7 +185,8 @@ fn a_partition_that_nobody_can_read_takes_no_others_with_it() {
     });
 }
 
-/// Cuts node 0 from its store until it owns nothing, mends that at once, and says how long it then stayed away.
+/// Cuts node 0 off from its store until it owns nothing, restores it at once, and returns how long the node then owned
+/// nothing.
 async fn time_away(nodes: &Nodes, name: &str) -> Duration {
     let owns = || with(nodes, 0, SimNode::owns).len();
     let fails = |fail| with(nodes, 0, |it| it.store_faults().set_rates(Rates { fail, ..Rates::default() }));
@@ -203,7 +206,7 @@ async fn time_away(nodes: &Nodes, name: &str) -> Duration {
 }
 
 #[test]
-fn who_owned_in_health_for_a_minute_is_away_no_longer_than_the_first_time() {
+fn back_off_is_reset_after_a_healthy_minute() {
     in_one_thread(async {
         let (_world, nodes) = two_nodes().await;
         let first = time_away(&nodes, "a").await;
@@ -216,7 +219,7 @@ fn who_owned_in_health_for_a_minute_is_away_no_longer_than_the_first_time() {
 }
 
 #[test]
-fn a_take_over_that_waits_for_the_store_ends_as_soon_as_the_partition_is_asked_back() {
+fn waiting_takeover_ends_when_its_partition_is_revoked() {
     in_one_thread(async {
         let (world, nodes) = two_nodes().await;
         let none = Rates { fail: 1_000, ..Rates::default() };
@@ -224,7 +227,7 @@ fn a_take_over_that_waits_for_the_store_ends_as_soon_as_the_partition_is_asked_b
         let left = nodes.borrow_mut()[1].take();
         left.expect("it runs").leave(&world).await;
         pass(1_000).await;
-        assert_eq!(with(&nodes, 0, SimNode::owns), [0, 2], "the third it can't take over");
+        assert_eq!(with(&nodes, 0, SimNode::owns), [0, 2], "the third partition can't be taken over");
         let node = SimNode::start(&world, 1, 2, 1, LEDGER_NEWEST);
         node.heal();
         nodes.borrow_mut()[1] = Some(node);
@@ -235,17 +238,17 @@ fn a_take_over_that_waits_for_the_store_ends_as_soon_as_the_partition_is_asked_b
 
 fn import(name: &str) -> MemberChange {
     MemberChange {
-        conversation: ConversationId::parse(&format!("g:{name}")).expect("it is sound"),
+        conversation: ConversationId::parse(&format!("g:{name}")).expect("a valid value"),
         action: MemberAction::Create,
-        users: (0..1_000).map(|n| UserId::new(&format!("u{n}")).expect("it is sound")).collect(),
+        users: (0..1_000).map(|n| UserId::new(&format!("u{n}")).expect("a valid value")).collect(),
         role: None,
         by: None,
         settings: Default::default(),
-        request_id: MsgId::new("import").expect("it is sound"),
+        request_id: MsgId::new("import").expect("a valid value"),
     }
 }
 
-/// Hands groups of a thousand over, all at once; nobody waits.
+/// Submits groups of a thousand, all at once, without waiting.
 pub(crate) fn import_all(nodes: &Nodes, name: &str, count: usize) -> Vec<ConversationId> {
     let changes: Vec<MemberChange> = (0..count).map(|n| import(&format!("{name}-{n}"))).collect();
     let groups = changes.iter().map(|change| change.conversation.clone()).collect();
@@ -256,11 +259,11 @@ pub(crate) fn import_all(nodes: &Nodes, name: &str, count: usize) -> Vec<Convers
     groups
 }
 
-/// How long it takes until all of them are archived.
+/// Returns how long it takes until all of them are archived.
 pub(crate) async fn archived(world: &World, groups: &[ConversationId]) -> Duration {
     let began = Instant::now();
     for group in groups {
-        while world.store.summary(group, None).await.expect("it is sound").is_none() {
+        while world.store.summary(group, None).await.expect("a valid value").is_none() {
             pass(100).await;
             assert!(began.elapsed() < Duration::from_secs(600), "{group} is never archived");
         }
@@ -269,17 +272,17 @@ pub(crate) async fn archived(world: &World, groups: &[ConversationId]) -> Durati
 }
 
 #[test]
-fn imports_that_piled_up_behind_a_slow_store_are_archived_in_portions_that_it_takes_in_time() {
+fn imports_on_a_slow_store_are_archived_in_smaller_batches() {
     in_one_thread(async {
         let (world, nodes) = two_nodes().await;
-        // While it is quick the portions grow.
+        // While the store is fast the batches grow.
         for n in 0..10 {
             archived(&world, &import_all(&nodes, &format!("quick-{n}"), 10)).await;
         }
         let gates = [0, 1].map(|nth| with(&nodes, nth, SimNode::hold_archive));
         let groups = import_all(&nodes, "slow", 90);
         pass(2_000).await;
-        // Two seconds for a thousand members: three of them don't end in time.
+        // Two seconds for a thousand members: three of them do not end in time.
         world.slow.set_row_us(2_000);
         gates.iter().for_each(|gate| gate.open());
         let took = archived(&world, &groups).await;
@@ -290,7 +293,7 @@ fn imports_that_piled_up_behind_a_slow_store_are_archived_in_portions_that_it_ta
 }
 
 #[test]
-fn nobody_gives_up_while_nobody_can_archive() {
+fn no_owner_exits_while_no_node_can_archive() {
     in_one_thread(async {
         let (_world, nodes) = two_nodes().await;
         let before = [with(&nodes, 0, SimNode::owns), with(&nodes, 1, SimNode::owns)];

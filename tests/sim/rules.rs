@@ -1,4 +1,4 @@
-//! Nodes of two versions over one log: when the rules are switched, and what becomes of the older ones.
+//! Nodes of two versions over one log: when the rules are switched, and what happens to the older nodes.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -13,7 +13,7 @@ use super::{
     pass,
 };
 
-/// Nodes that see each other, each with the version up to which it knows the rules.
+/// Returns nodes that see each other, each with the newest version of the rules it supports.
 async fn nodes_of(known: &[u32]) -> (Rc<World>, Nodes) {
     let world = Rc::new(World::new(true));
     let nodes: Nodes = Rc::new(RefCell::new(Vec::new()));
@@ -31,7 +31,7 @@ fn started(world: &Rc<World>, nth: usize, boot: u64, known: u32) -> SimNode {
     node
 }
 
-/// The partitions whose log has a switch of the rules.
+/// Returns the number of partitions whose log has a switch of the rules.
 fn switched(world: &World) -> usize {
     let is_switch = |record: &Record| matches!(&record.body, Body::Rules(it) if it.ledger_version > 1);
     let has = |partition| {
@@ -46,11 +46,11 @@ fn owned(nodes: &Nodes) -> Vec<usize> {
 }
 
 #[test]
-fn the_rules_are_switched_when_the_last_older_node_was_replaced_and_not_before() {
+fn rules_switch_only_after_the_last_old_node_is_replaced() {
     in_one_thread(async {
         let (world, nodes) = nodes_of(&[LEDGER_NEWEST, LEDGER_NEWEST, 1]).await;
         pass(60_000).await;
-        assert_eq!(switched(&world), 0, "one live node does not know them");
+        assert_eq!(switched(&world), 0, "one live node does not support the new rules");
         assert_eq!(send_to_many(&nodes, 2, "before").await.1, 0);
         let older = nodes.borrow_mut()[2].take().expect("it runs");
         older.leave(&world).await;
@@ -62,25 +62,25 @@ fn the_rules_are_switched_when_the_last_older_node_was_replaced_and_not_before()
         }
         pass(60_000).await;
         let records: usize = (0..PARTITIONS).map(|partition| world.log.records(partition).len()).sum();
-        assert_eq!(records, 4 * 12 + PARTITIONS, "one switch each");
+        assert_eq!(records, 4 * 12 + PARTITIONS, "one switch per partition");
     });
 }
 
 #[test]
-fn an_older_node_that_comes_after_the_switch_leaves_its_partitions_to_others_and_stays_away() {
+fn older_node_after_the_switch_owns_no_partition() {
     in_one_thread(async {
         let (world, nodes) = nodes_of(&[LEDGER_NEWEST, LEDGER_NEWEST]).await;
         pass(10_000).await;
         assert_eq!(switched(&world), PARTITIONS);
         nodes.borrow_mut().push(Some(started(&world, 2, 1, 1)));
         pass(2_000).await;
-        // For good: it neither takes them again nor gives them up again.
+        // Permanently: it neither takes partitions nor releases them again.
         for _ in 0..60 {
             let owned = owned(&nodes);
             assert_eq!((owned.iter().sum::<usize>(), owned[2]), (PARTITIONS, 0), "{owned:?}");
             pass(10_000).await;
         }
-        // Its clients are served all the same.
+        // Its clients are still served.
         assert_eq!(send_to_many(&nodes, 2, "through-the-older-one").await.1, 0);
         assert!(with(&nodes, 2, SimNode::owns).is_empty());
     });

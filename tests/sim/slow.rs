@@ -1,4 +1,4 @@
-//! A store whose archives take their time: a statement that is too long is broken off, as by a server.
+//! Store with slow archives: a statement that takes too long is cancelled, as by a server.
 
 use std::{
     sync::{
@@ -22,21 +22,21 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
-/// The longest statement (`postgres.statement_ms`).
+/// Limit of a statement (`postgres.statement_ms`).
 const STATEMENT: Duration = Duration::from_secs(5);
 
-/// How long a free connection is waited for (`postgres.connect_ms`).
+/// Limit of the wait for a free connection (`postgres.connect_ms`).
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// A store in memory, as quick as it is told.
+/// Store in memory with adjustable speed.
 pub(crate) struct SlowStore {
     inner: Arc<MemoryStore>,
-    /// What a member or a row costs.
+    /// Time per member or row.
     row_us: AtomicU64,
-    /// What an archive costs whatever is in it.
+    /// Fixed time per archive.
     archive_ms: AtomicU64,
     broken_off: AtomicU64,
-    /// How many archives get no connection.
+    /// Number of archives that get no connection.
     full: AtomicU64,
 }
 
@@ -50,12 +50,12 @@ impl SlowStore {
         self.archive_ms.store(ms, Ordering::SeqCst);
     }
 
-    /// The next so many archives wait for a connection in vain.
+    /// Makes the next `archives` archives wait for a connection until they time out.
     pub(crate) fn fill(&self, archives: u64) {
         self.full.store(archives, Ordering::SeqCst);
     }
 
-    /// How many of those are to come.
+    /// Returns how many of those are left.
     pub(crate) fn full(&self) -> u64 {
         self.full.load(Ordering::SeqCst)
     }
@@ -64,7 +64,7 @@ impl SlowStore {
         self.row_us.store(us, Ordering::SeqCst);
     }
 
-    /// How many archives were.
+    /// Returns the number of cancelled archives.
     pub(crate) fn broken_off(&self) -> u64 {
         self.broken_off.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! Pushes are sent again until acked, within bounds; who acks nothing is let go.
+//! Pushes are resent until acked, within bounds; a client that acks nothing is closed.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ fn impatient(config: &mut tidegate::config::Config) {
 }
 
 #[test]
-fn who_acks_nothing_gets_a_push_again_and_is_then_closed_slow() {
+fn unacked_push_is_resent_and_its_client_then_closed_slow() {
     let node = TestNode::start(impatient);
     let mut bobs: Vec<Client> = Wire::ALL.map(|wire| node.login(wire, "bob", &format!("{wire:?}"))).into();
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
@@ -22,17 +22,22 @@ fn who_acks_nothing_gets_a_push_again_and_is_then_closed_slow() {
     for bob in &mut bobs {
         let first = bob.expect_push();
         assert_eq!(text_of(&first), "are you there?");
-        assert_eq!(bob.pushes(2), vec![first.clone(); 2], "the same, as often as set: {:?}", bob.wire);
+        assert_eq!(
+            bob.pushes(2),
+            vec![first.clone(); 2],
+            "the same push, as often as configured: {:?}",
+            bob.wire
+        );
         assert_eq!(bob.expect_close(), Code::Slow);
         let more = bob.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::Push(_)))).count();
-        assert_eq!(more, 0, "sent again more often than set");
+        assert_eq!(more, 0, "resent more often than configured");
     }
     assert!(since.elapsed() >= Duration::from_millis(900), "three timeouts took {:?}", since.elapsed());
     alice.settle();
 }
 
 #[test]
-fn one_ack_stands_for_all_before_it() {
+fn ack_covers_all_earlier_pushes() {
     let node = TestNode::start(impatient);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     for wire in Wire::ALL {
@@ -42,7 +47,7 @@ fn one_ack_stands_for_all_before_it() {
         let conversation = conversation.expect("three").conversation;
         bob.pushes(3);
         bob.ack(&conversation, 2);
-        // Copies from before the ack, which a slow machine has made by then.
+        // Copies from before the ack, which a slow machine has sent by then.
         bob.inbox.clear();
         let again = bob.expect_push();
         assert_eq!(again.seq, 3, "only the third is missing");
@@ -53,7 +58,7 @@ fn one_ack_stands_for_all_before_it() {
 }
 
 #[test]
-fn an_ack_of_another_conversation_or_of_old_seqs_stops_nothing() {
+fn ack_of_another_conversation_or_of_old_seqs_is_ignored() {
     let node = TestNode::start(impatient);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     let mut bob = node.login(Wire::JsonLine, "bob", "phone");
@@ -65,7 +70,7 @@ fn an_ack_of_another_conversation_or_of_old_seqs_stops_nothing() {
 }
 
 #[test]
-fn a_client_may_wish_for_fewer_tries_and_a_shorter_wait() {
+fn client_can_set_fewer_tries_and_a_shorter_timeout() {
     let node = TestNode::start(|config| config.timing.ack_timeout_ms = 3_600);
     let mut bob = node.connect(Wire::WsText);
     let settings = pb::Settings { ack_timeout_ms: 1, ack_tries: 1, ..Default::default() };
@@ -80,7 +85,7 @@ fn a_client_may_wish_for_fewer_tries_and_a_shorter_wait() {
 }
 
 #[test]
-fn a_full_window_turns_pushes_into_behind_until_there_is_room() {
+fn full_window_turns_pushes_into_behind() {
     let node = TestNode::start(|config| config.limits.window_max = 4);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     for wire in Wire::ALL {
@@ -101,7 +106,7 @@ fn a_full_window_turns_pushes_into_behind_until_there_is_room() {
     }
 }
 
-/// An ack with a field `time` that the protocol does not have, as a frame of this wire.
+/// Returns an ack with a field `time` that the protocol does not have, as a frame of this wire.
 fn ack_with_time(wire: Wire, conversation: &str, seq: u64, time: u64) -> Vec<u8> {
     if matches!(wire, Wire::JsonLine | Wire::WsText) {
         let ack = format!(r#"{{"conversation":"{conversation}","seq":{seq},"time":{time}}}"#);
@@ -120,7 +125,7 @@ fn ack_with_time(wire: Wire, conversation: &str, seq: u64, time: u64) -> Vec<u8>
 }
 
 #[test]
-fn s16_a_time_in_an_ack_decides_nothing() {
+fn s16_time_in_an_ack_is_ignored() {
     const FAR: u64 = 4_102_444_800_000;
     let node = TestNode::start(|config| config.timing.ack_timeout_ms = 300);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
@@ -134,17 +139,21 @@ fn s16_a_time_in_an_ack_decides_nothing() {
             bob.link.send_payload(&ack_with_time(wire, &place, seq, time));
             assert!(matches!(bob.reply(900), Said::Done(_)), "{wire:?}");
         };
-        // Of the year 2100, which is after everything.
+        // A time in the year 2100, after everything.
         ack(&mut bob, 1, FAR);
-        // Copies from before the ack; of the next ones either may be the first.
+        // Drops copies from before the ack; either of the next two may be the first.
         bob.inbox.clear();
         let mut again: Vec<u64> = bob.pushes(2).iter().map(|push| push.seq).collect();
         again.sort_unstable();
-        assert_eq!(again, [2, 3], "{wire:?}: acked is what the seq says");
+        assert_eq!(again, [2, 3], "{wire:?}: the seq decides what is acked");
         let page = bob.page(ask::after(&place, 0, 10));
-        assert_eq!(page.messages.iter().map(|push| push.seq).collect::<Vec<_>>(), [1, 2, 3], "all is there");
+        assert_eq!(
+            page.messages.iter().map(|push| push.seq).collect::<Vec<_>>(),
+            [1, 2, 3],
+            "the history is complete"
+        );
         assert_eq!(bob.state(&place).unread, 3, "{wire:?}");
-        // Of 1970, which is before everything.
+        // A time in 1970, before everything.
         ack(&mut bob, 3, 1);
         bob.inbox.clear();
         bob.no_push_for(Duration::from_millis(800));

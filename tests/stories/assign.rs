@@ -1,4 +1,4 @@
-//! Where clients are sent: asked on the client port, with the token that logs them in.
+//! Client assignment: queried on the client port, with the token that logs the client in.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 
 use crate::support::{PATIENCE, TestNode, eventually};
 
-/// The whole answer of the client port.
+/// Returns the whole reply of the client port.
 fn raw(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a node");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
     stream.write_all(request.as_bytes()).expect("it reads");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it answers, and ends the connection");
+    stream.read_to_string(&mut answer).expect("the node replies, and closes the connection");
     answer
 }
 
-/// Status and body of `GET /v1/assign`.
+/// Returns status and body of `GET /v1/assign`.
 fn ask(node: &TestNode, query: &str, token: &str) -> (u16, Value) {
     let request =
         format!("GET /v1/assign{query} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n");
@@ -30,7 +30,7 @@ fn ask(node: &TestNode, query: &str, token: &str) -> (u16, Value) {
 }
 
 #[test]
-fn a_client_with_a_good_token_is_told_where_to_connect() {
+fn client_with_a_valid_token_is_assigned_to_nodes() {
     let node = TestNode::start(|config| config.assign.ttl_ms = 7_000);
     let address = node.address();
     let expected = |address: String| json!({"addresses": [{"node": "n1", "address": address}], "ttlMs": 7_000, "stale": false});
@@ -44,11 +44,11 @@ fn a_client_with_a_good_token_is_told_where_to_connect() {
     assert_eq!((status, &said["name"]), (401, &json!("TOKEN_INVALID")));
     assert!(said["cure"].as_str().is_some_and(|cure| !cure.is_empty()));
     assert_eq!(ask(&node, "?transport=smoke", &node.token("ann")).0, 400);
-    eventually("nobody is left at the door", || (node.conns() == 0).then_some(()));
+    eventually("no connection is left", || (node.conns() == 0).then_some(()));
 }
 
 #[test]
-fn the_addresses_are_those_that_the_operator_names() {
+fn assigned_addresses_are_the_configured_ones() {
     let named = ["wss://chat.example.org/v1/ws", "tcp://chat.example.org:7900", "10.0.0.1:7800"];
     let node = TestNode::start(|config| config.assign.addresses = named.map(str::to_owned).to_vec());
     let told = |query: &str| {
@@ -63,7 +63,7 @@ fn the_addresses_are_those_that_the_operator_names() {
 }
 
 #[test]
-fn a_page_may_ask_when_its_origin_is_listed() {
+fn web_page_with_a_listed_origin_may_query() {
     let node = TestNode::start(|config| config.listen.origins = vec!["https://chat.example.org".into()]);
     let request = |method: &str, origin: &str| {
         format!(
@@ -82,7 +82,7 @@ fn a_page_may_ask_when_its_origin_is_listed() {
 }
 
 #[test]
-fn a_node_that_leaves_names_itself_no_more_and_its_weight_can_be_changed() {
+fn draining_node_is_not_assigned_and_its_weight_can_change() {
     let node = TestNode::start(|config| {
         config.drain.lb_delay_ms = 60_000;
         config.drain.deadline_ms = 120_000;
@@ -91,23 +91,23 @@ fn a_node_that_leaves_names_itself_no_more_and_its_weight_can_be_changed() {
     let (status, said) = node.admin("POST", "/v1/weight", &json!({"weight": 7, "share": 30}));
     assert_eq!((status, said), (200, json!({"weight": 7, "share": 30})));
     assert_eq!(node.admin("POST", "/v1/weight", &json!({"share": 101})).0, 400);
-    eventually("the others see it", || {
+    eventually("the node names itself no longer", || {
         let row = node.admin("GET", "/v1/nodes", &Value::Null).1["nodes"][0].clone();
         (row["weight"] == 7 && row["share"] == 30 && row["drain"].is_null()).then_some(())
     });
     assert_eq!(node.admin("POST", "/v1/drain", &Value::Null).0, 202);
     eventually("the answer is empty", || {
         let (status, said) = ask(&node, "", &node.token("ann"));
-        assert_eq!(status, 200, "cordoned: it still answers");
+        assert_eq!(status, 200, "a cordoned node still replies");
         (said["addresses"] == json!([])).then_some(())
     });
-    eventually("its drain can be followed", || {
+    eventually("the drain is visible", || {
         let row = node.admin("GET", "/v1/nodes", &Value::Null).1["nodes"][0].clone();
         let drain = &row["drain"];
         (row["state"] == "cordoned" && drain["phase"] == "cordoned" && drain["from"] == 1).then_some(())
     });
     assert_eq!(node.admin("DELETE", "/v1/drain", &Value::Null).0, 200);
-    eventually("it is back", || {
+    eventually("the node names itself again", || {
         (ask(&node, "", &node.token("ann")).1["addresses"] != json!([])).then_some(())
     });
 }

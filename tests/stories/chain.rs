@@ -10,7 +10,7 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::support::{Client, Said, TestNode, ask, code, eventually, hello, let_time_pass, send, text_of};
 
-/// A text to bob with its place in the chain.
+/// Returns a text to bob with its successor in the chain.
 fn link(msg_id: &str, next_id: &str) -> pb::Send {
     link_to("bob", msg_id, next_id)
 }
@@ -35,7 +35,7 @@ fn quick_alarm(config: &mut tidegate::config::Config) {
 }
 
 #[test]
-fn what_comes_early_waits_for_its_predecessor() {
+fn early_message_waits_for_its_predecessor() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for wire in Wire::ALL {
@@ -44,7 +44,7 @@ fn what_comes_early_waits_for_its_predecessor() {
         let late: Vec<u64> = [("d", "e"), ("c", "d"), ("b", "c")]
             .map(|(id, next)| alice.say(ask::send(link(id, next))))
             .into();
-        // Outside the chain, so it overtakes.
+        // The message is outside the chain, so it overtakes.
         assert_eq!(alice.text("bob", "free", "free"), 1);
         assert_eq!(expected(&mut alice), "a");
         let first = alice.say(ask::send(link("a", "b")));
@@ -57,7 +57,7 @@ fn what_comes_early_waits_for_its_predecessor() {
 }
 
 #[test]
-fn a_chain_keeps_its_order_over_conversations_and_answers_refusals_in_it() {
+fn chain_orders_sends_and_refusals_over_conversations() {
     let node = TestNode::start(|_| {});
     let group = node.group("ours", &["alice", "bob"]);
     let mut alice = node.login_chained(Wire::JsonLine, "alice", "phone", "a");
@@ -73,7 +73,7 @@ fn a_chain_keeps_its_order_over_conversations_and_answers_refusals_in_it() {
 }
 
 #[test]
-fn two_devices_have_chains_of_their_own() {
+fn two_devices_have_separate_chains() {
     let node = TestNode::start(|_| {});
     let mut phone = node.login_chained(Wire::Tcp, "alice", "phone", "a");
     let mut laptop = node.login_chained(Wire::WsText, "alice", "laptop", "x");
@@ -87,7 +87,7 @@ fn two_devices_have_chains_of_their_own() {
 }
 
 #[test]
-fn a_predecessor_that_never_comes_is_told_then_skipped_then_refused() {
+fn missing_predecessor_is_reported_then_skipped_then_refused() {
     let node = TestNode::start(quick_alarm);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for wire in Wire::ALL {
@@ -109,7 +109,7 @@ fn a_predecessor_that_never_comes_is_told_then_skipped_then_refused() {
         assert_eq!(texts(&mut bob, 3), ["b", "c", "d"]);
         bob.no_push();
         bob.ack(&format!("d:{name}:bob"), 3);
-        // A new connection does not let it in behind them, whatever the client says.
+        // A new connection does not insert it after them, whatever the client declares.
         let mut again = node.login_chained(wire, &name, "phone", "a");
         assert_eq!(again.welcome.next_id, "e", "{wire:?}");
         assert_eq!(again.refused(ask::send(link("a", "b"))), Code::OrderSkipped, "{wire:?}");
@@ -117,7 +117,7 @@ fn a_predecessor_that_never_comes_is_told_then_skipped_then_refused() {
 }
 
 #[test]
-fn a_predecessor_that_comes_after_the_alarm_is_in_time() {
+fn predecessor_after_the_alarm_is_in_time() {
     let node = TestNode::start(quick_alarm);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     let mut alice = node.login_chained(Wire::WsBinary, "alice", "phone", "a");
@@ -132,7 +132,7 @@ fn a_predecessor_that_comes_after_the_alarm_is_in_time() {
 }
 
 #[test]
-fn a_full_hold_stops_reading_and_the_skip_relieves_it() {
+fn full_hold_stops_reading_until_the_skip() {
     let node = TestNode::start(|config| {
         quick_alarm(config);
         config.limits.hold_max = 3;
@@ -150,7 +150,7 @@ fn a_full_hold_stops_reading_and_the_skip_relieves_it() {
         let late = alice.say(ask::send(link("a", "b")));
         assert_eq!(alice.expect_notice().kind(), pb::NoticeKind::OrderBlocked);
         let skipped = alice.expect_notice();
-        assert!(alice.inbox.is_empty(), "it read before the skip: {:?}", alice.inbox);
+        assert!(alice.inbox.is_empty(), "the node read before the skip: {:?}", alice.inbox);
         assert_eq!((skipped.kind(), skipped.msg_id.as_str()), (pb::NoticeKind::OrderSkipped, "b"));
         assert!(matches!(alice.reply(ping), Said::Pong(_)), "{wire:?}");
         assert_eq!(alice.expect_error(late), Code::OrderSkipped);
@@ -162,7 +162,7 @@ fn a_full_hold_stops_reading_and_the_skip_relieves_it() {
 }
 
 #[test]
-fn the_expected_id_passes_a_hold_that_is_just_full() {
+fn expected_id_passes_a_just_full_hold() {
     let node = TestNode::start(|config| config.limits.hold_max = 3);
     let mut alice = node.login_chained(Wire::Tcp, "alice", "phone", "a");
     let early: Vec<u64> =
@@ -173,7 +173,7 @@ fn the_expected_id_passes_a_hold_that_is_just_full() {
 }
 
 #[test]
-fn links_that_lead_nowhere_are_refused_and_the_chain_stands() {
+fn invalid_links_are_refused_and_the_chain_continues() {
     let node = TestNode::start(|_| {});
     for wire in Wire::ALL {
         let mut alice = node.login_chained(wire, &format!("alice-{wire:?}"), "phone", "a");
@@ -191,7 +191,7 @@ fn links_that_lead_nowhere_are_refused_and_the_chain_stands() {
 }
 
 #[test]
-fn a_chain_without_a_declared_id_begins_at_the_one_that_welcome_names() {
+fn chain_without_a_declared_id_starts_at_that_of_welcome() {
     let node = TestNode::start(|_| {});
     let mut alice = node.connect(Wire::JsonLine);
     let settings = pb::Settings { chain: true, ..Default::default() };
@@ -204,7 +204,7 @@ fn a_chain_without_a_declared_id_begins_at_the_one_that_welcome_names() {
 }
 
 #[test]
-fn a_chain_goes_on_over_reconnects_and_never_breaks() {
+fn chain_continues_across_reconnects() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let group = node.group("ours", &["alice", "bob"]);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
@@ -218,7 +218,7 @@ fn a_chain_goes_on_over_reconnects_and_never_breaks() {
             bob.ack(&push.conversation, push.seq);
             n += 1;
         }
-        // Even rounds replace a living connection, odd ones come back after it has ended.
+        // Even rounds replace a live connection, odd ones reconnect after its end.
         if round % 2 == 1 {
             alice.say(ask::bye());
             assert_eq!(alice.expect_close(), Code::Bye);
@@ -232,7 +232,7 @@ fn a_chain_goes_on_over_reconnects_and_never_breaks() {
 }
 
 #[test]
-fn a_client_that_lost_its_acks_is_told_the_saved_id_and_resends() {
+fn client_that_lost_its_acks_resends_from_the_saved_id() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for wire in Wire::ALL {
@@ -241,7 +241,7 @@ fn a_client_that_lost_its_acks_is_told_the_saved_id_and_resends() {
         for (id, next) in [("a", "b"), ("b", "c"), ("c", "d")] {
             alice.send(link(id, next));
         }
-        // As far as this client knows, nothing was answered. What it held early is gone with its connection.
+        // This client received no reply. Messages it sent early were lost with its connection.
         alice.say(ask::send(link("f", "g")));
         alice.settle();
         let mut alice = node.login_chained(wire, &name, "phone", "a");
@@ -259,7 +259,7 @@ fn a_client_that_lost_its_acks_is_told_the_saved_id_and_resends() {
 }
 
 #[test]
-fn a_long_chain_in_flight_at_once_stays_in_order() {
+fn long_chain_in_flight_stays_in_order() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for wire in Wire::ALL {
@@ -279,7 +279,7 @@ fn a_long_chain_in_flight_at_once_stays_in_order() {
 }
 
 #[test]
-fn a_full_disk_refuses_a_chain_for_now_and_leaves_its_connection_alone() {
+fn full_disk_refuses_a_chain_and_keeps_its_connection() {
     let mut switch = PathBuf::new();
     let node = TestNode::start(|config| {
         fs::create_dir_all(&config.node.data).expect("a directory");
@@ -292,8 +292,8 @@ fn a_full_disk_refuses_a_chain_for_now_and_leaves_its_connection_alone() {
     let b = alice.say(ask::send(link("b", "c")));
     assert_eq!(alice.refused(ask::send(link("a", "b"))), Code::BusUnavailable);
     assert_eq!(expected(&mut alice), "a");
-    fs::remove_file(&switch).expect("it was there");
-    let seq = eventually("there is space again", || {
+    fs::remove_file(&switch).expect("the file exists");
+    let seq = eventually("the disk has space again", || {
         let a = alice.say(ask::send(link("a", "b")));
         match alice.reply(a) {
             Said::SendAck(ack) => Some(ack.seq),
@@ -305,9 +305,9 @@ fn a_full_disk_refuses_a_chain_for_now_and_leaves_its_connection_alone() {
     assert_eq!(texts(&mut bob, 2), ["a", "b"]);
 }
 
-/// What is kept of chains is memory here: the log still knows each id, and the client says where it stands.
+/// Saved chains are in memory here: the log still has each id, and the client declares its position.
 #[test]
-fn a_chain_goes_on_by_the_clients_word_after_a_restart_of_the_node() {
+fn chain_continues_as_the_client_declares_after_a_restart() {
     let mut data: Option<PathBuf> = None;
     for wire in Wire::ALL {
         let node = data
@@ -317,28 +317,28 @@ fn a_chain_goes_on_by_the_clients_word_after_a_restart_of_the_node() {
         let mut alice = node.login_chained(wire, &name, "phone", "a");
         let acked = [("a", "b"), ("b", "c"), ("c", "d")].map(|(id, next)| alice.send(link(id, next)));
         assert_eq!(acked.map(|ack| (ack.seq, ack.duplicate)), [(1, false), (2, false), (3, false)]);
-        // The next one never comes: its successor goes without it.
+        // The next message never arrives: its successor proceeds without it.
         let e = alice.say(ask::send(link("e", "f")));
         assert_eq!(alice.expect_ack(e).seq, 4, "{wire:?}");
         assert_eq!(alice.refused(ask::send(link("d", "e"))), Code::OrderSkipped);
         drop(alice);
         let node = TestNode::start_on(&node.stop(), quick_alarm);
         let mut bob = node.login(Wire::Tcp, "bob", "phone");
-        // It did not hear of anything after a, and sends all of it again.
+        // The client missed every ack after a, and sends all of it again.
         let mut alice = node.login_chained(wire, &name, "phone", "b");
-        assert_eq!(alice.welcome.next_id, "b", "the node has nothing, so the client's word counts");
+        assert_eq!(alice.welcome.next_id, "b", "the node has no chain, so the client's declaration counts");
         let retry = |id: &str, next: &str| ask::send(pb::Send { attempt: 1, ..link(id, next) });
         let frames = [("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
             .map(|(id, next)| alice.say(retry(id, next)));
         let acks = frames.map(|frame| alice.expect_ack(frame));
-        // The skip of d is forgotten with the memory: it comes in behind e.
+        // The skip of d is lost with the memory: it is accepted after e.
         assert_eq!(acks.each_ref().map(|ack| ack.seq), [2, 3, 5, 4, 6], "{wire:?}");
         assert_eq!(acks.each_ref().map(|ack| ack.duplicate), [true, true, false, true, false], "{wire:?}");
         assert_eq!(expected(&mut alice), "g");
         let h = alice.say(ask::send(link("h", "i")));
         alice.send(link("g", "h"));
         assert_eq!(alice.expect_ack(h).seq, 8);
-        assert_eq!(texts(&mut bob, 4), ["d", "f", "g", "h"], "{wire:?}: retries are no new messages");
+        assert_eq!(texts(&mut bob, 4), ["d", "f", "g", "h"], "{wire:?}: retries are duplicates");
         bob.ack(&format!("d:{name}:bob"), 8);
         bob.no_push();
         drop((alice, bob));

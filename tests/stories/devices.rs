@@ -1,4 +1,4 @@
-//! One connection a user and device: the newest wins; several devices of one user all hear everything.
+//! One connection per user and device: the newest wins; several devices of one user all get everything.
 
 use std::{sync::Barrier, time::Instant};
 
@@ -6,29 +6,29 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::support::{Client, PATIENCE, Said, TestNode, ask, eventually, hello, send, text_of};
 
-/// Sends from `bob` and sees it arrive at `client`.
-fn hears(client: &mut Client, bob: &mut Client, msg_id: &str) {
+/// Sends from `bob` and expects the push at `client`.
+fn expect_text_of(client: &mut Client, bob: &mut Client, msg_id: &str) {
     let seq = bob.text("alice", msg_id, msg_id);
     let push = client.expect_push();
     assert_eq!((push.seq, text_of(&push)), (seq, msg_id));
     client.ack(&push.conversation, push.seq);
 }
 
-/// Flaws S1 and S2: the late end of the old connection must not take the new route away.
+/// Flaws S1 and S2: the late end of the old connection must not remove the new route.
 #[test]
-fn the_newest_connection_of_a_device_wins_and_the_late_end_of_the_old_one_harms_nothing() {
+fn late_end_of_a_replaced_connection_keeps_the_new_route() {
     let node = TestNode::start(|config| config.timing.linger_ms = 1_000);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for (round, wire) in Wire::ALL.into_iter().enumerate() {
         let mut old = node.login(wire, "alice", "phone");
-        hears(&mut old, &mut bob, &format!("to-old-{round}"));
+        expect_text_of(&mut old, &mut bob, &format!("to-old-{round}"));
         let mut new = node.login(Wire::ALL[(round + 1) % 4], "alice", "phone");
-        hears(&mut new, &mut bob, &format!("to-new-{round}"));
+        expect_text_of(&mut new, &mut bob, &format!("to-new-{round}"));
         assert_eq!(old.expect_close(), Code::Replaced, "{wire:?}");
         drop(old);
-        // The node has forgotten the old connection now, later than it learned of the new one.
+        // The node has removed the old connection by now, later than it learned of the new one.
         eventually("only bob and the new connection", || (node.conns() == 2).then_some(()));
-        hears(&mut new, &mut bob, &format!("after-{round}"));
+        expect_text_of(&mut new, &mut bob, &format!("after-{round}"));
         new.no_push();
         drop(new);
         eventually("only bob", || (node.conns() == 1).then_some(()));
@@ -36,7 +36,7 @@ fn the_newest_connection_of_a_device_wins_and_the_late_end_of_the_old_one_harms_
 }
 
 #[test]
-fn each_of_many_logins_in_a_row_replaces_the_one_before_exactly_once() {
+fn each_of_many_logins_replaces_its_predecessor_once() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     let mut clients: Vec<Client> = (0..12).map(|n| node.login(Wire::ALL[n % 4], "alice", "phone")).collect();
@@ -44,11 +44,11 @@ fn each_of_many_logins_in_a_row_replaces_the_one_before_exactly_once() {
     for mut old in clients {
         assert_eq!(old.expect_close(), Code::Replaced);
     }
-    hears(&mut newest, &mut bob, "m1");
+    expect_text_of(&mut newest, &mut bob, "m1");
 }
 
 #[test]
-fn logins_of_one_device_at_the_same_time_leave_one_connection() {
+fn concurrent_logins_of_a_device_leave_one_connection() {
     let node = TestNode::start(|config| {
         config.node.shards = 3;
         config.timing.linger_ms = 20;
@@ -60,7 +60,7 @@ fn logins_of_one_device_at_the_same_time_leave_one_connection() {
         let login = |mut client: Client| {
             together.wait();
             client.say(ask::hello(hello(&node.token("alice"), "phone")));
-            // A Welcome, or the Close of one that was replaced before it.
+            // Either a Welcome, or the Close of a connection that was replaced before it.
             client.pump(Instant::now() + PATIENCE);
             client
         };
@@ -68,12 +68,12 @@ fn logins_of_one_device_at_the_same_time_leave_one_connection() {
             let threads: Vec<_> = clients.into_iter().map(|client| scope.spawn(|| login(client))).collect();
             threads.into_iter().map(|thread| thread.join().expect("a login")).collect()
         });
-        eventually("bob and one more", || (node.conns() == 2).then_some(()));
+        eventually("bob and one more connection", || (node.conns() == 2).then_some(()));
         bob.text("alice", &format!("m{round}"), "who is left?");
         let mut heard = 0;
         for mut client in clients {
             let is_push = |frame: &pb::ServerFrame| matches!(frame.body, Some(Said::Push(_)));
-            // To the one that is left comes the push, to the others their end.
+            // The remaining connection gets the push, the others their end.
             while !client.inbox.iter().any(is_push) && client.pump(Instant::now() + PATIENCE) {}
             if client.ended.is_none() {
                 client.expect_push();
@@ -88,7 +88,7 @@ fn logins_of_one_device_at_the_same_time_leave_one_connection() {
 }
 
 #[test]
-fn all_devices_of_both_sides_hear_but_the_connection_that_sent_does_not() {
+fn all_devices_get_a_message_except_the_sending_connection() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let mut phones: Vec<Client> =
         Wire::ALL.map(|wire| node.login(wire, "alice", &format!("{wire:?}"))).into();
@@ -109,7 +109,7 @@ fn all_devices_of_both_sides_hear_but_the_connection_that_sent_does_not() {
 }
 
 #[test]
-fn a_note_to_oneself_reaches_the_other_devices_once() {
+fn message_to_oneself_reaches_the_other_devices_once() {
     let node = TestNode::start(|_| {});
     let mut phone = node.login(Wire::JsonLine, "alice", "phone");
     let mut laptop = node.login(Wire::WsText, "alice", "laptop");
@@ -121,7 +121,7 @@ fn a_note_to_oneself_reaches_the_other_devices_once() {
 }
 
 #[test]
-fn a_replaced_connection_takes_nothing_more() {
+fn replaced_connection_gets_nothing_more() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     let mut old = node.login(Wire::Tcp, "alice", "phone");

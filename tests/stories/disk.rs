@@ -1,26 +1,18 @@
-//! A disk that is full: messages are refused and everything else goes on; with space again the same node takes them.
+//! A full disk: messages are refused and everything else continues; with space again the same node accepts them.
 
 use std::{fs, path::PathBuf};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, code, eventually, send, text_of};
+use crate::support::{Client, Said, TestNode, ask, code, eventually, send, seqs_of, text_of};
 
-/// What the disk does: the store sees it come, a commit meets it, the sync behind one does. The last two without the bytes that
-/// are to be free, or the first would come before them.
+/// Faults of the disk: the store notices it in advance, a commit fails, or the sync after one does. The last two leave
+/// the free-space limit intact, or the first would precede them.
 const FAULTS: [&str; 3] = ["full", "full enospc", "full enospc-sync"];
 
 const DIRECT: &str = "d:alice:bob";
 
-fn join(client: &mut Client, room: &str) {
-    assert!(matches!(client.ask(ask::join(room)), Said::Done(_)));
-}
-
-fn seqs(page: &pb::Page) -> Vec<u64> {
-    page.messages.iter().map(|push| push.seq).collect()
-}
-
-/// The push with that place in a conversation; others stay.
+/// Receives the push with that seq of a conversation; others stay in the inbox.
 fn push_at(client: &mut Client, conversation: &str, seq: u64) -> pb::Push {
     let is_it = |push: &pb::Push| push.conversation == conversation && push.seq == seq;
     let wanted = |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if is_it(push));
@@ -30,9 +22,9 @@ fn push_at(client: &mut Client, conversation: &str, seq: u64) -> pb::Push {
     }
 }
 
-/// Sends until the node says that it takes nothing; the last seq that was acked, and the ids that are in doubt.
+/// Sends until the node refuses; returns the last acked seq, and the ids in doubt.
 fn until_refused(client: &mut Client) -> (u64, Vec<String>) {
-    let (mut sent, mut last, mut doubtful) = (0, 0, Vec::new());
+    let (mut sent, mut last, mut in_doubt) = (0, 0, Vec::new());
     eventually("sends are refused", || {
         sent += 1;
         let msg_id = format!("late{sent}");
@@ -40,7 +32,7 @@ fn until_refused(client: &mut Client) -> (u64, Vec<String>) {
         match client.reply(id) {
             Said::SendAck(ack) => last = ack.seq,
             Said::Error(error) => match code(error.code) {
-                Code::Unknown => doubtful.push(msg_id),
+                Code::Unknown => in_doubt.push(msg_id),
                 Code::BusUnavailable => return Some(()),
                 other => panic!("{other:?}"),
             },
@@ -48,18 +40,18 @@ fn until_refused(client: &mut Client) -> (u64, Vec<String>) {
         }
         None
     });
-    (last, doubtful)
+    (last, in_doubt)
 }
 
-/// What needs no write: pushes that wait for their ack, what is never stored, and every way of reading.
-fn goes_on(node: &TestNode, alice: &mut Client, bob: &mut Client, told: u64) {
+/// Asserts what needs no write: unacked pushes, volatile frames, and every way of reading.
+fn assert_reads_continue(node: &TestNode, alice: &mut Client, bob: &mut Client, told: u64) {
     bob.settle();
     bob.inbox.clear();
     for seq in 1..=told {
         push_at(bob, DIRECT, seq);
     }
     bob.ack(DIRECT, told);
-    // A commit whose sync failed can be read, though nobody was told of it.
+    // A commit whose sync failed can be read, although it was not published.
     let last = bob.state(DIRECT).max_seq;
     assert!(matches!(alice.ask(ask::signal("bob", "typing", "")), Said::Done(_)));
     assert_eq!(bob.expect_signal().kind, "typing");
@@ -72,20 +64,20 @@ fn goes_on(node: &TestNode, alice: &mut Client, bob: &mut Client, told: u64) {
         other => panic!("{other:?}"),
     }
     for wire in Wire::ALL {
-        // One who comes back, and one who was never here.
+        // A reconnecting device, and a new one.
         let mut back = node.login(wire, "bob", &format!("{wire:?}"));
         let state = back.state(DIRECT);
         assert_eq!((state.max_seq, state.last.expect("the last message").seq), (last, last));
-        assert_eq!(seqs(&back.page(ask::after(DIRECT, 0, 100))), (1..=last).collect::<Vec<_>>());
+        assert_eq!(seqs_of(&back.page(ask::after(DIRECT, 0, 100))), (1..=last).collect::<Vec<_>>());
         assert_eq!(back.state("g:tea").unread, 1);
         let mut guest = node.login(wire, &format!("guest{wire:?}"), "phone");
-        join(&mut guest, "hall");
+        guest.expect_done(ask::join("hall"));
         assert_eq!(guest.sync(&[]), []);
     }
 }
 
 #[test]
-fn a_full_disk_refuses_messages_reads_and_pushes_go_on_and_the_node_recovers() {
+fn full_disk_refuses_messages_and_the_node_recovers() {
     for fault in FAULTS {
         let mut switch = PathBuf::new();
         let node = TestNode::start(|config| {
@@ -101,25 +93,21 @@ fn a_full_disk_refuses_messages_reads_and_pushes_go_on_and_the_node_recovers() {
         let mut alice = node.login(Wire::Tcp, "alice", "phone");
         let mut bob = node.login(Wire::JsonLine, "bob", "phone");
         for client in [&mut alice, &mut bob] {
-            join(client, "hall");
+            client.expect_done(ask::join("hall"));
         }
         for n in 1..=3 {
             assert_eq!(alice.text("bob", &format!("m{n}"), "text"), n);
         }
         alice.text(&group, "g1", "text");
         fs::write(&switch, fault).expect("a file");
-        let (acked, doubtful) = until_refused(&mut alice);
-        assert_eq!(
-            doubtful.is_empty(),
-            fault == "full",
-            "{fault}: a commit that failed may have come to the disk"
-        );
+        let (acked, in_doubt) = until_refused(&mut alice);
+        assert_eq!(in_doubt.is_empty(), fault == "full", "{fault}: a failed commit may be on disk");
         let told = acked.max(3);
-        goes_on(&node, &mut alice, &mut bob, told);
+        assert_reads_continue(&node, &mut alice, &mut bob, told);
         assert_eq!(alice.refused(ask::send(send("bob", "again", "text"))), Code::BusUnavailable, "{fault}");
 
-        fs::remove_file(&switch).expect("it was there");
-        let ack = eventually("sends are taken", || {
+        fs::remove_file(&switch).expect("the file exists");
+        let ack = eventually("sends are accepted", || {
             let id = alice.say(ask::send(pb::Send { attempt: 1, ..send("bob", "again", "space") }));
             match alice.reply(id) {
                 Said::SendAck(ack) => Some(ack),
@@ -127,9 +115,9 @@ fn a_full_disk_refuses_messages_reads_and_pushes_go_on_and_the_node_recovers() {
                 other => panic!("{other:?}"),
             }
         });
-        for msg_id in &doubtful {
+        for msg_id in &in_doubt {
             let retry = alice.send(pb::Send { attempt: 1, ..send("bob", msg_id, msg_id) });
-            assert!(retry.duplicate, "{fault}: {msg_id} was read by the owner, and is archived once");
+            assert!(retry.duplicate, "{fault}: the owner has read {msg_id}, and archives it once");
         }
         let end = alice.state(DIRECT).max_seq;
         assert_eq!(ack.seq, end, "{fault}");
@@ -137,6 +125,6 @@ fn a_full_disk_refuses_messages_reads_and_pushes_go_on_and_the_node_recovers() {
             push_at(&mut bob, DIRECT, seq);
         }
         let mut back = node.login(Wire::WsBinary, "bob", "phone");
-        assert_eq!(seqs(&back.page(ask::after(DIRECT, 0, 100))), (1..=end).collect::<Vec<_>>(), "{fault}");
+        assert_eq!(seqs_of(&back.page(ask::after(DIRECT, 0, 100))), (1..=end).collect::<Vec<_>>(), "{fault}");
     }
 }

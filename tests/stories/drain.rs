@@ -1,4 +1,4 @@
-//! Nodes that leave gently: slots, answers before the end, the pace, and a change of mind.
+//! Draining nodes: slots, replies before the close, the pace, and an aborted drain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,17 +19,17 @@ use crate::support::{
     Client, PATIENCE, Said, TestNode, ask, code, eventually, hello, let_time_pass_since, send,
 };
 
-/// Machine time and ours are cut to whole milliseconds apart from each other.
+/// The node and the test round to whole milliseconds independently.
 const ROUNDING: Duration = Duration::from_millis(5);
 
-fn goaway(client: &mut Client) -> pb::GoAway {
+fn expect_goaway(client: &mut Client) -> pb::GoAway {
     match client.take("a GoAway", |frame| matches!(frame.body, Some(Said::GoAway(_)))).body {
         Some(Said::GoAway(goaway)) => goaway,
         other => panic!("{other:?}"),
     }
 }
 
-/// From the GoAway to the end of the slot.
+/// Returns the time from the GoAway to the end of the slot.
 fn slot(goaway: &pb::GoAway) -> Duration {
     Duration::from_millis(u64::from(goaway.after_ms) + u64::from(goaway.window_ms))
 }
@@ -39,7 +39,7 @@ fn readyz(node: &TestNode) -> (u16, String) {
     (status, body["state"].as_str().expect("a state").to_owned())
 }
 
-/// The Close that a node says which lets nobody in; it does not wait for a first byte.
+/// Returns the code of the Close of a node that accepts no clients; it does not wait for a first byte.
 fn refusal(node: &TestNode) -> Code {
     let mut guest = node.connect(Wire::JsonLine);
     let frame = guest.take("a close", |frame| matches!(frame.body, Some(Said::Close(_))));
@@ -48,7 +48,7 @@ fn refusal(node: &TestNode) -> Code {
 }
 
 #[test]
-fn every_client_hears_its_slot_and_is_closed_at_its_end() {
+fn every_client_gets_its_slot_and_is_closed_at_its_end() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let mut clients: Vec<Client> =
         (0..40).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "phone")).collect();
@@ -56,7 +56,7 @@ fn every_client_hears_its_slot_and_is_closed_at_its_end() {
     node.drainer().signal();
     let ending = std::thread::spawn(move || node.wait());
     let mut slots: Vec<(Duration, usize)> =
-        clients.iter_mut().enumerate().map(|(nth, client)| (slot(&goaway(client)), nth)).collect();
+        clients.iter_mut().enumerate().map(|(nth, client)| (slot(&expect_goaway(client)), nth)).collect();
     slots.sort_unstable();
     for (slot, nth) in slots {
         assert_eq!(clients[nth].expect_close(), Code::Draining);
@@ -69,7 +69,7 @@ fn every_client_hears_its_slot_and_is_closed_at_its_end() {
 
 #[test]
 fn sends_in_flight_are_answered_before_the_close() {
-    // One shard, so that bob, who comes last, has the last slot and sees what was accepted from the others.
+    // One shard, so that bob, who connects last, has the last slot and sees what was accepted from the others.
     let node = TestNode::start(|config| {
         (config.node.shards, config.limits.small_group_max) = (1, 1);
         config.drain.max_rate = 10;
@@ -92,13 +92,13 @@ fn sends_in_flight_are_answered_before_the_close() {
         _ => None,
     }));
     for push in heard {
-        assert!(acked.contains(&push.msg_id), "{} was accepted, and its sender not told", push.msg_id);
+        assert!(acked.contains(&push.msg_id), "{} was accepted, and its sender got no ack", push.msg_id);
     }
     assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
 }
 
 #[test]
-fn a_recall_under_way_is_answered_before_the_close() {
+fn recall_in_flight_is_answered_before_the_close() {
     let node = TestNode::start(|_| {});
     let (busy, is_busy) = mpsc::sync_channel(Wire::ALL.len());
     let senders = Wire::ALL.map(|wire| {
@@ -110,23 +110,23 @@ fn a_recall_under_way_is_answered_before_the_close() {
     }
     let data = node.stop();
     let node = TestNode::start_on(&data, |_| {});
-    // What the log took is known to who asked for it.
+    // Every recall in the log was confirmed to its sender.
     for sender in senders {
         let (wire, said, told) = sender.join().expect("a good end");
         let mut again = node.login(wire, &format!("{wire:?}"), "d");
-        let pages = said.chunks(150).map(|seqs| again.page(ask::seqs(&place(wire), seqs)));
+        let pages = said.chunks(150).map(|seqs| again.page(ask::seqs(&peer_of(wire), seqs)));
         let recalled: BTreeSet<u64> = pages.flat_map(|page| page.recalled).collect();
         assert_eq!(recalled, told, "{wire:?}");
     }
 }
 
-/// With whom the client of that wire talks.
-fn place(wire: Wire) -> String {
+/// Returns the conversation partner of the client on that wire.
+fn peer_of(wire: Wire) -> String {
     format!("d:{wire:?}:zoe")
 }
 
-/// Sends messages and takes them back, twenty at a time, so that a recall is under way at any moment until it is told to stop.
-/// Tells when the first was answered; gives the seqs of its messages, and of those whose recall was acked.
+/// Sends messages and recalls them, twenty at a time, so that a recall is always in flight until the close. Signals the
+/// first confirmed recall; returns the seqs of its messages, and of those whose recall was acked.
 fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire, Vec<u64>, BTreeSet<u64>) {
     let (deadline, wire) = (Instant::now() + PATIENCE, sender.wire);
     let (mut sends, mut recalls) = (BTreeSet::new(), BTreeMap::new());
@@ -134,7 +134,7 @@ fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire,
     let mut count = 0..;
     let mut say = |sender: &mut Client| {
         let msg_id = format!("m{}", count.next().unwrap_or(0));
-        sender.say(ask::send(send(&place(wire), &msg_id, "text")))
+        sender.say(ask::send(send(&peer_of(wire), &msg_id, "text")))
     };
     sends.extend((0..20).map(|_| say(&mut sender)));
     loop {
@@ -142,12 +142,12 @@ fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire,
             match frame.body {
                 Some(Said::SendAck(ack)) if sends.remove(&frame.id) => {
                     said.push(ack.seq);
-                    recalls.insert(sender.say(ask::recall(&place(wire), ack.seq)), ack.seq);
+                    recalls.insert(sender.say(ask::recall(&peer_of(wire), ack.seq)), ack.seq);
                 }
                 Some(Said::SendAck(_)) => {
                     told.insert(recalls.remove(&frame.id).expect("a recall that was asked for"));
                     if let Some(busy) = busy.take() {
-                        busy.send(()).expect("somebody waits for it");
+                        busy.send(()).expect("the test waits for it");
                     }
                     sends.insert(say(&mut sender));
                 }
@@ -163,7 +163,7 @@ fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire,
     }
 }
 
-/// Keeps a hundred sends under way until it is told to stop; gives those that were acked.
+/// Keeps a hundred sends in flight until the close; returns the acked ones.
 fn write_until_closed(mut sender: Client, group: &str) -> Vec<String> {
     let deadline = Instant::now() + PATIENCE;
     let mut sent = Vec::new();
@@ -185,7 +185,7 @@ fn write_until_closed(mut sender: Client, group: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_pace_of_300_clients_is_the_planned_one() {
+fn pace_of_300_clients_is_the_planned_one() {
     const CLIENTS: usize = 300;
     let slow = |config: &mut Config| (config.drain.spread_ms, config.drain.max_rate) = (1_000, 100);
     let mut config = Config::default();
@@ -199,19 +199,22 @@ fn the_pace_of_300_clients_is_the_planned_one() {
     node.drainer().signal();
     let ending = std::thread::spawn(move || node.wait());
     let mut slots: Vec<(Duration, usize)> =
-        clients.iter_mut().enumerate().map(|(nth, client)| (slot(&goaway(client)), nth)).collect();
+        clients.iter_mut().enumerate().map(|(nth, client)| (slot(&expect_goaway(client)), nth)).collect();
     slots.sort_unstable();
     let mut closed = Vec::new();
     for (slot, nth) in &slots {
         assert_eq!(clients[*nth].expect_close(), Code::Draining);
         closed.push(began.elapsed());
-        assert!(closed[closed.len() - 1] + ROUNDING >= *slot, "nobody is closed before the end of its slot");
+        assert!(
+            closed[closed.len() - 1] + ROUNDING >= *slot,
+            "no client is closed before the end of its slot"
+        );
     }
-    // From the end of the first slot: a first client that reads late makes no pace.
+    // Measured from the end of the first slot: a first client that reads late does not change the pace.
     let took = closed[CLIENTS - 1].saturating_sub(slots[0].0);
     let pace = CLIENTS as f64 / took.as_secs_f64();
     assert!(pace <= 1.2 * f64::from(planned.rate), "{pace} a second over {took:?}");
-    // The slots that clients were told: what the others will see arrive.
+    // The slots in the GoAways: the rate at which other nodes get the clients.
     for (nth, (from, _)) in slots.iter().enumerate() {
         let second = *from + Duration::from_secs(1);
         let within = slots[nth..].iter().take_while(|(slot, _)| *slot < second).count();
@@ -221,25 +224,25 @@ fn the_pace_of_300_clients_is_the_planned_one() {
 }
 
 #[test]
-fn an_aborted_drain_leaves_a_node_as_it_was() {
-    // Half a second from slot to slot: the last ones are far away when the drain is aborted, on a slow machine, too.
+fn aborted_drain_restores_the_node() {
+    // Half a second between slots: the last ones are far away when the drain is aborted, also on a slow machine.
     let node = TestNode::start(|config| config.drain.max_rate = 2);
     let clients: Vec<Client> =
         (0..20).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "phone")).collect();
     assert_eq!(readyz(&node), (200, "ready".into()));
-    assert_eq!(node.admin("DELETE", "/v1/drain", &Value::Null).0, 409, "there is none");
+    assert_eq!(node.admin("DELETE", "/v1/drain", &Value::Null).0, 409, "there is no drain");
     let began = Instant::now();
     assert_eq!(node.admin("POST", "/v1/drain", &Value::Null).0, 202);
     let mut clients: Vec<(Duration, Client)> =
-        clients.into_iter().map(|mut client| (slot(&goaway(&mut client)), client)).collect();
+        clients.into_iter().map(|mut client| (slot(&expect_goaway(&mut client)), client)).collect();
     clients.sort_by_key(|(slot, _)| *slot);
     let (status, state) = readyz(&node);
     assert!(status == 503 && ["noticing", "draining"].contains(&state.as_str()), "{status} {state}");
     assert_eq!(refusal(&node), Code::Draining);
     assert_eq!(node.admin("DELETE", "/v1/drain", &Value::Null).0, 200);
     eventually("ready again", || (readyz(&node) == (200, "ready".into())).then_some(()));
-    // The door opens a moment after the answer; whoever stands before it then gets in.
-    let mut late = eventually("the door opens", || {
+    // The listener accepts a moment after the reply; a client that waits is accepted then.
+    let mut late = eventually("the listener accepts", || {
         let mut late = node.connect(Wire::JsonLine);
         let id = late.say(ask::hello(hello(&node.token("late"), "phone")));
         let first =
@@ -247,12 +250,12 @@ fn an_aborted_drain_leaves_a_node_as_it_was() {
         matches!(first.body, Some(Said::Welcome(_))).then_some(late)
     });
     late.settle();
-    // Whoever had one of the last slots is there when the first of those are over.
+    // Clients with one of the last slots are connected when the first of those have passed.
     let (slots, mut stayed): (Vec<Duration>, Vec<Client>) = clients.split_off(10).into_iter().unzip();
     let_time_pass_since(began, "some slots are over", slots[2]);
     stayed.iter_mut().for_each(Client::settle);
     node.drainer().signal();
-    stayed.iter_mut().for_each(|client| assert!(goaway(client).window_ms > 0, "and again"));
+    stayed.iter_mut().for_each(|client| assert!(expect_goaway(client).window_ms > 0, "and again"));
     node.drainer().signal();
     let ending = std::thread::spawn(move || node.wait());
     stayed.iter_mut().chain([&mut late]).for_each(|client| assert_eq!(client.expect_close(), Code::Draining));
@@ -260,7 +263,7 @@ fn an_aborted_drain_leaves_a_node_as_it_was() {
 }
 
 #[test]
-fn a_cordoned_node_still_takes_newcomers() {
+fn cordoned_node_still_accepts_clients() {
     let node = TestNode::start(|config| config.drain.lb_delay_ms = 4_000);
     let mut early = node.login(Wire::WsText, "early", "phone");
     node.drainer().signal();
@@ -270,18 +273,18 @@ fn a_cordoned_node_still_takes_newcomers() {
     early.expect_push();
     let ending = std::thread::spawn(move || node.wait());
     for client in [&mut early, &mut late] {
-        assert!(goaway(client).after_ms < 1_000);
+        assert!(expect_goaway(client).after_ms < 1_000);
         assert_eq!(client.expect_close(), Code::Draining);
     }
     assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
 }
 
 #[test]
-fn an_idle_node_waits_for_nobody() {
+fn idle_node_drains_at_once() {
     let node = TestNode::start(|config| config.drain.lb_delay_ms = 40_000);
     let began = Instant::now();
     node.drainer().signal();
     assert_eq!(node.wait(), DrainOutcome::Drained);
-    // Whoever waits for the load balancer has not even told the clients before 19 s are over.
+    // A wait for the load balancer would notify the clients after 19 s.
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }

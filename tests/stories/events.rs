@@ -1,11 +1,11 @@
-//! What a node tells of its users: who came and went, what was read, which chain waits.
+//! Events of a node about its users: online and offline, read marks, blocked chains.
 
 use serde_json::{Value, json};
 use tidegate_protocol::{codec::Wire, pb};
 
 use crate::support::{Said, TestNode, ask, eventually, send};
 
-/// The events behind a cursor, and the next cursor.
+/// Returns the events after a cursor, and the next cursor.
 fn follow(node: &TestNode, after: &str, wait_ms: u64) -> (Vec<Value>, String) {
     let path = format!("/v1/events?wait_ms={wait_ms}&after={after}");
     let (status, said) = node.admin("GET", &path, &Value::Null);
@@ -13,7 +13,7 @@ fn follow(node: &TestNode, after: &str, wait_ms: u64) -> (Vec<Value>, String) {
     (said["events"].as_array().expect("a list").clone(), said["cursor"].as_str().expect("text").to_owned())
 }
 
-/// Everything behind the cursor until there are so many.
+/// Returns `count` events after the cursor.
 fn until(node: &TestNode, cursor: &mut String, count: usize) -> Vec<Value> {
     let mut found = Vec::new();
     eventually(&format!("{count} events"), || {
@@ -33,7 +33,7 @@ fn kinds(events: &[Value]) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn who_comes_and_goes_is_told_once_and_a_takeover_is_no_departure() {
+fn logins_and_logouts_are_events_once_and_replacements_are_not() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let (_, mut cursor) = follow(&node, "end", 0);
     let old = node.login(Wire::Tcp, "ann", "phone");
@@ -60,7 +60,7 @@ fn who_comes_and_goes_is_told_once_and_a_takeover_is_no_departure() {
     drop(desk);
     let went = until(&node, &mut cursor, 1);
     assert_eq!((kinds(&went), token(&went[0])), (vec![("tidegate.offline", "ann")], token(&came[1])));
-    // Whoever is still there says so.
+    // A message proves that the new connection is open.
     new.text("bob", "m1", "hi");
     drop((new, bob));
     let mut went = until(&node, &mut cursor, 2);
@@ -72,7 +72,7 @@ fn who_comes_and_goes_is_told_once_and_a_takeover_is_no_departure() {
 }
 
 #[test]
-fn marks_and_waiting_chains_are_told_without_what_was_said() {
+fn events_of_marks_and_chains_have_no_content() {
     let node = TestNode::start(|config| config.timing.order_timeout_ms = 200);
     let mut ann = node.login_chained(Wire::Tcp, "ann", "phone", "a");
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
@@ -84,7 +84,7 @@ fn marks_and_waiting_chains_are_told_without_what_was_said() {
     for seq in 1..=3 {
         assert!(matches!(bob.ask(ask::read("d:ann:bob", seq)), Said::Done(_)));
     }
-    // A second may end in between.
+    // A second may pass in between.
     let last = json!({"user": "bob", "conversation": "d:ann:bob", "seq": 3});
     let mut told = until(&node, &mut cursor, 1);
     while told.last().is_some_and(|event| event["data"] != last) {
@@ -100,7 +100,7 @@ fn marks_and_waiting_chains_are_told_without_what_was_said() {
 }
 
 #[test]
-fn a_cursor_of_another_run_is_told_that_it_missed_and_a_bad_one_is_refused() {
+fn cursor_of_another_run_reports_a_gap_and_a_bad_one_fails() {
     let node = TestNode::start(|_| {});
     let _ann = node.login(Wire::Tcp, "ann", "phone");
     let (status, said) = node.admin("GET", "/v1/events?after=1-0", &Value::Null);

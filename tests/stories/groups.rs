@@ -1,4 +1,4 @@
-//! Groups: who hears what while members come and go.
+//! Groups: which members get what while members join and leave.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ fn is_event(push: &pb::Push, change: pb::MemberChange, users: &[&str]) -> bool {
 }
 
 #[test]
-fn members_hear_of_changes_and_others_may_not_talk() {
+fn members_get_changes_and_others_may_not_send() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::JsonLine, "alice", "phone");
     let group = node.group("tea", &["alice", "bob"]);
@@ -26,7 +26,7 @@ fn members_hear_of_changes_and_others_may_not_talk() {
         assert_eq!(joined.seq, 2);
         assert!(is_event(&joined, pb::MemberChange::Joined, &["carol"]), "{joined:?}");
     }
-    assert_eq!(carol.text(&group, "m1", "thank you"), 3, "the refusal took no seq");
+    assert_eq!(carol.text(&group, "m1", "thank you"), 3, "a refusal takes no seq");
     assert_eq!(alice.expect_push().seq, 3);
     assert_eq!(node.kick(&group, &["carol"]), 4);
     for client in [&mut alice, &mut carol] {
@@ -39,7 +39,7 @@ fn members_hear_of_changes_and_others_may_not_talk() {
     carol.no_push();
 }
 
-/// Talks to `group` until told to stop; gives how often.
+/// Sends to `group` until `stop` is set; returns the number of messages.
 fn chatter(node: &TestNode, group: &str, user: &str, stop: &AtomicBool, last: &AtomicU64) -> u64 {
     let mut client = node.login(Wire::Tcp, user, "phone");
     let mut count = 0;
@@ -53,7 +53,7 @@ fn chatter(node: &TestNode, group: &str, user: &str, stop: &AtomicBool, last: &A
     count
 }
 
-/// Runs `story` while two members talk to the group all the time.
+/// Runs `story` while two members send to the group all the time.
 fn while_talking(node: &TestNode, group: &str, story: impl FnOnce(&AtomicU64)) {
     let (stop, last) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -72,8 +72,8 @@ fn while_talking(node: &TestNode, group: &str, story: impl FnOnce(&AtomicU64)) {
     });
 }
 
-/// Takes pushes up to `until`, which must follow `from` one by one; acks as it goes.
-fn no_hole(client: &mut Client, group: &str, from: u64, until: u64) {
+/// Takes and acks pushes up to `until`, which must follow `from` one by one.
+fn expect_no_hole(client: &mut Client, group: &str, from: u64, until: u64) {
     let mut next = from;
     while next <= until {
         let push = client.expect_push();
@@ -86,7 +86,7 @@ fn no_hole(client: &mut Client, group: &str, from: u64, until: u64) {
 }
 
 #[test]
-fn a_kick_is_exact_while_others_talk_on() {
+fn kick_is_exact_while_others_send() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let group = node.group("noisy", &["t0", "t1", "stays"]);
     while_talking(&node, &group, |last| {
@@ -101,31 +101,31 @@ fn a_kick_is_exact_while_others_talk_on() {
             let first = guest.expect_push();
             assert!(is_event(&first, pb::MemberChange::Joined, &["guest"]), "{first:?}");
             assert_eq!(first.seq, joined);
-            no_hole(&mut guest, &group, joined + 1, kicked);
+            expect_no_hole(&mut guest, &group, joined + 1, kicked);
             let after = last.load(Ordering::Relaxed).max(kicked) + 5;
             eventually("talk after the kick", || (last.load(Ordering::Relaxed) > after).then_some(()));
             guest.no_push();
             if next == 0 {
                 next = stays.expect_push().seq + 1;
             }
-            no_hole(&mut stays, &group, next, kicked);
+            expect_no_hole(&mut stays, &group, next, kicked);
             next = kicked + 1;
         }
     });
 }
 
-/// Each of the two talkers has one message under way, so two may have a seq and no ack yet when Welcome comes. What
-/// follows them was sent after Welcome, and must be pushed.
-fn no_late_start(acked_at_welcome: u64, first_push: u64) {
+/// Each of the two senders has one message in flight, so two may have a seq and no ack yet when Welcome arrives. Later
+/// messages were sent after Welcome, and must be pushed.
+fn assert_no_late_start(acked_at_welcome: u64, first_push: u64) {
     assert!(
         first_push <= acked_at_welcome + 3,
         "acked at Welcome {acked_at_welcome}, first push {first_push}"
     );
 }
 
-/// A message is either older than what the login has seen, or it is pushed.
+/// Each message is either in the login's sync, or it is pushed.
 #[test]
-fn a_login_in_the_middle_of_talk_has_no_hole() {
+fn login_during_traffic_has_no_hole() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let group = node.group("race", &["t0", "t1", "late"]);
     while_talking(&node, &group, |last| {
@@ -135,14 +135,14 @@ fn a_login_in_the_middle_of_talk_has_no_hole() {
             let welcomed = last.load(Ordering::Relaxed);
             let first = late.expect_push().seq;
             assert!(first > before, "push {first} was acked before the login: {before}");
-            no_late_start(welcomed, first);
-            no_hole(&mut late, &group, first + 1, welcomed + 4);
+            assert_no_late_start(welcomed, first);
+            expect_no_hole(&mut late, &group, first + 1, welcomed + 4);
         }
     });
 }
 
 #[test]
-fn a_group_beyond_the_small_limit_hears_everything_once_and_untracked() {
+fn large_group_gets_everything_once_and_untracked() {
     let node = TestNode::start(|config| {
         config.node.shards = 3;
         config.timing.ack_timeout_ms = 100;
@@ -162,7 +162,7 @@ fn a_group_beyond_the_small_limit_hears_everything_once_and_untracked() {
             assert_eq!(client.expect_push().seq, n + 2);
         }
     }
-    let why = "nobody acks: in a small group all of them would be closed SLOW by then";
+    let why = "no member acks: in a small group all of them would be closed SLOW by then";
     let_time_pass(why, std::time::Duration::from_millis(500));
     for client in &mut clients {
         client.no_push();
@@ -179,7 +179,7 @@ fn a_group_beyond_the_small_limit_hears_everything_once_and_untracked() {
 }
 
 #[test]
-fn a_login_into_a_large_group_in_the_middle_of_talk_has_no_hole() {
+fn login_into_a_large_group_during_traffic_has_no_hole() {
     let node = TestNode::start(|config| {
         config.node.shards = 3;
         config.limits.small_group_max = 2;
@@ -190,14 +190,14 @@ fn a_login_into_a_large_group_in_the_middle_of_talk_has_no_hole() {
             let mut late = node.login(wire, "late", &format!("device-{}", round % 7));
             let welcomed = last.load(Ordering::Relaxed);
             let first = late.expect_push().seq;
-            no_late_start(welcomed, first);
-            no_hole(&mut late, &group, first + 1, welcomed + 4);
+            assert_no_late_start(welcomed, first);
+            expect_no_hole(&mut late, &group, first + 1, welcomed + 4);
         }
     });
 }
 
 #[test]
-fn a_member_who_comes_back_is_a_member_still() {
+fn reconnecting_member_is_still_a_member() {
     let node = TestNode::start(|_| {});
     let group = node.group("tea", &["alice", "bob"]);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
@@ -207,6 +207,6 @@ fn a_member_who_comes_back_is_a_member_still() {
         assert_eq!(bob.expect_push().seq, seq);
         drop(bob);
         eventually("only alice", || (node.conns() == 1).then_some(()));
-        alice.text(&group, &format!("gone{n}"), "he does not hear this");
+        alice.text(&group, &format!("gone{n}"), "after the kick");
     }
 }

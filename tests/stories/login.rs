@@ -1,4 +1,4 @@
-//! Logging in, being refused, and saying goodbye.
+//! Login, refusal, and Bye.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tidegate_protocol::{
 use crate::support::{Said, TestNode, ask, code, hello, send};
 
 #[test]
-fn welcome_tells_what_a_client_must_know() {
+fn welcome_has_what_a_client_needs() {
     let node = TestNode::start(|config| {
         config.node.id = "node-7".into();
         config.timing.heartbeat_ms = 12_345;
@@ -36,7 +36,7 @@ fn welcome_tells_what_a_client_must_know() {
 fn refused(node: &TestNode, wire: Wire, hello: pb::Hello) -> Code {
     let mut client = node.connect(wire);
     let told = client.refused(ask::hello(hello));
-    assert_eq!(client.expect_close(), told, "the error and the close say the same");
+    assert_eq!(client.expect_close(), told, "the error and the close have the same code");
     told
 }
 
@@ -65,7 +65,7 @@ fn bad_tokens_are_refused_with_their_code_and_closed() {
 }
 
 #[test]
-fn a_token_for_one_device_opens_that_device_only() {
+fn token_for_one_device_is_valid_for_that_device_only() {
     let node = TestNode::start(|_| {});
     let token = auth::sign(node.key(), "alice", Some("phone"), Duration::from_secs(60));
     for wire in Wire::ALL {
@@ -75,7 +75,7 @@ fn a_token_for_one_device_opens_that_device_only() {
 }
 
 #[test]
-fn a_hello_that_is_not_well_formed_is_refused() {
+fn malformed_hello_is_refused() {
     let node = TestNode::start(|_| {});
     let good = || hello(&node.token("alice"), "phone");
     for wire in Wire::ALL {
@@ -88,7 +88,7 @@ fn a_hello_that_is_not_well_formed_is_refused() {
 }
 
 #[test]
-fn nothing_is_heard_before_hello_and_hello_is_heard_once() {
+fn frames_before_hello_and_a_second_hello_are_refused() {
     let node = TestNode::start(|_| {});
     for wire in Wire::ALL {
         for body in [ask::ping(), ask::send(send("bob", "m1", "hi")), ask::bye(), ask::join("hall")] {
@@ -120,7 +120,7 @@ fn an_empty_frame_is_a_ping() {
 }
 
 #[test]
-fn a_kind_of_frame_that_is_not_known_is_unsupported_and_the_talk_goes_on() {
+fn unknown_frame_kind_is_unsupported_and_the_session_continues() {
     let node = TestNode::start(|_| {});
     for wire in Wire::ALL {
         let mut alice = node.login(wire, "alice", "phone");

@@ -1,16 +1,17 @@
-//! Stories: what people and their devices live through with a whole node, over real sockets and all four framings.
+//! Stories: users and their devices on a whole node, over real sockets and all four framings.
 
 mod acks;
 mod assign;
 mod chain;
 mod devices;
+mod disconnects;
 mod disk;
 mod drain;
 mod events;
 mod groups;
-mod leaving;
 mod login;
 mod membership;
+mod messages;
 mod nodes;
 mod personal;
 mod recall;
@@ -20,4 +21,3 @@ mod signals;
 #[path = "../support/mod.rs"]
 mod support;
 mod sync;
-mod talk;

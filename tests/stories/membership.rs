@@ -1,4 +1,5 @@
-//! The whole life of a group, and who sees which part of it on every path: push, pull, sync, positions, sent again.
+//! The whole life of a group, and which members see which part of it on every path: push, pull, sync, positions,
+//! resend.
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ fn event(push: &pb::Push) -> (pb::MemberChange, &pb::MemberEvent) {
     (event.change(), event)
 }
 
-/// All that the user can pull, and what is named as out of reach.
+/// Returns the seqs that the user can pull, and the ranges reported as unavailable.
 fn all(client: &mut Client, conversation: &str) -> (Vec<u64>, Vec<(u64, u64)>) {
     let (mut seen, mut gone, mut cursor) = (Vec::new(), Vec::new(), 0);
     loop {
@@ -46,7 +47,7 @@ fn all(client: &mut Client, conversation: &str) -> (Vec<u64>, Vec<(u64, u64)>) {
 }
 
 #[test]
-fn the_admin_api_leads_a_group_from_its_creation_to_its_end() {
+fn admin_api_creates_changes_and_dissolves_a_group() {
     let node = TestNode::start(|_| {});
     let body = json!({"id": "tea", "owner": "ann", "members": ["bob", "cid"], "settings": {"post": "all"}});
     assert_eq!(node.admin("POST", "/v1/groups", &body).0, 201);
@@ -109,13 +110,17 @@ fn the_admin_api_leads_a_group_from_its_creation_to_its_end() {
     assert_eq!((ended.seq, event(&ended).0), (9, pb::MemberChange::Deleted));
     assert_eq!(cid.refused(ask::send(send("g:tea", "m4", "hello?"))), Code::NotFound);
     assert_eq!(node.admin("GET", "/v1/groups/tea", &Value::Null).0, 404);
-    assert_eq!(node.admin("POST", "/v1/groups", &body).0, 409, "its seqs are taken for good");
-    assert_eq!(all(&mut cid, "g:tea").0, (1..=9).collect::<Vec<_>>(), "what was said stays");
-    assert_eq!(cid.refused(ask::after("g:tea", 9, 0)), Code::NotAMember, "there will never be more");
+    assert_eq!(node.admin("POST", "/v1/groups", &body).0, 409, "a dissolved group keeps its id");
+    assert_eq!(all(&mut cid, "g:tea").0, (1..=9).collect::<Vec<_>>(), "the history stays");
+    assert_eq!(
+        cid.refused(ask::after("g:tea", 9, 0)),
+        Code::NotAMember,
+        "a dissolved group gets no more messages"
+    );
 }
 
 #[test]
-fn a_member_leaves_by_itself_and_hears_nothing_more() {
+fn member_that_leaves_gets_nothing_more() {
     let node = TestNode::start(|_| {});
     let group = node.group("tea", &["ann", "bob"]);
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
@@ -127,7 +132,7 @@ fn a_member_leaves_by_itself_and_hears_nothing_more() {
             (event(&left).0, event(&left).1.users.clone()),
             (pb::MemberChange::Left, vec!["bob".into()])
         );
-        assert_eq!(bob.expect_push().seq, left.seq, "the leaving itself is told");
+        assert_eq!(bob.expect_push().seq, left.seq, "the leave itself is pushed");
         assert_eq!(bob.refused(ask::leave_group(&group)), Code::NotAMember);
         ann.text(&group, &format!("{wire:?}"), "gone?");
         bob.no_push();
@@ -137,8 +142,8 @@ fn a_member_leaves_by_itself_and_hears_nothing_more() {
 }
 
 #[test]
-fn every_path_shows_a_member_the_stays_and_nothing_else() {
-    // Whoever acks nothing gets it again: the path of copies is tried as well. Three times, so a slow machine has 8 s.
+fn every_path_shows_a_member_only_its_stays() {
+    // An unacked push is resent, so that copies are covered as well. Three tries give a slow machine 8 s.
     let node = TestNode::start(|config| config.timing.ack_timeout_ms = 2_000);
     let group = node.group("tea", &["ann", "bob"]);
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
@@ -150,7 +155,7 @@ fn every_path_shows_a_member_the_stays_and_nothing_else() {
     let got: Vec<u64> = bob.pushes(2).iter().map(|push| push.seq).collect();
     assert_eq!(got, [2, 3]);
     // Copies are of the same two; the state, the pong and the pages end there as well.
-    assert!(bob.pushes(2).iter().all(|push| push.seq <= 3), "a copy of what was not meant for bob");
+    assert!(bob.pushes(2).iter().all(|push| push.seq <= 3), "a copy of a message after bob's removal");
     bob.ack(&group, 3);
     bob.inbox.clear();
     let mut gone = node.login(Wire::JsonLine, "bob", "tablet");
@@ -175,7 +180,7 @@ fn every_path_shows_a_member_the_stays_and_nothing_else() {
     let state = bob.state(&group);
     assert_eq!((state.max_seq, state.min_seq, state.unread), (7, 1, 2), "m2 and m7, not m4 and m5");
 
-    // The group opens its history: who comes back now sees the gap, too; the others of then do not.
+    // The group opens its history: a member who joins again now sees the gap, too; the other former members do not.
     assert_eq!(done(&node, "tea/members", &json!({"add": ["cid"]})), 8);
     assert_eq!(done(&node, "tea/settings", &json!({"settings": {"history": "all"}})), 9);
     assert_eq!(done(&node, "tea/members", &json!({"remove": ["bob"]})), 10);
@@ -185,14 +190,14 @@ fn every_path_shows_a_member_the_stays_and_nothing_else() {
         assert_eq!(all(client, &group), ((1..=11).collect(), vec![]));
     }
     let state = dan.state(&group);
-    assert_eq!((state.max_seq, state.min_seq, state.unread), (11, 1, 0), "what came before is no news");
+    assert_eq!((state.max_seq, state.min_seq, state.unread), (11, 1, 0), "earlier messages are not unread");
     let mut cid = node.login(Wire::Tcp, "cid", "phone");
     assert_eq!(all(&mut cid, &group), ((8..=11).collect(), vec![(1, 7)]));
     assert_eq!(say(&mut ann, "m12"), 12);
     assert_eq!((bob.state(&group).unread, dan.state(&group).unread), (3, 1));
 }
 
-/// More than the window holds: what is left out becomes Behind, and names nothing after the removal.
+/// More pushes than fit into the window: the rest becomes Behind, which names nothing after the removal.
 #[test]
 fn behind_names_nothing_after_the_removal() {
     let node = TestNode::start(|config| config.limits.window_max = 2);
@@ -220,12 +225,15 @@ fn behind_names_nothing_after_the_removal() {
 }
 
 #[test]
-fn a_direct_conversation_appears_by_itself_on_both_sides() {
+fn direct_conversation_appears_on_both_sides() {
     for store in ["embedded", "memory"] {
         let node = TestNode::start(|config| config.node.store = store.into());
         let mut ann = node.login(Wire::JsonLine, "ann", "phone");
         let mut bob = node.login(Wire::Tcp, "bob", "phone");
-        assert!(ann.sync(&[]).is_empty() && bob.sync(&[]).is_empty(), "nothing was made beforehand");
+        assert!(
+            ann.sync(&[]).is_empty() && bob.sync(&[]).is_empty(),
+            "no conversation exists before the first message"
+        );
         let ack = ann.send(send("bob", "m1", "hi"));
         assert_eq!((ack.conversation.as_str(), ack.seq), ("d:ann:bob", 1));
         let push = bob.expect_push();

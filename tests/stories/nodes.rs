@@ -1,4 +1,4 @@
-//! What the admin port tells of the nodes and of where users are.
+//! The admin port's view of the nodes and of the users' routes.
 
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
@@ -6,7 +6,7 @@ use tidegate_protocol::codec::Wire;
 use crate::support::{Stopwatch, TestNode, eventually};
 
 #[test]
-fn a_node_on_its_own_is_a_cluster_of_one() {
+fn single_node_lists_itself() {
     let node = TestNode::start(|config| config.node.id = "harbour".into());
     let (status, said) = node.admin("GET", "/v1/nodes", &Value::Null);
     assert_eq!((status, &said["stale"], &said["partitions"]), (200, &json!(false), &json!(1)));
@@ -19,12 +19,12 @@ fn a_node_on_its_own_is_a_cluster_of_one() {
     );
     assert_eq!(one["clients"], json!([node.address().to_string()]));
     assert!(one["beat"].as_u64() >= Some(1) && one["capacity"].as_u64() > Some(0));
-    assert_eq!(said["archiveBehind"], json!([]), "its log keeps what is not archived");
-    assert_eq!(one.get("nodeTopic"), Some(&Value::Null), "there is nobody to send it anything");
+    assert_eq!(said["archiveBehind"], json!([]), "its log keeps unarchived records");
+    assert_eq!(one.get("nodeTopic"), Some(&Value::Null), "a single node has no topic");
 }
 
 #[test]
-fn an_owner_tells_how_far_it_is_in_its_log() {
+fn owner_reports_its_position_in_the_log() {
     let node = TestNode::start(|_| {});
     let stand = || node.admin("GET", "/v1/nodes", &Value::Null).1["nodes"][0]["stands"][0].clone();
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
@@ -40,7 +40,7 @@ fn an_owner_tells_how_far_it_is_in_its_log() {
 }
 
 #[test]
-fn a_user_is_where_the_devices_are() {
+fn user_is_listed_where_its_devices_are() {
     let node = TestNode::start(|_| {});
     let routes = |user: &str| {
         let (status, said) = node.admin("GET", &format!("/v1/users/{user}/routes"), &Value::Null);
@@ -60,13 +60,13 @@ fn a_user_is_where_the_devices_are() {
     devices.sort();
     assert_eq!(devices, ["laptop", "phone"]);
     drop(phone);
-    eventually("the row of a device that left goes", || (routes("bob").len() == 1).then_some(()));
+    eventually("the row of a closed device is removed", || (routes("bob").len() == 1).then_some(()));
     let (status, said) = node.admin("GET", "/v1/users/no%20id/routes", &Value::Null);
     assert_eq!((status, &said["name"]), (400, &json!("BAD_ID")));
 }
 
 #[test]
-fn a_drain_is_told_to_the_other_nodes_before_the_next_renewal() {
+fn drain_is_announced_before_the_next_renewal() {
     let node = TestNode::start(|config| config.drain.lb_delay_ms = 60_000);
     let _stays = node.login(Wire::Tcp, "ann", "phone");
     let state = || node.admin("GET", "/v1/nodes", &Value::Null).1["nodes"][0]["state"].clone();
@@ -74,13 +74,13 @@ fn a_drain_is_told_to_the_other_nodes_before_the_next_renewal() {
     let began = Stopwatch::start();
     node.admin("POST", "/v1/drain", &Value::Null);
     eventually("the node says that it is cordoned", || (state() == "cordoned").then_some(()));
-    assert!(began.elapsed() < tidegate::lease::RENEW_INTERVAL, "sooner than in its turn");
+    assert!(began.elapsed() < tidegate::lease::RENEW_INTERVAL, "announced before the next renewal");
     node.admin("DELETE", "/v1/drain", &Value::Null);
-    eventually("the node is back", || (state() == "ready").then_some(()));
+    eventually("the node is ready again", || (state() == "ready").then_some(()));
 }
 
 #[test]
-fn presence_is_told_of_one_user_or_of_many_in_the_order_asked() {
+fn presence_of_many_users_is_in_the_order_of_the_query() {
     let node = TestNode::start(|_| {});
     let phone = node.login(Wire::Tcp, "bob", "phone");
     let bobs = json!({"user": "bob", "online": true, "devices": [{"device": "phone", "node": "n1"}]});
@@ -91,7 +91,7 @@ fn presence_is_told_of_one_user_or_of_many_in_the_order_asked() {
     let (status, said) = node.admin("POST", "/v1/presence", &asked);
     assert_eq!((status, said), (200, json!({"users": [nobody("zoe"), bobs, nobody("ann")]})));
     drop(phone);
-    eventually("the user is gone", || (of("bob").1 == nobody("bob")).then_some(()));
+    eventually("the user is offline", || (of("bob").1 == nobody("bob")).then_some(()));
     let too_many: Vec<String> = (0..=1_000).map(|n| format!("u{n}")).collect();
     let (status, said) = node.admin("POST", "/v1/presence", &json!({"users": too_many}));
     assert_eq!((status, &said["name"]), (400, &json!("BAD_CONTENT")));

@@ -1,4 +1,4 @@
-//! Recall: a message is taken back for everybody, once, by who may and while they may.
+//! Recall: a message is taken back for all users, once, by its sender in time or by the group's owner.
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
@@ -10,7 +10,7 @@ fn recalled(client: &mut Client, place: &str, seq: u64) -> pb::SendAck {
 }
 
 #[test]
-fn a_recall_takes_a_seq_is_pushed_to_all_and_empties_the_history() {
+fn recall_takes_a_seq_and_removes_the_content_for_all() {
     let node = TestNode::start(|_| {});
     for (wire, peer) in Wire::ALL.into_iter().zip(["bob", "cid", "dan", "eve"]) {
         let mut alice = node.login(wire, "alice", "phone");
@@ -32,10 +32,14 @@ fn a_recall_takes_a_seq_is_pushed_to_all_and_empties_the_history() {
         assert_eq!(
             alice.expect_push().recall,
             Some(pb::RecallEvent { seq: 2 }),
-            "who asked hears it as well"
+            "the caller's other device gets it as well"
         );
         let again = recalled(&mut alice, &place, 2);
-        assert_eq!((again.seq, again.time, again.duplicate), (3, ack.time, true), "it is done once");
+        assert_eq!(
+            (again.seq, again.time, again.duplicate),
+            (3, ack.time, true),
+            "a repeat returns the first recall"
+        );
         other.no_push();
         let page = other.page(ask::after(&place, 0, 10));
         let seqs: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
@@ -43,27 +47,27 @@ fn a_recall_takes_a_seq_is_pushed_to_all_and_empties_the_history() {
         assert_eq!(
             page.messages[1].recall,
             Some(pb::RecallEvent { seq: 2 }),
-            "who was away hears it by the page"
+            "an offline user learns it by the page"
         );
-        let last = other.state(&place).last.expect("what can be shown");
+        let last = other.state(&place).last.expect("a visible message");
         assert_eq!(last.seq, 1, "a recall is no message to show");
     }
 }
 
 #[test]
-fn only_the_sender_in_time_and_who_leads_the_group_may() {
+fn recall_is_for_the_sender_in_time_and_the_groups_owner() {
     let node = TestNode::start(|config| config.limits.recall_ms = 0);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     let mut bob = node.login(Wire::WsText, "bob", "phone");
     alice.text("bob", "m1", "text");
     let place = "d:alice:bob";
-    assert_eq!(alice.refused(ask::recall(place, 1)), Code::TooLate, "the time is over");
+    assert_eq!(alice.refused(ask::recall(place, 1)), Code::TooLate, "the time limit has passed");
     assert_eq!(bob.refused(ask::recall(place, 1)), Code::Forbidden);
     assert_eq!(alice.refused(ask::recall(place, 2)), Code::NotFound);
     assert_eq!(alice.refused(ask::recall(place, 0)), Code::Malformed);
     let mut eve = node.login(Wire::Tcp, "eve", "phone");
     assert_eq!(eve.refused(ask::recall(place, 1)), Code::Forbidden);
-    assert_eq!(eve.refused(ask::recall("d:eve:zoe", 1)), Code::NotFound, "nothing was said there");
+    assert_eq!(eve.refused(ask::recall("d:eve:zoe", 1)), Code::NotFound, "the conversation has no message");
     let body = serde_json::json!({"id": "tea", "owner": "olga", "members": ["alice", "bob"]});
     assert_eq!(node.admin("POST", "/v1/groups", &body).0, 201);
     let seq = alice.text("g:tea", "g1", "text");
@@ -71,14 +75,18 @@ fn only_the_sender_in_time_and_who_leads_the_group_may() {
     assert_eq!(bob.refused(ask::recall("g:tea", seq)), Code::Forbidden);
     let mut olga = node.login(Wire::JsonLine, "olga", "phone");
     assert_eq!(olga.refused(ask::recall("g:tea", 1)), Code::NotFound, "a change of members is no message");
-    assert_eq!(recalled(&mut olga, "g:tea", seq).seq, seq + 1, "the owner may at any time");
-    assert_eq!(recalled(&mut bob, "g:tea", seq).seq, seq + 1, "done is done, whoever asks");
+    assert_eq!(recalled(&mut olga, "g:tea", seq).seq, seq + 1, "the owner has no time limit");
+    assert_eq!(
+        recalled(&mut bob, "g:tea", seq).seq,
+        seq + 1,
+        "a repeat by another user returns the first recall"
+    );
     node.kick("g:tea", &["alice"]);
     assert_eq!(alice.refused(ask::recall("g:tea", seq)), Code::NotAMember);
 }
 
 #[test]
-fn a_recall_outlives_a_restart_with_its_seq() {
+fn recall_survives_a_restart_with_its_seq() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     alice.text("bob", "m1", "oops");

@@ -1,4 +1,4 @@
-//! Settings at login: kept for the user, held within bounds, told back, and in force.
+//! User settings at login: stored, limited by bounds, returned, and applied.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn login(
     (client, welcome.settings.expect("what counts"))
 }
 
-fn wish(unread: &str, retention: &str, search: &str) -> pb::Settings {
+fn user_settings(unread: &str, retention: &str, search: &str) -> pb::Settings {
     pb::Settings {
         unread: unread.into(),
         retention: retention.into(),
@@ -30,7 +30,7 @@ fn wish(unread: &str, retention: &str, search: &str) -> pb::Settings {
 }
 
 #[test]
-fn wishes_hold_for_all_devices_and_after_a_restart() {
+fn user_settings_hold_for_all_devices_and_after_a_restart() {
     let mut node = TestNode::start(|_| {});
     let nothing = pb::Settings::default();
     let (_client, told) = login(&node, Wire::JsonLine, "ann", "phone", nothing.clone());
@@ -38,17 +38,17 @@ fn wishes_hold_for_all_devices_and_after_a_restart() {
         ack_timeout_ms: 5_000,
         ack_tries: 3,
         heartbeat_ms: 30_000,
-        ..wish("all", "forever", "on")
+        ..user_settings("all", "forever", "on")
     };
     assert_eq!(told, defaults);
-    let asked = pb::Settings { ack_tries: 200, heartbeat_ms: 60_000, ..wish("direct", "7d", "") };
+    let asked = pb::Settings { ack_tries: 200, heartbeat_ms: 60_000, ..user_settings("direct", "7d", "") };
     let (_client, told) = login(&node, Wire::Tcp, "ann", "phone", asked);
-    let granted = pb::Settings { heartbeat_ms: 60_000, ..wish("direct", "7d", "on") };
+    let granted = pb::Settings { heartbeat_ms: 60_000, ..user_settings("direct", "7d", "on") };
     let granted = pb::Settings { ack_timeout_ms: 5_000, ack_tries: 3, ..granted };
     assert_eq!(told, granted, "within the bounds of the node");
-    let (_client, told) = login(&node, Wire::WsText, "ann", "tablet", wish("", "1d", "off"));
+    let (_client, told) = login(&node, Wire::WsText, "ann", "tablet", user_settings("", "1d", "off"));
     let both = pb::Settings { retention: "1d".into(), search: "off".into(), ..granted };
-    assert_eq!(told, both, "one by one, and for the other device, too");
+    assert_eq!(told, both, "settings are stored one by one, also for the other device");
     let data = node.stop();
     node = TestNode::start_on(&data, |_| {});
     let (_client, told) = login(&node, Wire::WsBinary, "ann", "phone", nothing.clone());
@@ -60,18 +60,18 @@ fn wishes_hold_for_all_devices_and_after_a_restart() {
 }
 
 #[test]
-fn a_wish_without_meaning_is_turned_away() {
+fn invalid_user_setting_is_refused() {
     let node = TestNode::start(|_| {});
     let mut client = node.connect(Wire::JsonLine);
-    let settings = Some(wish("", "2d", ""));
+    let settings = Some(user_settings("", "2d", ""));
     let id = client.say(ask::hello(pb::Hello { settings, ..hello(&node.token("ann"), "phone") }));
     assert_eq!(client.expect_error(id), Code::BadSetting);
     assert_eq!(client.expect_close(), Code::BadSetting);
 }
 
-/// The wished timeout and tries pace the copies of a push, for a login that says nothing of them any more.
+/// The stored timeout and tries pace the copies of a push, for a login that does not repeat them.
 #[test]
-fn stored_wishes_pace_the_copies_and_then_the_close() {
+fn stored_settings_pace_the_copies_and_the_close() {
     let node = TestNode::start(|config| config.timing.ack_timeout_ms = 1_000);
     let impatient = pb::Settings { ack_timeout_ms: 300, ack_tries: 2, ..pb::Settings::default() };
     login(&node, Wire::Tcp, "bob", "phone", impatient);
@@ -90,35 +90,35 @@ fn stored_wishes_pace_the_copies_and_then_the_close() {
     assert!(since.elapsed() >= Duration::from_millis(900), "three waits of 300 ms: {:?}", since.elapsed());
     assert!(
         watch.elapsed() < Duration::from_millis(3_000),
-        "the node's own would take 4 s: {:?}",
+        "the node's default would take 4 s: {:?}",
         since.elapsed()
     );
     cid.settle();
     let copies = cid.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::Push(_)))).count();
-    assert_eq!(copies, 1, "nothing is sent again before the wished 4 s");
+    assert_eq!(copies, 1, "no copy is sent before the configured 4 s");
 }
 
 #[test]
-fn unread_is_counted_as_wished() {
+fn unread_is_counted_as_configured() {
     let node = TestNode::start(|_| {});
     let group = node.group("tea", &["ann", "bob"]);
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     ann.text(&group, "m1", "x");
     ann.text("bob", "m2", "x");
     for (mode, in_group, direct) in [("all", 1, 1), ("direct", 0, 1), ("none", 0, 0)] {
-        let (mut bob, _) = login(&node, Wire::WsText, "bob", "phone", wish(mode, "", ""));
+        let (mut bob, _) = login(&node, Wire::WsText, "bob", "phone", user_settings(mode, "", ""));
         assert_eq!((bob.state(&group).unread, bob.state("d:ann:bob").unread), (in_group, direct), "{mode}");
     }
 }
 
 #[test]
-fn what_is_read_is_gone_for_who_wishes_no_retention_and_for_nobody_else() {
+fn no_retention_hides_read_messages_from_that_user_only() {
     let node = TestNode::start(|_| {});
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     for n in 1..=5 {
         ann.text("bob", &format!("m{n}"), "x");
     }
-    let (mut bob, _) = login(&node, Wire::JsonLine, "bob", "phone", wish("", "none", ""));
+    let (mut bob, _) = login(&node, Wire::JsonLine, "bob", "phone", user_settings("", "none", ""));
     let place = "d:ann:bob";
     let pull = |client: &mut Client| -> (Vec<u64>, Vec<(u64, u64)>) {
         let page = client.page(ask::before(place, 0, 0));
@@ -136,8 +136,8 @@ fn what_is_read_is_gone_for_who_wishes_no_retention_and_for_nobody_else() {
     let state = bob.state(place);
     assert_eq!((state.min_seq, state.max_seq, state.last), (6, 5, None));
     assert_eq!(pull(&mut bob), (vec![], vec![(1, 5)]));
-    assert_eq!(pull(&mut ann).0, [5, 4, 3, 2, 1], "nothing was deleted");
-    let (mut again, _) = login(&node, Wire::Tcp, "bob", "phone", wish("", "forever", ""));
+    assert_eq!(pull(&mut ann).0, [5, 4, 3, 2, 1], "no message was deleted");
+    let (mut again, _) = login(&node, Wire::Tcp, "bob", "phone", user_settings("", "forever", ""));
     assert_eq!(pull(&mut again).0, [5, 4, 3, 2, 1], "not even for the user");
     ann.send(send("bob", "m6", "x"));
 }

@@ -1,25 +1,17 @@
-//! Signals: typing and the like reach whoever has nothing else waiting, and leave no trace.
+//! Signals: typing and the like reach members with an empty outbox, and leave no trace.
 
-use tidegate_protocol::{
-    Code,
-    codec::Wire,
-    pb::{self, client_frame::Body},
-};
+use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::support::{Client, Said, TestNode, ask};
 
-fn done(client: &mut Client, body: Body) {
-    assert!(matches!(client.ask(body), Said::Done(_)));
-}
-
-fn no_signal(client: &mut Client) {
+fn expect_no_signal(client: &mut Client) {
     client.settle();
     let signal = client.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Signal(_))));
     assert!(signal.is_none(), "unexpected: {signal:?}");
 }
 
 #[test]
-fn a_signal_reaches_the_others_and_is_kept_nowhere() {
+fn signal_reaches_the_others_and_is_not_stored() {
     let node = TestNode::start(|_| {});
     for (n, wire) in Wire::ALL.into_iter().enumerate() {
         let (ann, bob) = (format!("ann{n}"), format!("bob{n}"));
@@ -28,16 +20,16 @@ fn a_signal_reaches_the_others_and_is_kept_nowhere() {
         let mut tablet = node.login(Wire::Tcp, &ann, "tablet");
         let mut other = node.login(wire, &bob, "phone");
         for place in [bob.clone(), group.clone()] {
-            done(&mut phone, ask::signal(&place, "typing", "half a w"));
+            phone.expect_done(ask::signal(&place, "typing", "half a w"));
             for client in [&mut other, &mut tablet] {
                 let heard = client.expect_signal();
                 assert_eq!((heard.sender.as_str(), heard.kind.as_str()), (ann.as_str(), "typing"));
                 assert_eq!(heard.content, Some(tidegate_protocol::content::Content::text("half a w")));
                 assert_eq!((heard.conversation.contains(':'), heard.to_user.as_str()), (true, ""));
             }
-            no_signal(&mut phone);
+            expect_no_signal(&mut phone);
         }
-        assert_eq!(other.sync(&[]).len(), 1, "a signal begins no conversation");
+        assert_eq!(other.sync(&[]).len(), 1, "a signal creates no conversation");
         assert_eq!(other.state(&group).max_seq, 1, "and takes no seq");
         assert_eq!(phone.text(&bob, "m1", "half a word"), 1);
     }
@@ -57,7 +49,7 @@ fn signals_are_for_members_of_small_groups() {
         assert_eq!(eve.refused(ask::signal("g:nowhere", "typing", "")), Code::NotAMember);
         assert_eq!(eve.refused(ask::signal("d:ann:bob", "typing", "")), Code::Forbidden);
     }
-    done(&mut ann, ask::signal(&small, "typing", ""));
+    ann.expect_done(ask::signal(&small, "typing", ""));
     assert_eq!(
         bob.expect_signal(),
         pb::Signal {
@@ -71,11 +63,11 @@ fn signals_are_for_members_of_small_groups() {
     assert_eq!(ann.expect_push().event.expect("the kick").users, ["ann"]);
     assert_eq!(ann.refused(ask::signal(&small, "typing", "")), Code::NotAMember);
     assert_eq!(bob.expect_push().seq, 2);
-    no_signal(&mut bob);
+    expect_no_signal(&mut bob);
 }
 
 #[test]
-fn who_floods_is_held_back_and_goes_on() {
+fn flooding_client_is_limited_and_stays_connected() {
     let node = TestNode::start(|config| config.limits.signals_per_second = 5);
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
@@ -93,11 +85,11 @@ fn who_floods_is_held_back_and_goes_on() {
     }
     assert!(refused >= 200, "{refused}");
     bob.expect_signal();
-    assert_eq!(ann.text("bob", "m1", "a message"), 1, "messages have their own bounds");
+    assert_eq!(ann.text("bob", "m1", "a message"), 1, "messages have separate limits");
 }
 
 #[test]
-fn a_signal_never_waits_behind_messages_nor_takes_their_room() {
+fn signal_neither_queues_nor_displaces_messages() {
     let node = TestNode::start(|config| {
         config.limits.signals_per_second = 1_000;
         config.limits.window_max = 10_000;
@@ -106,25 +98,25 @@ fn a_signal_never_waits_behind_messages_nor_takes_their_room() {
     });
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
-    // Bob reads nothing: what does not fit into his socket waits, up to a bound.
+    // Bob reads nothing: what does not fit into his socket is queued, up to a bound.
     let text = "x".repeat(20_000);
     let mut last = 0;
     for n in 0..120 {
         last = ann.text("bob", &format!("m{n}"), &text);
-        done(&mut ann, ask::signal("bob", "typing", "while he is away"));
+        ann.expect_done(ask::signal("bob", "typing", "while he is away"));
     }
     for _ in 0..50 {
-        done(&mut ann, ask::signal("bob", "late", ""));
+        ann.expect_done(ask::signal("bob", "late", ""));
     }
     bob.settle();
     let late = bob
         .inbox
         .iter()
         .filter(|frame| matches!(&frame.body, Some(Said::Signal(signal)) if signal.kind == "late"));
-    assert_eq!(late.count(), 0, "what waits is not for signals");
+    assert_eq!(late.count(), 0, "signals do not use the queue");
     let state = bob.state("d:ann:bob");
     assert_eq!((state.max_seq, state.unread), (last, last));
     bob.inbox.clear();
-    done(&mut ann, ask::signal("bob", "again", ""));
+    ann.expect_done(ask::signal("bob", "again", ""));
     assert_eq!(bob.expect_signal().kind, "again");
 }

@@ -1,4 +1,4 @@
-//! Staying complete: pages, sync, positions and read marks, whatever was missed and whoever comes and goes.
+//! Completeness: pages, sync, positions and read marks, whatever was missed and whichever members join or leave.
 
 use std::{
     collections::BTreeSet,
@@ -8,11 +8,7 @@ use std::{
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Asked, Client, Said, TestNode, ask, eventually, send};
-
-fn seqs(page: &pb::Page) -> Vec<u64> {
-    page.messages.iter().map(|push| push.seq).collect()
-}
+use crate::support::{Asked, Client, Said, TestNode, ask, eventually, send, seqs_of};
 
 fn ranges(page: &pb::Page) -> Vec<(u64, u64)> {
     page.expired.iter().map(|range| (range.first, range.last)).collect()
@@ -25,7 +21,7 @@ fn burst(client: &mut Client, place: &str, name: &str, count: u64) -> u64 {
     ids.into_iter().map(|id| client.expect_ack(id).seq).max().expect("some")
 }
 
-/// Pulls forward from `cursor` until the end; every seq that a page names, in order.
+/// Pulls forward from `cursor` to the end; returns every seq that a page names, in order.
 fn pull_on(client: &mut Client, conversation: &str, mut cursor: u64, limit: u32) -> Vec<u64> {
     let mut seen = Vec::new();
     loop {
@@ -35,21 +31,25 @@ fn pull_on(client: &mut Client, conversation: &str, mut cursor: u64, limit: u32)
             other => panic!("{other:?}"),
         };
         assert!(!page.messages.is_empty(), "a page without a reason: {page:?}");
-        seen.extend(seqs(&page));
+        seen.extend(seqs_of(&page));
         cursor = *seen.last().expect("some");
         assert!(cursor <= page.complete_to);
     }
 }
 
 #[test]
-fn s17_pages_both_ways_neither_skip_nor_repeat_whatever_the_millisecond() {
+fn s17_pages_both_ways_neither_skip_nor_repeat() {
     for store in ["embedded", "memory"] {
         let node = TestNode::start(|config| config.node.store = store.into());
         for wire in Wire::ALL {
             let mut alice = node.login(wire, "alice", "phone");
             let peer = format!("bob{}", wire as usize);
             let place = format!("d:alice:{peer}");
-            assert_eq!(alice.refused(ask::after(&place, 0, 7)), Code::NotYet, "nothing was said yet");
+            assert_eq!(
+                alice.refused(ask::after(&place, 0, 7)),
+                Code::NotYet,
+                "the conversation has no message yet"
+            );
             assert_eq!(burst(&mut alice, &peer, "m", 50), 50);
             assert_eq!(pull_on(&mut alice, &place, 0, 7), (1..=50).collect::<Vec<_>>());
             let (mut cursor, mut seen) = (0, Vec::new());
@@ -57,13 +57,13 @@ fn s17_pages_both_ways_neither_skip_nor_repeat_whatever_the_millisecond() {
                 let page = alice.page(ask::before(&place, cursor, 7));
                 let Some(last) = page.messages.last() else { break };
                 cursor = last.seq;
-                seen.extend(seqs(&page));
-                // It goes on meanwhile.
+                seen.extend(seqs_of(&page));
+                // More messages arrive in the meantime.
                 alice.text(&peer, &format!("late{cursor}"), "text");
             }
             assert_eq!(seen, (1..=50).rev().collect::<Vec<_>>());
             assert_eq!(alice.refused(ask::after(&place, 58, 7)), Code::NotYet);
-            assert_eq!(seqs(&alice.page(ask::after(&place, 50, 0))), (51..=58).collect::<Vec<_>>());
+            assert_eq!(seqs_of(&alice.page(ask::after(&place, 50, 0))), (51..=58).collect::<Vec<_>>());
         }
     }
 }
@@ -75,7 +75,7 @@ fn holes_are_pulled_by_seq_and_others_see_nothing() {
     burst(&mut alice, "bob", "m", 10);
     let mut bob = node.login(Wire::WsText, "bob", "phone");
     let page = bob.page(ask::seqs("d:alice:bob", &[9, 3, 4, 4, 99]));
-    assert_eq!((seqs(&page), page.complete_to), (vec![3, 4, 9], 10));
+    assert_eq!((seqs_of(&page), page.complete_to), (vec![3, 4, 9], 10));
     assert_eq!(page.messages[0].msg_id, "m2");
     assert_eq!(bob.refused(ask::seqs("d:alice:bob", &[11, 12])), Code::NotYet);
     let mut eve = node.login(Wire::Tcp, "eve", "phone");
@@ -88,14 +88,14 @@ fn holes_are_pulled_by_seq_and_others_see_nothing() {
 }
 
 #[test]
-fn a_page_is_bounded_in_bytes_and_always_brings_one_message() {
+fn page_is_bounded_in_bytes_and_has_at_least_one_message() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     for n in 0..6 {
         alice.text("bob", &format!("m{n}"), &"x".repeat(20_000));
     }
-    assert_eq!(seqs(&alice.page(ask::after("d:alice:bob", 0, 200))), [1, 2]);
-    assert_eq!(seqs(&alice.page(ask::seqs("d:alice:bob", &[1, 3, 4, 5, 6]))), [1, 3]);
+    assert_eq!(seqs_of(&alice.page(ask::after("d:alice:bob", 0, 200))), [1, 2]);
+    assert_eq!(seqs_of(&alice.page(ask::seqs("d:alice:bob", &[1, 3, 4, 5, 6]))), [1, 3]);
     assert_eq!(pull_on(&mut alice, "d:alice:bob", 0, 200), [1, 2, 3, 4, 5, 6]);
     // Many pulls at once: each is answered, one after the other.
     let ids: Vec<u64> = (0..200).map(|_| alice.say(ask::after("d:alice:bob", 0, 200))).collect();
@@ -105,7 +105,7 @@ fn a_page_is_bounded_in_bytes_and_always_brings_one_message() {
 }
 
 #[test]
-fn a_member_that_came_and_went_sees_exactly_its_ranges() {
+fn former_member_sees_exactly_its_ranges() {
     let node = TestNode::start(|_| {});
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     let group = node.group("tea", &["ann"]);
@@ -116,20 +116,20 @@ fn a_member_that_came_and_went_sees_exactly_its_ranges() {
     assert_eq!(burst(&mut ann, &group, "c", 3), 12);
     let mut cid = node.login(Wire::JsonLine, "cid", "phone");
     let out = cid.page(ask::after(&group, 0, 50));
-    assert_eq!((seqs(&out), ranges(&out), out.complete_to), (vec![6, 7, 8, 9], vec![(1, 5)], 9));
+    assert_eq!((seqs_of(&out), ranges(&out), out.complete_to), (vec![6, 7, 8, 9], vec![(1, 5)], 9));
     assert_eq!(cid.refused(ask::after(&group, 9, 50)), Code::NotAMember);
     let state = cid.state(&group);
     assert_eq!((state.min_seq, state.max_seq, state.unread), (6, 9, 2));
     assert_eq!(node.add(&group, &["cid"]), 13);
     assert_eq!(burst(&mut ann, &group, "d", 1), 14);
     let back = cid.page(ask::after(&group, 9, 50));
-    assert_eq!((seqs(&back), ranges(&back), back.complete_to), (vec![13, 14], vec![(10, 12)], 14));
+    assert_eq!((seqs_of(&back), ranges(&back), back.complete_to), (vec![13, 14], vec![(10, 12)], 14));
     let newest = cid.page(ask::before(&group, 0, 50));
-    assert_eq!((seqs(&newest), ranges(&newest)), (vec![14, 13], vec![]));
+    assert_eq!((seqs_of(&newest), ranges(&newest)), (vec![14, 13], vec![]));
     let older = cid.page(ask::before(&group, 13, 50));
-    assert_eq!((seqs(&older), ranges(&older)), (vec![9, 8, 7, 6], vec![(10, 12), (1, 5)]));
+    assert_eq!((seqs_of(&older), ranges(&older)), (vec![9, 8, 7, 6], vec![(10, 12), (1, 5)]));
     let picked = cid.page(ask::seqs(&group, &[5, 6, 9, 10, 11, 12, 13]));
-    assert_eq!((seqs(&picked), ranges(&picked)), (vec![6, 9, 13], vec![(5, 5), (10, 12)]));
+    assert_eq!((seqs_of(&picked), ranges(&picked)), (vec![6, 9, 13], vec![(5, 5), (10, 12)]));
     let state = cid.state(&group);
     assert_eq!((state.min_seq, state.max_seq, state.unread), (6, 14, 3));
     assert_eq!(state.last.expect("the last message").seq, 14);
@@ -155,7 +155,7 @@ fn marks_are_shared_by_devices_and_unread_follows() {
     read(&mut laptop, 2);
     assert_eq!(laptop.state(place).read_seq, 3, "a mark never goes back");
     read(&mut laptop, 1_000_000);
-    assert_eq!(phone.expect_receipt().seq, 8, "clamped to what there is");
+    assert_eq!(phone.expect_receipt().seq, 8, "clamped to the last seq");
     let state = phone.state(place);
     assert_eq!((state.read_seq, state.unread), (8, 0));
     assert_eq!(alice.state(place).read_seq, 0, "sending does not move the sender's mark");
@@ -164,7 +164,7 @@ fn marks_are_shared_by_devices_and_unread_follows() {
     assert_eq!(phone.state(place).unread, 1);
     phone.settle();
     let echo = phone.inbox.iter().any(|frame| matches!(frame.body, Some(Said::Receipt(_))));
-    assert!(!echo, "nobody is told of its own Read");
+    assert!(!echo, "a Read is not echoed to its connection");
 }
 
 #[test]
@@ -183,44 +183,52 @@ fn marks_and_pages_survive_a_restart() {
 }
 
 #[test]
-fn an_idle_client_hears_of_what_it_lacks_by_its_heartbeat() {
+fn heartbeat_reports_what_an_idle_client_lacks() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     burst(&mut alice, "bob", "m", 3);
     burst(&mut alice, "cid", "m", 2);
-    let told = |client: &mut Client, positions: &[(&str, u64)]| match client.ask(ask::ping_with(positions)) {
-        Said::Pong(pong) => {
-            pong.positions.into_iter().map(|it| (it.conversation, it.seq)).collect::<Vec<_>>()
-        }
-        other => panic!("{other:?}"),
-    };
+    let behind_of =
+        |client: &mut Client, positions: &[(&str, u64)]| match client.ask(ask::ping_with(positions)) {
+            Said::Pong(pong) => {
+                pong.positions.into_iter().map(|it| (it.conversation, it.seq)).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
     let (bob, cid) = ("d:alice:bob", "d:alice:cid");
-    assert_eq!(told(&mut alice, &[(bob, 3), (cid, 2)]), []);
-    assert_eq!(told(&mut alice, &[(bob, 1), (cid, 2)]), [(bob.to_owned(), 3)]);
-    assert_eq!(told(&mut alice, &[(bob, 3)]), [(cid.to_owned(), 2)], "one that it does not know of");
-    assert_eq!(told(&mut alice, &[]), [], "without positions it is only a sign of life");
+    assert_eq!(behind_of(&mut alice, &[(bob, 3), (cid, 2)]), []);
+    assert_eq!(behind_of(&mut alice, &[(bob, 1), (cid, 2)]), [(bob.to_owned(), 3)]);
+    assert_eq!(
+        behind_of(&mut alice, &[(bob, 3)]),
+        [(cid.to_owned(), 2)],
+        "a conversation that the client does not list"
+    );
+    assert_eq!(behind_of(&mut alice, &[]), [], "without positions the ping only keeps the connection");
 }
 
 #[test]
-fn a_heartbeat_tells_of_a_listed_conversation_however_many_are_not_listed() {
+fn heartbeat_reports_a_listed_conversation_among_many() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     let ids: Vec<u64> =
         (0..1_001).map(|n| alice.say(ask::send(send(&format!("u{n:04}"), "m", "hello")))).collect();
     ids.into_iter().for_each(|id| assert_eq!(alice.expect_ack(id).seq, 1));
-    // In the order of keys a group comes after all of these.
+    // In the order of keys a group is after all of these.
     let group = node.group("tea", &["alice"]);
     assert_eq!(alice.text(&group, "m", "hello"), 2);
     let Said::Pong(pong) = alice.ask(ask::ping_with(&[("d:alice:u0000", 1), (&group, 1)])) else {
         panic!("no pong")
     };
-    let told = |name: &str| pong.positions.iter().find(|it| it.conversation == name).map(|it| it.seq);
-    assert_eq!((told(&group), told("d:alice:u0000"), told("d:alice:u0001")), (Some(2), None, Some(1)));
+    let behind_of = |name: &str| pong.positions.iter().find(|it| it.conversation == name).map(|it| it.seq);
+    assert_eq!(
+        (behind_of(&group), behind_of("d:alice:u0000"), behind_of("d:alice:u0001")),
+        (Some(2), None, Some(1))
+    );
     assert_eq!(pong.positions.len(), 1_000);
 }
 
 #[test]
-fn what_was_left_out_is_said_and_can_be_pulled() {
+fn omitted_pushes_are_reported_and_can_be_pulled() {
     let node = TestNode::start(|config| config.limits.window_max = 8);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
@@ -238,12 +246,12 @@ fn what_was_left_out_is_said_and_can_be_pulled() {
         .collect();
     assert!(have.len() < 40 && behind.max_seq <= 40, "{have:?} {behind:?}");
     let missing: Vec<u64> = (1..=40).filter(|seq| !have.contains(seq)).collect();
-    have.extend(seqs(&bob.page(ask::seqs("d:alice:bob", &missing))));
+    have.extend(seqs_of(&bob.page(ask::seqs("d:alice:bob", &missing))));
     assert_eq!(have, (1..=40).collect());
 }
 
 #[test]
-fn a_login_that_races_sends_misses_nothing() {
+fn login_racing_with_sends_misses_nothing() {
     let node = TestNode::start(|_| {});
     let group = node.group("noisy", &["talker", "guest"]);
     let stop = AtomicBool::new(false);
@@ -262,7 +270,7 @@ fn a_login_that_races_sends_misses_nothing() {
             for wire in Wire::ALL.into_iter().cycle().take(12) {
                 let mut guest = node.login(wire, "guest", "phone");
                 let max = guest.state(&group).max_seq;
-                // Everything above what Sync said is pushed, without a hole.
+                // Everything above the last seq of the sync is pushed, without a hole.
                 let mut next = max + 1;
                 while next < max + 10 {
                     let push = guest.expect_push();
@@ -270,7 +278,7 @@ fn a_login_that_races_sends_misses_nothing() {
                     next = next.max(push.seq + 1);
                     guest.say_as(0, ask::ack(&group, next - 1));
                 }
-                // And everything up to there can be pulled.
+                // Everything up to there can be pulled.
                 let seen = pull_to(&mut guest, &group, cursor, max);
                 assert_eq!(seen, (cursor + 1..=max).collect::<Vec<_>>());
                 cursor = max;
@@ -289,14 +297,14 @@ fn pull_to(client: &mut Client, conversation: &str, mut cursor: u64, max: u64) -
     while cursor < max {
         let page = client.page(ask::after(conversation, cursor, 200));
         assert!(page.complete_to >= max);
-        seen.extend(seqs(&page).into_iter().filter(|seq| *seq <= max));
+        seen.extend(seqs_of(&page).into_iter().filter(|seq| *seq <= max));
         cursor = page.messages.last().expect("a message").seq;
     }
     seen
 }
 
 #[test]
-fn a_user_with_ten_thousand_conversations_still_syncs() {
+fn user_with_ten_thousand_conversations_still_syncs() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     for part in 0..50 {
@@ -316,7 +324,7 @@ fn a_user_with_ten_thousand_conversations_still_syncs() {
         eprintln!("10,020 conversations, {wire:?}: login {login:?}, with sync {:?}", start.elapsed());
         assert_eq!((states.len(), unread), (10_020, round as u64));
         assert!(states.is_sorted_by_key(|state| state.conversation.clone()));
-        // What comes after the login is pushed, groups included.
+        // Messages after the login are pushed, groups included.
         let mut bob = node.login(Wire::Tcp, "bob", "phone");
         let seq = bob.text("g:g19", &format!("m{}", wire as usize), "text");
         assert_eq!(tablet.expect_push().seq, seq);
@@ -324,7 +332,7 @@ fn a_user_with_ten_thousand_conversations_still_syncs() {
 }
 
 #[test]
-fn a_user_with_two_thousand_conversations_syncs_at_once() {
+fn user_with_two_thousand_conversations_syncs_at_once() {
     let node = TestNode::start(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     let ids: Vec<u64> =
@@ -336,8 +344,10 @@ fn a_user_with_two_thousand_conversations_syncs_at_once() {
         assert_eq!(states.len(), 2_000);
         assert!(states.iter().all(|state| state.max_seq == 1 && state.unread == 0));
         let without: Vec<_> = states.iter().filter(|state| state.last.is_none()).collect();
-        assert_eq!(without.len(), 1, "what the client has needs not be sent");
-        eventually("the talk goes on", || matches!(tablet.ask(ask::ping()), Said::Pong(_)).then_some(()));
+        assert_eq!(without.len(), 1, "known conversations are not sent");
+        eventually("the session continues", || {
+            matches!(tablet.ask(ask::ping()), Said::Pong(_)).then_some(())
+        });
     }
 }
 
@@ -350,26 +360,26 @@ fn s17_pages_around_a_seq_and_from_a_time_on_over_every_wire() {
         let place = format!("d:alice:{peer}");
         assert_eq!(burst(&mut alice, &peer, "m", 30), 30);
         (0..20).for_each(|n| _ = alice.text(&peer, &format!("n{n}"), "text"));
-        let around = |client: &mut Client, seq, limit| seqs(&client.page(ask::around(&place, seq, limit)));
+        let around = |client: &mut Client, seq, limit| seqs_of(&client.page(ask::around(&place, seq, limit)));
         assert_eq!(around(&mut alice, 20, 3), (17..=23).collect::<Vec<_>>(), "{wire:?}");
         assert_eq!(around(&mut alice, 2, 3), (1..=5).collect::<Vec<_>>(), "nothing precedes the first");
         assert_eq!(around(&mut alice, 49, 3), (46..=50).collect::<Vec<_>>(), "nothing follows the last");
         assert_eq!(around(&mut alice, 26, 0).len(), 50, "25 on each side unless asked for others");
         assert_eq!(alice.refused(ask::around(&place, 51, 3)), Code::NotYet);
-        // In both directions it goes on where the page ends.
-        assert_eq!(seqs(&alice.page(ask::before(&place, 17, 2))), [16, 15]);
+        // The cursor of a page continues it in both directions.
+        assert_eq!(seqs_of(&alice.page(ask::before(&place, 17, 2))), [16, 15]);
         assert_eq!(pull_on(&mut alice, &place, 23, 7), (24..=50).collect::<Vec<_>>());
         let all = alice.page(ask::after(&place, 0, 100)).messages;
         assert_eq!(all.len(), 50);
         for asked in all.iter().step_by(7) {
-            let first = all.iter().find(|push| push.time >= asked.time).expect("at least itself").seq;
-            let page = seqs(&alice.page(ask::since(&place, asked.time, 4)));
+            let first = all.iter().find(|push| push.time >= asked.time).expect("the message itself").seq;
+            let page = seqs_of(&alice.page(ask::since(&place, asked.time, 4)));
             let want: Vec<u64> = (first..=50).take(4).collect();
             assert_eq!(page, want, "{wire:?}: from {} on", asked.time);
             let rest = pull_on(&mut alice, &place, *page.last().expect("some"), 9);
             assert_eq!(rest, (first..=50).skip(4).collect::<Vec<_>>());
         }
-        assert_eq!(seqs(&alice.page(ask::since(&place, 1, 2))), [1, 2], "a time before all of them");
+        assert_eq!(seqs_of(&alice.page(ask::since(&place, 1, 2))), [1, 2], "a time before all of them");
         let late = all[49].time + 3_600_000;
         assert_eq!(alice.refused(ask::since(&place, late, 4)), Code::NotYet, "nothing is that young");
         let both = pb::Pull { conversation: place.clone(), cursor: 3, time: late, ..Default::default() };

@@ -1,4 +1,4 @@
-//! A client of a test: says frames, and takes what it expects out of what came, in order.
+//! Test client: sends frames, and takes expected frames out of its inbox, in order.
 
 use std::{
     collections::VecDeque,
@@ -13,30 +13,30 @@ use super::{
     frames::{Asked, Said, ask, code, send},
 };
 
-/// The longest time that a client only listens.
+/// Longest time for which a client only listens.
 const MOMENT: Duration = Duration::from_millis(200);
 
-/// One connection and what came over it so far.
+/// One connection with its received frames.
 pub struct Client {
-    /// The connection.
+    /// Connection over its wire.
     pub link: Link,
-    /// How it talks.
+    /// Wire of the connection.
     pub wire: Wire,
-    /// What Welcome said, after a login.
+    /// Welcome frame, after a login.
     pub welcome: pb::Welcome,
-    /// The status of the WebSocket close frame, once there was one.
+    /// Status of the WebSocket close frame, once received.
     pub ws_close: Option<u16>,
     /// WebSocket pongs so far.
     pub pongs: Vec<Vec<u8>>,
-    /// What came and was not taken yet.
+    /// Received frames that were not taken yet.
     pub inbox: VecDeque<pb::ServerFrame>,
-    /// How the stream ended, once it did: `None` inside = in order, otherwise the error.
+    /// End of the stream: `Some(None)` after an orderly end, otherwise the error.
     pub ended: Option<Option<String>>,
     last_id: u64,
 }
 
 impl Client {
-    /// A connection on which nothing was said yet.
+    /// Opens a connection without sending a frame.
     pub fn connect(address: SocketAddr, wire: Wire) -> Self {
         Self::over(Link::connect(address, wire), wire)
     }
@@ -55,7 +55,7 @@ impl Client {
         }
     }
 
-    /// Says Hello and waits for Welcome.
+    /// Sends Hello and waits for Welcome.
     pub fn login(&mut self, hello: pb::Hello) {
         match self.ask(ask::hello(hello)) {
             Said::Welcome(welcome) => self.welcome = welcome,
@@ -63,42 +63,49 @@ impl Client {
         }
     }
 
-    /// Says it under a fresh id, which is given back.
+    /// Sends a frame under a fresh id, and returns the id.
     pub fn say(&mut self, body: Asked) -> u64 {
         self.last_id += 1;
         self.say_as(self.last_id, body);
         self.last_id
     }
 
-    /// Says it under this id; 0 asks for no answer.
+    /// Sends a frame under this id; 0 asks for no reply.
     pub fn say_as(&mut self, id: u64, body: Asked) {
         self.link.send(&pb::ClientFrame { id, body: Some(body) });
     }
 
-    /// The answer to the frame with that id.
+    /// Returns the reply to the frame with that id.
     pub fn reply(&mut self, id: u64) -> Said {
         let frame = self.take(&format!("an answer to frame {id}"), |frame| frame.id == id);
         frame.body.expect("answers have a body")
     }
 
-    /// Says it and gives the answer.
+    /// Sends a frame and returns the reply.
     pub fn ask(&mut self, body: Asked) -> Said {
         let id = self.say(body);
         self.reply(id)
     }
 
-    /// Sends and gives the ack.
+    /// Sends a request that must be answered `Done`.
+    #[track_caller]
+    pub fn expect_done(&mut self, body: Asked) {
+        let said = self.ask(body);
+        assert!(matches!(said, Said::Done(_)), "not done: {said:?}");
+    }
+
+    /// Sends a message and returns the ack.
     pub fn send(&mut self, send: pb::Send) -> pb::SendAck {
         let id = self.say(ask::send(send));
         self.expect_ack(id)
     }
 
-    /// Sends a text and gives its seq.
+    /// Sends a text and returns its seq.
     pub fn text(&mut self, place: &str, msg_id: &str, text: &str) -> u64 {
         self.send(send(place, msg_id, text)).seq
     }
 
-    /// The ack of the send with that frame id.
+    /// Returns the ack of the send with that frame id.
     pub fn expect_ack(&mut self, id: u64) -> pb::SendAck {
         match self.reply(id) {
             Said::SendAck(ack) => ack,
@@ -106,13 +113,13 @@ impl Client {
         }
     }
 
-    /// Says what must be refused and gives the code.
+    /// Sends a frame that must be refused, and returns the code.
     pub fn refused(&mut self, body: Asked) -> Code {
         let id = self.say(body);
         self.expect_error(id)
     }
 
-    /// The refusal of the frame with that id.
+    /// Returns the refusal of the frame with that id.
     pub fn expect_error(&mut self, id: u64) -> Code {
         match self.reply(id) {
             Said::Error(error) => {
@@ -124,7 +131,7 @@ impl Client {
         }
     }
 
-    /// The next push.
+    /// Returns the next push.
     pub fn expect_push(&mut self) -> pb::Push {
         let frame = self.take("a push", |frame| matches!(frame.body, Some(Said::Push(_))));
         match frame {
@@ -133,12 +140,12 @@ impl Client {
         }
     }
 
-    /// The next `count` pushes.
+    /// Returns the next `count` pushes.
     pub fn pushes(&mut self, count: usize) -> Vec<pb::Push> {
         (0..count).map(|_| self.expect_push()).collect()
     }
 
-    /// The page that answers a pull.
+    /// Returns the page that answers a pull.
     pub fn page(&mut self, pull: Asked) -> pb::Page {
         match self.ask(pull) {
             Said::Page(page) => page,
@@ -146,7 +153,7 @@ impl Client {
         }
     }
 
-    /// The page that answers a pull; none while the store is away.
+    /// Returns the page that answers a pull; `None` while the store is unavailable.
     pub fn try_page(&mut self, pull: Asked) -> Option<pb::Page> {
         match self.ask(pull) {
             Said::Page(page) => Some(page),
@@ -155,12 +162,12 @@ impl Client {
         }
     }
 
-    /// Syncs and gives the states, in order.
+    /// Syncs and returns the states, in order.
     pub fn sync(&mut self, positions: &[(&str, u64)]) -> Vec<pb::ConversationState> {
         self.sync_all(positions).0
     }
 
-    /// Syncs and gives the states, in order, and what the end says is unread in all.
+    /// Syncs and returns the states, in order, and the unread total of the end frame.
     pub fn sync_all(&mut self, positions: &[(&str, u64)]) -> (Vec<pb::ConversationState>, u64) {
         let id = self.say(ask::sync(positions));
         let mut states = Vec::new();
@@ -173,13 +180,13 @@ impl Client {
         }
     }
 
-    /// The state of one conversation, by a sync.
+    /// Returns the state of one conversation, by a sync.
     pub fn state(&mut self, conversation: &str) -> pb::ConversationState {
         let found = self.sync(&[]).into_iter().find(|state| state.conversation == conversation);
-        found.unwrap_or_else(|| panic!("{conversation} is not told of"))
+        found.unwrap_or_else(|| panic!("{conversation} is not in the sync"))
     }
 
-    /// The next receipt.
+    /// Returns the next receipt.
     pub fn expect_receipt(&mut self) -> pb::Receipt {
         match self.take("a receipt", |frame| matches!(frame.body, Some(Said::Receipt(_)))).body {
             Some(Said::Receipt(receipt)) => receipt,
@@ -187,7 +194,7 @@ impl Client {
         }
     }
 
-    /// The next signal.
+    /// Returns the next signal.
     pub fn expect_signal(&mut self) -> pb::Signal {
         match self.take("a signal", |frame| matches!(frame.body, Some(Said::Signal(_)))).body {
             Some(Said::Signal(signal)) => signal,
@@ -195,7 +202,7 @@ impl Client {
         }
     }
 
-    /// The next notice.
+    /// Returns the next notice.
     pub fn expect_notice(&mut self) -> pb::Notice {
         match self.take("a notice", |frame| matches!(frame.body, Some(Said::Notice(_)))).body {
             Some(Said::Notice(notice)) => notice,
@@ -203,7 +210,7 @@ impl Client {
         }
     }
 
-    /// The Close frame, which is the last one, and an orderly end of the stream behind it.
+    /// Expects the Close frame, which is the last one, and an orderly end of the stream after it.
     pub fn expect_close(&mut self) -> Code {
         let frame = self.take("a close", |frame| matches!(frame.body, Some(Said::Close(_))));
         let Some(Said::Close(close)) = frame.body else { panic!("{frame:?}") };
@@ -218,7 +225,7 @@ impl Client {
         code
     }
 
-    /// Reads to the end of the stream, which must be orderly; gives the frames that came.
+    /// Reads to the end of the stream, which must be orderly; returns the received frames.
     pub fn until_end(&mut self) -> Vec<pb::ServerFrame> {
         let seen = self.inbox.len();
         let deadline = Instant::now() + PATIENCE;
@@ -227,41 +234,41 @@ impl Client {
         self.inbox.split_off(seen).into()
     }
 
-    /// Whether the connection is over, however it ended.
+    /// Whether the connection has ended, however it did.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Makes sure that everything is here that the node wrote before now.
+    /// Waits for everything that the node wrote before now.
     pub fn settle(&mut self) {
         assert!(matches!(self.ask(ask::ping()), Said::Pong(_)));
     }
 
-    /// No push is here, after [`Client::settle`].
+    /// Asserts that no push has arrived, after [`Client::settle`].
     pub fn no_push(&mut self) {
         self.settle();
         let push = self.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Push(_))));
         assert!(push.is_none(), "unexpected: {push:?}");
     }
 
-    /// Acks and waits until the node has taken note.
+    /// Acks and waits until the node has processed it.
     pub fn ack(&mut self, conversation: &str, seq: u64) {
         assert!(matches!(self.ask(ask::ack(conversation, seq)), Said::Done(_)));
     }
 
-    /// No push comes within that time.
+    /// Asserts that no push arrives within that time.
     pub fn no_push_for(&mut self, time: Duration) {
         self.pump_for(time);
         self.no_push();
     }
 
-    /// Takes what comes within a moment. A test that needs a longer time gives the reason to `let_time_pass`.
+    /// Receives frames for a moment. A test that needs a longer time gives the reason to `let_time_pass`.
     pub fn listen(&mut self, time: Duration) {
         assert!(time <= MOMENT, "{time:?} is no moment");
         self.pump_for(time);
     }
 
-    /// Waits as long as a refusal asks for, within what a test has time for, and takes what comes meanwhile.
+    /// Waits as long as a refusal asks for, within the time of a test, and receives frames meanwhile.
     pub fn back_off(&mut self, retry_after_ms: u32) {
         self.pump_for(Duration::from_millis(retry_after_ms.clamp(20, 500).into()));
     }
@@ -283,11 +290,11 @@ impl Client {
             let (inbox, ended) = (&self.inbox, &self.ended);
             assert!(ended.is_none(), "in vain: {what}; ended {ended:?} after {inbox:?}");
             let more = self.pump(deadline);
-            assert!(more || self.ended.is_some(), "in vain: {what}; there is {:?}", self.inbox);
+            assert!(more || self.ended.is_some(), "timed out: {what}; the inbox has {:?}", self.inbox);
         }
     }
 
-    /// Reads one thing; false = nothing in time, or the end.
+    /// Reads one item; returns false if nothing arrives in time, or at the end.
     pub fn pump(&mut self, deadline: Instant) -> bool {
         if self.ended.is_some() {
             return false;

@@ -25,13 +25,13 @@ use super::{
     eventually_within, fresh_data, let_time_pass_since, services::service_text, unique_name,
 };
 
-/// How long it may take until each node owns its share: several join together, on a machine that runs other clusters.
+/// Limit until each node owns its share: several join together, on a machine that runs other clusters.
 const SHARED: Duration = Duration::from_secs(30);
 
-/// Nodes of one cluster; killed when the test ends. Their database is dropped then; their keys in Redis and their topics on
-/// Kafka stay until the services are stopped.
+/// Nodes of one cluster, killed when the test ends. Their database is dropped then; their keys in Redis and their
+/// topics on Kafka stay until the services are stopped.
 pub struct Cluster {
-    /// `None` while one is down.
+    /// `None` while a node is down.
     nodes: Vec<Option<Process>>,
     folder: PathBuf,
     sets: Vec<String>,
@@ -43,7 +43,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts so many nodes, `n1` and up, with four partitions and these `--set` values; each owns its share.
+    /// Starts `count` nodes, `n1` and up, with four partitions and these `--set` values, and waits until each owns its
+    /// share.
     pub fn start(count: usize, sets: &[&str]) -> Self {
         let mut cluster = Self::prepare(count, sets);
         cluster.start_nodes(0..count);
@@ -51,11 +52,11 @@ impl Cluster {
         cluster
     }
 
-    /// Makes what so many nodes need, and starts none.
+    /// Prepares the services for `count` nodes, and starts none.
     pub fn prepare(count: usize, sets: &[&str]) -> Self {
         let name = format!("cluster_{}", unique_name());
         let folder = fresh_data();
-        fs::create_dir_all(&folder).expect("a place for files");
+        fs::create_dir_all(&folder).expect("the folder is created");
         let [key, secret] = ["token.key", "link.secret"].map(|file| folder.join(file));
         for file in [&key, &secret] {
             auth::create_key(file).expect("a key");
@@ -72,12 +73,12 @@ impl Cluster {
         cluster
     }
 
-    /// Sets these for one node alone from its next start on, and nothing else that was set for it alone.
+    /// Sets the settings of one node from its next start on, replacing earlier ones.
     pub fn set_for(&mut self, nth: usize, sets: &[&str]) {
         self.own_sets[nth] = sets.iter().map(|set| (*set).to_owned()).collect();
     }
 
-    /// The key of all tokens.
+    /// Returns the key file of all tokens.
     pub fn token_key(&self) -> PathBuf {
         self.folder.join("token.key")
     }
@@ -96,27 +97,27 @@ impl Cluster {
         (output.status.success(), String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// The topic of the log.
+    /// Returns the topic of the log.
     pub fn topic(&self) -> &str {
         self.setting("kafka.topic=")
     }
 
-    /// The topic of events.
+    /// Returns the topic of events.
     pub fn event_topic(&self) -> &str {
         self.setting("kafka.event_topic=")
     }
 
-    /// What its keys in Redis begin with.
+    /// Returns the prefix of its keys in Redis.
     pub fn name(&self) -> &str {
         &self.database
     }
 
-    /// Where Kafka is.
+    /// Returns the address of Kafka.
     pub fn brokers(&self) -> &str {
         self.setting("kafka.brokers=").trim_matches(['[', ']'])
     }
 
-    /// For `postgres.url` of a node that reaches it by another address.
+    /// Returns the `postgres.url` of a node that uses another address.
     pub fn postgres_by(&self, address: SocketAddr) -> String {
         let user = service_text("postgres", "user");
         format!("postgres.url=postgres://{user}@{address}/{}", self.database)
@@ -124,36 +125,36 @@ impl Cluster {
 
     /// Returns the value that all nodes share for a key, which ends with `=`.
     pub fn setting(&self, key: &str) -> &str {
-        self.sets.iter().rev().find_map(|set| set.strip_prefix(key)).expect("it is set")
+        self.sets.iter().rev().find_map(|set| set.strip_prefix(key)).expect("the key is set")
     }
 
-    /// One statement to the database of the nodes.
+    /// Executes one statement in the database of the nodes.
     pub fn execute(&self, sql: &str) {
         execute_in(&self.database, sql);
     }
 
-    /// A running node, counted from 0.
+    /// Returns a running node, counted from 0.
     pub fn node(&self, nth: usize) -> &Process {
         self.nodes[nth].as_ref().expect("it runs")
     }
 
-    /// A logged-in connection without a chain.
+    /// Opens a logged-in connection without a chain.
     pub fn login(&self, nth: usize, wire: Wire, user: &str) -> Client {
         self.node(nth).login(wire, user, "phone")
     }
 
-    /// Ends a node as a crash does.
+    /// Kills a node, as a crash does.
     pub fn kill(&mut self, nth: usize) {
         drop(self.nodes[nth].take());
     }
 
-    /// Ends a node as an operator does; its exit code.
+    /// Stops a node as an operator does; returns its exit code.
     pub fn stop(&mut self, nth: usize) -> Option<i32> {
         self.node(nth).signal(Signal::TERM);
         self.exit(nth)
     }
 
-    /// Waits until a node has ended; its exit code.
+    /// Waits until a node has ended; returns its exit code.
     pub fn exit(&mut self, nth: usize) -> Option<i32> {
         let mut node = self.nodes[nth].take().expect("it runs");
         node.exit().code()
@@ -164,7 +165,8 @@ impl Cluster {
         self.start_nodes([nth]);
     }
 
-    /// Starts nodes together, so that they join in few rebalances, and waits until all of them serve. Their order is left to chance.
+    /// Starts nodes together, so that they join in few rebalances, and waits until all of them serve. Their order is
+    /// random.
     pub fn start_nodes(&mut self, nths: impl IntoIterator<Item = usize>) {
         let begun: Vec<(usize, Begun)> = nths.into_iter().map(|nth| (nth, self.begin(nth))).collect();
         for (nth, node) in begun {
@@ -172,10 +174,10 @@ impl Cluster {
         }
     }
 
-    /// Has the nth node come, and does not wait until it serves; [`Self::has`] takes it.
+    /// Starts the nth node without waiting until it serves; [`Self::has`] adds it.
     pub fn begin(&self, nth: usize) -> Begun {
         let data = self.folder.join(format!("n{}", nth + 1));
-        fs::create_dir_all(&data).expect("a place for files");
+        fs::create_dir_all(&data).expect("the folder is created");
         fs::copy(self.token_key(), data.join("token.key")).expect("a key");
         let id = format!("node.id=n{}", nth + 1);
         let all = self.sets.iter().chain([&id]).chain(&self.own_sets[nth]);
@@ -183,7 +185,7 @@ impl Cluster {
         Process::begin(&data, command(&data, &sets))
     }
 
-    /// The nth node serves.
+    /// Adds the nth node, which serves.
     pub fn has(&mut self, nth: usize, node: Process) {
         self.nodes[nth] = Some(node);
     }
@@ -205,30 +207,30 @@ impl Cluster {
                 tokio_postgres::connect(&url(&self.database), NoTls).await.expect("Postgres is up");
             tokio::spawn(connection);
             let lock = "BEGIN; LOCK TABLE partitions IN EXCLUSIVE MODE";
-            client.batch_execute(lock).await.expect("the tables are there");
+            client.batch_execute(lock).await.expect("the tables exist");
             client
         });
         Held { _client: client, _runtime: runtime }
     }
 
-    /// Waits until every partition has an owner; the first node may have all of them, and be about to give some away.
+    /// Waits until every partition has an owner; the first node may own all of them, and be about to release some.
     pub fn all_owned(&self) {
         self.all_owned_within(PATIENCE);
     }
 
-    /// The same where it may take longer.
+    /// Waits for the same with another limit.
     pub fn all_owned_within(&self, within: Duration) {
         eventually_within(within, "every partition has an owner", || {
             (self.owned().iter().sum::<f64>() >= 4.0).then_some(())
         });
     }
 
-    /// How many partitions each node owns that runs.
+    /// Returns the number of partitions of each running node.
     fn owned(&self) -> Vec<f64> {
         self.nodes.iter().flatten().map(|node| node.metric("partitions_owned")).collect()
     }
 
-    /// One number from its database.
+    /// Returns one number from its database.
     pub fn number(&self, sql: &str) -> i64 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
@@ -239,10 +241,10 @@ impl Cluster {
         })
     }
 
-    /// Asks Redis something, under this cluster's prefix: `{}` in a word becomes it.
+    /// Sends Redis a command under this cluster's prefix, which replaces `{}` in an argument.
     pub fn redis<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
         let url = service_text("redis7", "url");
-        let client = redis::Client::open(url).expect("a good address");
+        let client = redis::Client::open(url).expect("a valid address");
         let mut asked = redis::cmd(words[0]);
         for word in &words[1..] {
             asked.arg(word.replace("{}", &self.database));
@@ -251,15 +253,15 @@ impl Cluster {
         asked.query(&mut connection).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// Deletes the topic of the log and makes it again, as nobody should.
+    /// Deletes and recreates the topic of the log, which no operator should do.
     pub fn replace_log(&self) {
         self.replace_topic("log");
     }
 
-    /// The same for any topic of this cluster: `log`, or `node.n1`.
+    /// Deletes and recreates any topic of this cluster: `log`, or `node.n1`.
     pub fn replace_topic(&self, name: &str) {
         self.delete_topic(name);
-        self.make_topic(name);
+        self.create_topic(name);
     }
 
     /// Deletes a topic of this cluster.
@@ -274,17 +276,17 @@ impl Cluster {
         assert!(deleted[0].is_ok(), "{deleted:?}");
     }
 
-    /// Makes one that was deleted.
-    pub fn make_topic(&self, name: &str) {
+    /// Creates a topic that was deleted.
+    pub fn create_topic(&self, name: &str) {
         let topic = format!("{}.{name}", self.database);
-        // The broker takes its time to delete one.
-        eventually("the topic is made again", || {
+        // The broker takes its time to delete a topic.
+        eventually("the topic is recreated", || {
             let said = self.try_ensure_topics(self.nodes.len()).ok()?;
             said.contains(&format!("{topic}  created")).then_some(())
         });
     }
 
-    /// Waits until each node that runs owns its share, so that no partition is about to move.
+    /// Waits until each running node owns its share, so that no partition is about to move.
     pub fn all_shared(&self) {
         self.all_owned_within(SHARED);
         let nodes = self.nodes.iter().flatten().count();
@@ -306,8 +308,8 @@ impl Cluster {
         self.nodes.iter().flatten().for_each(|node| node.metric_becomes("link_peers", others));
     }
 
-    /// Waits until no node is in doubt of the others: one that could not reach Redis at first is, for a lease and a look, and its
-    /// owners archive first meanwhile.
+    /// Waits until no node doubts its peer list. A node that could not reach Redis at first does, for a lease and a
+    /// refresh, and its owners archive first meanwhile.
     pub fn all_sure(&self) {
         let began = Instant::now();
         if self.nodes.iter().flatten().any(|node| node.metric("routes_lost_total") > 0.0) {

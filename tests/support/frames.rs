@@ -1,10 +1,10 @@
-//! Frames in short.
+//! Short constructors of frames.
 
 use tidegate_protocol::{Code, content::Content, pb};
 
 pub use tidegate_protocol::pb::{client_frame::Body as Asked, server_frame::Body as Said};
 
-/// The requests, one function each.
+/// Constructors of requests, one per kind.
 pub mod ask {
     use super::{Asked, pb};
 
@@ -48,7 +48,7 @@ pub mod ask {
         Asked::Hide(pb::Hide { conversation: conversation.into(), seqs: seqs.to_vec() })
     }
 
-    /// For `place`: a conversation key (it has a colon), or a user.
+    /// Builds a signal for `place`: a conversation key (it has a colon), or a user.
     pub fn signal(place: &str, kind: &str, text: &str) -> Asked {
         let (conversation, to_user) = if place.contains(':') { (place, "") } else { ("", place) };
         Asked::Signal(pb::Signal {
@@ -113,12 +113,12 @@ pub mod ask {
     }
 }
 
-/// A Hello without a chain.
+/// Builds a Hello without a chain.
 pub fn hello(token: &str, device: &str) -> pb::Hello {
     pb::Hello { version: 1, token: token.into(), device: device.into(), ..Default::default() }
 }
 
-/// A text for `place`: a conversation key (it has a colon), or a user.
+/// Builds a text for `place`: a conversation key (it has a colon), or a user.
 pub fn send(place: &str, msg_id: &str, text: &str) -> pb::Send {
     let (conversation, to_user) = if place.contains(':') { (place, "") } else { ("", place) };
     pb::Send {
@@ -130,7 +130,7 @@ pub fn send(place: &str, msg_id: &str, text: &str) -> pb::Send {
     }
 }
 
-/// The text of a push.
+/// Returns the text of a push.
 pub fn text_of(push: &pb::Push) -> &str {
     use tidegate_protocol::content::ContentBody;
     match push.content.as_ref().and_then(|content| content.body.as_ref()) {
@@ -139,7 +139,12 @@ pub fn text_of(push: &pb::Push) -> &str {
     }
 }
 
-/// The code with that number.
+/// Returns the seqs of a page's messages.
+pub fn seqs_of(page: &pb::Page) -> Vec<u64> {
+    page.messages.iter().map(|push| push.seq).collect()
+}
+
+/// Returns the code with that number.
 pub fn code(number: u32) -> Code {
     let known = u16::try_from(number).ok().and_then(Code::from_number);
     known.unwrap_or_else(|| panic!("{number} is no code"))

@@ -9,13 +9,13 @@ use tidegate::cli::admin::AdminClient;
 
 use super::PATIENCE;
 
-/// Asks with a JSON body; the status and the body of the answer.
+/// Sends a request with a JSON body; returns the status and the body of the response.
 pub fn ask(admin: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut port = AdminClient::connect_within(admin, PATIENCE).expect("an admin port");
     port.request(method, path, body).expect("the admin port answers")
 }
 
-/// Asks with this request line and these headers; that of the length is added.
+/// Sends a request with this request line and these headers; the content length is added.
 pub fn ask_by(port: SocketAddr, head: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect_timeout(&port, PATIENCE).expect("an admin port");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");

@@ -1,4 +1,4 @@
-//! A broker of a test's own, that can stand still.
+//! Private broker of a test, which can be frozen.
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{eventually_within, free_port, services::service_text, unique_name};
 
-/// How long it may take to start, which is long on a machine that has much to do.
+/// Limit for the start of a broker, long for busy machines.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A broker that is its own controller; gone with the test.
+/// Broker that is its own controller; ended with the test.
 pub struct OwnKafka {
     folder: PathBuf,
     address: SocketAddr,
@@ -28,11 +28,11 @@ pub struct OwnKafka {
 }
 
 impl OwnKafka {
-    /// Starts an empty broker from the programs of the tests' broker, and waits until it answers. It creates each topic that a
-    /// client asks for, as many brokers do.
+    /// Starts an empty broker from the programs of the tests' broker, and waits until it answers. It creates each topic
+    /// that a client requests, as many brokers do.
     pub fn start() -> Self {
         let folder = std::env::temp_dir().join(format!("tidegate-kafka-{}", unique_name()));
-        fs::create_dir_all(&folder).expect("a place for files");
+        fs::create_dir_all(&folder).expect("the folder is created");
         let [port, controller] = [(); 2].map(|()| free_port());
         let mut own = Self { folder, address: SocketAddr::from(([127, 0, 0, 1], port)), child: None };
         let settings = own.folder.join("server.properties");
@@ -51,18 +51,18 @@ impl OwnKafka {
         own
     }
 
-    /// For `kafka.brokers`.
+    /// Returns the value for `kafka.brokers`.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// It stands still, or goes on.
-    pub fn stand_still(&self, still: bool) {
-        let signal = if still { Signal::STOP } else { Signal::CONT };
-        kill_process(Pid::from_child(self.child()), signal).expect("it is ours");
-        if still {
-            // On a busy machine a thread of it answers a moment longer.
-            eventually_within(PATIENCE, "all threads stand still", || self.is_stopped().then_some(()));
+    /// Freezes or resumes the broker.
+    pub fn freeze(&self, is_frozen: bool) {
+        let signal = if is_frozen { Signal::STOP } else { Signal::CONT };
+        kill_process(Pid::from_child(self.child()), signal).expect("the process is a child");
+        if is_frozen {
+            // On a busy machine one of its threads answers a moment longer.
+            eventually_within(PATIENCE, "all threads are stopped", || self.is_stopped().then_some(()));
         }
     }
 
@@ -74,16 +74,16 @@ impl OwnKafka {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child().id())).expect("it runs");
         tasks.flatten().all(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            // A thread that has ended meanwhile says nothing.
+            // A thread that has ended in the meantime has no state.
             stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
         })
     }
 
     fn wait(&self) {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", self.address.to_string()).set("group.id", "nobody");
+        config.set("bootstrap.servers", self.address.to_string()).set("group.id", "none");
         let consumer: BaseConsumer = config.create().expect("a consumer");
-        // Waits for it meanwhile.
+        // The call waits for the broker.
         let answered = consumer.fetch_metadata(None, PATIENCE);
         let log = || fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         assert!(answered.is_ok(), "the broker does not answer: {}", log());

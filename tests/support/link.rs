@@ -1,4 +1,4 @@
-//! A connection that carries frames over one of the four wires, and says how it ended.
+//! Connection that carries frames over one of the four wires, and reports how it ended.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -19,7 +19,7 @@ use tokio_tungstenite::tungstenite::{
 
 use super::PATIENCE;
 
-/// What came.
+/// One received item.
 #[derive(Debug)]
 pub enum Incoming {
     /// A frame.
@@ -30,9 +30,9 @@ pub enum Incoming {
     WsClose(Option<u16>),
     /// The end of the stream.
     End,
-    /// The stream broke; a reset is one.
+    /// An error of the stream, such as a reset.
     Broken(String),
-    /// Nothing in time.
+    /// Nothing within the time.
     Nothing,
 }
 
@@ -40,7 +40,7 @@ pub enum Incoming {
 pub enum Link {
     /// `TG/1` and JSON lines.
     Stream { stream: TcpStream, buffer: Vec<u8>, framing: Framing },
-    /// Both sub-protocols.
+    /// Both sub-protocols of a WebSocket.
     Ws { socket: Box<WebSocket<TcpStream>>, framing: Framing },
     /// `TG/1` and JSON lines, in memory.
     Memory { end: Box<dyn MemoryLink + Send>, framing: Framing },
@@ -58,11 +58,11 @@ pub trait MemoryLink {
     fn is_reset(&self) -> bool;
 }
 
-/// The most bytes of a frame that a test takes.
+/// Limit of a received frame in bytes.
 const FRAME_MAX: usize = 16 << 20;
 
 impl Link {
-    /// Connects and does what the wire needs before the first frame.
+    /// Connects and performs the handshake of the wire.
     pub fn connect(address: SocketAddr, wire: Wire) -> Self {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the node accepts");
         stream.set_nodelay(true).expect("a socket takes options");
@@ -87,7 +87,7 @@ impl Link {
         Self::Ws { socket: Box::new(socket), framing }
     }
 
-    /// The socket below.
+    /// Returns the socket below.
     pub fn stream(&self) -> &TcpStream {
         match self {
             Self::Stream { stream, .. } => stream,
@@ -96,7 +96,7 @@ impl Link {
         }
     }
 
-    /// Sends a frame. A node that has closed meanwhile is no failure here: what it said is still to be read.
+    /// Sends a frame. An error because the node has closed is ignored: its output is still to be read.
     pub fn send(&mut self, frame: &pb::ClientFrame) {
         let mut payload = Vec::new();
         codec::encode_client(frame, self.framing(), &mut payload);
@@ -124,11 +124,11 @@ impl Link {
 
     /// Sends a WebSocket ping.
     pub fn ws_ping(&mut self, payload: &[u8]) {
-        let Self::Ws { socket, .. } = self else { panic!("only a WebSocket has pings of its own") };
+        let Self::Ws { socket, .. } = self else { panic!("only a WebSocket has its own pings") };
         socket.send(Message::Ping(payload.to_vec().into())).ok();
     }
 
-    /// Says that nothing more will be sent.
+    /// Shuts the sending side.
     pub fn half_close(&self) {
         match self {
             Self::Memory { end, .. } => end.half_close(),
@@ -136,7 +136,7 @@ impl Link {
         }
     }
 
-    /// The next thing that comes, until `deadline`.
+    /// Returns the next item that arrives until `deadline`.
     pub fn receive(&mut self, deadline: Instant) -> Incoming {
         if let Self::Memory { end, .. } = self {
             return end.receive();
@@ -191,7 +191,7 @@ impl Link {
                     Incoming::WsClose(close.map(|CloseFrame { code, .. }| u16::from(code)))
                 }
                 Ok(other) => panic!("a message that the wire does not have: {other:?}"),
-                // Its answer to a close frame, after we said that we send nothing more.
+                // Reply to a close frame after this side was shut.
                 Err(tungstenite::Error::Io(error)) if error.kind() == ErrorKind::BrokenPipe => Incoming::End,
                 Err(tungstenite::Error::Io(error)) => failed(&error),
                 Err(tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed) => {
@@ -230,7 +230,7 @@ pub fn cut(buffer: &mut Vec<u8>, framing: Framing) -> Option<pb::ServerFrame> {
 }
 
 fn decode(payload: &[u8], framing: Framing) -> pb::ServerFrame {
-    match codec::decode_server(payload, framing).expect("the node sends good frames") {
+    match codec::decode_server(payload, framing).expect("the node sends valid frames") {
         Decoded::Frame(frame) => frame,
         Decoded::Empty => panic!("the node sent an empty frame"),
     }

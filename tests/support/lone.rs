@@ -237,7 +237,7 @@ pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
     }
 }
 
-/// The same to one user.
+/// Builds a push to one user.
 pub fn push_to(user: &str, conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
     let user = UserId::new(user).expect("a good id");
     Delivery { audience: Audience::Users([user].into()), tracked: true, ..push(conversation, seq, text) }

@@ -209,7 +209,7 @@ impl Mesh {
         found.into_iter().flatten().map(|(_, token)| token.at.node.to_string()).collect()
     }
 
-    /// Everything in the routes is gone, as when Redis was emptied, and the nodes have heard of it.
+    /// Empties the routes, as when Redis was emptied, and lets the nodes notice.
     pub fn lose_routes(&self) {
         self.routes.lose_everything();
         self.introduce(false, 1);

@@ -1,4 +1,4 @@
-//! What tests of a whole node share: a node on free ports, clients over each framing, and waiting for what they do.
+//! Support of tests with whole nodes: a node on free ports, clients over each framing, and waits for their effects.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 mod client;
@@ -13,18 +13,18 @@ mod node;
 mod port;
 mod postgres;
 mod process;
-// The lab's own: its tests are there.
+// Shared with the lab, which has its tests.
 #[path = "../../lab/src/proxy.rs"]
 pub mod proxy;
 #[path = "process/screen.rs"]
 mod screen;
+mod service_proxy;
 #[path = "services.rs"]
 pub mod services;
 #[path = "process/terminal.rs"]
 mod terminal;
 mod time;
 mod unique;
-mod way;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub(crate) use self::services::{service, service_text};
@@ -34,7 +34,7 @@ pub(crate) use self::time::Stopwatch;
 pub use self::{
     client::Client,
     cluster::Cluster,
-    frames::{Asked, Said, ask, code, hello, send, text_of},
+    frames::{Asked, Said, ask, code, hello, send, seqs_of, text_of},
     kafka::OwnKafka,
     link::{Incoming, Link, MemoryLink, cut},
     node::TestNode,
@@ -42,10 +42,10 @@ pub use self::{
     postgres::OwnPostgres,
     process::{Begun, Process, command, fresh_data, in_shell},
     screen::Screen,
+    service_proxy::ServiceProxy,
     terminal::terminal,
     time::{PATIENCE, becomes, eventually, eventually_within, let_time_pass, let_time_pass_since},
     unique::unique_name,
-    way::Way,
 };
 
 /// Fails in a build without planted faults, so that a test that needs them is not skipped silently.
@@ -56,8 +56,8 @@ pub fn needs_planted_faults() {
     }
 }
 
-/// Runs a test whose scenario a slow machine can miss. A run that missed it returns why; it is repeated once, and the test fails
-/// when the second run misses it, too.
+/// Runs a test whose scenario a slow machine can miss. A run that missed it returns the reason and is repeated once;
+/// the test fails when the second run misses it, too.
 pub fn shown_in_two_runs(mut run: impl FnMut() -> Result<(), String>) {
     for nth in ["first", "second"] {
         match run() {

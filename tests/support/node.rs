@@ -1,4 +1,4 @@
-//! A node in this process, on free ports and a directory of its own, stopped when the test ends.
+//! Node in this process, on free ports and a directory of its own, stopped when the test ends.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use tidegate_protocol::{codec::Wire, machine::drain::DrainOutcome};
 
 use super::{Client, hello, http, unique_name};
 
-/// A running node.
+/// Running node.
 pub struct TestNode {
     node: Option<Node>,
     data: PathBuf,
@@ -22,7 +22,7 @@ pub struct TestNode {
 }
 
 impl TestNode {
-    /// Starts a node with two shards; `configure` changes what the test is about.
+    /// Starts a node with two shards; `configure` changes the settings under test.
     pub fn start(configure: impl FnOnce(&mut Config)) -> Self {
         let data = std::env::temp_dir().join(format!("tidegate-test-{}", unique_name()));
         Self::start_on(&data, configure)
@@ -44,48 +44,48 @@ impl TestNode {
     /// Stops as SIGTERM does; the data directory stays for another node.
     pub fn stop(mut self) -> PathBuf {
         self.keep = true;
-        self.node.take().expect("it runs").stop();
+        self.node.take().expect("the node runs").stop();
         self.data.clone()
     }
 
-    /// The way to a drain.
+    /// Returns the drain control.
     pub fn drainer(&self) -> &Arc<Drainer> {
         self.running().drainer()
     }
 
     /// Waits for the end of a drain.
     pub fn wait(mut self) -> DrainOutcome {
-        self.node.take().expect("it runs").wait().expect("no part of it breaks")
+        self.node.take().expect("the node runs").wait().expect("no part of the node fails")
     }
 
-    /// Where clients connect.
+    /// Returns the client address.
     pub fn address(&self) -> SocketAddr {
         self.running().addresses.client
     }
 
-    /// The key of tokens.
+    /// Returns the key of tokens.
     pub fn key(&self) -> &[u8] {
         &self.running().token_key
     }
 
-    /// A token for any device of the user.
+    /// Returns a token for any device of the user.
     pub fn token(&self, user: &str) -> String {
         auth::sign(self.key(), user, None, Duration::from_secs(600))
     }
 
-    /// A connection on which nothing was said yet.
+    /// Opens a connection without sending a frame.
     pub fn connect(&self, wire: Wire) -> Client {
         Client::connect(self.address(), wire)
     }
 
-    /// A logged-in connection without a chain.
+    /// Opens a logged-in connection without a chain.
     pub fn login(&self, wire: Wire, user: &str, device: &str) -> Client {
         let mut client = self.connect(wire);
         client.login(hello(&self.token(user), device));
         client
     }
 
-    /// A logged-in connection whose chain will go on with `next_id`.
+    /// Opens a logged-in connection whose chain continues with `next_id`.
     pub fn login_chained(&self, wire: Wire, user: &str, device: &str, next_id: &str) -> Client {
         let mut client = self.connect(wire);
         let mut hello = hello(&self.token(user), device);
@@ -94,30 +94,30 @@ impl TestNode {
         client
     }
 
-    /// Creates a group and gives its conversation key.
+    /// Creates a group and returns its conversation key.
     pub fn group(&self, id: &str, members: &[&str]) -> String {
         let (status, body) = self.admin("POST", "/v1/groups", &json!({"id": id, "members": members}));
         assert_eq!(status, 201, "{body}");
         body["conversation"].as_str().expect("a key").to_owned()
     }
 
-    /// Adds users to a group; the seq of the change.
+    /// Adds users to a group; returns the seq of the change.
     pub fn add(&self, group: &str, users: &[&str]) -> u64 {
         self.change(group, &json!({"add": users}))
     }
 
-    /// Removes users from a group; the seq of the change.
+    /// Removes users from a group; returns the seq of the change.
     pub fn kick(&self, group: &str, users: &[&str]) -> u64 {
         self.change(group, &json!({"remove": users}))
     }
 
-    /// One request to the admin port.
+    /// Sends one request to the admin port.
     pub fn admin(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let (status, text) = http::ask(self.running().addresses.admin, method, path, &body.to_string());
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
-    /// Connections that the node counts.
+    /// Returns the number of connections that the node counts.
     pub fn conns(&self) -> u64 {
         self.admin("GET", "/healthz", &Value::Null).1["conns"].as_u64().expect("a number")
     }
@@ -130,7 +130,7 @@ impl TestNode {
     }
 
     fn running(&self) -> &Node {
-        self.node.as_ref().expect("it runs")
+        self.node.as_ref().expect("the node runs")
     }
 }
 

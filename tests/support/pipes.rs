@@ -71,7 +71,7 @@ pub struct ClientEnd {
     conn: Arc<Conn>,
 }
 
-/// What a client reads.
+/// Bytes that a client reads.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// The bytes that have arrived.

@@ -16,24 +16,24 @@ use std::{
 
 /// Below the ephemeral ports of Linux, which begin at 32,768, and above those of [`REDIS`].
 const PLAIN: Range<u16> = 31_600..32_700;
-/// A Redis in cluster mode listens 10,000 above its port as well: on 30,000 to 31,600, which nothing else uses.
+/// A Redis in cluster mode also listens 10,000 above its port: on 30,000 to 31,600, which nothing else uses.
 const REDIS: Range<u16> = 20_000..21_600;
 
-/// A port for a server that starts later, or several times. It is handed out once, to this process alone, and stays reserved until
-/// the process ends.
+/// Reserves a port for a server that starts later, or several times. The port is assigned once, to this process only,
+/// until the process ends.
 pub fn free_port() -> u16 {
     find(PLAIN, &[0]).expect("a port that no other test has")
 }
 
-/// The same for a Redis: the port of its cluster bus is free, too.
+/// Reserves a port for a Redis: the port of its cluster bus is free, too.
 pub fn free_redis_port() -> u16 {
     find(REDIS, &[0, 10_000]).expect("a port that no other test has")
 }
 
-/// Reserves a port of a range, where nobody listens on it nor on those that lie so far above it; none if all are taken.
+/// Reserves a port of a range without a listener on it nor on the ports `above` it; returns `None` if all are taken.
 pub fn find(range: Range<u16>, above: &[u16]) -> Option<u16> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // Processes that run at the same time start at different ports.
+    // Concurrent processes start at different ports.
     static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     let count = u64::from(range.end - range.start);
     let next = || {
@@ -48,15 +48,15 @@ pub fn find(range: Range<u16>, above: &[u16]) -> Option<u16> {
     ports.find(is_free)
 }
 
-/// Reserves a port for as long as this process lives, unless it is reserved already. The kernel releases the lock when the process
-/// ends, however that happens.
+/// Reserves a port for the lifetime of this process, unless it is reserved already. The kernel releases the lock when
+/// the process ends, however that happens.
 pub fn reserve(port: u16) -> bool {
     let folder = folder();
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             check_own(&folder).unwrap_or_else(|error| panic!("{error}"));
         }
-        made => made.expect("a place for files"),
+        made => made.expect("the folder is created"),
     }
     let path = folder.join(port.to_string());
     let lock = File::options().create(true).truncate(false).write(true).open(&path);
@@ -69,7 +69,7 @@ pub fn reserve(port: u16) -> bool {
     is_ours
 }
 
-/// Refuses a folder below a shared one that another account made, or may write to: it could have put links there.
+/// Refuses a folder below a shared one that another account created, or may write to: it could contain links.
 pub fn check_own(folder: &Path) -> io::Result<()> {
     let about = fs::symlink_metadata(folder)?;
     let is_own = about.is_dir() && about.uid() == own_uid() && about.mode() & 0o022 == 0;
@@ -81,7 +81,7 @@ fn own_uid() -> u32 {
     fs::metadata("/proc/self").map_or(0, |process| process.uid())
 }
 
-/// The folder of the lock files, one for each user, because a user can't write to the files of another.
+/// Returns the folder of the lock files, one per user, because a user can't write to the files of another.
 pub fn folder() -> PathBuf {
     std::env::temp_dir().join(format!("tidegate-ports-{}", own_uid()))
 }

@@ -1,4 +1,4 @@
-//! A Postgres of a test's own, that can be ended and put back to an older state.
+//! Private Postgres of a test, which can be stopped and restored to an older state.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use tokio_postgres::NoTls;
 
 use super::{eventually, eventually_within, free_port, services::service_text, unique_name};
 
-/// How long it may take to start, which is long on a machine that has much to do.
+/// Limit for the start of a server, long for busy machines.
 const START: Duration = Duration::from_secs(30);
 
-/// A server on a port that stays the same; gone with the test.
+/// Server on a port that stays the same; ended with the test.
 pub struct OwnPostgres {
     folder: PathBuf,
     port: u16,
@@ -25,27 +25,27 @@ pub struct OwnPostgres {
 }
 
 impl OwnPostgres {
-    /// Starts an empty one.
+    /// Starts an empty server.
     pub fn start() -> Self {
-        let mut own = Self::place();
+        let mut own = Self::prepare();
         let words = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username=tidegate"];
         own.run(own.command("initdb").args(words).arg("--pgdata").arg(own.folder.join("data")));
         own.go();
         own
     }
 
-    fn place() -> Self {
+    fn prepare() -> Self {
         let folder = std::env::temp_dir().join(format!("tidegate-postgres-{}", unique_name()));
-        fs::create_dir_all(&folder).expect("a place for files");
+        fs::create_dir_all(&folder).expect("the folder is created");
         if let Some((user, group)) = user() {
             chown(&folder, Some(user), Some(group)).expect("root may");
         }
         Self { folder, port: free_port(), child: None }
     }
 
-    /// A server of its own that follows this one by streaming replication.
+    /// Starts a server that follows this one by streaming replication.
     pub fn standby(&self) -> Self {
-        let mut copy = Self::place();
+        let mut copy = Self::prepare();
         let words = ["--no-sync", "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf"];
         let port = format!("--port={}", self.port);
         let place = ["--host=127.0.0.1", port.as_str(), "--username=tidegate"];
@@ -58,32 +58,32 @@ impl OwnPostgres {
     }
 
     /// Cuts a standby off from the server that it follows, so that it lags from here on.
-    pub fn hear_no_more(&self) {
+    pub fn cut_off(&self) {
         self.execute("ALTER SYSTEM SET primary_conninfo = ''");
         self.execute("SELECT pg_reload_conf()");
         let receivers = "SELECT count(*) FROM pg_stat_wal_receiver";
-        eventually("it hears nothing", || (self.number(receivers) == 0).then_some(()));
+        eventually("the standby receives nothing", || (self.number(receivers) == 0).then_some(()));
     }
 
-    /// A standby becomes the one that takes writes.
+    /// Promotes a standby.
     pub fn promote(&self) {
         self.execute("SELECT pg_promote(true, 60)");
-        eventually("it takes writes", || {
+        eventually("the standby accepts writes", || {
             (self.number("SELECT pg_is_in_recovery()::int::bigint") == 0).then_some(())
         });
     }
 
-    /// It ends as a crash does, and does not come back.
+    /// Kills the server, as a crash does, without a restart.
     pub fn crash(&mut self) {
         self.end(Signal::QUIT);
     }
 
-    /// For `postgres.url`: this one or another, whichever takes writes.
+    /// Returns the `postgres.url` of this server or another, whichever accepts writes.
     pub fn url_with(&self, other: &Self) -> String {
         format!("postgres://tidegate@127.0.0.1:{},127.0.0.1:{}/postgres", self.port, other.port)
     }
 
-    /// One number from it.
+    /// Returns one number from it.
     pub fn number(&self, sql: &str) -> i64 {
         self.with(async |client| {
             client.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{sql}: {error}")).get(0)
@@ -106,33 +106,33 @@ impl OwnPostgres {
         })
     }
 
-    /// Where it listens.
+    /// Returns its address.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
-    /// For `postgres.url`.
+    /// Returns the value for `postgres.url`.
     pub fn url(&self) -> String {
         format!("postgres://tidegate@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Keeps how it is now, for [`Self::put_back`]; it is away meanwhile.
+    /// Copies the present state for [`Self::restore_copy`]; the server is unavailable meanwhile.
     pub fn keep_a_copy(&mut self) {
         self.end(Signal::INT);
         self.run(Command::new("cp").arg("-a").arg(self.folder.join("data")).arg(self.folder.join("copy")));
         self.go();
     }
 
-    /// It dies and comes back as it was when the copy was made.
-    pub fn put_back(&mut self) {
+    /// Restarts the server in the state of the copy.
+    pub fn restore_copy(&mut self) {
         self.end(Signal::QUIT);
-        fs::remove_dir_all(self.folder.join("data")).expect("it is not used");
-        fs::rename(self.folder.join("copy"), self.folder.join("data")).expect("a copy was made");
+        fs::remove_dir_all(self.folder.join("data")).expect("the directory is not in use");
+        fs::rename(self.folder.join("copy"), self.folder.join("data")).expect("the copy exists");
         self.go();
     }
 
     fn go(&mut self) {
-        let log = fs::File::create(self.folder.join("log")).expect("a place for files");
+        let log = fs::File::create(self.folder.join("log")).expect("the folder is created");
         let mut server = self.command("postgres");
         server.arg("-D").arg(self.folder.join("data")).args(["-p", &self.port.to_string()]);
         let settings =
@@ -147,7 +147,7 @@ impl OwnPostgres {
 
     fn end(&mut self, signal: Signal) {
         let mut child = self.child.take().expect("it runs");
-        kill_process(Pid::from_child(&child), signal).expect("it is ours");
+        kill_process(Pid::from_child(&child), signal).expect("the process is a child");
         child.wait().expect("it ends");
     }
 
@@ -176,7 +176,7 @@ impl Drop for OwnPostgres {
     }
 }
 
-/// Root may not run it: then it runs as the user of the package.
+/// Returns the account of the package, if the test runs as root, which may not run Postgres.
 fn user() -> Option<(u32, u32)> {
     let number = |words: &[&str]| -> u32 {
         let said = Command::new("id").args(words).output().expect("`id` is everywhere");

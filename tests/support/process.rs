@@ -1,4 +1,4 @@
-//! The real binary as a process of its own: on free ports, with its signals, its memory and its counters.
+//! The real binary as a process: on free ports, with its signals, memory and counters.
 
 use std::{
     fs::{self, File},
@@ -21,50 +21,50 @@ use super::{
     Client, PATIENCE, Said, ask, becomes, code, eventually, eventually_within, hello, http, unique_name,
 };
 
-/// How long a node may take to serve: several come at once, and services may be busy with others.
+/// Limit for the start of a node: several start at once, and services may be busy with others.
 const START: Duration = Duration::from_secs(30);
 
-/// A running `tidegate serve`; killed when the test ends.
+/// Running `tidegate serve`, killed when the test ends.
 pub struct Process {
     child: Child,
     data: PathBuf,
-    /// Where it listens.
+    /// Its listening addresses.
     pub addresses: Addresses,
     key: Vec<u8>,
 }
 
-/// A node that has not said yet where it listens; killed when it is not waited for.
+/// Node that has not announced its addresses yet; killed if nothing waits for it.
 pub struct Begun {
-    /// `None` once it is a process like others, or has ended.
+    /// `None` once the node serves or has ended.
     child: Option<Child>,
     data: PathBuf,
 }
 
 impl Begun {
-    /// The node once it serves.
+    /// Waits until the node serves.
     pub fn serves(mut self) -> Process {
-        let (data, child) = (self.data.clone(), self.child.as_mut().expect("it is here"));
+        let (data, child) = (self.data.clone(), self.child.as_mut().expect("the child is set"));
         let file = data.join(NODE_FILE);
-        let addresses = eventually_within(START, "the node says where it listens", || {
+        let addresses = eventually_within(START, "the node announces its addresses", || {
             if let Some(status) = child.try_wait().expect("a child") {
                 panic!("the node ended with {status}: {}", try_said(&data).unwrap_or_default());
             }
             let says = serde_json::from_slice::<Addresses>(&fs::read(&file).ok()?).ok();
             says.filter(|at| at.pid == child.id())
         });
-        let key = auth::load_or_create_key(&data).expect("the node made a key");
-        Process { child: self.child.take().expect("it is here"), data, addresses, key }
+        let key = auth::load_or_create_key(&data).expect("the node created a key");
+        Process { child: self.child.take().expect("the child is set"), data, addresses, key }
     }
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(self.child.as_ref().expect("it is here"));
+        let pid = Pid::from_child(self.child.as_ref().expect("the child is set"));
         rustix::process::kill_process(pid, signal).expect("a running node");
     }
 
     /// Waits until the node ends without having served.
     pub fn exit(&mut self) -> ExitStatus {
-        let child = self.child.as_mut().expect("it is here");
+        let child = self.child.as_mut().expect("the child is set");
         let status = eventually("the node ends", || child.try_wait().expect("a child"));
         self.child = None;
         status
@@ -98,33 +98,33 @@ impl Process {
         Self::spawn(data, command(data, sets))
     }
 
-    /// Starts it by a command of one's own, which may say what the process is allowed.
+    /// Starts a node by a given command, which may set the limits of the process.
     pub fn spawn(data: &Path, serve: Command) -> Self {
         Self::begin(data, serve).serves()
     }
 
-    /// Starts it, and does not wait until it serves.
+    /// Starts a node without waiting until it serves.
     pub fn begin(data: &Path, mut serve: Command) -> Begun {
         Begun { child: Some(serve.spawn().expect("the binary runs")), data: data.to_owned() }
     }
 
-    /// Where clients connect.
+    /// Returns the client address.
     pub fn address(&self) -> SocketAddr {
         self.addresses.client
     }
 
-    /// The data directory.
+    /// Returns the data directory.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// A token for any device of the user.
+    /// Returns a token for any device of the user.
     pub fn token(&self, user: &str) -> String {
         auth::sign(&self.key, user, None, Duration::from_secs(600))
     }
 
-    /// Logs in without a chain. When the node refuses for the moment, because Redis took over 200 ms on a busy machine, it tries
-    /// again as SPEC asks of clients.
+    /// Logs in without a chain. When the node refuses temporarily, because Redis took over 200 ms on a busy machine, it
+    /// retries as SPEC asks of clients.
     pub fn login(&self, wire: Wire, user: &str, device: &str) -> Client {
         let began = Instant::now();
         loop {
@@ -142,14 +142,14 @@ impl Process {
         }
     }
 
-    /// A logged-in connection whose chain will go on with `next_id`.
+    /// Opens a logged-in connection whose chain continues with `next_id`.
     pub fn login_chained(&self, wire: Wire, user: &str, device: &str, next_id: &str) -> Client {
         let mut client = Client::connect(self.address(), wire);
         client.login(pb::Hello { next_id: next_id.into(), ..hello(&self.token(user), device) });
         client
     }
 
-    /// Creates a group and gives its conversation key.
+    /// Creates a group and returns its conversation key.
     pub fn group(&self, id: &str, members: &[String]) -> String {
         let body = json!({"id": id, "members": members}).to_string();
         let answer = self.http("POST", "/v1/groups", &body);
@@ -157,20 +157,20 @@ impl Process {
         body["conversation"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
     }
 
-    /// Changes who is in a group; the seq of the change.
+    /// Changes the members of a group; returns the seq of the change.
     pub fn change_members(&self, id: &str, change: &Value) -> u64 {
         let answer = self.http("POST", &format!("/v1/groups/{id}/members"), &change.to_string());
         let body: Value = serde_json::from_str(&answer).expect("JSON");
         body["seq"].as_u64().unwrap_or_else(|| panic!("{answer}"))
     }
 
-    /// Connections that hold a place.
+    /// Returns the number of admitted connections.
     pub fn conns(&self) -> u64 {
         let health: Value = serde_json::from_str(&self.http("GET", "/healthz", "")).expect("JSON");
         health["conns"].as_u64().expect("a number")
     }
 
-    /// A metric by its name without the prefix.
+    /// Returns a metric by its name without the prefix.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.http("GET", "/metrics", "");
         let value = text
@@ -179,12 +179,12 @@ impl Process {
         value.unwrap_or_else(|| panic!("no metric {name} in {text}"))
     }
 
-    /// Waits until the metric is exactly that.
+    /// Waits until the metric has exactly that value.
     pub fn metric_becomes(&self, name: &str, value: f64) {
         becomes(PATIENCE, &format!("{name} = {value}"), || self.metric(name), |now| *now == value);
     }
 
-    /// Resident memory, in bytes.
+    /// Returns the resident memory in bytes.
     pub fn rss(&self) -> u64 {
         let status = self.proc("status");
         let kib = status
@@ -193,7 +193,7 @@ impl Process {
         kib.expect("a resident size") * 1024
     }
 
-    /// CPU time used so far, user and system.
+    /// Returns the CPU time so far, user and system.
     pub fn cpu(&self) -> Duration {
         let stat = self.proc("stat");
         let after_name = stat.rsplit_once(')').expect("a name in brackets").1;
@@ -202,7 +202,7 @@ impl Process {
         Duration::from_millis(ticks * 1_000 / rustix::param::clock_ticks_per_second())
     }
 
-    /// Open file descriptors.
+    /// Returns the number of open file descriptors.
     pub fn files(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("a running node").count()
     }
@@ -237,12 +237,12 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).expect("a running node")
     }
 
-    /// What the port for probes says, if there is one.
+    /// Returns the reply of the probe port, if there is one.
     pub fn probe(&self, method: &str, path: &str) -> Option<(u16, String)> {
         Some(http::ask(self.addresses.monitor?, method, path, ""))
     }
 
-    /// What the admin port says.
+    /// Returns the reply of the admin port.
     pub fn http(&self, method: &str, path: &str, body: &str) -> String {
         http::ask(self.addresses.admin, method, path, body).1
     }
@@ -259,14 +259,14 @@ impl Drop for Process {
     }
 }
 
-/// A directory that no other test uses.
+/// Returns a directory that no other test uses.
 pub fn fresh_data() -> PathBuf {
     std::env::temp_dir().join(format!("tidegate-process-{}", unique_name()))
 }
 
-/// `tidegate serve` on free ports, its words in files of the data directory.
+/// Builds `tidegate serve` on free ports, with its output in files of the data directory.
 pub fn command(data: &Path, sets: &[&str]) -> Command {
-    fs::create_dir_all(data).expect("a place for files");
+    fs::create_dir_all(data).expect("the folder is created");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let ports = ["listen.client=127.0.0.1:0", "listen.admin=127.0.0.1:0"];
     let defaults = ["node.shards=2", "limits.conns_per_ip=0"];

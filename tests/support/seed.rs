@@ -2,10 +2,11 @@
 
 use std::sync::Once;
 
-/// The seed of a run that names none.
+/// Seed of a run without a setting.
 const DEFAULT: u64 = 0;
 
-/// The number in `TIDEGATE_SEED`. `cargo xtask test` derives it from the commit; `cargo xtask soak` sets new ones.
+/// Returns the number in `TIDEGATE_SEED`. `cargo xtask test` derives it from the commit; `cargo xtask soak` sets new
+/// ones.
 pub fn seed() -> u64 {
     static SAID: Once = Once::new();
     let seed = std::env::var("TIDEGATE_SEED")

@@ -1,10 +1,11 @@
-//! Where the real servers of the tests are: `cargo xtask services up` wrote it down.
+//! Addresses of the real servers, as `cargo xtask services up` wrote them.
 
 use std::{env, fs, path::PathBuf};
 
 use serde_json::Value;
 
-/// What `services.json` says of a server. Without the servers a test fails and says how to get them: it is not skipped.
+/// Returns the entry of a server in `services.json`. Without the servers a test fails with the command that starts
+/// them, and is not skipped.
 pub(crate) fn service(name: &str) -> Value {
     let file = list();
     let how = "the tests need real servers: run `cargo xtask services up` (and `cargo xtask services down` when done)";
@@ -21,7 +22,8 @@ pub(crate) fn service_text(name: &str, field: &str) -> String {
     said[field].as_str().unwrap_or_else(|| panic!("services.json has no {field} of {name}")).to_owned()
 }
 
-/// Beside the folder that this program was built in, as cargo puts it: `target/debug/deps/program`.
+/// Returns the path of the list, next to the folder that this program was built in: cargo uses
+/// `target/debug/deps/program`.
 pub(crate) fn list() -> PathBuf {
     let program = env::current_exe().expect("a test knows its program");
     let folder = program.ancestors().find(|folder| folder.join("services").is_dir());

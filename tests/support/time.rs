@@ -1,7 +1,7 @@
-//! Time in tests: waiting for what must come, letting time pass where the test is about that, and a stopwatch.
+//! Time in tests: waiting for effects, letting time pass where that is the subject, and a stopwatch.
 //!
-//! Only this file sleeps. A test that is done as soon as something is so waits with [`eventually`]; a test that has to show
-//! what a time brings, or that it brings nothing, says why with [`let_time_pass`].
+//! Only this file sleeps. A test that depends on a condition waits with [`eventually`]; a test that shows the effect of
+//! time, or that there is none, gives the reason to [`let_time_pass`].
 
 use std::{
     fmt::Debug,
@@ -13,53 +13,53 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a test waits for what must come. Long, because only a failure ever uses it up.
+/// Limit of a wait. Long, because only a failure ever uses it up.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time from one look to the next. It grows: what comes soon is seen soon, and what takes seconds costs few looks, each of which
-/// may be a request to every node of a cluster.
+/// Returns the pauses between polls. They grow: a quick result is seen soon, and a slow one costs few polls, each of
+/// which may be a request to every node of a cluster.
 fn pauses() -> impl Iterator<Item = Duration> {
     [5, 10, 20].into_iter().chain(std::iter::repeat(50)).map(Duration::from_millis)
 }
 
-/// Calls `look` until it gives something; panics with `what` when it never does.
+/// Calls `poll` until it returns a value; panics with `what` at the limit.
 #[track_caller]
-pub fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    eventually_within(PATIENCE, what, look)
+pub fn eventually<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
+    eventually_within(PATIENCE, what, poll)
 }
 
-/// The same for what may take longer than the patience, and has a bound of its own.
+/// Waits like [`eventually`] with another limit.
 #[track_caller]
-pub fn eventually_within<T>(within: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn eventually_within<T>(within: Duration, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + within;
     let mut pauses = pauses();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(Instant::now() < deadline, "in vain for {within:?}: {what}");
-        thread::sleep(pauses.next().expect("it repeats"));
+        assert!(Instant::now() < deadline, "timed out after {within:?}: {what}");
+        thread::sleep(pauses.next().expect("an endless iterator"));
     }
 }
 
-/// The same in a task.
+/// Waits like [`eventually_within`] in a task.
 pub async fn eventually_async<T>(
     within: Duration,
     what: &str,
-    mut look: impl AsyncFnMut() -> Option<T>,
+    mut poll: impl AsyncFnMut() -> Option<T>,
 ) -> T {
     let deadline = Instant::now() + within;
     let mut pauses = pauses();
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = poll().await {
             return found;
         }
-        assert!(Instant::now() < deadline, "in vain for {within:?}: {what}");
-        tokio::time::sleep(pauses.next().expect("it repeats")).await;
+        assert!(Instant::now() < deadline, "timed out after {within:?}: {what}");
+        tokio::time::sleep(pauses.next().expect("an endless iterator")).await;
     }
 }
 
-/// Reads a value until it is as wanted; panics with the last one when it never is.
+/// Polls a value until it is as wanted; panics with the last one at the limit.
 #[track_caller]
 pub fn becomes<T: Debug>(
     within: Duration,
@@ -74,30 +74,30 @@ pub fn becomes<T: Debug>(
         if is_wanted(&value) {
             return;
         }
-        assert!(Instant::now() < deadline, "in vain for {within:?}: {what}; it is {value:?}");
-        thread::sleep(pauses.next().expect("it repeats"));
+        assert!(Instant::now() < deadline, "timed out after {within:?}: {what}; the value is {value:?}");
+        thread::sleep(pauses.next().expect("an endless iterator"));
     }
 }
 
-/// Lets so much time pass, for a reason that a reader of the test needs to know.
+/// Lets time pass, with the reason for a reader of the test.
 pub fn let_time_pass(why: &str, time: Duration) {
-    // Short pauses are those of loops, which would fill the output.
+    // Loops take short pauses, which would fill the output.
     if time >= Duration::from_millis(100) {
         eprintln!("for {time:?}: {why}");
     }
     thread::sleep(time);
 }
 
-/// Lets time pass until that long after a moment.
+/// Lets time pass until `time` after a moment.
 pub fn let_time_pass_since(since: Instant, why: &str, time: Duration) {
     let_time_pass(why, (since + time).saturating_duration_since(Instant::now()));
 }
 
-/// How often the stopwatch looks whether its process gets the processor.
+/// Interval at which the stopwatch checks whether its process gets the processor.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Time that the product took, without that in which the whole machine stood still: a bound that is promised has to hold on
-/// a machine that is lent to others, too.
+/// Time that the product took, without pauses of the whole machine: a promised bound has to hold on a shared machine,
+/// too.
 pub(crate) struct Stopwatch {
     began: Instant,
     stood_us: Arc<AtomicU64>,
@@ -105,7 +105,7 @@ pub(crate) struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Begins, with a thread that wants to run every 10 ms and counts by how much it came late.
+    /// Starts the stopwatch, with a thread that wakes every 10 ms and adds up its delays.
     pub(crate) fn start() -> Self {
         let (stood_us, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (late, stop) = (Arc::clone(&stood_us), Arc::clone(&over));
@@ -120,7 +120,7 @@ impl Stopwatch {
         Self { began: Instant::now(), stood_us, over }
     }
 
-    /// Since the start, less what the machine kept for itself.
+    /// Returns the time since the start, less the pauses of the machine.
     pub(crate) fn elapsed(&self) -> Duration {
         let stood = Duration::from_micros(self.stood_us.load(Ordering::Relaxed));
         self.began.elapsed().saturating_sub(stood)

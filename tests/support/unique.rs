@@ -1,4 +1,4 @@
-//! Names for what outlives a test: topics, databases and prefixes on servers that many tests use, and folders.
+//! Unique names for what survives a test: topics, databases and prefixes on shared servers, and folders.
 
 use std::{
     process,
@@ -6,10 +6,11 @@ use std::{
     time::SystemTime,
 };
 
-/// A name that no other test of this machine has or had: letters, digits and `_`, fit for a database, a topic or a folder.
+/// Returns a name that no other test of this machine has or had: letters, digits and `_`, valid for a database, a topic
+/// or a folder.
 ///
-/// Each test may be a process of its own, and a process id is given out again while the servers of the run are still up.
-/// So the time is part of the name.
+/// Each test may be a process of its own, and a process id is reused while the servers of the run are still up. So the
+/// time is part of the name.
 pub fn unique_name() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! A disk that fails, or is full: what is confirmed, what is refused, and what goes on.
+//! A disk that fails or is full: what is confirmed, what is refused, and what still works.
 
 use tidegate::conversation::{mark_read, read_position::BeyondHead};
 
 use super::*;
 
 #[tokio::test]
-async fn a_failed_sync_ends_everything_and_confirms_nothing() {
+async fn failed_sync_confirms_nothing_and_is_fatal() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1"], 0).await;
@@ -24,9 +24,9 @@ async fn a_failed_sync_ends_everything_and_confirms_nothing() {
     assert_eq!(small.seqs().await, [1]);
 }
 
-/// The batch is written, and the disk fails to say that it has it: what a retry finds after the restart counts once. (S3)
+/// The batch is written, but its sync fails: a retry after the restart finds it and counts once. (S3)
 #[tokio::test]
-async fn a_sync_that_fails_after_its_batch_was_written_confirms_nothing_and_a_retry_is_stored_once() {
+async fn failed_sync_after_a_written_batch_keeps_a_retry_single() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1"], 0).await;
@@ -39,20 +39,20 @@ async fn a_sync_that_fails_after_its_batch_was_written_confirms_nothing_and_a_re
     disk.sync_errno.store(0, Ordering::SeqCst);
     drop(small);
     let mut small = Small::start(&disk).await;
-    assert_eq!(small.seqs().await, [1, 2], "it was written");
+    assert_eq!(small.seqs().await, [1, 2], "the batch was written");
     small.say(&["m2"], 1).await;
     assert_eq!(small.seqs().await, [1, 2], "the retry is the same message");
 }
 
 #[tokio::test]
-async fn a_nearly_full_disk_takes_what_makes_room() {
+async fn nearly_full_disk_accepts_writes_that_free_space() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1", "m2", "m3"], 0).await;
     disk.set(FLOOR - 1, 0);
     let refused = eventually(async || small.bus.append(0, vec![said("probe", 0)]).await.err());
     assert!(matches!(refused.await, AppendError::Unavailable(_)));
-    // Some probes may have been taken.
+    // Some probes may have been accepted.
     let end = small.bus.bounds(0).await.unwrap().next;
     let bus = Arc::clone(&small.bus);
     let prune = tokio::spawn(async move { bus.append(0, vec![pruned(2)]).await });
@@ -61,16 +61,16 @@ async fn a_nearly_full_disk_takes_what_makes_room() {
     prune.await.unwrap().unwrap();
     assert_eq!(small.seqs().await.first(), Some(&3));
     assert_eq!(small.page(Direction::Backward, u64::MAX).await.last(), Some(&3));
-    // Below half of the floor nothing is.
+    // Below half of the limit nothing is accepted.
     disk.set(FLOOR / 2 - 1, 0);
     let bus = Arc::clone(&small.bus);
     let refused = eventually(async || bus.append(0, vec![pruned(0)]).await.err()).await;
     assert!(matches!(refused, AppendError::Unavailable(_)), "{refused:?}");
 }
 
-/// What a retry finds in memory, the disk may not have.
+/// A record that a retry finds in memory may not be on disk.
 #[tokio::test]
-async fn a_read_that_was_refused_is_not_confirmed_to_a_retry_before_the_disk_has_it() {
+async fn refused_mark_is_confirmed_to_a_retry_only_after_its_sync() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1", "m2"], 0).await;
@@ -80,7 +80,7 @@ async fn a_read_that_was_refused_is_not_confirmed_to_a_retry_before_the_disk_has
     disk.sync_errno.store(ENOSPC, Ordering::SeqCst);
     disk.set(0, 0);
     assert!(read(2).await.is_err());
-    assert!(read(2).await.is_err(), "a retry was told that it is kept");
+    assert!(read(2).await.is_err(), "a retry was confirmed before the sync");
     disk.sync_errno.store(0, Ordering::SeqCst);
     disk.set(u64::MAX, 0);
     eventually(async || read(2).await.ok()).await;
@@ -89,7 +89,7 @@ async fn a_read_that_was_refused_is_not_confirmed_to_a_retry_before_the_disk_has
 }
 
 #[tokio::test]
-async fn marks_and_wishes_are_confirmed_by_a_sync_or_not_at_all() {
+async fn marks_and_user_settings_are_confirmed_by_a_sync() {
     let disk = TestDisk::new();
     let small = Small::start(&disk).await;
     let before = disk.syncs.load(Ordering::SeqCst);
@@ -101,7 +101,7 @@ async fn marks_and_wishes_are_confirmed_by_a_sync_or_not_at_all() {
         .merge_settings(&user("bob"), UserSettings { ack_tries: 2, ..UserSettings::default() })
         .await
         .unwrap();
-    assert!(disk.syncs.load(Ordering::SeqCst) > before, "a wish was confirmed without a sync");
+    assert!(disk.syncs.load(Ordering::SeqCst) > before, "a user setting was confirmed without a sync");
     disk.sync_errno.store(EIO, Ordering::SeqCst);
     assert!(matches!(small.mark(2).await, Err(StoreError::Broken(_))));
     disk.sync_errno.store(0, Ordering::SeqCst);
@@ -109,7 +109,7 @@ async fn marks_and_wishes_are_confirmed_by_a_sync_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_nearly_full_disk_refuses_appends_reads_go_on_and_it_ends_by_itself() {
+async fn nearly_full_disk_refuses_appends_until_space_is_free() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1"], 0).await;
@@ -125,7 +125,7 @@ async fn a_nearly_full_disk_refuses_appends_reads_go_on_and_it_ends_by_itself() 
 }
 
 #[tokio::test]
-async fn a_disk_that_gets_full_within_a_commit_is_opened_again_and_nothing_is_renumbered() {
+async fn disk_full_during_a_commit_renumbers_nothing() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1"], 0).await;
@@ -143,9 +143,9 @@ async fn a_disk_that_gets_full_within_a_commit_is_opened_again_and_nothing_is_re
     assert_eq!(Small::start(&disk).await.seqs().await, [1, 2]);
 }
 
-/// The sync of an archive, and that of records that no archive took.
+/// The sync of an archive, and a sync of records without an archive.
 #[tokio::test]
-async fn a_sync_that_finds_the_disk_full_leaves_no_hole_in_the_log_though_its_batch_is_written() {
+async fn disk_full_during_a_sync_leaves_no_hole_in_the_log() {
     for archives in [true, false] {
         let disk = TestDisk::new();
         let mut small = Small::start(&disk).await;
@@ -155,7 +155,7 @@ async fn a_sync_that_finds_the_disk_full_leaves_no_hole_in_the_log_though_its_ba
         let bus = Arc::clone(&small.bus);
         let append = tokio::spawn(async move { bus.append(0, vec![said("m2", 0), said("m3", 0)]).await });
         if archives {
-            // Tried again and again until the disk has room; the owner finds by the position that it came through.
+            // The append is retried until the disk has space; the owner finds by the position that it succeeded.
             eventually(async || (small.bus.bounds(0).await.unwrap().next == 3).then_some(())).await;
             let healed = Arc::clone(&disk);
             let heal = tokio::spawn(async move {
@@ -183,6 +183,6 @@ async fn a_sync_that_finds_the_disk_full_leaves_no_hole_in_the_log_though_its_ba
         let small = Small::start(&disk).await;
         assert_eq!(small.seqs().await, [1, 2, 3, 4, 5], "archives: {archives}");
         let bounds = small.bus.bounds(0).await.unwrap();
-        assert_eq!((bounds.first, bounds.next), (4, 5), "the last that was archived, and nothing else");
+        assert_eq!((bounds.first, bounds.next), (4, 5), "the log keeps the last archived record only");
     }
 }

@@ -19,8 +19,8 @@ use super::{
 };
 
 impl Small {
-    /// Appends and archives whatever it is.
-    async fn tell(&mut self, bodies: &[Body]) -> Vec<Outcome> {
+    /// Appends and archives the records.
+    async fn append_and_archive(&mut self, bodies: &[Body]) -> Vec<Outcome> {
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
         let record = |body: &Body| {
             Record { origin: origin.clone(), received_at: 1_000, body: body.clone(), trace: None }.encode()
@@ -38,11 +38,11 @@ const READ: Mark = Mark { seq: 2, messages: 2, own: 0 };
 const CLEARED: Mark = Mark { seq: 1, messages: 1, own: 0 };
 const HIDDEN: Hidden = Hidden { seq: 3, counts: true };
 
-fn wishes() -> UserSettings {
+fn user_settings() -> UserSettings {
     UserSettings { ack_tries: 2, retention: Some(Retention::SevenDays), ..UserSettings::default() }
 }
 
-/// It comes from somebody who is no member: the refusal is remembered.
+/// Record of a sender who is not a member: the refusal is stored.
 fn chained() -> Body {
     let mut body = message(&group("team"), "cid", "c1", 0, "");
     if let Body::Message(it) = &mut body {
@@ -51,7 +51,7 @@ fn chained() -> Body {
     body
 }
 
-/// A store with something of everything, closed.
+/// Returns a closed store with rows of every kind.
 async fn furnished() -> Arc<TestDisk> {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
@@ -62,7 +62,7 @@ async fn furnished() -> Arc<TestDisk> {
         it.settings.insert("title".into(), "Ours \u{1f30a}".into());
     }
     small
-        .tell(&[
+        .append_and_archive(&[
             change("team", MemberAction::Create, &["ann", "bob"], "r1"),
             settings,
             message(&group, "bob", "b1", 0, "not even a content"),
@@ -77,7 +77,7 @@ async fn furnished() -> Arc<TestDisk> {
         it.settings.insert("history".into(), "all".into());
     }
     small
-        .tell(&[
+        .append_and_archive(&[
             open,
             change("wide", MemberAction::Kick, &["ann"], "r2"),
             change("wide", MemberAction::Join, &["ann"], "r3"),
@@ -92,7 +92,7 @@ async fn furnished() -> Arc<TestDisk> {
     for change in [Personal::Read(READ), Personal::Cleared(CLEARED), hidden] {
         small.store.save_marks(&[(user("bob"), direct(), change)]).await.unwrap();
     }
-    small.store.merge_settings(&user("ann"), wishes()).await.unwrap();
+    small.store.merge_settings(&user("ann"), user_settings()).await.unwrap();
     drop(small);
     disk
 }
@@ -114,13 +114,13 @@ fn import(disk: &TestDisk, lines: &[u8]) -> Result<u64, OfflineError> {
 }
 
 #[tokio::test]
-async fn an_export_makes_the_same_store_and_its_seqs_go_on() {
+async fn export_imports_to_the_same_store_and_seqs_continue() {
     let (old, new) = (furnished().await, TestDisk::new());
     let lines = export(&old);
     assert_eq!(faults(&old).1, [""; 0]);
     let count = lines.iter().filter(|byte| **byte == b'\n').count() as u64;
     assert_eq!(Offline::import(&new.path, &mut BufReader::new(&lines[..]), true).unwrap(), count);
-    assert!(!new.path.exists(), "it was only a rehearsal");
+    assert!(!new.path.exists(), "the rehearsal creates nothing");
     assert_eq!(import(&new, &lines).unwrap(), count);
     assert_eq!(String::from_utf8(export(&new)).unwrap(), String::from_utf8(lines.clone()).unwrap());
     assert_eq!(faults(&new).1, [""; 0]);
@@ -135,14 +135,17 @@ async fn an_export_makes_the_same_store_and_its_seqs_go_on() {
     let level = UserState { mark: READ, cleared: CLEARED, hidden: vec![HIDDEN] };
     assert_eq!(bob(small.store.summary(&direct(), Some(&user("bob"))).await.unwrap()).level, level);
     let ann = small.store.merge_settings(&user("ann"), UserSettings::default()).await.unwrap();
-    assert_eq!(ann, wishes());
-    assert_eq!(small.tell(&[chained()]).await, [Outcome::RefusedBefore { code: Code::NotAMember }]);
+    assert_eq!(ann, user_settings());
+    assert_eq!(
+        small.append_and_archive(&[chained()]).await,
+        [Outcome::RefusedBefore { code: Code::NotAMember }]
+    );
     drop(small);
     assert!(matches!(import(&new, &lines), Err(OfflineError::NotEmpty(_))));
 }
 
 #[tokio::test]
-async fn a_mark_that_counts_what_came_after_it_is_put_right_on_the_way_out() {
+async fn export_corrects_a_mark_that_counts_later_messages() {
     let (old, new) = (TestDisk::new(), TestDisk::new());
     let mut small = Small::start(&old).await;
     small.say(&["m1", "m2", "m3"], 0).await;
@@ -160,7 +163,7 @@ async fn a_mark_that_counts_what_came_after_it_is_put_right_on_the_way_out() {
 }
 
 #[tokio::test]
-async fn the_counts_are_those_of_what_was_stored() {
+async fn stats_count_the_stored_rows() {
     let disk = furnished().await;
     let stats = Offline::open(&disk.path).unwrap().stats().unwrap();
     let counts =
@@ -173,7 +176,7 @@ async fn the_counts_are_those_of_what_was_stored() {
 }
 
 #[tokio::test]
-async fn what_is_appended_and_not_decided_moves_too() {
+async fn export_includes_undecided_records() {
     let (old, new) = (TestDisk::new(), TestDisk::new());
     let bus = EmbeddedBus::new(old.open(1).unwrap(), LIMITS);
     bus.append(0, vec![said("m1", 0), said("m2", 0)]).await.unwrap();
@@ -185,7 +188,7 @@ async fn what_is_appended_and_not_decided_moves_too() {
 }
 
 #[tokio::test]
-async fn a_wrong_line_is_named_and_nothing_is_imported() {
+async fn wrong_line_is_named_and_nothing_is_imported() {
     let lines = String::from_utf8(export(&*furnished().await)).unwrap();
     let all: Vec<&str> = lines.lines().collect();
     let at = |what: &str, nth: usize| {
@@ -239,7 +242,7 @@ async fn a_wrong_line_is_named_and_nothing_is_imported() {
 }
 
 #[tokio::test]
-async fn a_change_that_only_the_keys_know_is_found() {
+async fn check_finds_a_change_that_only_the_keys_show() {
     let lines = String::from_utf8(export(&*furnished().await)).unwrap();
     let edit = |line: &str| {
         let mut line: Value = serde_json::from_str(line).unwrap();
@@ -256,7 +259,7 @@ async fn a_change_that_only_the_keys_know_is_found() {
 }
 
 #[tokio::test]
-async fn the_tools_keep_out_of_a_running_node_and_of_nothing() {
+async fn tools_refuse_a_running_node_and_an_empty_directory() {
     let disk = TestDisk::new();
     let missing = Offline::open(&disk.path).err().unwrap().to_string();
     assert!(missing.contains("--data") && !disk.path.exists(), "{missing}");
@@ -271,7 +274,7 @@ async fn the_tools_keep_out_of_a_running_node_and_of_nothing() {
 }
 
 #[tokio::test]
-async fn each_planted_fault_is_named() {
+async fn each_planted_fault_is_reported() {
     type Plant = fn(&[fjall::Keyspace; 3]);
     let plants: [(Plant, &str); 10] = [
         (|[_, rows, _]| rows.remove(b"d:ann:bob\0\0\0\0\0\0\0\0\x02").unwrap(), "rows 2 to 2 are missing"),
@@ -285,7 +288,7 @@ async fn each_planted_fault_is_named() {
         (
             |[_, _, keys]| {
                 let mut all = keys.iter().map(|entry| entry.into_inner().unwrap());
-                // Behind the hash stands the seq; a refusal has none.
+                // The seq follows the hash; the value of a refusal has none.
                 keys.remove(all.find(|(_, value)| value[16] > 0).unwrap().0).unwrap();
             },
             "has no dedup key",
@@ -313,12 +316,14 @@ async fn each_planted_fault_is_named() {
 }
 
 #[tokio::test]
-async fn what_retention_and_the_rules_take_goes_from_the_disk_and_retries_stay_harmless() {
+async fn pruned_rows_and_keys_leave_the_disk_and_retries_are_safe() {
     let (disk, new) = (TestDisk::new(), TestDisk::new());
     let mut small = Small::start(&disk).await;
     small.say(&["m1", "m2", "m3", "m4"], 0).await;
     let prune = Body::Prune(Prune { conversation: direct(), up_to: 3 });
-    small.tell(&[prune, Body::Rules(RuleChange { keys_from: 2, ..RuleChange::default() })]).await;
+    small
+        .append_and_archive(&[prune, Body::Rules(RuleChange { keys_from: 2, ..RuleChange::default() })])
+        .await;
     assert_eq!(small.seqs().await, [4]);
     let all = Scan::Keys { from: 0, after: None, limit: 100 };
     let (store, fence) = (Arc::clone(&small.store), small.fence);

@@ -1,10 +1,10 @@
-//! What a power cut leaves: everything that was synced, and any part of what was not.
+//! State after a power cut: everything that was synced, and any part of the rest.
 
 use tidegate::store::{Mark, Personal};
 
 use super::*;
 
-/// Below this lies all that was written to the journal.
+/// Returns the end of the bytes that were written to the journal.
 fn end_of(journal: &[u8]) -> usize {
     journal.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
 }
@@ -15,7 +15,7 @@ impl Small {
         self.store.save_marks(&[(user("bob"), direct(), mark)]).await
     }
 
-    /// Marks and a wish that lie in the journal without a sync when a message that is synced comes behind them.
+    /// Writes marks and a user setting to the journal without a sync, then a message with one.
     async fn mark_and_say(&mut self) {
         let store = Arc::clone(&self.store);
         let mark = |seq| {
@@ -36,8 +36,8 @@ impl Small {
 }
 
 #[tokio::test]
-async fn whatever_a_power_cut_keeps_of_marks_and_wishes_the_node_starts_and_what_was_confirmed_is_there() {
-    // On a machine that stands still a while they get a sync of their own before the message does.
+async fn power_cut_keeps_confirmed_writes_and_the_store_opens() {
+    // On a machine that freezes for a while they get a sync of their own before the message does.
     let (disk, synced) = 'tried: {
         for _ in 0..50 {
             let disk = TestDisk::new();
@@ -50,7 +50,7 @@ async fn whatever_a_power_cut_keeps_of_marks_and_wishes_the_node_starts_and_what
                 break 'tried (disk, synced);
             }
         }
-        panic!("marks and message never came together");
+        panic!("marks and message never shared a sync");
     };
     let mut journal = fs::read(disk.journal()).unwrap();
     let end = end_of(&journal);
@@ -71,8 +71,8 @@ async fn whatever_a_power_cut_keeps_of_marks_and_wishes_the_node_starts_and_what
     let mut flipped = journal.clone();
     flipped[synced - 40] ^= 0x40;
     fs::write(disk.journal(), flipped).unwrap();
-    assert!(disk.refusal().contains("damaged"), "what was synced and is damaged is never cut off");
-    // Nothing was lost: all of it counts.
+    assert!(disk.refusal().contains("damaged"), "damage to synced bytes is never cut off");
+    // Without a loss all of it counts.
     fs::write(disk.journal(), &journal).unwrap();
     let mut small = Small::start(&disk).await;
     assert_eq!(small.seqs().await, [1, 2, 3, 4]);

@@ -1,4 +1,4 @@
-//! What the log on Kafka holds at most: of what is not read yet, and of what a broker that stands still does not answer for.
+//! Bounds of the log on Kafka: of unread records, and of appends that a frozen broker does not confirm.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     own_kafka::OwnKafka,
 };
 
-/// Longer than the broker stands still where nobody is to give up.
+/// Longer than the broker is frozen in tests without a timeout.
 const LONG: Duration = Duration::from_secs(30);
 
-/// The metrics of one bus alone: the recorder of this process is shared by all tests.
+/// Metrics of one bus only: all tests share the recorder of this process.
 struct Page(PrometheusHandle);
 
 impl Page {
@@ -41,7 +41,7 @@ impl Page {
 }
 
 #[tokio::test]
-async fn a_read_behind_by_much_holds_little() {
+async fn long_lag_queues_a_bounded_number_of_bytes() {
     const ALL: u64 = 1_000;
     const AHEAD: usize = 64 * 1024;
     let properties = vec!["statistics.interval.ms=100".to_owned()];
@@ -65,7 +65,7 @@ async fn a_read_behind_by_much_holds_little() {
         if reads % 20 > 1 {
             continue;
         }
-        // The first statistic that knows of this read; the reader has a record more than it returned.
+        // The first statistic that includes this read; the reader has a record more than it returned.
         let left = ALL - next;
         let held = eventually(async || {
             let (behind, held) =
@@ -74,15 +74,15 @@ async fn a_read_behind_by_much_holds_little() {
         });
         held_most = held.await.max(held_most);
     }
-    assert!(held_most > 0, "or this test shows nothing");
-    // It asks for more while it has less than the bound, and gets no more than that at once.
+    assert!(held_most > 0, "precondition: the reader queues records");
+    // It asks for more while it has less than the bound, and gets at most the bound at once.
     assert!(held_most <= 2 * (AHEAD as u64 + 1_024), "{held_most} bytes of 10 million wait in the node");
     let large = vec![Bytes::from(vec![b'x'; 70_000])];
     assert!(matches!(world.bus.append(0, large).await, Err(AppendError::Rejected(_))));
 }
 
 #[tokio::test]
-async fn what_is_over_the_bound_of_appends_is_refused_at_once_and_leaves_nothing() {
+async fn append_over_the_bound_is_refused_at_once() {
     const BOUND: usize = 2 << 20;
     const RECORD: usize = 64 * 1024;
     const HALF: u64 = (BOUND / 2 / RECORD) as u64;
@@ -103,14 +103,17 @@ async fn what_is_over_the_bound_of_appends_is_refused_at_once_and_leaves_nothing
     let half = |round: u8| vec![Bytes::from(vec![round; RECORD]); HALF as usize];
     let small = || vec![Bytes::from_static(b"x")];
     let queued = || page.value("tidegate_kafka_append_queue_bytes");
-    // More than once: whatever a refusal or an answer left in the account would be missed the next time.
+    // Several rounds: a leak by a refusal or a reply would show in the next one.
     for round in 0..3_u8 {
-        own.stand_still(true);
+        own.freeze(true);
         let mut first = bus.append(0, half(round));
-        assert!((&mut first).now_or_never().is_none(), "its broker stands still");
+        assert!((&mut first).now_or_never().is_none(), "its broker is frozen");
         let (mut over, one) = (half(round), small());
         over.extend(small());
-        assert!(matches!(at_once(bus.append(2, over)), Err(AppendError::Rejected(_))), "it never fits");
+        assert!(
+            matches!(at_once(bus.append(2, over)), Err(AppendError::Rejected(_))),
+            "a record above the bound never fits"
+        );
         let mut second = bus.append(1, half(round));
         assert!((&mut second).now_or_never().is_none(), "both together are the bound");
         for partition in [0, 1, 2, 2, 2, 0, 1] {
@@ -120,12 +123,12 @@ async fn what_is_over_the_bound_of_appends_is_refused_at_once_and_leaves_nothing
             }
         }
         eventually(async || (queued() == BOUND as u64).then_some(())).await;
-        own.stand_still(false);
+        own.freeze(false);
         let begins = u64::from(round) * HALF;
         let placed = Ok(Appended { first: begins, last: begins + HALF - 1 });
         assert_eq!((first.await, second.await), (placed.clone(), placed), "round {round}");
         let at = u64::from(round);
-        assert_eq!(bus.append(2, one).await, Ok(Appended { first: at, last: at }), "it fits again");
+        assert_eq!(bus.append(2, one).await, Ok(Appended { first: at, last: at }), "the append fits again");
         eventually(async || (queued() == 0).then_some(())).await;
     }
     for (partition, count) in [(0, 3 * HALF), (1, 3 * HALF), (2, 3)] {
@@ -141,7 +144,7 @@ async fn what_is_over_the_bound_of_appends_is_refused_at_once_and_leaves_nothing
     }
 }
 
-/// What was appended to one partition, in order, and what was said of it.
+/// Appends to one partition in order, and their results.
 #[derive(Default)]
 struct Said(Vec<(String, Result<Appended, AppendError>)>);
 
@@ -153,7 +156,7 @@ impl Said {
         &self.0.last().unwrap().1
     }
 
-    /// Again and again, until that is said.
+    /// Appends until the result satisfies the condition.
     async fn until(
         &mut self,
         bus: &dyn Bus,
@@ -163,8 +166,8 @@ impl Said {
         eventually(async || wanted(self.append(bus, partition).await).then_some(())).await;
     }
 
-    /// What is confirmed is where it was said to be, what is unknown is there once or not at all, what is refused is not
-    /// there, and all that is there is in the order of the appends.
+    /// Asserts that a confirmed append is at its offset, an unknown one is in the log at most once, a refused one is
+    /// not, and the log is in the order of the appends.
     async fn holds(&self, bus: &dyn Bus, partition: u32) {
         let end = bus.bounds(partition).await.unwrap().next;
         let mut log = Vec::new();
@@ -188,13 +191,13 @@ impl Said {
     }
 }
 
-/// The library gives up by itself, some time after the client was told that nobody knows. What it had sent may still come.
+/// The library gives up some time after the client got `UNKNOWN`. What it had sent may still arrive.
 #[tokio::test]
-async fn what_the_library_gives_up_while_nobody_answers_stands_in_nobodys_way_and_comes_once_at_most() {
+async fn abandoned_append_blocks_no_other_and_arrives_at_most_once() {
     let own = OwnKafka::start();
     let answer = Duration::from_secs(1);
     let brokers = vec![own.address().to_string()];
-    // The least that the settings take, about.
+    // Approximately the minimum that the settings accept.
     let delivery_ms = answer.as_millis() as u64 + 500;
     let kafka = KafkaConfig { brokers, delivery_ms, session_ms: 2 * LONG.as_millis() as u64, ..settings() };
     ensure(&kafka).await;
@@ -206,20 +209,20 @@ async fn what_the_library_gives_up_while_nobody_answers_stands_in_nobodys_way_an
     let unknown = |answer: &Result<Appended, AppendError>| matches!(answer, Err(AppendError::Unknown(_)));
     for round in 0..2 {
         for (partition, said) in (0..).zip(&mut said) {
-            // The first one introduces the producer to the broker, which may take its time.
+            // The first append introduces the producer to the broker, which may take its time.
             said.until(bus, partition, Result::is_ok).await;
         }
-        own.stand_still(true);
+        own.freeze(true);
         let unknowns = page.value("tidegate_kafka_appends_unknown_total");
         assert!(unknown(said[0].append(bus, 0).await), "round {round}");
         assert!(matches!(said[0].append(bus, 0).await, Err(AppendError::Unavailable(_))), "at once");
-        // Refused for as long as the first one waits in the library; then the next is tried, and waits as long.
+        // Refused while the first one waits in the library; then the next is tried, and waits as long.
         for _ in 0..2 {
             said[0].until(bus, 0, unknown).await;
         }
         assert!(unknown(said[1].append(bus, 1).await), "round {round}");
         assert_eq!(page.value("tidegate_kafka_appends_unknown_total") - unknowns, 4);
-        own.stand_still(false);
+        own.freeze(false);
         for (partition, said) in (0..).zip(&mut said) {
             said.until(bus, partition, Result::is_ok).await;
             let Ok(Appended { last, .. }) = said.0.last().unwrap().1 else { unreachable!("it is ok") };

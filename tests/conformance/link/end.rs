@@ -1,4 +1,4 @@
-//! What a node does for its peers, as the suite plays it: writes down what comes, and answers by simple rules.
+//! Called end of the suite: records each call, and replies by simple rules.
 
 use std::{
     sync::{
@@ -22,12 +22,12 @@ use tokio::sync::Semaphore;
 
 use crate::user;
 
-/// The epoch of conns that are here.
+/// Epoch of connections that are on this node.
 pub(super) const HERE: u64 = 7;
 /// The partition that this node owns.
 pub(super) const OWNED: u32 = 3;
 
-/// Archived and unarchived offsets of the owners.
+/// Returns the archived and the published position.
 pub(super) fn level() -> ArchivedUpTo {
     let up_to = |partition, offset| PartitionOffset { partition, offset };
     ArchivedUpTo { archived: vec![up_to(0, 0), up_to(OWNED, u64::MAX)], unarchived: vec![up_to(u32::MAX, 7)] }
@@ -38,26 +38,26 @@ pub(super) struct End {
     pub(super) answers: Mutex<Vec<Answer>>,
     pub(super) deliveries: Mutex<Vec<PeerPush>>,
     pub(super) stops: Mutex<Vec<RoutedSession>>,
-    /// How often a caller asked whether everything is archived.
+    /// Number of queries whether everything is archived.
     pub(super) settles: AtomicUsize,
-    pub(super) strays: Mutex<Vec<BestEffortMessage>>,
-    /// Who asked what again.
+    pub(super) best_effort: Mutex<Vec<BestEffortMessage>>,
+    /// Repeated queries, with their callers.
     pub(super) asks: Mutex<Vec<(NodeBoot, Vec<Ask>)>>,
-    /// What was asked about traces.
+    /// Trace queries.
     pub(super) looks: Mutex<Vec<TraceFilter>>,
-    /// What the next deliveries fail with.
+    /// Errors of the next deliveries.
     pub(super) fails: Mutex<Vec<LinkError>>,
-    /// While there, deliveries wait for it to be closed.
+    /// Deliveries wait until it is closed, if it is set.
     gate: Mutex<Option<Arc<Semaphore>>>,
-    /// Deliveries that came so far, held ones among them.
+    /// Number of deliveries so far, held ones included.
     pub(super) begun: AtomicUsize,
     under_way: AtomicUsize,
-    /// The most answers and deliveries at once.
+    /// Highest number of concurrent answers and deliveries.
     pub(super) at_once: AtomicUsize,
 }
 
-/// The word on a record, by its offset.
-pub(super) fn word(offset: u64) -> AnswerStatus {
+/// Returns the status of a record by its offset.
+pub(super) fn status_of(offset: u64) -> AnswerStatus {
     match offset % 4 {
         0 => AnswerStatus::Said(Outcome::Accepted { seq: offset, ordinal: 2, time: 3 }),
         1 => AnswerStatus::NotYet,
@@ -66,7 +66,7 @@ pub(super) fn word(offset: u64) -> AnswerStatus {
     }
 }
 
-/// The steps of a trace.
+/// Returns the steps of a trace.
 pub(super) fn steps() -> Vec<TraceEvent> {
     let facts = Facts { msg: "m1", conversation: "d:ann:bob", seq: 7, user: "ann", device: "phone" };
     let first = TraceEvent::new(u128::MAX - 1, 5, Step::Received, facts, "attempt 0");
@@ -82,7 +82,7 @@ fn landing(target: &Target) -> Landing {
 }
 
 impl End {
-    /// From here on deliveries wait until what this gives is closed.
+    /// Makes deliveries wait until the returned semaphore is closed.
     pub(super) fn hold(&self) -> Arc<Semaphore> {
         let gate = Arc::new(Semaphore::new(0));
         *self.gate.lock().unwrap() = Some(Arc::clone(&gate));
@@ -92,7 +92,7 @@ impl End {
     async fn in_order(&self) {
         let now = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
         self.at_once.fetch_max(now, Ordering::SeqCst);
-        // Whoever came at the same time would show.
+        // A concurrent call would show here.
         tokio::task::yield_now().await;
     }
 
@@ -154,14 +154,18 @@ impl Link for End {
         _: &NodeBoot,
         asks: Vec<Ask>,
     ) -> Result<Vec<AnswerStatus>, LinkError> {
-        let words = asks.iter().map(|ask| word(ask.offset)).collect();
+        let words = asks.iter().map(|ask| status_of(ask.offset)).collect();
         self.asks.lock().unwrap().push((from.clone(), asks));
         Ok(words)
     }
 
-    async fn send_best_effort(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
+    async fn send_best_effort(
+        &self,
+        _: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
         tokio::task::yield_now().await;
-        self.strays.lock().unwrap().extend(strays);
+        self.best_effort.lock().unwrap().extend(messages);
         Ok(())
     }
 

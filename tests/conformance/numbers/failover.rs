@@ -21,10 +21,10 @@ use crate::{
 
 const KEY: &str = "r:hall";
 
-/// How long a call may take while nobody serves and after: a second of tries, and the last of them.
+/// Limit of a call without a master and after the failover: a second of attempts, and the last of them.
 const SOON: Duration = Duration::from_secs(2);
 
-/// A master, the copy that takes over from it, and who is beside them.
+/// A master, the copy that is promoted, and the other servers.
 struct Place {
     master: Server,
     copy: Server,
@@ -65,7 +65,7 @@ impl Place {
         Self { master, copy, others, config }
     }
 
-    /// From here on the copy hears nothing, as one behind a network that is gone.
+    /// Cuts the copy off from its master, as a network failure does.
     fn cut_the_copy_off(&self) {
         eventually("the copy is in step", || {
             let (ours, copy) = (replication(&self.master), replication(&self.copy));
@@ -104,11 +104,11 @@ impl Place {
             };
             (asked.is_ok() || asked.is_err_and(|why| why.to_string().contains("INPROG"))).then_some(())
         });
-        eventually("all know who leads", || self.is_led_by_the_copy().then_some(()));
+        eventually("all servers know the new master", || self.is_led_by_the_copy().then_some(()));
     }
 }
 
-/// What was stored, each number under its unique key, and shown.
+/// Every number that was stored under its unique key, and shown.
 struct World {
     place: Place,
     floors: Arc<dyn Floors>,
@@ -121,17 +121,17 @@ impl World {
         RedisNumbers::connect(&config, Arc::clone(&self.floors), NonZeroU64::new(100).unwrap()).unwrap()
     }
 
-    /// With the deadline that people get.
+    /// Returns a node with the default deadline.
     fn quick(&self) -> RedisNumbers {
         self.node(self.place.config.timeout_ms)
     }
 
-    /// One that a busy machine does not turn away from Redis.
+    /// Returns a node with a deadline that a busy machine does not exceed.
     fn patient(&self) -> RedisNumbers {
         self.node(5_000)
     }
 
-    /// Takes some and stores them; none of them is there, and they are above the writer's last.
+    /// Takes and stores numbers; asserts that each is new and above the writer's last.
     async fn store(&self, node: &RedisNumbers, count: u64, last: &mut u64) {
         let begun = Stopwatch::start();
         let range = node.take(KEY, NonZeroU64::new(count).unwrap()).await.unwrap();
@@ -145,7 +145,8 @@ impl World {
         }
     }
 
-    /// A node that comes after the failover, knows nothing of this key, and meets a number that is stored: nobody shows it.
+    /// Returns a node that starts after the failover, without numbers of this key, and takes a stored number, which is
+    /// never shown.
     async fn meets_an_old_number(&self) -> RedisNumbers {
         for _ in 0..20 {
             let late = self.patient();
@@ -154,12 +155,12 @@ impl World {
                 return late;
             }
         }
-        panic!("the copy had nothing old to give, and this test shows nothing");
+        panic!("precondition: the copy has an old number");
     }
 }
 
-/// What a copy that lags and takes over may do to numbers.
-async fn repeats_nothing_once_it_is_seen(place: Place, floors: Arc<dyn Floors>) {
+/// Asserts what a promoted lagging copy may do to numbers.
+async fn assert_nothing_repeats_once_noticed(place: Place, floors: Arc<dyn Floors>) {
     let world = World { place, floors, stored: Mutex::default() };
     let (before, knows) = (world.patient(), world.quick());
     let mut last = [0; 3];
@@ -172,7 +173,7 @@ async fn repeats_nothing_once_it_is_seen(place: Place, floors: Arc<dyn Floors>) 
     }
     world.store(&knows, 1, &mut last[1]).await;
     world.place.master.kill();
-    // Nobody leads.
+    // No server is the master.
     let alone = world.quick();
     for _ in 0..5 {
         world.store(&knows, 3, &mut last[1]).await;
@@ -185,35 +186,35 @@ async fn repeats_nothing_once_it_is_seen(place: Place, floors: Arc<dyn Floors>) 
     lasts[..3].copy_from_slice(&last);
     for round in 0..100 {
         for (node, last) in [&before, &knows, &alone, &late].into_iter().zip(&mut lasts) {
-            // Each sees it in its own time; until then it gives nothing that is below what it gave.
+            // Each node notices in its own time; until then it assigns nothing below its earlier numbers.
             if round == 50 {
                 node.changed().await.unwrap();
             }
             world.store(node, 1 + round % 4, last).await;
         }
     }
-    // From the block that all share, not from one of its own.
+    // From the shared block, not from one of its own.
     world.store(&before, 1, &mut lasts[0]).await;
     let shared: u64 = world.place.copy.ask(&["HGET", &format!("tg:seq:{{{KEY}}}"), "CURR"]);
     assert_eq!(shared, lasts[0]);
 }
 
 #[tokio::test]
-async fn s9_a_lagging_copy_that_sentinels_promote_repeats_nothing_once_it_is_seen() {
+async fn s9_lagging_copy_promoted_by_sentinels_repeats_nothing() {
     let database = Database::new().await;
     let place = Place::with_sentinel(Version::V7);
-    repeats_nothing_once_it_is_seen(place, database.store().await).await;
+    assert_nothing_repeats_once_noticed(place, database.store().await).await;
     let place = Place::with_sentinel(Version::V62);
-    repeats_nothing_once_it_is_seen(place, Arc::new(MemoryFloors::default())).await;
+    assert_nothing_repeats_once_noticed(place, Arc::new(MemoryFloors::default())).await;
 }
 
 #[tokio::test]
-async fn s9_a_lagging_copy_that_takes_over_in_a_cluster_repeats_nothing_once_it_is_seen() {
+async fn s9_lagging_copy_promoted_in_a_cluster_repeats_nothing() {
     let database = Database::new().await;
     let place = Place::in_a_cluster(Version::V7);
-    repeats_nothing_once_it_is_seen(place, database.store().await).await;
+    assert_nothing_repeats_once_noticed(place, database.store().await).await;
     let place = Place::in_a_cluster(Version::V62);
-    repeats_nothing_once_it_is_seen(place, Arc::new(MemoryFloors::default())).await;
+    assert_nothing_repeats_once_noticed(place, Arc::new(MemoryFloors::default())).await;
 }
 
 #[tokio::test]

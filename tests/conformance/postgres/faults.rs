@@ -1,4 +1,4 @@
-//! Postgres, and what goes wrong with it: owners that stop within a transaction, lost connections, conflicts, old tables.
+//! Faults of Postgres: owners that stop within a transaction, lost connections, conflicts, old tables.
 
 use std::{
     future::poll_fn,
@@ -56,7 +56,7 @@ async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
     eventually_async(PATIENCE, what, async || look().await.then_some(())).await;
 }
 
-/// Archives until the answer is known, as an owner does.
+/// Archives until the outcome is known, as an owner does.
 async fn archive(store: &Arc<dyn Store>, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -68,7 +68,7 @@ async fn archive(store: &Arc<dyn Store>, fence: Fence, delta: &Delta) -> Result<
     }
 }
 
-/// How many sessions of this database stand in a transaction and are told nothing.
+/// Returns the number of sessions of this database that are idle in a transaction.
 async fn idle_in_transaction(database: &Database) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%n.seq <= h.last_seq%'";
@@ -76,24 +76,24 @@ async fn idle_in_transaction(database: &Database) -> i64 {
 }
 
 #[tokio::test]
-async fn s10_s11_an_owner_that_stops_within_its_archive_is_not_in_the_way_and_not_heard_later() {
+async fn s10_s11_owner_stopped_in_its_archive_blocks_no_successor() {
     let database = Database::new().await;
-    // So long there is to find it stopped. Whoever waits for it gives up after twice that, and is refused.
+    // The test has this long to find it stopped. A waiting archive times out after twice that, and is refused.
     let config = config::PostgresConfig { stalled_ms: 2_000, ..database.config() };
     let frozen: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let other: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let mut zombie = Owner::take_over(&frozen, 0, 1).await;
     zombie.run(&[say("m1")]).await;
-    // More than goes with the archives of others, so it is this call that does it. A whole node is frozen in the tests of clusters.
+    // More rows than share a batch, so that this call writes them alone. The cluster tests freeze a whole node.
     let many: Vec<_> = (0..200).map(|n| say(&format!("n{n}"))).collect();
     let (_, delta) = zombie.apply(&many).await;
     let mut archive = frozen.archive(0, zombie.fence, &delta);
-    // It goes on step by step until it has the row, and then no further.
+    // It proceeds step by step until it has the row, and then stops.
     while idle_in_transaction(&database).await == 0 {
         let step = poll_fn(|context| Poll::Ready(archive.as_mut().poll(context))).await;
-        assert!(step.is_pending(), "it did not stop: {step:?}");
+        assert!(step.is_pending(), "the archive did not stop: {step:?}");
     }
-    // No longer than the zombie may stand in its transaction, though it was looked for in the first part of that.
+    // At most the time that the zombie may stay in its transaction, of which the search took the first part.
     let waited = Stopwatch::start();
     let taken = other.take_over(0, Fence(2), TOPIC).await.unwrap();
     assert!(waited.elapsed() < Duration::from_millis(config.stalled_ms + 1_500), "{:?}", waited.elapsed());
@@ -107,7 +107,7 @@ async fn s10_s11_an_owner_that_stops_within_its_archive_is_not_in_the_way_and_no
 }
 
 #[tokio::test]
-async fn s8_s9_a_row_that_the_heads_know_nothing_of_stops_the_archive_too() {
+async fn s8_s9_row_unknown_to_the_heads_stops_the_archive() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
@@ -124,8 +124,8 @@ async fn s8_s9_a_row_that_the_heads_know_nothing_of_stops_the_archive_too() {
     assert_eq!(last_seq(&store).await, 3);
 }
 
-/// Lets the next inserts into a table raise what two transactions in each other's way raise.
-async fn in_the_way(database: &Database, code: &str, times: u64) {
+/// Makes the next inserts into a table fail as in a conflict of two transactions.
+async fn fail_next_inserts(database: &Database, code: &str, times: u64) {
     database
         .execute(&format!(
             "CREATE SEQUENCE IF NOT EXISTS tries;
@@ -141,31 +141,31 @@ async fn in_the_way(database: &Database, code: &str, times: u64) {
 }
 
 #[tokio::test]
-async fn what_others_were_in_the_way_of_is_tried_again() {
+async fn conflicting_archive_is_retried() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
     owner.run(&[say("m1")]).await;
     for (code, id) in [("40001", "m2"), ("40P01", "m3")] {
-        in_the_way(&database, code, 2).await;
+        fail_next_inserts(&database, code, 2).await;
         owner.run(&[say(id)]).await;
         assert_eq!(database.number("SELECT last_value FROM tries").await, 3, "{code}");
     }
-    in_the_way(&database, "40001", 1_000).await;
+    fail_next_inserts(&database, "40001", 1_000).await;
     let (_, delta) = owner.apply(&[say("m4")]).await;
     let refused = store.archive(0, owner.fence, &delta).await;
-    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "not for ever: {refused:?}");
-    in_the_way(&database, "53100", 1_000).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "the retries end: {refused:?}");
+    fail_next_inserts(&database, "53100", 1_000).await;
     let refused = store.archive(0, owner.fence, &delta).await;
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "the disk is full: {refused:?}");
-    assert_eq!(database.number("SELECT last_value FROM tries").await, 1, "that is not tried again");
+    assert_eq!(database.number("SELECT last_value FROM tries").await, 1, "a full disk is not retried");
     database.execute("DROP TRIGGER fails ON messages").await;
     store.archive(0, owner.fence, &delta).await.unwrap();
     assert_eq!(last_seq(&store).await, 4);
 }
 
 #[tokio::test]
-async fn a_connection_that_ends_within_the_commit_leaves_it_unknown_and_the_same_again_finds_out() {
+async fn connection_lost_in_a_commit_is_resolved_by_a_retry() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
@@ -188,7 +188,7 @@ async fn a_connection_that_ends_within_the_commit_leaves_it_unknown_and_the_same
 }
 
 #[tokio::test]
-async fn connections_that_the_server_ended_are_made_anew() {
+async fn connections_closed_by_the_server_are_reopened() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
@@ -205,20 +205,20 @@ async fn connections_that_the_server_ended_are_made_anew() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_unavailable_soon() {
+async fn missing_server_is_unavailable_soon() {
     let gone = config::PostgresConfig {
         url: "postgres://tidegate@127.0.0.1:1/none".into(),
         connect_ms: 500,
         ..config::PostgresConfig::default()
     };
     let begun = Instant::now();
-    let refused = PostgresStore::open(&gone).await.err().expect("nobody is there");
+    let refused = PostgresStore::open(&gone).await.err().expect("no server listens");
     assert!(matches!(&refused, PostgresOpenError::Away(_)), "{refused}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test]
-async fn a_login_that_does_not_exist_or_may_do_too_little_is_refused_and_not_waited_for() {
+async fn unknown_or_unprivileged_login_is_refused_at_once() {
     let database = Database::new().await;
     let config = database.config();
     let (_, rest) = config.url.split_once('@').expect("a login");
@@ -233,7 +233,7 @@ async fn a_login_that_does_not_exist_or_may_do_too_little_is_refused_and_not_wai
 }
 
 #[tokio::test]
-async fn ten_thousand_messages_are_one_archive() {
+async fn ten_thousand_messages_fit_one_archive() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
@@ -258,7 +258,7 @@ async fn ten_thousand_messages_are_one_archive() {
     }
     let told = store.memberships(&names[7], None, 1_000).await.unwrap();
     assert_eq!(told.len(), 100);
-    // A retry at a new owner loads what it needs and finds each of them.
+    // A retry at a new owner loads the keys it needs, and finds each.
     let mut next = Owner::take_over(&store, 0, 2).await;
     let (outcomes, _) = next.apply(&bodies).await;
     assert!(outcomes.iter().all(|it| matches!(it, Outcome::Duplicate { .. })));
@@ -276,7 +276,7 @@ async fn age_keys(database: &Database) {
 }
 
 #[tokio::test]
-async fn s20_a_key_that_moved_to_a_newer_week_counts_and_old_weeks_go_by_the_rules() {
+async fn s20_moved_key_counts_and_old_weeks_are_dropped_by_rules() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
@@ -285,7 +285,7 @@ async fn s20_a_key_that_moved_to_a_newer_week_counts_and_old_weeks_go_by_the_rul
     let Body::Message(first) = say("m1") else { unreachable!() };
     let hash = message_key(&first);
     let (_, mut delta) = owner.apply(&[say("m3")]).await;
-    // As of a first attempt past the window: the ledger moves the key.
+    // As a first attempt after the window does: the ledger moves the key.
     delta.keys.push((hash, delta.keys[0].1));
     store.archive(0, owner.fence, &delta).await.unwrap();
     owner.ledger.archived(delta.to).unwrap();
@@ -293,7 +293,7 @@ async fn s20_a_key_that_moved_to_a_newer_week_counts_and_old_weeks_go_by_the_rul
     assert!(matches!(loaded[..], [Loaded::Key(_, Some(key))] if key.offset == 2), "{loaded:?}");
     let all = Scan::Keys { from: 0, after: None, limit: 100 };
     let all = store.scan(0, owner.fence, &all).await.unwrap().rows;
-    assert_eq!(all.len(), 3, "one key an id: {all:?}");
+    assert_eq!(all.len(), 3, "one key per id: {all:?}");
     assert!(all.contains(&loaded[0]), "the newer");
     let weeks = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'keys'::regclass";
     assert_eq!(database.number(weeks).await, 2);
@@ -307,7 +307,7 @@ async fn s20_a_key_that_moved_to_a_newer_week_counts_and_old_weeks_go_by_the_rul
 }
 
 #[tokio::test]
-async fn a_week_that_another_partition_still_needs_stays() {
+async fn week_that_another_partition_needs_is_kept() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut one = Owner::take_over(&store, 0, 1).await;
@@ -322,11 +322,11 @@ async fn a_week_that_another_partition_still_needs_stays() {
     assert_eq!(database.number(old).await, 2);
     two.run(&[forget(1)]).await;
     let there = "SELECT (to_regclass('keys_w0') IS NOT NULL)::integer::bigint";
-    eventually("nobody needs it", async || database.number(there).await == 0).await;
+    eventually("no partition needs the week", async || database.number(there).await == 0).await;
 }
 
 #[tokio::test]
-async fn several_nodes_make_the_tables_at_once_and_those_of_a_newer_one_are_refused() {
+async fn nodes_create_tables_concurrently_and_refuse_newer_ones() {
     let database = Database::new().await;
     let config = database.config();
     let opened = futures_util::future::join_all((0..4).map(|_| PostgresStore::open(&config))).await;
@@ -334,17 +334,17 @@ async fn several_nodes_make_the_tables_at_once_and_those_of_a_newer_one_are_refu
     let history = "INSERT INTO refinery_schema_history SELECT 99, 'later', applied_on, checksum
         FROM refinery_schema_history WHERE version = 1";
     database.execute(history).await;
-    let refused = PostgresStore::open(&config).await.err().expect("it is newer");
+    let refused = PostgresStore::open(&config).await.err().expect("newer tables are refused");
     assert!(matches!(&refused, PostgresOpenError::Schema(_)), "{refused}");
     assert!(refused.to_string().contains("start the newer tidegate"), "{refused}");
     database.execute("DELETE FROM refinery_schema_history WHERE version = 99").await;
     database.execute("UPDATE refinery_schema_history SET checksum = '1'").await;
-    let refused = PostgresStore::open(&config).await.err().expect("it is another");
+    let refused = PostgresStore::open(&config).await.err().expect("foreign tables are refused");
     assert!(matches!(&refused, PostgresOpenError::Schema(_)), "{refused}");
 }
 
 #[tokio::test]
-async fn tls_is_spoken_and_the_authority_is_checked() {
+async fn tls_is_used_and_the_authority_is_verified() {
     let database = Database::new().await;
     let authority = service_text("postgres", "authority");
     let tls = config::PostgresConfig { tls: true, tls_ca_file: authority.into(), ..database.config() };
@@ -354,7 +354,7 @@ async fn tls_is_spoken_and_the_authority_is_checked() {
         WHERE a.datname = current_database() AND s.ssl AND a.application_name = 'tidegate'";
     assert!(database.number(encrypted).await > 0);
     let system = config::PostgresConfig { tls: true, ..database.config() };
-    let refused = PostgresStore::open(&system).await.err().expect("nobody knows that authority");
+    let refused = PostgresStore::open(&system).await.err().expect("the authority is unknown");
     assert!(
         matches!(&refused, PostgresOpenError::Away(_)) && refused.to_string().contains("certificate"),
         "{refused}"
@@ -362,7 +362,7 @@ async fn tls_is_spoken_and_the_authority_is_checked() {
 }
 
 #[tokio::test]
-async fn a_value_that_cant_be_read_fails_who_reads_it_and_nobody_else() {
+async fn unreadable_value_fails_only_its_reader() {
     let database = Database::new().await;
     let store = node(&database).await;
     let mut owner = Owner::take_over(&store, 0, 1).await;
@@ -370,14 +370,14 @@ async fn a_value_that_cant_be_read_fails_who_reads_it_and_nobody_else() {
     let (_, delta) = owner.apply(&[say("m2")]).await;
     database.execute("UPDATE messages SET record = 'x'").await;
     assert!(matches!(store.page(&direct(), BACK).await, Err(StoreError::Damaged(_))));
-    assert_eq!(store.archive(0, owner.fence, &delta).await, Ok(()), "a reader's finding ends no archive");
+    assert_eq!(store.archive(0, owner.fence, &delta).await, Ok(()), "a reader's error fails no archive");
     assert!(store.take_over(0, Fence(2), TOPIC).await.is_ok(), "and no take-over");
 }
 
 #[tokio::test]
-async fn readers_who_have_all_their_connections_hold_up_no_archive() {
+async fn readers_using_all_connections_delay_no_archive() {
     let database = Database::new().await;
-    // No reader gives up before all of it has been looked at, however slow the machine is.
+    // No reader times out before the test has checked everything, however slow the machine is.
     let slow = config::PostgresConfig { connect_ms: 10_000, statement_ms: 60_000, ..database.config() };
     let config = config::PostgresConfig { pool_max: 2, stalled_ms: 30_000, ..slow };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
@@ -405,7 +405,7 @@ async fn readers_who_have_all_their_connections_hold_up_no_archive() {
 }
 
 #[tokio::test]
-async fn s8_two_nodes_that_both_believe_to_own_write_each_seq_once() {
+async fn s8_two_supposed_owners_write_each_seq_once() {
     let database = Database::new().await;
     let (one, two) = (node(&database).await, node(&database).await);
     let mut first = Owner::take_over(&one, 0, 1).await;
@@ -417,7 +417,7 @@ async fn s8_two_nodes_that_both_believe_to_own_write_each_seq_once() {
         tokio::join!(one.archive(0, first.fence, &stale), two.archive(0, second.fence, &fresh));
     assert_eq!((late, good), (Err(StoreError::Fenced), Ok(())));
     assert_eq!(last_seq(&one).await, 2);
-    // Put back to an earlier time, the store is not where its owner left it.
+    // A store restored to an earlier time is not at its owner's position.
     second.ledger.archived(fresh.to).unwrap();
     let (_, next) = second.apply(&[say("m3")]).await;
     database.execute("UPDATE partitions SET log_offset = 1").await;
@@ -426,7 +426,7 @@ async fn s8_two_nodes_that_both_believe_to_own_write_each_seq_once() {
 }
 
 #[tokio::test]
-async fn s6_floors_are_reserved_by_many_at_once_and_each_block_once() {
+async fn s6_concurrent_reservations_get_each_block_once() {
     let database = Database::new().await;
     let (one, two) = (database.store().await, database.store().await);
     let size = NonZeroU64::new(7).unwrap();
@@ -446,7 +446,7 @@ async fn s6_floors_are_reserved_by_many_at_once_and_each_block_once() {
 }
 
 #[tokio::test]
-async fn a_mark_that_is_kept_is_in_the_log_of_the_server() {
+async fn confirmed_mark_is_flushed_to_the_servers_log() {
     let database = Database::new().await;
     let store = node(&database).await;
     let at = async |what: &str| database.number(&format!("SELECT ({what}() - '0/0')::bigint")).await;
@@ -454,7 +454,7 @@ async fn a_mark_that_is_kept_is_in_the_log_of_the_server() {
         let before = at("pg_current_wal_insert_lsn").await;
         let mark = Personal::Read(Mark { seq, messages: seq, own: 0 });
         store.save_marks(&[(user("ann"), direct(), mark)]).await.unwrap();
-        // What was only promised to be written soon would be lost with the server.
+        // Without a flush, a mark would be lost with the server.
         assert!(at("pg_current_wal_flush_lsn").await > before, "mark {seq}");
     }
 }

@@ -1,4 +1,5 @@
-//! Redis that hangs, restarts, forgets its scripts, fails over or wants TLS: calls end in time and go on by themselves.
+//! Redis that hangs, restarts, loses its scripts, fails over or requires TLS: calls end in time and recover by
+//! themselves.
 
 use std::{
     fs::{self, Permissions},
@@ -29,7 +30,7 @@ fn routes(config: &config::RedisConfig) -> Arc<RedisRoutes> {
     Arc::new(RedisRoutes::connect(config, Leases::default()).unwrap())
 }
 
-fn wish(name: &str, at: &NodeBoot) -> Registration {
+fn registration(name: &str, at: &NodeBoot) -> Registration {
     Registration { user: user(name), device: device("phone"), at: at.clone(), above: 0, only_if: None }
 }
 
@@ -37,15 +38,15 @@ async fn lookup(routes: &RedisRoutes, name: &str) -> Result<usize, RoutesError> 
     routes.lookup(&[user(name)]).await.map(|rows| rows[0].len())
 }
 
-/// Until it works again; the time that took.
+/// Waits until the routes work again; returns the time that took.
 async fn eventually(routes: &RedisRoutes) -> Duration {
     let begun = Stopwatch::start();
-    eventually_async(PATIENCE, "it works again", async || lookup(routes, "ann").await.ok()).await;
+    eventually_async(PATIENCE, "the routes work again", async || lookup(routes, "ann").await.ok()).await;
     begun.elapsed()
 }
 
-/// The rows of ann, asked for again if the machine was late.
-async fn seen(routes: &RedisRoutes) -> usize {
+/// Returns the number of ann's rows, with retries on a slow machine.
+async fn rows_of_ann(routes: &RedisRoutes) -> usize {
     let begun = Stopwatch::start();
     loop {
         eventually(routes).await;
@@ -56,12 +57,12 @@ async fn seen(routes: &RedisRoutes) -> usize {
     }
 }
 
-/// Registers ann, again if the machine was late.
-async fn registered(routes: &RedisRoutes, at: &NodeBoot) -> Token {
+/// Registers ann, with retries on a slow machine.
+async fn register_ann(routes: &RedisRoutes, at: &NodeBoot) -> Token {
     let begun = Stopwatch::start();
     loop {
         eventually(routes).await;
-        match routes.register(wish("ann", at)).await {
+        match routes.register(registration("ann", at)).await {
             Ok(registered) => return registered.token,
             Err(error) => assert!(begun.elapsed() < Duration::from_secs(10), "{error}"),
         }
@@ -69,17 +70,17 @@ async fn registered(routes: &RedisRoutes, at: &NodeBoot) -> Token {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_costs_a_deadline_and_then_nothing() {
+async fn hanging_server_costs_one_deadline() {
     let server = Server::start(Version::V7);
     let (routes, a) = (routes(&server.config()), node("a", 1));
-    let before = registered(&routes, &a).await;
+    let before = register_ann(&routes, &a).await;
     server.signal(Signal::STOP);
     for _ in 0..3 {
         let begun = Instant::now();
         assert!(matches!(lookup(&routes, "ann").await, Err(RoutesError::Unknown(_))));
-        assert!(begun.elapsed() >= TIMEOUT, "it was asked");
+        assert!(begun.elapsed() >= TIMEOUT, "the first call waits for the server");
     }
-    // Now it is known to be away: calls cost nothing, but for a probe now and then.
+    // Now the server is known to be unavailable: calls fail at once, except for an occasional probe.
     let (begun, mut refused) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(1) {
         let call = Instant::now();
@@ -94,18 +95,18 @@ async fn a_server_that_hangs_costs_a_deadline_and_then_nothing() {
     server.signal(Signal::CONT);
     let back = eventually(&routes).await;
     assert!(back < Duration::from_millis(1_500), "{back:?}");
-    // The lease hears that it is slow, as long as nobody knows more.
+    // The lease learns that the server is slow until the outage is known.
     server.signal(Signal::STOP);
     let late = routes.nodes().await;
     server.signal(Signal::CONT);
     assert!(matches!(late, Err(RoutesError::Late(_))), "{late:?}");
     eventually(&routes).await;
-    assert_eq!(seen(&routes).await, 1);
-    assert!(registered(&routes, &a).await.epoch > before.epoch);
+    assert_eq!(rows_of_ann(&routes).await, 1);
+    assert!(register_ann(&routes, &a).await.epoch > before.epoch);
 }
 
 #[tokio::test]
-async fn s33_scripts_that_are_gone_are_loaded_again() {
+async fn s33_missing_scripts_are_loaded_again() {
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
         let (routes, a) = (routes(&server.patient()), node("a", 1));
@@ -113,7 +114,7 @@ async fn s33_scripts_that_are_gone_are_loaded_again() {
             let names: Vec<_> = (0..40).map(|n| format!("u{n}")).collect();
             let mut rows = Vec::new();
             for name in &names {
-                let token = routes.register(wish(name, &a)).await.unwrap().token;
+                let token = routes.register(registration(name, &a)).await.unwrap().token;
                 rows.push(tidegate::routes::Route { user: user(name), device: device("phone"), token });
             }
             let _: String = server.ask(&["SCRIPT", "FLUSH"]);
@@ -125,58 +126,58 @@ async fn s33_scripts_that_are_gone_are_loaded_again() {
 }
 
 #[tokio::test]
-async fn a_departure_stays_listed_until_it_is_removed_once_more() {
+async fn departure_stays_listed_until_its_second_removal() {
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
         let (routes, a) = (routes(&server.patient()), node("a", 1));
-        let token = routes.register(wish("ann", &a)).await.unwrap().token;
+        let token = routes.register(registration("ann", &a)).await.unwrap().token;
         let rows = [tidegate::routes::Route { user: user("ann"), device: device("phone"), token }];
         assert_eq!(routes.remove(&rows).await, Ok(vec![true]));
-        assert_eq!(routes.rows_of(&a, None, 9).await.unwrap(), rows, "nobody has told it yet");
+        assert_eq!(routes.rows_of(&a, None, 9).await.unwrap(), rows, "the departure is not published yet");
         assert_eq!(routes.remove(&rows).await, Ok(vec![false]));
         assert_eq!(routes.rows_of(&a, None, 9).await.unwrap(), []);
     }
 }
 
 #[tokio::test]
-async fn a_server_that_restarts_is_used_again_within_a_second() {
+async fn restarted_server_is_used_again_within_a_second() {
     let server = Server::start(Version::V7);
     let (routes, a) = (routes(&server.config()), node("a", 1));
-    let first = registered(&routes, &a).await;
+    let first = register_ann(&routes, &a).await;
     server.kill();
     for _ in 0..4 {
         let begun = Stopwatch::start();
         assert!(lookup(&routes, "ann").await.is_err());
         assert!(begun.elapsed() <= TIMEOUT * 2);
     }
-    assert!(matches!(routes.register(wish("ann", &a)).await, Err(RoutesError::Unavailable(_))));
+    assert!(matches!(routes.register(registration("ann", &a)).await, Err(RoutesError::Unavailable(_))));
     assert!(server.run());
     let back = eventually(&routes).await;
     assert!(back < Duration::from_secs(1), "{back:?}");
-    assert_eq!(seen(&routes).await, 0, "it came back empty");
-    assert!(registered(&routes, &a).await.epoch > first.epoch, "S9");
+    assert_eq!(rows_of_ann(&routes).await, 0, "the restarted server is empty");
+    assert!(register_ann(&routes, &a).await.epoch > first.epoch, "S9");
 }
 
 #[tokio::test]
-async fn a_server_that_is_read_only_is_told_from_one_that_lost_the_answer() {
+async fn read_only_server_is_distinguished_from_a_lost_reply() {
     let (server, master) = (Server::start(Version::V7), Server::start(Version::V7));
     let routes = routes(&server.patient());
     let _: String = server.ask(&["REPLICAOF", "127.0.0.1", &master.port.to_string()]);
-    let refused = routes.register(wish("ann", &node("a", 1))).await;
+    let refused = routes.register(registration("ann", &node("a", 1))).await;
     assert!(matches!(refused, Err(RoutesError::Unavailable(_))), "{refused:?}");
     let _: String = server.ask(&["REPLICAOF", "NO", "ONE"]);
     eventually(&routes).await;
-    assert_eq!(routes.register(wish("ann", &node("a", 1))).await.unwrap().replaced, None);
+    assert_eq!(routes.register(registration("ann", &node("a", 1))).await.unwrap().replaced, None);
 }
 
-/// A file that only this account may read.
+/// Writes a file that only this account may read.
 fn write_secret(file: &Path, text: &str) {
     let mut file = private::options().create(true).truncate(true).open(file).unwrap();
     file.write_all(text.as_bytes()).unwrap();
 }
 
 #[tokio::test]
-async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
+async fn password_is_read_from_its_file_and_a_wrong_one_reported() {
     let of_a_user = ["ACL", "SETUSER", "tide", "on", ">secret", "~*", "+@all"];
     let of_all = ["CONFIG", "SET", "requirepass", "secret"];
     for version in [Version::V7, Version::V62] {
@@ -209,7 +210,7 @@ async fn a_password_is_read_from_its_file_and_a_wrong_one_is_told() {
 }
 
 #[tokio::test]
-async fn a_user_that_may_only_touch_the_prefix_is_enough_and_without_the_password_nobody_gets_in() {
+async fn acl_user_limited_to_the_prefix_is_enough() {
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
         let rules = ["on", ">secret", "~tg:*", "+@all", "-@admin", "-@dangerous"];
@@ -221,7 +222,7 @@ async fn a_user_that_may_only_touch_the_prefix_is_enough_and_without_the_passwor
         let config = config::RedisConfig { username: "tide".to_owned(), password_file: file, ..open.clone() };
         let (mine, a) = (routes(&config), node("a", 1));
         assert_eq!(mine.renew(&info(&a)).await, Ok(1), "{version:?}");
-        mine.register(wish("ann", &a)).await.unwrap();
+        mine.register(registration("ann", &a)).await.unwrap();
         assert_eq!((lookup(&mine, "ann").await, mine.nodes().await.unwrap().len()), (Ok(1), 1));
         let others = config::RedisConfig { prefix: "other".to_owned(), ..config };
         for denied in [routes(&open), routes(&others)] {
@@ -232,7 +233,7 @@ async fn a_user_that_may_only_touch_the_prefix_is_enough_and_without_the_passwor
 }
 
 #[tokio::test]
-async fn resp3_is_spoken_to_either_version() {
+async fn resp3_is_used_with_both_versions() {
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
         assert_eq!(lookup(&routes(&server.patient()), "ann").await, Ok(0));
@@ -242,15 +243,16 @@ async fn resp3_is_spoken_to_either_version() {
 }
 
 #[tokio::test]
-async fn the_master_that_sentinels_name_is_used_and_followed() {
+async fn master_named_by_sentinels_is_used_and_followed() {
     for version in [Version::V7, Version::V62] {
         follows_sentinels_of(version).await;
     }
 }
 
-/// The time of a call is not enough to find out that the first is away and to ask the next: the connection is made beside it.
+/// The time of a call is too short to find out that the first sentinel hangs and to ask the next: the connection is
+/// opened in the background.
 #[tokio::test]
-async fn a_first_sentinel_that_hangs_keeps_nobody_from_the_master() {
+async fn hanging_first_sentinel_blocks_no_client() {
     let master = Server::start(Version::V7);
     let sentinels: Vec<Server> = (0..3).map(|_| Server::sentinel(&master)).collect();
     let urls = sentinels.iter().flat_map(|sentinel| sentinel.config().urls).collect();
@@ -260,10 +262,10 @@ async fn a_first_sentinel_that_hangs_keeps_nobody_from_the_master() {
     let begun = Stopwatch::start();
     assert!(matches!(lookup(&routes, "ann").await, Err(RoutesError::Unavailable(_))));
     assert!(begun.elapsed() <= TIMEOUT * 2, "a call has its deadline: {:?}", begun.elapsed());
-    // The driver gives the first one a second.
+    // The driver gives the first sentinel a second.
     let found = eventually(&routes).await;
     assert!(found < Duration::from_secs(3), "{found:?}");
-    // Lost again, while it still hangs.
+    // The connection is lost again, while the first sentinel still hangs.
     let _: i64 = master.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
     let again = eventually(&routes).await;
     assert!(again < Duration::from_secs(3), "{again:?}");
@@ -277,38 +279,40 @@ async fn follows_sentinels_of(version: Version) {
     let sentinel = Server::sentinel(&master);
     let config = config::RedisConfig { mode: "sentinel".to_owned(), ..sentinel.patient() };
     let (routes, a) = (routes(&config), node("a", 1));
-    let old = routes.register(wish("ann", &a)).await.unwrap().token;
+    let old = routes.register(registration("ann", &a)).await.unwrap().token;
     assert_eq!(routes.renew(&info(&a)).await, Ok(1));
     let knows = |server: &Server| server.try_ask::<String>(&["INFO", "replication"]).unwrap_or_default();
     crate::time::eventually("the replica is in step", || {
         let seen: Vec<redis::Value> = sentinel.ask(&["SENTINEL", "REPLICAS", "tidegate"]);
         (knows(&replica).contains("master_link_status:up") && !seen.is_empty()).then_some(())
     });
-    crate::time::eventually("the sentinel lets it take over", || {
+    crate::time::eventually("the sentinel lists the replica", || {
         sentinel.try_ask::<String>(&["SENTINEL", "FAILOVER", "tidegate"]).ok()
     });
-    crate::time::eventually("it took over", || knows(&replica).contains("role:master").then_some(()));
-    // The connection breaks, and the sentinel says where to.
+    crate::time::eventually("the replica is promoted", || {
+        knows(&replica).contains("role:master").then_some(())
+    });
+    // The connection breaks, and the sentinel names the new master.
     master.kill();
     let begun = Stopwatch::start();
     let new = loop {
-        match routes.register(wish("ann", &a)).await {
+        match routes.register(registration("ann", &a)).await {
             Ok(registered) => break registered,
-            // The sentinel asks once a second, and between two tries of ours lies up to 0.8 s.
+            // The sentinel polls once a second, and up to 0.8 s pass between two attempts.
             Err(error) => assert!(begun.elapsed() < Duration::from_secs(3), "{error}"),
         }
         tokio::task::yield_now().await;
     };
-    assert_eq!(new.replaced, Some(old), "the row came along");
+    assert_eq!(new.replaced, Some(old), "the row was replicated");
     let row: String = replica.ask(&["HGET", "tg:route:{ann}", "phone"]);
     assert_eq!(row, new.token.to_string());
-    // The beat came along too; what was acked after it may not have.
-    assert!(matches!(routes.renew(&info(&a)).await, Err(RoutesError::Unknown(_))), "another one answers");
-    assert_eq!(routes.renew(&info(&a)).await, Ok(3), "which is told once");
+    // The renewal counter was replicated too; what was acked after it may be lost.
+    assert!(matches!(routes.renew(&info(&a)).await, Err(RoutesError::Unknown(_))), "another server replies");
+    assert_eq!(routes.renew(&info(&a)).await, Ok(3), "the loss is reported once");
 }
 
 #[tokio::test]
-async fn another_connection_to_the_same_server_is_no_loss_where_that_can_be_told() {
+async fn reconnect_to_the_same_server_is_no_loss() {
     for version in [Version::V7, Version::V62] {
         let server = Server::start(version);
         let file = server.folder.join("password");
@@ -338,8 +342,8 @@ async fn another_connection_to_the_same_server_is_no_loss_where_that_can_be_told
 }
 
 #[tokio::test]
-async fn with_tls_the_certificate_is_checked() {
-    // Version 7 alone: the 6.2 that can be had as a package was built without TLS.
+async fn certificate_is_verified_with_tls() {
+    // Version 7 only: the packaged 6.2 was built without TLS.
     let server = Server::tls();
     let config =
         config::RedisConfig { tls: true, tls_ca_file: server.folder.join("ca.pem"), ..server.patient() };
@@ -350,21 +354,21 @@ async fn with_tls_the_certificate_is_checked() {
 }
 
 #[tokio::test]
-async fn with_tls_all_masters_of_a_cluster_are_reached_and_their_certificates_checked() {
+async fn cluster_masters_are_reached_and_verified_over_tls() {
     let servers = tls_cluster();
     let ca = servers[0].folder.join("ca.pem");
-    // What is left of each is its door with TLS.
+    // Each keeps only its TLS port.
     for server in &servers {
         let _: String = server.ask(&["CONFIG", "SET", "port", "0"]);
         assert!(server.try_ask::<String>(&["PING"]).is_err());
     }
     let config = config::RedisConfig { tls: true, tls_ca_file: ca, ..crate::redis::cluster_config(&servers) };
-    // One is enough to find the others.
+    // One server is enough to find the others.
     for urls in [config.urls.clone(), config.urls[1..2].to_vec()] {
         let routes = routes(&config::RedisConfig { urls, ..config.clone() });
         for nth in 0..30 {
             let name = format!("u{nth}");
-            routes.register(wish(&name, &node("a", 1))).await.unwrap();
+            routes.register(registration(&name, &node("a", 1))).await.unwrap();
             assert_eq!(lookup(&routes, &name).await, Ok(1), "{name}");
         }
     }

@@ -1,4 +1,4 @@
-//! Routes of each kind, with time that a case lets pass, and a way to lose everything.
+//! Routes of each kind, with a way to let time pass and a way to lose everything.
 
 use std::{
     sync::{Arc, Mutex},
@@ -16,12 +16,12 @@ use super::{
         redis::{self, Server, Version},
         user,
     },
-    info, wish,
+    info, registration,
 };
 
 pub(super) const LEASES: Leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(30) };
 
-/// The routes, a way to let time pass, and a way to lose everything.
+/// Routes of one adapter, with control over time and loss.
 pub(super) struct World {
     routes: Mutex<Arc<dyn Routes>>,
     engine: Engine,
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// How far before a moment is surely before it: a server's clock goes on while a case runs.
+    /// Margin by which a moment is surely before another: a server's clock continues while a case runs.
     pub(super) fn slack(&self) -> Duration {
         match &self.engine {
             Engine::Memory { .. } => Duration::from_millis(1),
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// What a restart without persistence does.
+    /// Loses everything, as a restart without persistence does.
     pub(super) async fn lose_everything(&self) {
         match &self.engine {
             Engine::Memory { clock, wrap } => {
@@ -98,7 +98,7 @@ impl World {
     }
 
     pub(super) async fn login(&self, name: &str, on: &str, at: &NodeBoot) -> Registered {
-        self.port().register(wish(name, on, at)).await.unwrap()
+        self.port().register(registration(name, on, at)).await.unwrap()
     }
 
     pub(super) async fn tokens(&self, name: &str) -> Vec<Token> {
@@ -106,12 +106,12 @@ impl World {
         rows[0].iter().map(|(_, token)| token.clone()).collect()
     }
 
-    /// The user's only row has this token.
-    pub(super) async fn stands(&self, name: &str, token: &Token) {
+    /// Asserts that the user's only row has this token.
+    pub(super) async fn assert_registered(&self, name: &str, token: &Token) {
         assert_eq!(self.tokens(name).await.as_slice(), std::slice::from_ref(token));
     }
 
-    /// Removes the row, and once more where it was there: as when its departure was told.
+    /// Removes the row, and once more if it existed, as after its departure was published.
     pub(super) async fn remove(&self, row: &Route) -> bool {
         let rows = std::slice::from_ref(row);
         let gone = self.port().remove(rows).await.unwrap() == [true];

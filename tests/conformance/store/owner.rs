@@ -1,4 +1,4 @@
-//! An owner in little: runs records through the ledger and archives what comes out.
+//! Minimal owner: runs records through the ledger and archives the result.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,9 +19,9 @@ pub(crate) struct Owner {
     partition: u32,
     pub(crate) fence: Fence,
     pub(crate) ledger: Ledger,
-    /// Behind the last record applied.
+    /// Position after the last applied record.
     pub(crate) position: Position,
-    /// The receive time of the records.
+    /// Receive time of the records.
     pub(crate) time: u64,
 }
 
@@ -33,7 +33,7 @@ impl Owner {
         Self { store: Arc::clone(store), partition, fence, ledger, position: taken.position, time: 1_000 }
     }
 
-    /// Applies the records as the next ones of the log; archives nothing.
+    /// Applies records as the next ones of the log, without an archive.
     pub(crate) async fn apply(&mut self, bodies: &[Body]) -> (Vec<Outcome>, Delta) {
         let origin = Origin { node: NodeId::new("n").unwrap(), boot: 1, conn: 1, request: 1 };
         let received_at = self.time;
@@ -56,7 +56,7 @@ impl Owner {
         (outcomes, self.ledger.take_delta(self.position).unwrap())
     }
 
-    /// Applies and archives.
+    /// Applies and archives records.
     pub(crate) async fn run<const N: usize>(&mut self, bodies: &[Body; N]) -> [Outcome; N] {
         let (outcomes, delta) = self.apply(bodies).await;
         self.store.archive(self.partition, self.fence, &delta).await.unwrap();

@@ -1,4 +1,4 @@
-//! Pages of history: flaws S13 and S14 (sort keys), S17 and S18 (paging), S19 (what is gone).
+//! Pages of history: flaws S13 and S14 (sort keys), S17 and S18 (paging), S19 (removed rows).
 
 use std::sync::Arc;
 
@@ -11,9 +11,7 @@ use super::{
     say, seq_of, seqs, user,
 };
 
-pub(super) async fn s17_pages_by_cursor_neither_skip_nor_repeat_while_messages_arrive(
-    store: &Arc<dyn Store>,
-) {
+pub(super) async fn s17_cursor_pages_skip_and_repeat_nothing_under_load(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     for n in 0..50 {
         owner.run(&[say(&format!("m{n}"))]).await;
@@ -46,7 +44,7 @@ pub(super) async fn s13_s14_rows_sort_by_their_whole_seq(store: &Arc<dyn Store>)
     assert_eq!(seqs(&store.page(&direct(), forth(far[2], 9)).await.unwrap()), [far[3]]);
 }
 
-pub(super) async fn s18_reading_old_pages_moves_nothing(store: &Arc<dyn Store>) {
+pub(super) async fn s18_reading_old_pages_moves_no_mark(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     for n in 0..20 {
         owner.run(&[say(&format!("m{n}"))]).await;
@@ -59,7 +57,7 @@ pub(super) async fn s18_reading_old_pages_moves_nothing(store: &Arc<dyn Store>) 
     assert_eq!(seqs(&store.page(&direct(), back(5)).await.unwrap()), newest);
 }
 
-pub(super) async fn a_page_is_bounded_but_always_brings_one_row(store: &Arc<dyn Store>) {
+pub(super) async fn page_is_bounded_but_returns_at_least_one_row(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     let large = |id| message(&direct(), "ann", id, 0, &"x".repeat(1_000));
     owner.run(&[large("m1"), large("m2"), large("m3")]).await;
@@ -71,7 +69,7 @@ pub(super) async fn a_page_is_bounded_but_always_brings_one_row(store: &Arc<dyn 
     assert_eq!(nothing, Page { head: None, rows: Vec::new() });
 }
 
-pub(super) async fn s19_recalled_and_pruned_rows_are_gone_and_said_to_be(store: &Arc<dyn Store>) {
+pub(super) async fn s19_recalled_and_pruned_rows_are_reported_as_removed(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2"), say("m3")]).await;
     let recall = Recall { conversation: direct(), seq: 2, by: Some(user("ann")) };

@@ -1,4 +1,4 @@
-//! What a store keeps of each user: stays, marks, what is cleared and hidden, wishes (flaws S23, S24).
+//! Rows that a store keeps for each user: stays, marks, cleared and hidden entries, user settings (flaws S23, S24).
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use super::{
     say, user,
 };
 
-pub(super) async fn a_rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
+pub(super) async fn rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     let g = group("g");
     let said = |id: &str| message(&g, "ann", id, 0, "text");
     owner.run(&[change("g", MemberAction::Create, &["ann", "cid"], "r1"), said("m1")]).await;
-    // One batch: what lies between two archives must not fall out.
+    // One batch: changes between two archives must not get lost.
     owner
         .run(&[
             change("g", MemberAction::Kick, &["cid"], "r2"),
@@ -47,7 +47,7 @@ pub(super) async fn a_rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
     assert_eq!((ann.stays, ann.member.joined_seq, ann.member.sent), (vec![], 1, 4));
 }
 
-pub(super) async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standing(store: &Arc<dyn Store>) {
+pub(super) async fn s23_s24_marks_only_move_forward_in_the_member_view(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
     let mark = |seq| Personal::Read(Mark { seq, messages: seq, own: 0 });
@@ -62,14 +62,14 @@ pub(super) async fn s23_s24_marks_only_move_forward_and_are_told_with_the_standi
     store.save_marks(&[(bob.clone(), d.clone(), mark(2)), (bob.clone(), d.clone(), mark(1))]).await.unwrap();
     assert_eq!(stored().await, [2, 0]);
     store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
-    assert_eq!(stored().await, [2, 1], "a late one changes nothing");
+    assert_eq!(stored().await, [2, 1], "a late mark changes nothing");
     let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
-    assert_eq!(ann.level, UserState::default(), "marks are each user's own");
+    assert_eq!(ann.level, UserState::default(), "marks are per user");
     owner.run(&[say("m3")]).await;
-    assert_eq!(stored().await, [2, 1], "an archive leaves them alone");
+    assert_eq!(stored().await, [2, 1], "an archive changes no marks");
 }
 
-pub(super) async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: &Arc<dyn Store>) {
+pub(super) async fn member_view_has_cleared_and_hidden_entries(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     owner.run(&[say("m1"), say("m2"), say("m3")]).await;
     let (bob, d) = (user("bob"), direct());
@@ -86,7 +86,7 @@ pub(super) async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: 
     save(Personal::Cleared(at(2))).await;
     save(Personal::Cleared(at(1))).await;
     let level = UserState { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
-    assert_eq!(kept().await, level, "only forward, and what is cleared need not be hidden");
+    assert_eq!(kept().await, level, "marks only move forward, and cleared entries need no hide");
     let told = store.memberships(&bob, None, 9).await.unwrap();
     assert_eq!(told[0].standing.level, level);
     assert_eq!(
@@ -95,7 +95,7 @@ pub(super) async fn what_is_cleared_and_hidden_is_told_with_the_standing(store: 
     );
 }
 
-pub(super) async fn stays_that_all_begin_at_the_beginning_are_all_kept(store: &Arc<dyn Store>) {
+pub(super) async fn stays_with_equal_start_are_all_kept(store: &Arc<dyn Store>) {
     let mut owner = Owner::take_over(store, 0, 1).await;
     let Body::Member(mut open) = change("g", MemberAction::Create, &["ann"], "r0") else { unreachable!() };
     open.settings.insert("history".into(), "all".into());
@@ -109,7 +109,7 @@ pub(super) async fn stays_that_all_begin_at_the_beginning_are_all_kept(store: &A
     assert_eq!(stays, [(1, 2), (1, 4), (1, 6)]);
 }
 
-pub(super) async fn what_users_wish_is_kept_one_by_one(store: &Arc<dyn Store>) {
+pub(super) async fn user_settings_are_kept_one_by_one(store: &Arc<dyn Store>) {
     let (ann, nothing) = (user("ann"), UserSettings::default());
     assert_eq!(store.merge_settings(&ann, nothing).await.unwrap(), nothing);
     let first = UserSettings { ack_tries: 2, retention: Some(Retention::OneDay), ..nothing };

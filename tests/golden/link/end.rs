@@ -1,4 +1,4 @@
-//! The calls of the golden files: how they are made, what the peer takes them for, and what it replies.
+//! Calls of the golden files: how they are made, how the peer reads them, and its replies.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tidegate_protocol::{
 
 const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-/// A peer that notes what it is asked, and replies by fixed rules.
+/// Peer that records its calls, and replies by fixed rules.
 #[derive(Default)]
 pub(crate) struct End {
     asked: Mutex<Vec<String>>,
@@ -31,7 +31,7 @@ impl End {
         self.asked.lock().push(what);
     }
 
-    /// Everything came, each once and as it was meant; lanes have no order among each other.
+    /// Asserts that each call arrived once and unchanged; streams have no order among each other.
     pub(crate) fn check(&self) {
         let mut asked = self.asked.lock().clone();
         let mut expected = calls(&super::caller());
@@ -110,7 +110,7 @@ fn level() -> ArchivedUpTo {
     ArchivedUpTo { archived: vec![up_to(0, 0), up_to(3, u64::MAX)], unarchived: vec![up_to(u32::MAX, 7)] }
 }
 
-fn strays() -> Vec<BestEffortMessage> {
+fn best_effort() -> Vec<BestEffortMessage> {
     let frame = b"\xaa\x01\x02hi".as_slice();
     vec![
         BestEffortMessage::RoomMessage {
@@ -153,7 +153,7 @@ fn steps() -> Vec<TraceEvent> {
     ]
 }
 
-/// What the peer notes of all calls, in the order of [`call_all`].
+/// Returns what the peer records of all calls, in the order of [`call_all`].
 pub(crate) fn calls(caller: &NodeBoot) -> Vec<String> {
     vec![
         format!("{:?}", answers()),
@@ -163,16 +163,16 @@ pub(crate) fn calls(caller: &NodeBoot) -> Vec<String> {
         format!("settled {:?}", unarchived()),
         format!("{caller} {:?}", asks()),
         format!("{:?}", query()),
-        format!("{:?}", strays()),
+        format!("{:?}", best_effort()),
         "a refusal".to_owned(),
         "a doubt".to_owned(),
     ]
 }
 
-/// Makes each kind of call once, and checks what came of it.
+/// Makes each kind of call once, and checks the results.
 pub(crate) async fn call_all(link: &GrpcLink, caller: &NodeBoot, to: &NodeBoot) {
     let patience = Duration::from_secs(1);
-    // Until there is a connection, calls wait in their lane.
+    // Calls wait in their queue until there is a connection.
     assert_eq!(link.answers(to, answers()).await, Ok(()));
     let landings = vec![vec![Landing::Delivered, Landing::NotHere], vec![Landing::NotHere]];
     assert_eq!(link.deliver(to, deliveries()).await, Ok(landings));
@@ -186,7 +186,7 @@ pub(crate) async fn call_all(link: &GrpcLink, caller: &NodeBoot, to: &NodeBoot) 
     assert_eq!(link.answers_again(caller, to, asks()).await, Ok(words()));
     let found = link.traces(to, query()).await.map(|steps| format!("{steps:?}"));
     assert_eq!(found, Ok(format!("{:?}", steps())));
-    assert_eq!(link.send_best_effort(to, strays()).await, Ok(()));
+    assert_eq!(link.send_best_effort(to, best_effort()).await, Ok(()));
     let refused = link.stop_sessions(to, vec![session("refused", 1)]).await;
     assert_eq!(refused, Err(LinkError::Unavailable("the node is leaving".to_owned())));
     let doubt = link.stop_sessions(to, vec![session("doubt", 1)]).await;
@@ -251,8 +251,12 @@ impl Link for End {
         Ok(words())
     }
 
-    async fn send_best_effort(&self, _: &NodeBoot, strays: Vec<BestEffortMessage>) -> Result<(), LinkError> {
-        self.note(format!("{strays:?}"));
+    async fn send_best_effort(
+        &self,
+        _: &NodeBoot,
+        messages: Vec<BestEffortMessage>,
+    ) -> Result<(), LinkError> {
+        self.note(format!("{messages:?}"));
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! `LinkService` with messages as plain bytes, at either end: what it carries is up to the test.
+//! `LinkService` with messages as plain bytes, at either end: the test decides the content.
 
 use std::{
     convert::Infallible,
@@ -26,13 +26,13 @@ use tonic::{
 
 const METHOD: &str = "/tidegate.v1.LinkService/Exchange";
 
-/// Messages that wait on a lane.
+/// Limit of messages that wait on a stream.
 const WAITING: usize = 16;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 type Said = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
-/// Passes messages as they are.
+/// Codec that passes messages unchanged.
 #[derive(Clone, Copy, Default)]
 struct Plain;
 
@@ -71,19 +71,19 @@ impl Decoder for Plain {
     }
 }
 
-/// One end of a lane.
+/// One end of a stream.
 pub(crate) struct Lane {
     to: mpsc::Sender<Bytes>,
     from: Streaming<Bytes>,
 }
 
 impl Lane {
-    /// Sends a message; a lane that is over takes it and forgets it.
+    /// Sends a message; a closed stream discards it.
     pub(crate) async fn send(&self, message: Bytes) {
         self.to.send(message).await.ok();
     }
 
-    /// Waits for the next message; none when the lane is over.
+    /// Waits for the next message; `None` when the stream has ended.
     pub(crate) async fn receive(&mut self) -> Option<Bytes> {
         self.from.message().await.ok().flatten()
     }
@@ -93,18 +93,18 @@ fn stream_of(from: mpsc::Receiver<Bytes>) -> impl Stream<Item = Bytes> + Send + 
     stream::unfold(from, async |mut from| from.recv().await.map(|message| (message, from)))
 }
 
-/// Opens a lane to a listener.
+/// Opens a stream to a listener.
 pub(crate) async fn open(address: SocketAddr) -> Lane {
-    let channel = Channel::from_shared(format!("http://{address}")).expect("a good address");
+    let channel = Channel::from_shared(format!("http://{address}")).expect("a valid address");
     let mut client = Client::new(channel.connect().await.expect("somebody listens"));
-    client.ready().await.expect("it is connected");
+    client.ready().await.expect("the channel is connected");
     let (to, sent) = mpsc::channel(WAITING);
     let method = http::uri::PathAndQuery::from_static(METHOD);
     let lane = client.streaming(Request::new(stream_of(sent)), method, Plain).await.expect("a lane");
     Lane { to, from: lane.into_inner() }
 }
 
-/// A listener that hands each lane, with its number from 0, to a task of its own.
+/// Listener that passes each stream, with its number from 0, to a task of its own.
 pub(crate) struct RawListener(SocketAddr);
 
 impl RawListener {
@@ -113,7 +113,7 @@ impl RawListener {
         F: Future<Output = ()> + Send + 'static,
     {
         let incoming = TcpIncoming::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
-        let address = incoming.local_addr().expect("it is bound");
+        let address = incoming.local_addr().expect("the socket is bound");
         let serve: Serve = Arc::new(move |number, lane| Box::pin(serve(number, lane)));
         let service = Lanes { serve, count: Arc::default() };
         tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(service, incoming));

@@ -1,4 +1,4 @@
-//! A connection of the smallest client there can be: bytes out, and what comes in cut by the rules of SPEC alone.
+//! Connection of a minimal client: bytes out, and input split by the rules of SPEC alone.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -14,10 +14,10 @@ use tidegate_protocol::{
 
 use crate::{convert::blur_text, meaning, support::PATIENCE};
 
-/// The key of every upgrade, for which the answer of any server is the same.
+/// Key of every upgrade, for which every server has the same reply.
 const UPGRADE_KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 
-/// The mask of every WebSocket frame.
+/// Mask of every WebSocket frame.
 const MASK: [u8; 4] = [1, 2, 3, 4];
 
 /// Returns the first bytes of a connection.
@@ -72,12 +72,12 @@ fn masked(opcode: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// One connection, and what came and was not taken yet.
+/// One connection, and its input that was not taken yet.
 pub(crate) struct Raw {
     stream: TcpStream,
     wire: Wire,
     buffer: Vec<u8>,
-    /// The answer to an upgrade is still to come.
+    /// Whether the reply to an upgrade is pending.
     opens: bool,
     ended: bool,
     received: Vec<Value>,
@@ -95,7 +95,7 @@ impl Raw {
         self.stream.write_all(bytes).expect("the node reads");
     }
 
-    /// Takes so many things that came, waiting for them.
+    /// Takes `count` items of input, waiting for them.
     pub(crate) fn next(&mut self, count: usize) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         while self.received.len() < count && !self.ended && Instant::now() < deadline {
@@ -105,7 +105,7 @@ impl Raw {
         self.received.drain(..count).collect()
     }
 
-    /// Takes what comes until nothing does for that long.
+    /// Takes input until none arrives for `quiet`.
     pub(crate) fn until_quiet(&mut self, quiet: Duration) -> Vec<Value> {
         while !self.ended && self.read(Instant::now() + quiet) {}
         std::mem::take(&mut self.received)
@@ -116,7 +116,7 @@ impl Raw {
         self.next(1).is_empty() && self.ended && self.buffer.is_empty()
     }
 
-    /// Reads once; false if nothing came in time.
+    /// Reads once; returns false if nothing arrives in time.
     fn read(&mut self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         self.stream.set_read_timeout(Some(left)).expect("a socket takes options");
@@ -139,7 +139,7 @@ impl Raw {
         true
     }
 
-    /// The first whole thing in the buffer, and its length.
+    /// Returns the first complete item in the buffer, and its length.
     fn cut(&mut self) -> Option<(Value, usize)> {
         let buffer = &self.buffer[..];
         if self.opens {
@@ -190,7 +190,7 @@ fn ws_meaning(opcode: u8, payload: &[u8]) -> Value {
     }
 }
 
-/// The answer to an upgrade: what a client checks of it.
+/// Describes the reply to an upgrade by what a client checks of it.
 fn upgraded(head: &[u8]) -> Value {
     let head = String::from_utf8_lossy(head).to_lowercase();
     let of =
@@ -202,15 +202,15 @@ fn upgraded(head: &[u8]) -> Value {
     })
 }
 
-/// A frame, without what differs from run to run.
+/// Describes a frame without what differs between runs.
 fn frame(payload: &[u8], framing: Framing) -> Value {
     let mut it = meaning::read_frame(payload, framing);
     blur(&mut it, false);
     it
 }
 
-/// Times, names of sessions, figures of a configuration, places in live rooms (which go by the clock) and words for people
-/// become the same everywhere.
+/// Blurs times, session names, figures of a configuration, numbers in live rooms (which follow the clock) and texts for
+/// humans.
 fn blur(it: &mut Value, figures: bool) {
     let in_room = it["conversation"].as_str().is_some_and(|it| it.starts_with("r:"));
     match it {
@@ -220,7 +220,7 @@ fn blur(it: &mut Value, figures: bool) {
                     "time" | "serverTime" => *value = json!(0),
                     "seq" if in_room => *value = json!(0),
                     "session" => *value = json!("…"),
-                    // One that the client did not choose is random.
+                    // An id that the client did not choose is random.
                     "nextId" => *value = blur_text(value.as_str().unwrap_or_default()).into(),
                     "message" | "reason" if value.is_string() => *value = json!("…"),
                     "welcome" => blur(value, true),

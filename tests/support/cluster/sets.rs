@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Returns the settings by which the nodes of a cluster know each other and keep apart from other clusters: all names on the
-/// services begin with `name`, which is also that of the database at `postgres_url`.
+/// Returns the settings by which the nodes of a cluster find each other and are separate from other clusters: all names
+/// on the services begin with `name`, which is also that of the database at `postgres_url`.
 pub(crate) fn cluster_sets(
     name: &str,
     [token_key, link_secret]: [&Path; 2],

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{PATIENCE, becomes};
 
-/// The lines that came from one or more streams so far.
+/// Lines received from one or more streams.
 #[derive(Clone, Default)]
 pub struct Screen(Arc<Mutex<Vec<String>>>);
 

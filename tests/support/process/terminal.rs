@@ -1,4 +1,4 @@
-//! A pseudo-terminal, for what commands print to people only.
+//! Pseudo-terminal, for output that commands print to terminals only.
 
 use std::{fs::File, process::Stdio};
 
@@ -7,12 +7,13 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
 };
 
-/// A terminal: the end where a command writes, and the one where a person reads. Reading ends with an error once all who write have ended.
+/// Opens a terminal: the end where a command writes, and the end where a person reads. Reading fails once all writers
+/// have ended.
 pub fn terminal() -> (Stdio, File) {
     let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC);
     let person = person.expect("a pseudo-terminal");
-    grantpt(&person).expect("it is ours");
-    unlockpt(&person).expect("it is ours");
+    grantpt(&person).expect("the terminal is open");
+    unlockpt(&person).expect("the terminal is open");
     let name = ptsname(&person, Vec::new()).expect("its other end has a name");
     let command = open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty());
     (Stdio::from(command.expect("its other end")), File::from(person))

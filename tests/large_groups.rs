@@ -1,4 +1,4 @@
-//! Large groups on nodes of one process with memory ports: one record a node, exact members, and nothing missed in silence.
+//! Large groups on nodes of one process with memory ports: one record per node, exact members, and no silent loss.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use tidegate::{
 };
 use tidegate_protocol::{codec::Wire, pb};
 
-/// The first node owns the log; groups of more than four members are large.
+/// Returns a mesh whose first node owns the log; groups of more than four members are large.
 fn mesh() -> Mesh {
     let numbers: Arc<dyn Numbers> = Arc::new(ClockNumbers::new(|| 1));
     Mesh::start(3, &numbers)
@@ -28,17 +28,18 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(|n| format!("u{n}")).collect()
 }
 
-/// A group `g:big` of so many, and the first of them logged in on the nodes in turn.
-fn crowd(mesh: &Mesh, members: usize, online: usize) -> Vec<Client> {
-    // Who logs in at once may be told that the group was made. Each node hears of another group behind it, so it is told by then.
+/// Creates a group `g:big` of `members`, and logs the first `online` of them in on the nodes in turn.
+fn large_group(mesh: &Mesh, members: usize, online: usize) -> Vec<Client> {
+    // A member who logs in at once may get the creation as a push. Each node gets a change of another group after it,
+    // and so has both by then.
     let scouts = ["s0", "s1", "s2"];
     let mut heard: Vec<Client> = (0..3).map(|nth| mesh.login(nth, Wire::Tcp, scouts[nth], "phone")).collect();
     let names = names(members);
     mesh.group("big", &names.iter().map(String::as_str).collect::<Vec<_>>());
     mesh.group("scouts", &[&scouts[..], &["s3", "s4"]].concat());
     heard.iter_mut().for_each(|scout| drop(scout.expect_push()));
-    // Nothing more is to be declared for them.
-    eventually("their nodes have said so", || {
+    // The nodes have nothing more to declare for them.
+    eventually("their nodes have declared interest", || {
         (mesh.interested("g:scouts") == ["n1", "n2", "n3"]).then_some(())
     });
     (0..online).map(|n| mesh.login(n % 3, Wire::ALL[n % 4], &names[n], "phone")).collect()
@@ -48,31 +49,31 @@ fn kind(push: &pb::Push) -> Option<pb::MemberChange> {
     push.event.as_ref().and_then(|event| pb::MemberChange::try_from(event.change).ok())
 }
 
-/// Says that, under an id made of it.
-fn say(client: &mut Client, text: &str) -> u64 {
+/// Sends a text under an id derived from it.
+fn send_text(client: &mut Client, text: &str) -> u64 {
     client.text("g:big", &text.replace(' ', "-"), text)
 }
 
-/// The text of a push; none where it is an event.
-fn word(push: &pb::Push) -> &str {
+/// Returns the text of a push, or an empty one for an event.
+fn text_or_empty(push: &pb::Push) -> &str {
     if push.content.is_some() { text_of(push) } else { "" }
 }
 
-/// Pushes up to the one with that text.
+/// Receives pushes up to the one with that text.
 fn up_to(client: &mut Client, text: &str) -> Vec<pb::Push> {
     let mut all = Vec::new();
     loop {
         all.push(client.expect_push());
-        if word(&all[all.len() - 1]) == text {
+        if text_or_empty(&all[all.len() - 1]) == text {
             return all;
         }
     }
 }
 
 #[test]
-fn a_large_group_is_heard_on_all_nodes_once_and_in_order_and_its_members_are_never_read() {
+fn large_group_reaches_all_nodes_once_without_member_reads() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 9, 9);
+    let mut members = large_group(&mesh, 9, 9);
     let mut outsider = mesh.login(2, Wire::Tcp, "outsider", "phone");
     assert_eq!(mesh.interested("g:big"), ["n1", "n2", "n3"]);
     for round in 0..3 {
@@ -81,7 +82,7 @@ fn a_large_group_is_heard_on_all_nodes_once_and_in_order_and_its_members_are_nev
             let seq = members[sender].text("g:big", &format!("m{round}"), &text);
             for (n, member) in members.iter_mut().enumerate().filter(|(n, _)| *n != sender) {
                 let push = member.expect_push();
-                assert_eq!((push.seq, word(&push)), (seq, text.as_str()), "u{n}");
+                assert_eq!((push.seq, text_or_empty(&push)), (seq, text.as_str()), "u{n}");
             }
         }
     }
@@ -92,15 +93,15 @@ fn a_large_group_is_heard_on_all_nodes_once_and_in_order_and_its_members_are_nev
 }
 
 #[test]
-fn a_removed_member_hears_nothing_from_then_on_and_one_who_comes_back_everything() {
+fn removed_member_gets_nothing_until_it_joins_again() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 8, 6);
+    let mut members = large_group(&mesh, 8, 6);
     for round in 0..6 {
         let (out, text) = (1 + round % 5, |part: &str| format!("{part} {round}"));
         let out_name = format!("u{out}");
-        // What is said on both sides of a change, without waiting for anybody to hear it.
+        // Messages on both sides of a change, without waiting for their pushes.
         for (part, change) in [("a", Some("kick")), ("b", Some("join")), ("c", None)] {
-            say(&mut members[0], &text(part));
+            send_text(&mut members[0], &text(part));
             match change {
                 Some("kick") => mesh.kick("big", &[&out_name]),
                 Some(_) => mesh.join("big", &[&out_name]),
@@ -109,7 +110,8 @@ fn a_removed_member_hears_nothing_from_then_on_and_one_who_comes_back_everything
         }
         for (n, member) in members.iter_mut().enumerate().skip(1) {
             let heard = up_to(member, &text("c"));
-            let told: Vec<_> = heard.iter().map(|push| (kind(push), word(push).to_owned())).collect();
+            let told: Vec<_> =
+                heard.iter().map(|push| (kind(push), text_or_empty(push).to_owned())).collect();
             let all = [
                 (None, text("a")),
                 (Some(pb::MemberChange::Kicked), String::new()),
@@ -122,31 +124,36 @@ fn a_removed_member_hears_nothing_from_then_on_and_one_who_comes_back_everything
             assert_eq!(told, expected, "u{n} in round {round}");
             assert!(heard.is_sorted_by(|a, b| a.seq < b.seq));
         }
-        // It hears of both changes, too.
+        // The removed member gets both changes, too.
         assert_eq!(members[0].pushes(2).len(), 2);
     }
     members.iter_mut().for_each(Client::no_push);
 }
 
 #[test]
-fn a_node_that_missed_a_removal_reads_of_it_before_it_pushes_again() {
+fn node_that_missed_a_removal_reads_it_before_its_next_push() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 8, 6);
+    let mut members = large_group(&mesh, 8, 6);
     members[0].text("g:big", "m1", "before");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "before")));
-    // Neither by their topics nor over the link do the other nodes hear that u1, on the second, and u3, on the first, went.
+    // The other nodes get the removal of u1, on the second, and of u3, on the first, neither by their topics nor over
+    // the link.
     for (plan, method) in [(&mesh.node(0).bus, "publish_node"), (&mesh.node(0).link, "send_best_effort")] {
         (0..2).for_each(|_| plan.plan(method, Fault::Fail));
     }
     mesh.kick("big", &["u1", "u3"]);
-    eventually("the link was tried", || (mesh.node(0).link.calls("send_best_effort") >= 2).then_some(()));
+    eventually("the link was used", || (mesh.node(0).link.calls("send_best_effort") >= 2).then_some(()));
     let seq = members[0].text("g:big", "m2", "after");
     for n in [2, 4, 5] {
         let heard = up_to(&mut members[n], "after");
         assert_eq!(heard[heard.len() - 1].seq, seq, "u{n}");
     }
-    assert_eq!(kind(&members[3].expect_push()), Some(pb::MemberChange::Kicked), "its own node knew");
-    // Who was removed has had time to hear what is not for it: others hear one more on the same node.
+    assert_eq!(
+        kind(&members[3].expect_push()),
+        Some(pb::MemberChange::Kicked),
+        "the node of the removed member had the change"
+    );
+    // A push to the removed members would have arrived by now: others get one more on the same node.
     members[0].text("g:big", "m3", "later");
     for n in [2, 4, 5] {
         up_to(&mut members[n], "later");
@@ -156,31 +163,31 @@ fn a_node_that_missed_a_removal_reads_of_it_before_it_pushes_again() {
 }
 
 #[test]
-fn a_group_that_crosses_the_limit_both_ways_loses_nothing_and_tells_nobody_else() {
+fn group_crossing_the_size_limit_loses_and_leaks_nothing() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 4, 3);
+    let mut members = large_group(&mesh, 4, 3);
     let (mut late, mut heard) = (Vec::new(), vec![Vec::new(); 3]);
     for round in 0..3 {
         let text = |part: &str| format!("{part} {round}");
         let newcomers: Vec<String> = ["x", "y"].iter().map(|name| format!("{name}{round}")).collect();
         let newcomers: Vec<&str> = newcomers.iter().map(String::as_str).collect();
         late.push(mesh.login(1 + round % 2, Wire::Tcp, newcomers[0], "phone"));
-        say(&mut members[0], &text("small"));
+        send_text(&mut members[0], &text("small"));
         mesh.join("big", &newcomers);
-        say(&mut members[0], &text("large"));
+        send_text(&mut members[0], &text("large"));
         mesh.kick("big", &newcomers);
-        say(&mut members[0], &text("again"));
+        send_text(&mut members[0], &text("again"));
         for (member, heard) in members.iter_mut().zip(&mut heard).skip(1) {
-            // A push of the small group may be overtaken by one of the large: each comes over a way of its own.
+            // A push of the small group may arrive after one of the large: they take different paths.
             for push in member.pushes(5) {
                 member.ack("g:big", push.seq);
-                heard.push((push.seq, word(&push).to_owned()));
+                heard.push((push.seq, text_or_empty(&push).to_owned()));
             }
         }
-        // The way of a small group for the one who went is another, and its last push is that it went.
+        // The removed user's last push, its removal, takes the path of a small group.
         let newcomer = &mut late[round];
         let mut told: Vec<_> =
-            newcomer.pushes(3).iter().map(|push| (push.seq, word(push).to_owned())).collect();
+            newcomer.pushes(3).iter().map(|push| (push.seq, text_or_empty(push).to_owned())).collect();
         told.sort();
         let texts: Vec<&str> = told.iter().map(|(_, text)| text.as_str()).collect();
         assert_eq!(texts, ["", &text("large"), ""], "round {round}");
@@ -195,132 +202,132 @@ fn a_group_that_crosses_the_limit_both_ways_loses_nothing_and_tells_nobody_else(
 }
 
 #[test]
-fn who_logs_in_while_its_node_declares_interest_misses_nothing() {
+fn login_during_the_declaration_of_interest_misses_nothing() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 1);
+    let mut members = large_group(&mesh, 6, 1);
     let gate = Gate::new();
     mesh.node(1).routes.plan("declare", Fault::Hold(gate.clone()));
     let mut late = std::thread::scope(|scope| {
         let late = scope.spawn(|| mesh.login(1, Wire::Tcp, "u1", "phone"));
         eventually("it waits", || (gate.reached() == 1).then_some(()));
-        // Its node hears of these, and has nobody to tell.
+        // Its node gets these records, and has no member.
         (0..3).for_each(|n| {
-            say(&mut members[0], &format!("while it waits {n}"));
+            send_text(&mut members[0], &format!("while it waits {n}"));
         });
         gate.open();
         late.join().unwrap()
     });
     let state = late.state("g:big");
-    assert_eq!(state.max_seq, 4, "what was said before its Welcome is in the store by its Sync");
+    assert_eq!(state.max_seq, 4, "messages from before its Welcome are in its sync");
     let seq = members[0].text("g:big", "m9", "after");
     let last = up_to(&mut late, "after").pop().unwrap();
     assert_eq!(last.seq, seq);
 }
 
 #[test]
-fn a_topic_that_takes_nothing_is_replaced_by_the_link() {
+fn refusing_topic_is_replaced_by_the_link() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 6);
+    let mut members = large_group(&mesh, 6, 6);
     (0..40).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Fail));
     let ids: Vec<u64> =
         (0..5).map(|n| members[1].say(ask::send(send("g:big", &format!("m{n}"), &n.to_string())))).collect();
     ids.into_iter().for_each(|id| drop(members[1].expect_ack(id)));
     for (n, member) in members.iter_mut().enumerate().filter(|(n, _)| *n != 1) {
-        let heard: Vec<String> = member.pushes(5).iter().map(|push| word(push).to_owned()).collect();
+        let heard: Vec<String> = member.pushes(5).iter().map(|push| text_or_empty(push).to_owned()).collect();
         assert_eq!(heard, ["0", "1", "2", "3", "4"], "u{n}");
     }
 }
 
 #[test]
-fn what_was_lost_on_the_way_to_a_node_its_members_hear_as_behind() {
+fn records_lost_on_a_node_topic_are_reported_as_behind() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 3);
+    let mut members = large_group(&mesh, 6, 3);
     members[0].text("g:big", "first", "first");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "first")));
-    // More than their topics hold waits for them at once.
+    // More records than their topics hold wait for them at once.
     let gate = Gate::new();
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(gate.clone())));
     members[0].text("g:big", "held", "held");
-    eventually("both are held", || (gate.reached() == 2).then_some(()));
+    eventually("both readers are held", || (gate.reached() == 2).then_some(()));
     let last = (0..60).map(|n| members[0].text("g:big", &format!("m{n}"), "lost, some of it")).max().unwrap();
     gate.open();
     for member in &mut members[1..] {
         let hint = |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Behind(it)) if it.max_seq > 3);
         member.take("Behind", hint);
         let page = member.page(ask::after("g:big", 0, 1_000));
-        assert_eq!(page.messages.len() as u64, last, "everything is there to be pulled");
+        assert_eq!(page.messages.len() as u64, last, "all messages can be pulled");
     }
     members[0].text("g:big", "next", "next");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "next")));
 }
 
 #[test]
-fn interest_that_redis_lost_is_declared_again() {
+fn lost_interest_is_declared_again() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 3);
+    let mut members = large_group(&mesh, 6, 3);
     mesh.lose_routes();
-    eventually("all nodes have said it again", || {
+    eventually("all nodes have declared interest again", || {
         (mesh.interested("g:big") == ["n1", "n2", "n3"]).then_some(())
     });
     members[0].text("g:big", "m", "after");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "after")));
 }
 
-/// The other nodes hear nothing of what the first one tells them next, neither by their topics nor by the link.
-fn deaf(mesh: &Mesh) -> u64 {
+/// Makes the other nodes miss the next records of the first one, both by their topics and over the link.
+fn disconnect_others(mesh: &Mesh) -> u64 {
     for (plan, method) in [(&mesh.node(0).bus, "publish_node"), (&mesh.node(0).link, "send_best_effort")] {
         (0..2).for_each(|_| plan.plan(method, Fault::Fail));
     }
     mesh.node(0).link.calls("send_best_effort") + 2
 }
 
-fn behind(member: &mut Client, seq: u64) {
+fn expect_behind(member: &mut Client, seq: u64) {
     let is_hint =
         |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Behind(it)) if it.max_seq >= seq);
     member.take("Behind", is_hint);
 }
 
 fn all_interested(mesh: &Mesh) {
-    eventually("all nodes say that they have members", || {
+    eventually("all nodes have declared interest", || {
         (mesh.interested("g:big") == ["n1", "n2", "n3"]).then_some(())
     });
 }
 
 #[test]
-fn what_was_lost_right_before_a_change_of_members_is_told_with_it() {
+fn loss_before_a_membership_change_is_reported_with_it() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 3);
+    let mut members = large_group(&mesh, 6, 3);
     members[0].text("g:big", "first", "first");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "first")));
     for round in 0..3 {
-        let tried = deaf(&mesh);
-        let lost = say(&mut members[0], &format!("lost {round}"));
-        eventually("the link was tried", || {
+        let tried = disconnect_others(&mesh);
+        let lost = send_text(&mut members[0], &format!("lost {round}"));
+        eventually("the link was used", || {
             (mesh.node(0).link.calls("send_best_effort") >= tried).then_some(())
         });
         mesh.join("big", &[&format!("late{round}")]);
-        members[1..].iter_mut().for_each(|member| behind(member, lost));
+        members[1..].iter_mut().for_each(|member| expect_behind(member, lost));
     }
 }
 
 #[test]
-fn a_node_that_missed_that_a_group_became_large_finds_out_and_is_told_from_then_on() {
+fn node_that_missed_a_group_becoming_large_catches_up() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 4, 3);
-    let tried = deaf(&mesh);
+    let mut members = large_group(&mesh, 4, 3);
+    let tried = disconnect_others(&mesh);
     mesh.join("big", &["x"]);
-    eventually("the link was tried", || (mesh.node(0).link.calls("send_best_effort") >= tried).then_some(()));
-    // Nobody says anything there: a hint of what was lost is all that comes.
+    eventually("the link was used", || (mesh.node(0).link.calls("send_best_effort") >= tried).then_some(()));
+    // No message follows: a hint of the loss is all that arrives.
     all_interested(&mesh);
-    members[1..].iter_mut().for_each(|member| behind(member, 2));
-    say(&mut members[0], "after");
+    members[1..].iter_mut().for_each(|member| expect_behind(member, 2));
+    send_text(&mut members[0], "after");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "after")));
 }
 
 #[test]
-fn a_gap_that_took_the_word_that_a_group_became_large_has_its_nodes_look() {
+fn gap_over_a_group_becoming_large_triggers_a_check() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 4, 3);
+    let mut members = large_group(&mesh, 4, 3);
     let names = names(6);
     mesh.group("other", &names.iter().map(String::as_str).collect::<Vec<_>>());
     members[0].text("g:other", "first", "first");
@@ -328,43 +335,45 @@ fn a_gap_that_took_the_word_that_a_group_became_large_has_its_nodes_look() {
     let gate = Gate::new();
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(gate.clone())));
     members[0].text("g:other", "held", "held");
-    eventually("both are held", || (gate.reached() == 2).then_some(()));
+    eventually("both readers are held", || (gate.reached() == 2).then_some(()));
     mesh.join("big", &["x"]);
-    // More than their topics hold.
+    // More records than their topics hold.
     for n in 0..60 {
         members[0].text("g:other", &format!("m{n}"), "lost, some of it");
     }
     gate.open();
     all_interested(&mesh);
-    say(&mut members[0], "after");
+    send_text(&mut members[0], "after");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "after")));
 }
 
 #[test]
-fn who_comes_in_on_a_node_that_the_owner_does_not_know_yet_hears_of_it() {
+fn member_joining_on_an_undiscovered_node_gets_the_change() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 2);
+    let mut members = large_group(&mesh, 6, 2);
     let mut late = mesh.login(2, Wire::Tcp, "late", "phone");
     mesh.know_only(0, &[1]);
     mesh.join("big", &["late"]);
-    say(&mut members[0], "told to the one that is known");
-    up_to(&mut members[1], "told to the one that is known");
+    send_text(&mut members[0], "pushed to the discovered node");
+    up_to(&mut members[1], "pushed to the discovered node");
     mesh.introduce(false, 0);
     let push = late.expect_push();
     assert_eq!((kind(&push), push.seq), (Some(pb::MemberChange::Joined), 2));
 }
 
 #[test]
-fn while_the_node_topics_stand_still_the_log_goes_on_and_all_comes_in_order_then() {
+fn stalled_node_topics_delay_no_ack_and_keep_the_order() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 6);
+    let mut members = large_group(&mesh, 6, 6);
     let gate = Gate::new();
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(gate.clone())));
     let said: Vec<String> = (0..8).map(|n| format!("still {n}")).collect();
-    let of = |pushes: Vec<pb::Push>| -> Vec<String> { pushes.iter().map(|it| word(it).to_owned()).collect() };
-    // From a node that does not own the log: its acks come over the link.
+    let of = |pushes: Vec<pb::Push>| -> Vec<String> {
+        pushes.iter().map(|it| text_or_empty(it).to_owned()).collect()
+    };
+    // From a node that does not own the log: its acks travel over the link.
     for text in &said {
-        say(&mut members[1], text);
+        send_text(&mut members[1], text);
     }
     for n in [0, 3] {
         assert_eq!(of(members[n].pushes(8)), said, "u{n} is on the owner's node");
@@ -377,46 +386,46 @@ fn while_the_node_topics_stand_still_the_log_goes_on_and_all_comes_in_order_then
 }
 
 #[test]
-fn while_the_log_stands_still_sends_are_refused_and_what_was_taken_is_told_once() {
+fn stalled_log_refuses_sends_and_publishes_accepted_ones_once() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 3);
+    let mut members = large_group(&mesh, 6, 3);
     mesh.node(1).bus.plan("append", Fault::Fail);
     let code = members[1].refused(ask::send(send("g:big", "m1", "refused for now")));
     assert!(code.temporary(), "{code:?}");
-    // The owner can't read what the log has; the node topics run.
+    // The owner can't read the log; the node topics work.
     (0..4).for_each(|_| mesh.node(0).bus.plan("read", Fault::Fail));
     let reads = mesh.node(0).bus.calls("read");
     let seq = members[1].text("g:big", "m1", "again");
-    eventually("the owner asked in vain", || (mesh.node(0).bus.calls("read") >= reads + 5).then_some(()));
+    eventually("the owner's reads failed", || (mesh.node(0).bus.calls("read") >= reads + 5).then_some(()));
     for n in [0, 2] {
         let push = members[n].expect_push();
-        assert_eq!((push.seq, word(&push)), (seq, "again"), "u{n}");
+        assert_eq!((push.seq, text_or_empty(&push)), (seq, "again"), "u{n}");
     }
-    say(&mut members[0], "next");
-    members[1..].iter_mut().for_each(|member| assert_eq!(word(&member.expect_push()), "next"));
+    send_text(&mut members[0], "next");
+    members[1..].iter_mut().for_each(|member| assert_eq!(text_or_empty(&member.expect_push()), "next"));
     members.iter_mut().for_each(Client::no_push);
 }
 
 #[test]
-fn a_topic_that_was_not_read_for_a_while_has_its_members_look() {
+fn topic_not_read_for_a_while_triggers_a_check() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 6, 3);
-    say(&mut members[0], "first");
+    let mut members = large_group(&mesh, 6, 3);
+    send_text(&mut members[0], "first");
     members[1..].iter_mut().for_each(|member| drop(up_to(member, "first")));
     let taken = mesh.take_topic(1);
-    let missed = say(&mut members[0], "missed");
-    assert_eq!(word(&members[2].expect_push()), "missed", "the other node goes on");
+    let missed = send_text(&mut members[0], "missed");
+    assert_eq!(text_or_empty(&members[2].expect_push()), "missed", "the other node's feed continues");
     members[1].take("a push or a hint", |frame| match &frame.body {
         Some(Said::Push(push)) => push.seq >= missed,
         Some(Said::Behind(behind)) => behind.max_seq >= missed,
         _ => false,
     });
     drop(taken);
-    say(&mut members[0], "after");
+    send_text(&mut members[0], "after");
     up_to(&mut members[1], "after");
 }
 
-/// More than are read in place.
+/// More members than are read in the subscriber task.
 fn three_thousand_join(mesh: &Mesh) {
     for thousand in 0..3 {
         let names: Vec<String> = (0..1_000).map(|n| format!("x{thousand}-{n}")).collect();
@@ -425,27 +434,27 @@ fn three_thousand_join(mesh: &Mesh) {
 }
 
 #[test]
-fn nobody_waits_to_log_in_while_all_members_of_a_very_large_group_are_read() {
+fn login_does_not_wait_for_a_read_of_a_very_large_group() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 4, 3);
+    let mut members = large_group(&mesh, 4, 3);
     let (topics, gate) = (Gate::new(), Gate::new());
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(topics.clone())));
-    // They are many by the time that the other nodes hear of it.
+    // The group is large by the time the other nodes learn of it.
     three_thousand_join(&mesh);
     (0..2).for_each(|_| mesh.node(1).store.plan("members", Fault::None));
     mesh.node(1).store.plan("members", Fault::Hold(gate.clone()));
     topics.open();
-    eventually("its second node reads them", || (gate.reached() == 1).then_some(()));
+    eventually("the second node reads the members", || (gate.reached() == 1).then_some(()));
     let mut late = mesh.login(1, Wire::Tcp, "x2-999", "phone");
-    let seq = say(&mut members[0], "meanwhile");
-    behind(&mut members[1], seq);
+    let seq = send_text(&mut members[0], "meanwhile");
+    expect_behind(&mut members[1], seq);
     gate.open();
-    // What comes before they are read is a hint.
+    // A push before the members are read is replaced by a hint.
     let (mut count, (first, rest)) = (0, members.split_at_mut(1));
     for member in [&mut rest[0], &mut late] {
-        eventually("it is told again", || {
+        eventually("the push is repeated", || {
             count += 1;
-            let seq = say(&mut first[0], &format!("after {count}"));
+            let seq = send_text(&mut first[0], &format!("after {count}"));
             let heard = member.take("a push or a hint", |frame| match &frame.body {
                 Some(Said::Push(push)) => push.seq >= seq,
                 Some(Said::Behind(behind)) => behind.max_seq >= seq,
@@ -457,9 +466,9 @@ fn nobody_waits_to_log_in_while_all_members_of_a_very_large_group_are_read() {
 }
 
 #[test]
-fn members_of_a_very_large_group_that_could_not_be_read_are_read_again() {
+fn failed_read_of_a_very_large_group_is_repeated() {
     let mesh = mesh();
-    let mut members = crowd(&mesh, 4, 3);
+    let mut members = large_group(&mesh, 4, 3);
     let topics = Gate::new();
     (0..2).for_each(|_| mesh.node(0).bus.plan("publish_node", Fault::Hold(topics.clone())));
     three_thousand_join(&mesh);
@@ -468,12 +477,12 @@ fn members_of_a_very_large_group_that_could_not_be_read_are_read_again() {
     store.plan("members", Fault::Fail);
     let before = store.calls("members");
     topics.open();
-    // Two pages in place, and the one that fails; then all four, beside everything else, from the first on.
-    eventually("they are read again", || (store.calls("members") >= before + 3 + 2 + 4).then_some(()));
+    // Two pages in the subscriber task, and the one that fails; then all four in the background, from the first on.
+    eventually("the members are read again", || (store.calls("members") >= before + 3 + 2 + 4).then_some(()));
     let mut count = 0;
-    eventually("it is told again", || {
+    eventually("the push is repeated", || {
         count += 1;
-        let seq = say(&mut members[0], &format!("after {count}"));
+        let seq = send_text(&mut members[0], &format!("after {count}"));
         let heard = members[1].take("a push or a hint", |frame| match &frame.body {
             Some(Said::Push(push)) => push.seq >= seq,
             Some(Said::Behind(behind)) => behind.max_seq >= seq,

@@ -1,4 +1,5 @@
-//! What many clients or owners ask of Postgres at once: it is gathered, waits for no connection, and each gets its own answer.
+//! Concurrent requests of many clients or owners to Postgres: they are batched, wait for no connection, and each gets
+//! its own result.
 
 use std::{fmt::Debug, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
@@ -30,12 +31,12 @@ fn direct() -> ConversationId {
     ConversationId::direct(&user("ann"), &user("bob"))
 }
 
-/// The conversation of the nth partition.
+/// Returns the conversation of the nth partition.
 fn to(n: u32) -> ConversationId {
     ConversationId::direct(&user("ann"), &user(&format!("b{n:02}")))
 }
 
-/// The owners of so many partitions, and what each has to archive: so many messages.
+/// Returns the owners of `n` partitions, and what each has to archive.
 async fn applied(
     store: &Arc<dyn Store>,
     count: u32,
@@ -52,29 +53,30 @@ async fn applied(
     (owners, deltas)
 }
 
-/// Until so many sessions wait for a lock.
+/// Waits until `count` sessions wait for a lock.
 async fn waiting(database: &Database, count: i64) {
     let what = format!("{count} wait");
     eventually_async(PATIENCE, &what, async || (database.number(WAITS).await >= count).then_some(())).await;
 }
 
-/// Shows that calls which wait for locked tables are neither answered nor refused for longer than they may wait for a connection.
-async fn stays_held<T: Debug>(calls: impl Future<Output = T>, database: &Database) {
+/// Shows that calls which wait for locked tables neither return nor fail for longer than they may wait for a
+/// connection.
+async fn assert_held<T: Debug>(calls: impl Future<Output = T>, database: &Database) {
     let answered = timeout(Duration::from_millis(1_500), calls).await;
     assert!(answered.is_err(), "{answered:?}");
     waiting(database, 1).await;
 }
 
-/// After an outage or a restart all clients of a node come at once, to the few connections that they share.
+/// After an outage or a restart all clients of a node return at once, to the few connections that they share.
 #[tokio::test]
-async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own() {
+async fn hundreds_of_queries_share_few_connections() {
     let database = Database::new().await;
     let config = config::PostgresConfig { pool_max: 8, connect_ms: 1_000, ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
     let mut owner = Owner::take_over(&store, 0, 1).await;
     let names: Vec<_> = (0..300).map(|n| user(&format!("u{n}"))).collect();
     let to = |n: usize| ConversationId::direct(&names[n], &user("all"));
-    // Every third has nobody, and wished nothing.
+    // Every third user has no conversation and no settings.
     let has = |n: usize| !n.is_multiple_of(3);
     let said: Vec<_> =
         (0..300).filter(|n| has(*n)).map(|n| message(&to(n), "all", &format!("m{n}"), 0, "text")).collect();
@@ -92,14 +94,14 @@ async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own
             .await
     };
     let mut all = Box::pin(join_all((0..300).map(ask)));
-    stays_held(&mut all, &database).await;
+    assert_held(&mut all, &database).await;
     held.commit().await.unwrap();
     for (n, (wished, page)) in all.await.into_iter().enumerate() {
         assert_eq!(wished, Ok(if has(n) { wish(n) } else { UserSettings::default() }), "{n}");
         let found: Vec<_> = page.unwrap().into_iter().map(|it| it.conversation).collect();
         assert_eq!(found, if has(n) { vec![to(n)] } else { Vec::new() }, "{n}");
     }
-    // Each has a page of its own, from where it asked.
+    // Each has a page of its own, from its own cursor.
     let pages = [(None, 2), (Some(to(1)), 1), (Some(to(299)), 5)];
     let everybody = user("all");
     let found =
@@ -121,7 +123,7 @@ async fn what_hundreds_ask_at_once_waits_for_no_connection_and_each_gets_its_own
 
 /// Changes of marks share a batch.
 #[tokio::test]
-async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() {
+async fn marks_of_many_readers_share_few_transactions() {
     let database = Database::new().await;
     let store: Arc<dyn Store> = database.store().await;
     let save = async |name: String, seq| {
@@ -129,14 +131,14 @@ async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() 
         store.save_marks(&[(user(&name), direct(), mark)]).await
     };
     save("first".to_owned(), 1).await.unwrap();
-    // Whoever comes now waits for that row, and the others gather behind it.
+    // Further calls wait for that row, and are batched behind it.
     let mut client = database.client().await;
     let held = client.transaction().await.unwrap();
     held.execute("SELECT FROM marks WHERE user_id = 'first' FOR UPDATE", &[]).await.unwrap();
     let mut first = Box::pin(save("first".to_owned(), 2));
     assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending());
     waiting(&database, 1).await;
-    // Of one pair several marks, and of another one that goes back.
+    // Several marks of some pairs, some of which go back.
     let many = (0..300).map(|n| save(format!("user-{}", n % 250), 1 + n % 7));
     let mut many = Box::pin(join_all(many));
     assert!(poll_fn(|context| Poll::Ready(many.as_mut().poll(context))).await.is_pending());
@@ -150,7 +152,7 @@ async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() 
         let is = format!("SELECT seq FROM marks WHERE user_id = 'user-{n}'");
         assert_eq!(database.number(&is).await, newest, "user-{n}");
     }
-    // A row that makes no sense is told to who asked for it alone.
+    // An unreadable row fails only the call that asked for it.
     database.execute("UPDATE marks SET hidden = '\\xff' WHERE user_id = 'user-7'").await;
     let three = ["user-6", "user-7", "user-8"].map(|name| save(name.to_owned(), 100));
     let [six, seven, eight] = <[_; 3]>::try_from(join_all(three).await).unwrap();
@@ -158,9 +160,9 @@ async fn marks_of_many_readers_are_few_transactions_and_each_hears_of_its_own() 
     assert_eq!((six, eight), (Ok(()), Ok(())));
 }
 
-/// Each message has the key of its id looked up: of many partitions that is one turn to the server.
+/// Each message has the key of its id looked up: many partitions share one round trip.
 #[tokio::test]
-async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its_own() {
+async fn loads_of_many_partitions_share_a_query() {
     let database = Database::new().await;
     let config = config::PostgresConfig { pool_max: 8, connect_ms: 1_000, ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
@@ -172,7 +174,7 @@ async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its
     let mut ends = Vec::new();
     for n in 0..12 {
         let mut owner = Owner::take_over(&store, n, 1).await;
-        // The same message again and again is one row, and another position.
+        // Repeats of one message are one row, and another position.
         let said: Vec<_> = (0..=n).map(|_| say(n)).collect();
         let (_, delta) = owner.apply(&said).await;
         store.archive(n, owner.fence, &delta).await.unwrap();
@@ -181,14 +183,14 @@ async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its
     let mut client = database.client().await;
     let held = client.transaction().await.unwrap();
     held.batch_execute("LOCK TABLE keys IN ACCESS EXCLUSIVE MODE").await.unwrap();
-    // The sixth was taken over by somebody, and has a fence of its own by now.
+    // Another node has taken over the sixth partition, with a newer fence.
     let fence = |n: u32| Fence(if n == 5 { 9 } else { 1 });
     let load = async |n: u32| {
         let needs = [Need::Key(key((n + 1) % 12)), Need::Head(to(n)), Need::Key(key(n))];
         store.load(n, fence(n), &needs).await
     };
     let mut all = Box::pin(join_all((0..12).map(load)));
-    stays_held(&mut all, &database).await;
+    assert_held(&mut all, &database).await;
     held.commit().await.unwrap();
     for (n, loaded) in (0..12).zip(all.await) {
         if n == 5 {
@@ -207,9 +209,9 @@ async fn what_owners_of_many_partitions_lack_is_asked_together_and_each_gets_its
     }
 }
 
-/// Of most messages nothing is asked for but the key.
+/// Most messages need no more than the lookup of their key.
 #[tokio::test]
-async fn keys_alone_of_many_partitions_are_asked_together_and_each_gets_its_own() {
+async fn key_lookups_of_many_partitions_share_a_query() {
     let database = Database::new().await;
     let store: Arc<dyn Store> = database.store().await;
     let (owners, deltas) = applied(&store, 12, |n| n + 1).await;
@@ -223,11 +225,11 @@ async fn keys_alone_of_many_partitions_are_asked_together_and_each_gets_its_own(
     let mut client = database.client().await;
     let held = client.transaction().await.unwrap();
     held.batch_execute("LOCK TABLE keys IN ACCESS EXCLUSIVE MODE").await.unwrap();
-    // The sixth was taken over by somebody; the one behind the last was never anybody's.
+    // Another node has taken over the sixth partition; the one after the last was never owned.
     let fence = |n: usize| if n == 5 { Fence(9) } else { owners.get(n).map_or(Fence(1), |it| it.fence) };
     let load = async |n: usize| {
         let own = n as u32;
-        // Its last message, one that it never had, one of its neighbour's, and its first.
+        // Its last message, a message that it never had, one of its neighbour's, and its first.
         let needs = [key(own, own), key(own, own + 1), key((own + 1) % 12, 0), key(own, 0)].map(Need::Key);
         store.load(own, fence(n), &needs).await
     };
@@ -255,9 +257,9 @@ async fn keys_alone_of_many_partitions_are_asked_together_and_each_gets_its_own(
     }
 }
 
-/// Clients that come back pull, and a pull looks first what the conversation is for them.
+/// Clients that reconnect pull, and a pull first reads the member view.
 #[tokio::test]
-async fn what_many_ask_of_conversations_is_asked_together_and_each_gets_its_own() {
+async fn member_views_of_many_clients_share_a_query() {
     let database = Database::new().await;
     let config = config::PostgresConfig { pool_max: 8, connect_ms: 1_000, ..database.config() };
     let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
@@ -273,14 +275,14 @@ async fn what_many_ask_of_conversations_is_asked_together_and_each_gets_its_own(
     let mut client = database.client().await;
     let held = client.transaction().await.unwrap();
     held.batch_execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE").await.unwrap();
-    // A member, nobody in particular, and a stranger; of the last ten there is nothing.
+    // A member, no user, and a non-member; the last ten conversations do not exist.
     let who = |n: u32| [Some(user("ann")), None, Some(user("eve"))][n as usize % 3].clone();
     let ask = async |n: u32| store.summary(&to(n), who(n).as_ref()).await;
     let mut all = Box::pin(join_all((0..50).map(ask)));
-    stays_held(&mut all, &database).await;
+    assert_held(&mut all, &database).await;
     held.commit().await.unwrap();
     for (n, found) in (0..).zip(all.await) {
-        // One that is asked for alone is another statement.
+        // A single query uses another statement.
         assert_eq!(found, ask(n).await, "{n}");
         let found = found.unwrap();
         assert_eq!(found.is_some(), n < 40, "{n}");
@@ -295,17 +297,16 @@ async fn what_many_ask_of_conversations_is_asked_together_and_each_gets_its_own(
     }
 }
 
-/// Of many partitions each has a few messages at a time: their archives are one transaction while another is under way, and one that can't
-/// be is refused alone.
+/// Many partitions have a few messages at a time: their archives share a transaction while another is in flight, and
+/// one that conflicts is refused alone.
 #[tokio::test]
-async fn archives_of_many_partitions_are_few_transactions_and_what_is_in_the_way_of_one_is_told_to_it_alone()
-{
+async fn archives_share_transactions_and_a_conflict_fails_alone() {
     let database = Database::new().await;
     let store: Arc<dyn Store> = database.store().await;
     let (owners, deltas) = applied(&store, 20, |n| n + 1).await;
-    // The week's table is there.
+    // The table of the week exists.
     store.archive(0, owners[0].fence, &deltas[0]).await.unwrap();
-    // The sixth was taken over by somebody, and the eighth has a row already that it should not have.
+    // Another node has taken over the sixth partition, and the eighth has an unexpected row.
     store.take_over(5, Fence(9), TopicId(1)).await.unwrap();
     let stranger =
         format!("INSERT INTO messages VALUES ('{}', 3, 1, 1, 1, NULL, NULL, 'ann', '', '')", to(7));
@@ -341,7 +342,7 @@ async fn archives_of_many_partitions_are_few_transactions_and_what_is_in_the_way
         assert_eq!(database.number(&of("partitions", &format!("log_offset = {rows}"))).await, 1);
         let messages = format!("SELECT count(*) FROM messages WHERE conversation = '{}'", to(n));
         assert_eq!(database.number(&messages).await, rows);
-        // It is what the store says, too: the same again finds itself archived.
+        // The store agrees: a repeat finds itself archived.
         assert_eq!(store.archive(n, owners[n as usize].fence, &deltas[n as usize]).await, Ok(()));
     }
     assert_eq!(
@@ -352,7 +353,7 @@ async fn archives_of_many_partitions_are_few_transactions_and_what_is_in_the_way
 }
 
 #[tokio::test]
-async fn archives_that_wait_for_each_other_go_in_one_transaction() {
+async fn waiting_archives_share_one_transaction() {
     let database = Database::new().await;
     let store: Arc<dyn Store> = database.store().await;
     let (owners, deltas) = applied(&store, 40, |_| 1).await;

@@ -1,4 +1,4 @@
-//! The door alone: what an accepted socket is set to, and which shard gets it.
+//! The client listener alone: the options of an accepted socket, and the shard that gets it.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -23,7 +23,7 @@ use tidegate::{
 };
 use tidegate_protocol::{Code, codec::Wire};
 
-/// A door whose shards only keep what they are given.
+/// Client listener whose shards only store the connections they get.
 struct Door {
     address: SocketAddr,
     mailboxes: Vec<Mailbox>,
@@ -33,7 +33,7 @@ struct Door {
 }
 
 impl Door {
-    /// With a shard for each number, that has so many connections already.
+    /// Opens a listener with one shard for each number, which is its count of existing connections.
     fn open(conns: &[usize], socket: config::SocketConfig) -> Self {
         Self::with_queues_of(NEWCOMERS_MAX, conns, socket)
     }
@@ -58,7 +58,7 @@ impl Door {
         Self { address, mailboxes, newcomers: queues, stopper, thread: Some(thread) }
     }
 
-    /// The next connection that a shard was given.
+    /// Returns the next connection that a shard got.
     fn next(&mut self, shard: usize) -> mio::net::TcpStream {
         eventually("a connection", || Some(self.newcomers[shard].try_recv().ok()?.stream))
     }
@@ -74,7 +74,7 @@ impl Drop for Door {
 }
 
 #[test]
-fn an_accepted_socket_has_the_options_that_the_settings_say() {
+fn accepted_socket_has_the_configured_options() {
     let wished = config::SocketConfig {
         send_buffer_bytes: 40_000,
         notsent_lowat_bytes: 9_000,
@@ -97,14 +97,14 @@ fn an_accepted_socket_has_the_options_that_the_settings_say() {
 }
 
 #[test]
-fn options_that_are_off_are_left_to_the_kernel() {
+fn disabled_options_are_left_to_the_kernel() {
     let off = config::SocketConfig { send_buffer_bytes: 0, notsent_lowat_bytes: 0, user_timeout_ms: 0 };
     let mut door = Door::open(&[0], off);
     let client = TcpStream::connect(door.address).expect("it accepts");
     let stream = door.next(0);
     let (ours, theirs) = (SockRef::from(&stream), SockRef::from(&client));
     assert!(ours.tcp_nodelay().expect("an option"));
-    // Asked for 0 bytes, the kernel gives 4,608.
+    // Asked for 0 bytes, the kernel sets 4,608.
     assert!(ours.send_buffer_size().expect("an option") > 8_192);
     let lowat = |socket: &SockRef<'_>| socket.tcp_notsent_lowat().expect("an option");
     assert_eq!(lowat(&ours), lowat(&theirs));
@@ -112,8 +112,8 @@ fn options_that_are_off_are_left_to_the_kernel() {
 }
 
 #[test]
-fn connections_are_handed_out_evenly() {
-    // A shard that has more gets nothing until the others have caught up.
+fn connections_are_spread_evenly_over_the_shards() {
+    // A shard with more connections gets none until the others have caught up.
     for (before, given) in [([0, 0, 0], [10, 10, 10]), ([9, 0, 0], [4, 13, 13]), ([50, 0, 0], [0, 15, 15])] {
         let door = Door::open(&before, config::SocketConfig::default());
         let _clients: Vec<TcpStream> =
@@ -122,8 +122,8 @@ fn connections_are_handed_out_evenly() {
             let conns = door.mailboxes.iter().map(|it| it.conns.load(Ordering::Relaxed));
             conns.zip(before).map(|(now, before)| now - before).collect()
         };
-        eventually("all are accepted", || (counts().iter().sum::<usize>() == 30).then_some(()));
-        assert_eq!(counts(), given, "there were {before:?}");
+        eventually("all connections are accepted", || (counts().iter().sum::<usize>() == 30).then_some(()));
+        assert_eq!(counts(), given, "the shards had {before:?}");
     }
 }
 

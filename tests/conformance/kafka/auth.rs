@@ -1,4 +1,4 @@
-//! Brokers that want to know who comes, by a password or a certificate: the settings that satisfy them, and those that don't.
+//! Brokers that authenticate clients by password or certificate: the settings that work, and those that don't.
 //!
 //! TLS and SCRAM need a build with `--features tidegate/kafka-tls`, like that of `cargo xtask test` and of the image; without it
 //! their tests fail with that cure.
@@ -19,12 +19,12 @@ use crate::{
     unique_name,
 };
 
-/// Settings for one of the guarded doors.
+/// Returns settings for one of the authenticated listeners.
 fn at(door: &str, security: &str) -> KafkaConfig {
     KafkaConfig { brokers: vec![service_text("kafka", door)], security: security.to_owned(), ..settings() }
 }
 
-/// A file that belongs to the broker.
+/// Returns the path of one of the broker's files.
 fn file(name: &str) -> PathBuf {
     PathBuf::from(service_text("kafka", "files")).join(name)
 }
@@ -38,8 +38,8 @@ fn named(kafka: KafkaConfig, mechanism: &str, password: &Password) -> KafkaConfi
     }
 }
 
-/// Topics are made, what is appended is read, and a group forms: each kind of client has come through.
-async fn is_let_in(kafka: &KafkaConfig) {
+/// Asserts that a client of each kind is authenticated: topics are created, a record is read back, and a group forms.
+async fn assert_accepted(kafka: &KafkaConfig) {
     assert_eq!(ensure(kafka).await, [TopicState::Made, TopicState::Made]);
     let world = World { bus: Arc::new(open(kafka).await), me: node("me", 1) };
     let _mine = world.own_all().await;
@@ -48,12 +48,12 @@ async fn is_let_in(kafka: &KafkaConfig) {
     assert_eq!(texts(&read), [(0, "a".to_owned())]);
 }
 
-async fn is_refused(kafka: &KafkaConfig) {
+async fn assert_refused(kafka: &KafkaConfig) {
     let plans = topic_plans(kafka, &[]);
     assert!(ensure_topics(kafka, &plans).await.is_err());
 }
 
-/// A password in a file that only this account may read, and that goes with the test.
+/// Password in a file that only this account may read, removed with the test.
 struct Password(PathBuf);
 
 impl Password {
@@ -87,33 +87,33 @@ fn needs_tls() {
 }
 
 #[tokio::test]
-async fn a_name_and_a_password_open_the_door_and_a_wrong_one_does_not() {
+async fn password_authenticates_and_a_wrong_one_is_refused() {
     let (right, wrong) = (Password::right("plain"), Password::wrong("plain"));
     let kafka = named(at("sasl", "sasl_plaintext"), "PLAIN", &right);
-    is_let_in(&kafka).await;
+    assert_accepted(&kafka).await;
     let mistaken = KafkaConfig { sasl_password_file: wrong.0.clone(), ..kafka.clone() };
     let nobody = KafkaConfig { brokers: kafka.brokers, ..settings() };
-    // The library tries again until its time is up.
-    tokio::join!(is_refused(&mistaken), is_refused(&nobody));
+    // The library retries until its timeout.
+    tokio::join!(assert_refused(&mistaken), assert_refused(&nobody));
 }
 
 #[tokio::test]
-async fn a_certificate_opens_the_door_and_the_brokers_own_is_checked() {
+async fn certificate_authenticates_and_the_brokers_is_verified() {
     needs_tls();
     let nobody = KafkaConfig { ca_file: file("ca.pem"), ..at("tls", "ssl") };
     let kafka = KafkaConfig { cert_file: file("cert.pem"), key_file: file("key.pem"), ..nobody.clone() };
-    is_let_in(&kafka).await;
-    // By the authorities of the system the broker's is nobody's.
+    assert_accepted(&kafka).await;
+    // The system's authorities did not sign the broker's certificate.
     let distrustful = KafkaConfig { ca_file: PathBuf::new(), ..kafka };
-    tokio::join!(is_refused(&nobody), is_refused(&distrustful));
+    tokio::join!(assert_refused(&nobody), assert_refused(&distrustful));
 }
 
 #[tokio::test]
-async fn a_password_goes_by_scram_over_tls() {
+async fn password_authenticates_by_scram_over_tls() {
     needs_tls();
     let (right, wrong) = (Password::right("scram"), Password::wrong("scram"));
     let kafka =
         named(KafkaConfig { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512", &right);
-    is_let_in(&kafka).await;
-    is_refused(&KafkaConfig { sasl_password_file: wrong.0.clone(), ..kafka }).await;
+    assert_accepted(&kafka).await;
+    assert_refused(&KafkaConfig { sasl_password_file: wrong.0.clone(), ..kafka }).await;
 }

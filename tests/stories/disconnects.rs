@@ -1,4 +1,4 @@
-//! Silence, half-closed clients, and nodes that stop.
+//! Silent clients, half-closed clients, and nodes that stop.
 
 use std::{
     net::Shutdown,
@@ -11,14 +11,14 @@ use crate::support::{
     Client, Said, Stopwatch, TestNode, ask, eventually, hello, let_time_pass, send, text_of,
 };
 
-fn quick_heart(config: &mut tidegate::config::Config) {
+fn fast_heartbeat(config: &mut tidegate::config::Config) {
     config.timing.heartbeat_ms = 400;
 }
 
 #[test]
-fn a_silent_client_is_closed_after_two_and_a_half_heartbeats() {
-    let node = TestNode::start(quick_heart);
-    // What a client says last, its Hello, is heard after this.
+fn silent_client_is_closed_after_two_and_a_half_heartbeats() {
+    let node = TestNode::start(fast_heartbeat);
+    // The client's last frame, its Hello, is received after this.
     let watch = Stopwatch::start();
     let mut clients: Vec<(Instant, Client)> =
         Wire::ALL.map(|wire| (Instant::now(), node.login(wire, "alice", &format!("{wire:?}")))).into();
@@ -35,19 +35,19 @@ fn a_silent_client_is_closed_after_two_and_a_half_heartbeats() {
 }
 
 #[test]
-fn a_client_that_only_pings_lives() {
+fn client_that_only_pings_stays_connected() {
     let node = TestNode::start(|config| config.timing.heartbeat_ms = 800);
     eventually("clients that ping in time", || live_on_pings(&node).then_some(()));
 }
 
-/// False: the machine let so much time pass between two pings that nothing follows from the end of a client.
+/// Returns false if the machine let so much time pass between two pings that the end of a client proves nothing.
 fn live_on_pings(node: &TestNode) -> bool {
     let mut clients: Vec<Client> =
         Wire::ALL.map(|wire| node.login(wire, "alice", &format!("{wire:?}"))).into();
     let mut by_frame = node.login(Wire::WsBinary, "alice", "ws-ping");
     let since = Instant::now();
     let (mut rounds, mut last) = (0, since);
-    // Who said nothing would be closed after 2 s.
+    // A silent client would be closed after 2 s.
     while since.elapsed() < Duration::from_millis(5_000) {
         rounds += 1;
         for client in &mut clients {
@@ -73,8 +73,8 @@ fn live_on_pings(node: &TestNode) -> bool {
 }
 
 #[test]
-fn a_client_may_wish_for_a_slower_heart() {
-    let node = TestNode::start(quick_heart);
+fn client_can_set_a_slower_heartbeat() {
+    let node = TestNode::start(fast_heartbeat);
     let mut alice = node.connect(Wire::Tcp);
     let settings = pb::Settings { heartbeat_ms: 60_000, ..Default::default() };
     alice.login(pb::Hello { settings: Some(settings), ..hello(&node.token("alice"), "phone") });
@@ -84,7 +84,7 @@ fn a_client_may_wish_for_a_slower_heart() {
 }
 
 #[test]
-fn a_client_that_shuts_its_side_still_gets_its_answers_and_a_close() {
+fn half_closed_client_gets_its_answers_and_a_close() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for wire in Wire::ALL {
@@ -106,7 +106,7 @@ fn a_client_that_shuts_its_side_still_gets_its_answers_and_a_close() {
 }
 
 #[test]
-fn an_idle_client_that_shuts_its_side_is_closed_at_once() {
+fn idle_half_closed_client_is_closed_at_once() {
     let node = TestNode::start(|_| {});
     for wire in Wire::ALL {
         let mut alice = node.login(wire, "alice", "phone");
@@ -115,12 +115,12 @@ fn an_idle_client_that_shuts_its_side_is_closed_at_once() {
         assert_eq!(alice.expect_close(), Code::Bye, "{wire:?}");
         let nobody = node.connect(wire);
         nobody.link.half_close();
-        eventually("nobody is there", || (node.conns() == 0).then_some(()));
+        eventually("no connection is left", || (node.conns() == 0).then_some(()));
     }
 }
 
 #[test]
-fn a_stop_tells_every_client_and_ends_in_time() {
+fn stop_notifies_every_client_and_ends_in_time() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let mut clients: Vec<Client> =
         (0..12).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "phone")).collect();
@@ -137,14 +137,14 @@ fn a_stop_tells_every_client_and_ends_in_time() {
         assert_eq!((close.reconnect, close.after_ms > 0), (pb::Reconnect::After as i32, true));
         assert!(client.until_end().is_empty());
     }
-    // Even those who never close their side are not waited for longer than they linger.
+    // Clients that never close their side delay the node by no more than the linger time.
     let (data, took) = stopping.join().expect("the node stops");
     assert!(took < Duration::from_secs(5), "stopping took {took:?}");
-    std::fs::remove_dir_all(data).expect("the directory is there");
+    std::fs::remove_dir_all(data).expect("the directory exists");
 }
 
 #[test]
-fn a_restart_on_the_same_directory_knows_the_tokens_and_frees_the_address() {
+fn restart_on_the_same_directory_accepts_tokens_and_address() {
     let node = TestNode::start(|_| {});
     let (token, address) = (node.token("alice"), node.address());
     let alice = node.login(Wire::Tcp, "alice", "phone");

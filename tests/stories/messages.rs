@@ -1,4 +1,4 @@
-//! Direct talk: seqs, order, retries, refusals, and every kind of content over every pair of framings.
+//! Direct messages: seqs, order, retries, refusals, and every kind of content over every pair of framings.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire, content::Content, pb};
 use crate::support::{Client, Said, TestNode, ask, send, text_of};
 
 #[test]
-fn four_clients_on_four_framings_hold_one_conversation() {
+fn four_clients_on_four_framings_share_one_conversation() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let group = node.group("wires", &["u0", "u1", "u2", "u3"]);
     let mut clients: Vec<Client> =
@@ -41,7 +41,7 @@ fn four_clients_on_four_framings_hold_one_conversation() {
 }
 
 #[test]
-fn base64_and_unknown_keys_are_read_as_the_json_page_says() {
+fn base64_and_unknown_json_keys_are_read_as_documented() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for wire in [Wire::JsonLine, Wire::WsText] {
@@ -56,7 +56,7 @@ fn base64_and_unknown_keys_are_read_as_the_json_page_says() {
 }
 
 #[test]
-fn unknown_fields_of_a_content_reach_receivers_that_may_know_them() {
+fn unknown_fields_of_a_content_reach_the_receivers() {
     let node = TestNode::start(|_| {});
     let mut bobs = [node.login(Wire::Tcp, "bob", "tcp"), node.login(Wire::WsBinary, "bob", "ws")];
     let mut reader = node.login(Wire::JsonLine, "bob", "json");
@@ -74,7 +74,7 @@ fn unknown_fields_of_a_content_reach_receivers_that_may_know_them() {
 }
 
 #[test]
-fn seqs_run_from_one_without_holes_however_many_talk_at_once() {
+fn seqs_run_from_one_without_holes_under_concurrency() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let group = node.group("busy", &["s0", "s1", "s2", "s3", "r0", "r1", "r2", "r3"]);
     let mut receivers: Vec<Client> =
@@ -96,7 +96,7 @@ fn seqs_run_from_one_without_holes_however_many_talk_at_once() {
     assert_eq!(
         seqs,
         (2..2 + 4 * EACH as u64).collect::<Vec<_>>(),
-        "one seq each, the creation has the first"
+        "one seq each, the first for the creation"
     );
     for receiver in &mut receivers {
         for (seq, id) in &acked {
@@ -108,7 +108,7 @@ fn seqs_run_from_one_without_holes_however_many_talk_at_once() {
 }
 
 #[test]
-fn a_retry_gets_the_same_seq_and_reaches_nobody_twice() {
+fn retry_gets_the_same_seq_and_is_pushed_once() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     for wire in Wire::ALL {
@@ -121,7 +121,7 @@ fn a_retry_gets_the_same_seq_and_reaches_nobody_twice() {
             let again = alice.send(retry(attempt));
             assert_eq!(again, pb::SendAck { duplicate: true, ..first.clone() }, "attempt {attempt}");
         }
-        // From a later connection of the same device, and in flight with itself.
+        // From a later connection of the same device, and concurrently with itself.
         let mut alice = node.login(wire, "alice", "phone");
         assert!(alice.send(retry(1)).duplicate);
         let twin = format!("twin-{id}");
@@ -135,7 +135,7 @@ fn a_retry_gets_the_same_seq_and_reaches_nobody_twice() {
 }
 
 #[test]
-fn an_id_used_for_another_content_is_a_conflict_but_other_devices_have_their_own() {
+fn reused_id_with_other_content_is_a_conflict_per_device() {
     let node = TestNode::start(|_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     let mut alice = node.login(Wire::JsonLine, "alice", "phone");
@@ -153,7 +153,7 @@ fn an_id_used_for_another_content_is_a_conflict_but_other_devices_have_their_own
     bob.no_push();
 }
 
-/// A box that is keyed by text swallows the second "ok".
+/// A table keyed by text would swallow the second "ok".
 #[test]
 fn s15_equal_texts_are_different_messages() {
     let node = TestNode::start(|_| {});
@@ -168,7 +168,7 @@ fn s15_equal_texts_are_different_messages() {
 }
 
 #[test]
-fn both_sides_talk_in_one_order() {
+fn both_sides_see_one_order() {
     let node = TestNode::start(|config| config.node.shards = 2);
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     let mut zoe = node.login(Wire::WsBinary, "zoe", "phone");
@@ -182,7 +182,7 @@ fn both_sides_talk_in_one_order() {
 }
 
 #[test]
-fn a_send_that_cannot_be_is_refused_with_its_code_and_costs_no_seq() {
+fn invalid_send_is_refused_with_its_code_and_takes_no_seq() {
     let node = TestNode::start(|_| {});
     for wire in Wire::ALL {
         let name = format!("u-{wire:?}");
@@ -206,7 +206,7 @@ fn a_send_that_cannot_be_is_refused_with_its_code_and_costs_no_seq() {
 }
 
 #[test]
-fn too_many_refusals_in_a_row_end_the_connection_and_a_good_send_starts_the_count_anew() {
+fn too_many_refusals_in_a_row_close_the_connection() {
     let node = TestNode::start(|config| config.limits.errors_max = 5);
     for wire in Wire::ALL {
         let name = format!("u-{wire:?}");

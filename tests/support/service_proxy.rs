@@ -1,4 +1,4 @@
-//! A way to a server that a test can close: a proxy that lets through, hangs, or turns away.
+//! Proxy in front of a server: it forwards, hangs, or refuses connections.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -10,17 +10,17 @@ use super::{
     service_text,
 };
 
-/// A proxy in front of a server. Clients connect to [`Self::address`].
-pub struct Way {
+/// Proxy in front of a server. Clients connect to [`Self::address`].
+pub struct ServiceProxy {
     proxy: Proxy,
     target: SocketAddr,
-    /// Takes connections and never says anything.
+    /// Accepts connections and never sends a byte.
     silent: TcpListener,
     _runtime: Runtime,
 }
 
-impl Way {
-    /// To that address.
+impl ServiceProxy {
+    /// Starts a proxy for that address.
     pub fn to(target: SocketAddr) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
@@ -29,29 +29,29 @@ impl Way {
         Self { proxy, target, silent, _runtime: runtime }
     }
 
-    /// To a server of `services.json`.
+    /// Starts a proxy for a server of `services.json`.
     pub fn to_service(name: &str) -> Self {
         Self::to(service_text(name, "address").parse().expect("an address"))
     }
 
-    /// Where to connect instead.
+    /// Returns the address for clients.
     pub fn address(&self) -> SocketAddr {
         self.proxy.address
     }
 
     /// Freezes all connections; new ones are accepted and get no byte.
     pub fn hang(&self) {
-        self.proxy.set_target(self.silent.local_addr().expect("it is bound"));
+        self.proxy.set_target(self.silent.local_addr().expect("the socket is bound"));
         self.proxy.set(Mode::Freeze, || true);
     }
 
-    /// All connections are reset, and new ones turned away.
+    /// Resets all connections, and refuses new ones.
     pub fn close(&self) {
         self.proxy.set_target(([127, 0, 0, 1], free_port()).into());
         self.proxy.set(Mode::Reset, || true);
     }
 
-    /// New connections pass; those that hang are reset.
+    /// Forwards new connections, and resets frozen ones.
     pub fn open(&self) {
         self.proxy.set_target(self.target);
         self.proxy.set(Mode::Reset, || true);

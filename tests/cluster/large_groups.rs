@@ -1,4 +1,5 @@
-//! Large groups over the real Kafka, Redis and Postgres: what goes to Redis for a message, and who hears it on which node.
+//! Large groups over the real Kafka, Redis and Postgres: Redis commands per message, and which members receive it on
+//! which node.
 
 use std::{
     collections::BTreeSet,
@@ -13,28 +14,28 @@ use crate::support::{
     Client, Cluster, PATIENCE, Said, eventually, services::service_text, text_of, unique_name,
 };
 
-/// More than a change of members may name, and more than are read at a time.
+/// More members than one change may name, and more than one read returns.
 const MEMBERS: usize = 2_000;
 
-/// Messages whose commands are counted.
+/// Number of messages whose commands are counted.
 const MESSAGES: usize = 20;
 
 fn name(nth: usize) -> String {
     format!("crowd{nth}")
 }
 
-/// A group of so many, made through the first node.
-fn crowd(cluster: &Cluster) {
+/// Creates a group of `MEMBERS` members through the first node.
+fn large_group(cluster: &Cluster) {
     let names: Vec<String> = (0..MEMBERS).map(name).collect();
     cluster.node(0).group("big", &names[..1_000]);
     cluster.node(0).change_members("big", &json!({"add": names[1_000..]}));
 }
 
-/// The commands that Redis gets from here on, from all its clients: other tests use it, too.
+/// Returns the commands that Redis gets from now on, from all its clients, other tests included.
 fn monitor() -> BufReader<TcpStream> {
     let url = service_text("redis7", "url");
     let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).expect("Redis is up");
-    stream.write_all(b"MONITOR\r\n").expect("it takes a command");
+    stream.write_all(b"MONITOR\r\n").expect("Redis accepts a command");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
     let mut lines = BufReader::new(stream);
     assert_eq!(next(&mut lines), "+OK\r\n");
@@ -44,11 +45,11 @@ fn monitor() -> BufReader<TcpStream> {
 fn next(lines: &mut BufReader<TcpStream>) -> String {
     let mut line = String::new();
     let count = lines.read_line(&mut line).expect("Redis shows the commands of all");
-    assert!(count > 0, "Redis shows no more: it has hung up");
+    assert!(count > 0, "Redis has closed the connection");
     line
 }
 
-/// The commands up to now that name keys of this cluster.
+/// Returns the commands so far that name keys of this cluster.
 fn lines(mut monitor: BufReader<TcpStream>, cluster: &Cluster) -> Vec<String> {
     let (marker, prefix) = (unique_name(), format!("{}:", cluster.name()));
     let _: String = cluster.redis(&["ECHO", &marker]);
@@ -64,7 +65,7 @@ fn lines(mut monitor: BufReader<TcpStream>, cluster: &Cluster) -> Vec<String> {
     }
 }
 
-fn heard(client: &mut Client, text: &str) -> Vec<pb::Push> {
+fn expect_group_pushes(client: &mut Client, text: &str) -> Vec<pb::Push> {
     let mut all: Vec<pb::Push> = Vec::new();
     while all.last().is_none_or(|push| push.content.is_none() || text_of(push) != text) {
         all.push(client.expect_push());
@@ -72,18 +73,18 @@ fn heard(client: &mut Client, text: &str) -> Vec<pb::Push> {
     all
 }
 
-/// What a number of messages cost.
+/// Cost of a number of messages.
 struct Cost {
-    /// The node that owned the group all the time.
+    /// Node that owned the group all the time.
     owner: Option<usize>,
-    /// Records that the topics of nodes took.
+    /// Records that the node topics accepted.
     records: f64,
     /// Records on nodes without a member.
     idle: f64,
     asked: Vec<String>,
 }
 
-/// The node that has what was said in the only group.
+/// Returns the node that archived the messages of the only group.
 fn owner(cluster: &Cluster) -> Option<usize> {
     let said: serde_json::Value =
         serde_json::from_str(&cluster.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
@@ -95,7 +96,7 @@ fn owner(cluster: &Cluster) -> Option<usize> {
     (0..3).find(|nth| name == format!("n{}", nth + 1))
 }
 
-/// Says so much, and hears it.
+/// Sends `count` messages, receives them, and returns their cost.
 fn cost_of(cluster: &Cluster, members: &mut [Client], turn: usize, count: usize) -> Cost {
     let all = |name: &str| -> f64 { (0..3).map(|nth| cluster.node(nth).metric(name)).sum() };
     let before = (owner(cluster), all("fan_outs_total"), all("fan_outs_idle_total"));
@@ -119,11 +120,11 @@ fn cost_of(cluster: &Cluster, members: &mut [Client], turn: usize, count: usize)
 }
 
 #[test]
-fn a_message_to_two_thousand_is_a_record_for_each_node_with_members_and_some_commands_in_redis() {
+fn large_group_message_costs_one_record_per_node_with_members() {
     let cluster = Cluster::start(3, &[]);
     cluster.all_linked();
-    crowd(&cluster);
-    // Nobody is on the others, of which one may own the group.
+    large_group(&cluster);
+    // The other nodes have no member; one of them may own the group.
     let mut members: Vec<Client> =
         (0..20).map(|nth| cluster.login(1, Wire::ALL[nth % 4], &name(nth * 7))).collect();
     let is_looking = |cost: &Cost| cost.asked.iter().any(|line| line.contains(":interest:{g:big}"));
@@ -132,33 +133,33 @@ fn a_message_to_two_thousand_is_a_record_for_each_node_with_members_and_some_com
         turn += 1;
         cost_of(&cluster, &mut members, turn, count)
     };
-    // All nodes are told for 5 s after an owner has first seen the group as large.
-    eventually("its owner asks who has members", || is_looking(&next(1)).then_some(()));
-    // And so they are for a moment whenever Redis answers late.
-    eventually("messages pass the nodes without members by", || {
+    // All nodes get the messages for 5 s after an owner has first seen the group as large.
+    eventually("the owner asks for the nodes with members", || is_looking(&next(1)).then_some(()));
+    // They also get them for a moment whenever Redis answers late.
+    eventually("nodes without members get no record", || {
         let cost = next(MESSAGES);
         let of_members: Vec<&String> = cost.asked.iter().filter(|line| line.contains("crowd")).collect();
         assert!(of_members.is_empty(), "members are looked up: {of_members:?}");
         let records = if cost.owner? == 1 { 0 } else { MESSAGES };
-        // Leases that were renewed meanwhile are among the commands.
+        // The commands include renewed leases.
         let is_cheap = cost.asked.len() <= 10 * MESSAGES;
         (is_looking(&cost) && is_cheap && cost.idle == 0.0 && cost.records == records as f64).then_some(())
     });
 }
 
 #[test]
-fn who_is_removed_on_any_node_hears_nothing_more_and_who_comes_in_on_an_empty_node_everything() {
+fn removed_member_gets_nothing_and_new_member_gets_everything() {
     let cluster = Cluster::start(3, &[]);
     cluster.all_linked();
-    crowd(&cluster);
+    large_group(&cluster);
     let mut members: Vec<Client> =
         (0..9).map(|nth| cluster.login(nth % 2, Wire::ALL[nth % 4], &name(nth))).collect();
     let mut late = cluster.login(2, Wire::Tcp, "late");
     members[0].text("g:big", "m0", "first");
-    members[1..].iter_mut().for_each(|member| drop(heard(member, "first")));
+    members[1..].iter_mut().for_each(|member| drop(expect_group_pushes(member, "first")));
     let gone: BTreeSet<usize> = [1, 2, 5, 6].into();
     let names: Vec<String> = gone.iter().map(|nth| name(*nth)).collect();
-    // Through a node that need not own the group, with messages right before and behind.
+    // Through a node that need not own the group, with messages right before and after.
     let ids: Vec<u64> = (1..=5).map(|nth| members[0].say(say(nth))).collect();
     let removed = cluster.node(1).change_members("big", &json!({"remove": names}));
     let joined = cluster.node(2).change_members("big", &json!({"add": ["late"]}));
@@ -174,19 +175,20 @@ fn who_is_removed_on_any_node_hears_nothing_more_and_who_comes_in_on_an_empty_no
             let before: Vec<u64> = seqs.range(..removed).copied().chain([removed]).collect();
             assert_eq!(told, before, "crowd{nth}");
         } else {
-            let told: Vec<u64> = heard(member, "last").iter().map(|push| push.seq).collect();
-            assert!(told.windows(2).all(|pair| pair[0] + 1 == pair[1]), "crowd{nth} heard {told:?}");
+            let told: Vec<u64> = expect_group_pushes(member, "last").iter().map(|push| push.seq).collect();
+            assert!(told.windows(2).all(|pair| pair[0] + 1 == pair[1]), "crowd{nth} got {told:?}");
         }
     }
-    let told: Vec<u64> = heard(&mut late, "last").iter().map(|push| push.seq).collect();
+    let told: Vec<u64> = expect_group_pushes(&mut late, "last").iter().map(|push| push.seq).collect();
     let after: BTreeSet<u64> = seqs.range(joined..).copied().chain([joined, last]).collect();
-    assert_eq!(told, after.into_iter().collect::<Vec<u64>>(), "from its join on");
-    // Those who stay hear one more on each node; so those who went have had their time.
+    assert_eq!(told, after.into_iter().collect::<Vec<u64>>(), "every message from the join on arrives");
+    // The remaining members get one more message on each node; a message to the removed ones would have arrived by
+    // then.
     members[0].text("g:big", "more", "more");
     for nth in (1..9).filter(|nth| !gone.contains(nth)) {
-        heard(&mut members[nth], "more");
+        expect_group_pushes(&mut members[nth], "more");
     }
-    heard(&mut late, "more");
+    expect_group_pushes(&mut late, "more");
     gone.iter().for_each(|nth| members[*nth].no_push());
 }
 
@@ -195,16 +197,17 @@ fn say(nth: usize) -> crate::support::Asked {
 }
 
 #[test]
-fn a_node_whose_topic_is_made_anew_has_its_members_look() {
+fn node_with_a_recreated_topic_reports_behind_to_its_members() {
     let cluster = Cluster::start(2, &[]);
     cluster.all_linked();
-    crowd(&cluster);
+    large_group(&cluster);
     let mut there = cluster.login(1, Wire::Tcp, &name(1));
     let mut here = cluster.login(0, Wire::Tcp, &name(2));
     let seq = here.text("g:big", "m1", "first");
-    heard(&mut there, "first");
+    expect_group_pushes(&mut there, "first");
     cluster.replace_topic("node.n2");
-    // Whatever of it comes by the topic, by the link or not at all: the member hears how far the group is, or all of it.
+    // A record may arrive by the topic, by the link or not at all: the member learns how far the group is, or gets all
+    // of it.
     let mut known = seq;
     let mut count = 1;
     eventually("the node reads its topic again", || {

@@ -1,16 +1,16 @@
-//! Messages that are told before Postgres has them (ADR 16), over real services.
+//! Messages that are published before Postgres has them (ADR 16), over real services.
 
 use tidegate_protocol::{codec::Wire, pb};
 
 use super::{history, send_until_acked};
 use crate::support::{Cluster, Said, ask, eventually, send, text_of};
 
-/// Messages are told before they are archived from the first one on.
+/// Settings under which messages are published before they are archived, from the first one on.
 const FIRST: &[&str] = &["log.answer=decided", "log.archive_first_ms=0", "log.allow_one_copy=true"];
 
-/// The node whose owner has records that are not archived, once it has told of so many.
+/// Returns the node whose owner has published `records` records that are not archived.
 fn behind(cluster: &Cluster, records: u64) -> usize {
-    eventually("an owner tells how far it is behind", || {
+    eventually("an owner reports its unarchived records", || {
         let said: serde_json::Value =
             serde_json::from_str(&cluster.node(0).http("GET", "/v1/nodes", "")).expect("JSON");
         let nodes = said["nodes"].as_array().expect("a list").clone();
@@ -23,7 +23,7 @@ fn behind(cluster: &Cluster, records: u64) -> usize {
 }
 
 #[test]
-fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() {
+fn unarchived_acked_messages_survive_their_owner() {
     let mut cluster = Cluster::start(2, FIRST);
     cluster.all_sure();
     let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
@@ -44,7 +44,7 @@ fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() 
     let mut there = cluster.login(1 - owner, Wire::Tcp, if owner == 0 { "ann" } else { "bob" });
     let (user, peer) = if owner == 0 { (&mut there, "bob") } else { (&mut ann, "bob") };
     let (seq, _) = send_until_acked(user, peer, "m6");
-    assert_eq!(seq, 6, "none was lost, none is there twice");
+    assert_eq!(seq, 6, "no message is lost or stored twice");
     let texts: Vec<(u64, String)> = (1..7).map(|n| (n, format!("m{n}"))).collect();
     assert_eq!(history(user, "d:ann:bob"), texts);
     for n in 2..6 {
@@ -55,7 +55,7 @@ fn what_was_acked_before_it_was_archived_outlives_its_owner_and_keeps_its_seq() 
 }
 
 #[test]
-fn a_reader_on_another_node_waits_for_the_archive_of_what_was_told() {
+fn reader_on_another_node_waits_for_the_archive() {
     let cluster = Cluster::start(2, FIRST);
     cluster.all_sure();
     cluster.all_linked();
