@@ -16,7 +16,9 @@ use tidegate_protocol::{content::Content, id::ConversationId, pb};
 #[path = "../tests/support/lone.rs"]
 mod lone;
 
-use lone::{Lone, push};
+use lone::{Sockets, push};
+
+type Lone = lone::Lone<Sockets>;
 
 type HotPath = fn(u64);
 
@@ -111,7 +113,7 @@ fn accept_path(iterations: u64) {
     }
 }
 
-/// Runs one turn of the shard; only instructions inside this function are counted (`xtask/src/counts.rs`).
+/// Runs one turn of the shard; only instructions inside this function are counted (`xtask/src/steps/counts.rs`).
 #[inline(never)]
 fn counted(lone: &mut Lone) {
     lone.turn(0);

@@ -1,5 +1,5 @@
 //! Client listener: accepts connections, refuses those over a limit with a code, and
-//! spreads the rest evenly over shards.
+//! spreads the rest evenly over shards. A busy shard never delays it.
 
 use std::{
     io::{self, Write},
@@ -17,9 +17,9 @@ use tidegate_protocol::{Code, codec::Wire, pb, pb::server_frame::Body};
 use crate::{
     budget::Admission,
     config,
-    mail::{Mail, ShardHandle},
     metrics::Metrics,
     net::sockopt,
+    shard::newcomer::{Newcomer, NewcomerQueue},
 };
 
 /// Pause of accepting when the process has no file descriptor left; clients wait in the kernel's backlog.
@@ -33,7 +33,7 @@ pub struct Acceptor {
     poll: Poll,
     listener: TcpListener,
     admission: Arc<Admission>,
-    shards: Vec<ShardHandle>,
+    shards: Vec<NewcomerQueue<TcpStream>>,
     socket: config::Socket,
     metrics: Metrics,
     next: usize,
@@ -66,7 +66,7 @@ impl Acceptor {
     pub fn new(
         listener: std::net::TcpListener,
         admission: Arc<Admission>,
-        shards: Vec<ShardHandle>,
+        shards: Vec<NewcomerQueue<TcpStream>>,
         socket: config::Socket,
         metrics: Metrics,
     ) -> io::Result<(Self, Stopper)> {
@@ -124,23 +124,34 @@ impl Acceptor {
     fn admit(&mut self, stream: TcpStream, address: SocketAddr) {
         let permit = match self.admission.admit(address.ip()) {
             Ok(permit) => permit,
-            Err(code) => {
-                self.metrics.refused.increment(1);
-                refuse(stream, code);
-                return;
-            }
+            Err(code) => return self.refuse(stream, code),
         };
         if let Err(error) = sockopt::tune(&stream, &self.socket) {
             tracing::debug!(%error, "connection lost before it was served");
             return;
         }
-        self.metrics.accepted.increment(1);
-        let least_loaded = self.least_loaded();
-        let shard = &self.shards[least_loaded];
-        shard.count_in();
-        if let Err(error) = shard.post_blocking(Mail::Accepted(stream, address, permit)) {
-            tracing::error!(%error, "failed to pass a connection to its shard; dropping it");
+        match self.offer(Newcomer { stream, address, permit }) {
+            Ok(()) => self.metrics.accepted.increment(1),
+            Err(newcomer) => self.refuse(newcomer.stream, Code::Overloaded),
         }
+    }
+
+    /// Offers a connection to the shard with the fewest connections, then to the others; returns it if all are full.
+    fn offer(&mut self, newcomer: Newcomer<TcpStream>) -> Result<(), Newcomer<TcpStream>> {
+        let (first, count) = (self.least_loaded(), self.shards.len());
+        let mut refused = newcomer;
+        for step in 0..count {
+            match self.shards[(first + step) % count].offer(refused) {
+                Ok(()) => return Ok(()),
+                Err(newcomer) => refused = newcomer,
+            }
+        }
+        Err(refused)
+    }
+
+    fn refuse(&self, stream: TcpStream, code: Code) {
+        self.metrics.refused.increment(1);
+        refuse(stream, code);
     }
 
     /// Returns the shard with the fewest connections; rotates among equals.
@@ -149,7 +160,7 @@ impl Acceptor {
         self.next = (self.next + 1) % count;
         (0..count)
             .map(|step| (self.next + step) % count)
-            .min_by_key(|at| self.shards[*at].conns())
+            .min_by_key(|at| self.shards[*at].shard().conns())
             .unwrap_or(0)
     }
 }

@@ -97,12 +97,12 @@ impl Assigner {
         (all > 0).then(|| u32::try_from(all / (draining + 1)).unwrap_or(u32::MAX).max(1))
     }
 
-    /// Returns the HTTP response to an assign request.
-    pub fn answer(&self, request: &AssignAsked, verifier: &Verifier) -> Vec<u8> {
+    /// Returns the HTTP response to an assign request at the wall-clock time `wall_ms`.
+    pub fn answer(&self, request: &AssignAsked, verifier: &Verifier, wall_ms: u64) -> Vec<u8> {
         if request.preflight {
             return response("204 No Content", request, None);
         }
-        let identity = match verifier.verify(&request.token) {
+        let identity = match verifier.verify(&request.token, wall_ms) {
             Ok(identity) => identity,
             Err((code, why)) => return response("401 Unauthorized", request, Some(refusal(code, why))),
         };

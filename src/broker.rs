@@ -28,7 +28,7 @@ use crate::{
     room::Rooms,
     routes::NodeDescription,
     scratch::Numbers,
-    shard::{self, Shard},
+    shard::{self, Driver, DriverQueue},
 };
 
 mod announcement;
@@ -161,16 +161,20 @@ impl Broker {
         }
     }
 
-    /// Builds all shards of the broker, for the caller to run.
+    /// Builds all shards of the broker, for the caller to run, with the queues of their new connections.
     ///
     /// # Errors
     /// The kernel can't create a poll, or the broker has its shards already.
-    pub fn build_shards(&self, context: &shard::Context, count: usize) -> io::Result<Vec<Shard>> {
+    pub fn build_shards(
+        &self,
+        context: &shard::Context,
+        count: usize,
+    ) -> io::Result<Vec<(Driver, DriverQueue)>> {
         let build = |index| shard::build(shard::Context { index, ..context.clone() });
-        let built = (0..count).map(build).collect::<io::Result<Vec<(Shard, ShardHandle)>>>()?;
-        let (shards, handles): (Vec<Shard>, Vec<ShardHandle>) = built.into_iter().unzip();
+        let built = (0..count).map(build).collect::<io::Result<Vec<(Driver, DriverQueue)>>>()?;
+        let handles = built.iter().map(|(_, newcomers)| newcomers.shard().clone()).collect();
         self.local.handles.set(handles).map_err(|_| io::Error::other("the shards are already built"))?;
-        Ok(shards)
+        Ok(built)
     }
 
     /// Returns the handles of all shards; empty until [`Self::build_shards`].

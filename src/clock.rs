@@ -1,6 +1,17 @@
-//! Wall clock of this machine.
+//! Time: the wall clock of this machine, and the time of a shard's turn.
 
 use std::time::SystemTime;
+
+use tidegate_protocol::Time;
+
+/// Time of one turn, read once by the driver of a shard.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Time since the start of the node, for deadlines.
+    pub at: Time,
+    /// Wall clock in ms since 1970, for display and for times of messages.
+    pub wall_ms: u64,
+}
 
 /// Returns the wall clock in ms since 1970, for display only, never for decisions.
 pub(crate) fn wall_ms() -> u64 {

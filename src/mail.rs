@@ -6,7 +6,6 @@
 
 use std::{
     collections::HashSet,
-    net::SocketAddr,
     ops::RangeInclusive,
     sync::{Arc, OnceLock, atomic::AtomicUsize},
 };
@@ -27,7 +26,6 @@ mod handle;
 pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
-    budget::ConnectionPermit,
     link::Session,
     routes::{NodeBoot, Route, RoutesError},
     scratch::ChainState,
@@ -168,8 +166,6 @@ pub struct GroupSize {
 
 /// Message to a shard.
 pub enum Mail {
-    /// New connection.
-    Accepted(mio::net::TcpStream, SocketAddr, ConnectionPermit),
     /// Answers to sends, in log order.
     Answers(Vec<(ConnKey, u64, Answer)>),
     /// Void sends, because the ledger has seen newer epochs of their devices.
@@ -337,7 +333,6 @@ impl Mail {
             Self::Reassert(Reassert::Settle(routes)) => routes.len() * 3 * ENTRY_BYTES,
             Self::Signal(signal) | Self::GroupSize(_, _, signal, _) => signal.weight(),
             Self::QueryDone(..)
-            | Self::Accepted(..)
             | Self::LoginDone(..)
             | Self::EpochRenewed(..)
             | Self::Replaced(..)

@@ -33,7 +33,7 @@ macro_rules! metrics {
 metrics! {
     gauge conns "tidegate_connections" "Open connections."
     counter accepted "tidegate_connections_accepted_total" "Connections accepted."
-    counter refused "tidegate_connections_refused_total" "Connections refused on accept: caps or memory."
+    counter refused "tidegate_connections_refused_total" "Connections refused on accept: caps, memory or full queues."
     counter closed "tidegate_connections_closed_total" "Connections ended, for any reason."
     counter slow "tidegate_slow_closes_total" "Connections closed because they read too slowly."
     counter panics "tidegate_conn_panics_total" "Panics that ended one connection; should stay 0."

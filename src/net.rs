@@ -1,5 +1,7 @@
-//! Networking: listeners and socket options, socket I/O, and the HTTP upgrade of client connections.
+//! Networking: listeners and socket options, the transport of shards, and the HTTP upgrade of client connections.
 
+pub mod io;
 pub mod sockopt;
+pub mod tcp;
 pub mod transfer;
 pub mod upgrade;

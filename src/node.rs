@@ -44,7 +44,7 @@ use crate::{
     metrics::{self, Metrics},
     net::sockopt,
     private,
-    shard::Shard,
+    shard::{Driver, DriverQueue},
 };
 
 /// Interval at which the parts of the node are checked.
@@ -148,19 +148,25 @@ impl ListenSockets {
 impl RunningBroker {
     /// Composes the broker, runs its shards on threads, and listens for peers. Must run in the services runtime;
     /// `start` is the time base of the shards.
-    fn start(parts: Parts, config: &Config, token_key: &[u8], start: Instant) -> anyhow::Result<Self> {
+    fn start(
+        parts: Parts,
+        config: &Config,
+        token_key: &[u8],
+        start: Instant,
+    ) -> anyhow::Result<(Self, Vec<DriverQueue>)> {
         let (owners, metrics) = (settings::owners(config)?, parts.metrics.clone());
         let (broker, outlets) = Broker::assemble(parts);
         let context = broker.shard_context(settings::shards(config, token_key));
         let shards = broker.build_shards(&context, settings::shard_count(config));
-        let run = |(index, shard): (usize, Shard)| {
-            thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || shard.run(start))
+        let (drivers, newcomers): (Vec<Driver>, _) =
+            shards.context("a shard could not start")?.into_iter().unzip();
+        let run = |(index, driver): (usize, Driver)| {
+            thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || driver.run(start))
         };
-        let shards = shards.context("a shard could not start")?.into_iter().enumerate().map(run);
-        let shards = shards.collect::<io::Result<_>>()?;
+        let shards = drivers.into_iter().enumerate().map(run).collect::<io::Result<_>>()?;
         let listener = ports::listen(config, &broker, &metrics)?;
         let tasks = broker.start(outlets, Some(owners));
-        Ok(Self { broker, shards, tasks, listener })
+        Ok((Self { broker, shards, tasks, listener }, newcomers))
     }
 }
 
@@ -185,14 +191,14 @@ impl Node {
         let (cluster, settings) = (Arc::new(cluster), settings::broker(config));
         let durable = cluster.ports.bus.state().durable;
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
-        let running = RunningBroker::start(parts, config, &token_key, start)?;
+        let (running, newcomers) = RunningBroker::start(parts, config, &token_key, start)?;
         let broker = &running.broker;
         tokio::spawn(memory::watch((&admission, broker), metrics.clone(), &config.limits));
         let drainer = broker.start_drainer(config.drain_settings(), start, &admission);
         let client = start_listening(sockets.client, &config.listen)?;
         let announcement = announcement(config, &addresses, &running, (&admission, &drainer))?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
-        let acceptor = start_acceptor(client, &admission, broker, (config.socket.clone(), metrics))?;
+        let acceptor = start_acceptor(client, &admission, newcomers, (config.socket.clone(), metrics))?;
         serve_apis((sockets.admin, sockets.monitor), api(broker, admission, &drainer, rendered))?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
@@ -360,11 +366,10 @@ fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
 fn start_acceptor(
     client: TcpListener,
     admission: &Arc<Admission>,
-    broker: &Broker,
+    newcomers: Vec<DriverQueue>,
     (socket, metrics): (config::Socket, Metrics),
 ) -> anyhow::Result<(Stopper, Thread)> {
-    let shards = broker.shards().to_vec();
-    let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), shards, socket, metrics)?;
+    let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), newcomers, socket, metrics)?;
     let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
     Ok((stopper, thread))
 }

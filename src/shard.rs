@@ -1,18 +1,20 @@
-//! Shard: a thread with its own poll, connections and indexes (ADR 1).
+//! Shard: runs its connections, with their sessions, outboxes and indexes, by calls that carry the time (ADRs 1, 20).
 //!
-//! No other thread touches a connection's state. A turn has a fixed order: socket events, mail, drain and
-//! room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
-//! logins, signals, sweep. No step awaits.
+//! No other thread touches a connection's state. A turn has a fixed order: ready connections, new connections,
+//! mail, drain and room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
+//! logins, signals, sweep. No step awaits, and none reads a clock.
 
 mod actions;
 mod close;
 mod conn;
 mod context;
 mod drain;
+mod driver;
 mod epoch;
 mod fanout;
 mod hub;
 mod mailroom;
+pub mod newcomer;
 mod outbox;
 mod query;
 mod read;
@@ -25,21 +27,30 @@ mod write;
 
 use std::{
     collections::{HashMap, VecDeque},
-    io,
     panic::{AssertUnwindSafe, catch_unwind},
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering},
+    task::Waker,
+    time::Duration,
 };
 
-use mio::{Events, Poll, Token};
 use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action, record::Record};
 
 use self::{
     conn::{Conn, Conns},
     drain::ShardDrain,
     hub::Hub,
+    newcomer::{NEWCOMERS_BUDGET, NEWCOMERS_MAX, NewcomerQueue, Newcomers, newcomer_queue},
 };
-pub use self::{context::Context, outbox::Caps};
-use crate::mail::{Mail, Mailbox, ShardHandle, mailbox};
+pub use self::{
+    context::Context,
+    driver::{Driver, DriverQueue, build},
+    outbox::Caps,
+};
+pub use crate::clock::Now;
+use crate::{
+    mail::{Mail, Mailbox, mailbox},
+    net::io::{Io, Ready},
+};
 
 /// Bytes read from one connection in a turn before the others are read.
 const READ_BUDGET_BYTES: usize = 256 * 1024;
@@ -56,14 +67,13 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 /// A sweep this late means that the shard thread was not scheduled.
 const FREEZE_THRESHOLD: Duration = Duration::from_secs(1);
 
-const WAKER: Token = Token(usize::MAX);
-
 /// State of one shard, owned by its thread.
-pub struct Shard {
+pub struct Shard<I: Io> {
     context: Context,
-    poll: Poll,
+    io: I,
+    newcomers: Newcomers<I::Stream>,
     mailbox: Mailbox,
-    conns: Conns,
+    conns: Conns<I::Stream>,
     hub: Hub,
     buffers: Buffers,
     /// Connections to flush at the end of the turn, without duplicates.
@@ -86,7 +96,10 @@ pub struct Shard {
     unacked_traces: VecDeque<trace_steps::UnackedTrace>,
     /// Number of frames read this turn, for the metrics.
     frames_in: u64,
+    /// Time of the turn, since the start of the node.
     now: Time,
+    /// Wall clock of the turn, in ms since 1970.
+    wall_ms: u64,
     next_tick: Time,
     /// Start of the catch-up on input that arrived during a freeze.
     catching_up_since: Option<Time>,
@@ -104,90 +117,91 @@ struct Buffers {
     ws_status: Option<u16>,
 }
 
-/// Creates a shard that is ready to run, and the handle for its mailbox.
-///
-/// # Errors
-/// Fails if the kernel can't create the poll or its waker.
-pub fn build(context: Context) -> io::Result<(Shard, ShardHandle)> {
-    let poll = Poll::new()?;
-    let (handle, mailbox) = mailbox(mio::Waker::new(poll.registry(), WAKER)?, context.mailbox_bytes);
-    let hub = Hub::new(context.index, std::sync::Arc::clone(&context.directory));
-    let buffers = Buffers::new(&context);
-    let shard = Shard {
-        context,
-        poll,
-        mailbox,
-        conns: Conns::default(),
-        hub,
-        buffers,
-        dirty: Vec::new(),
-        revisit: Vec::new(),
-        batch: Vec::new(),
-        logins: Vec::new(),
-        own_mail: Vec::new(),
-        missed: HashMap::new(),
-        room_queue: room_send::RoomQueue::default(),
-        signals: VecDeque::new(),
-        unacked_traces: VecDeque::new(),
-        frames_in: 0,
-        now: Time::ZERO,
-        next_tick: Time::ZERO,
-        catching_up_since: None,
-        stopping: false,
-        drain: None,
-    };
-    Ok((shard, handle))
-}
-
 impl Buffers {
     fn new(context: &Context) -> Self {
         Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new(), ws_status: None }
     }
 }
 
-impl Shard {
-    /// Runs until [`Mail::Stop`] has arrived and the last connection is closed.
-    ///
-    /// # Errors
-    /// Fails if polling fails, which no connection can cause.
-    pub fn run(mut self, start: Instant) -> io::Result<()> {
-        let mut events = Events::with_capacity(1_024);
-        loop {
-            self.step(&mut events, || Time::from_millis(start.elapsed().as_millis() as u64))?;
-            if self.stopping && self.mailbox.conns.load(std::sync::atomic::Ordering::Relaxed) == 0 {
-                return Ok(());
-            }
-        }
+impl<I: Io> Shard<I> {
+    /// Creates a shard and the queue of its new connections, which has the handle of its mailbox. `waker` wakes the
+    /// driver from the wait between two turns.
+    pub fn new(context: Context, io: I, waker: Waker) -> (Self, NewcomerQueue<I::Stream>) {
+        let (handle, mailbox) = mailbox(waker, context.mailbox_bytes);
+        let (queue, newcomers) = newcomer_queue(handle, NEWCOMERS_MAX);
+        let hub = Hub::new(context.index, Arc::clone(&context.directory));
+        let buffers = Buffers::new(&context);
+        let shard = Self {
+            context,
+            io,
+            newcomers,
+            mailbox,
+            conns: Conns::new(),
+            hub,
+            buffers,
+            dirty: Vec::new(),
+            revisit: Vec::new(),
+            batch: Vec::new(),
+            logins: Vec::new(),
+            own_mail: Vec::new(),
+            missed: HashMap::new(),
+            room_queue: room_send::RoomQueue::default(),
+            signals: VecDeque::new(),
+            unacked_traces: VecDeque::new(),
+            frames_in: 0,
+            now: Time::ZERO,
+            wall_ms: 0,
+            next_tick: Time::ZERO,
+            catching_up_since: None,
+            stopping: false,
+            drain: None,
+        };
+        (shard, queue)
     }
 
-    /// Sleeps until there is work, at most 100 ms, then runs one turn. Called by [`Self::run`], and by tests and
-    /// benchmarks that drive a shard with their own clock.
-    ///
-    /// # Errors
-    /// Fails if polling fails.
-    pub fn step(&mut self, events: &mut Events, now: impl FnOnce() -> Time) -> io::Result<()> {
+    /// Marks the shard as asleep: from now on mail and new connections wake its driver. Call it before
+    /// [`Self::idle_for`].
+    pub fn about_to_sleep(&self) {
         self.mailbox.about_to_sleep();
-        let timeout = self.sleep_time();
-        match self.poll.poll(events, Some(timeout)) {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
-        }
-        self.mailbox.awoke();
-        self.now = now();
-        self.turn(events);
-        Ok(())
     }
 
-    fn turn(&mut self, events: &Events) {
-        // 1. Socket events.
-        for event in events {
-            let Token(slot) = event.token();
-            if event.token() == WAKER {
-                continue;
-            }
-            let (readable, writable) = (event.is_readable() || event.is_error(), event.is_writable());
-            let ended = event.is_read_closed();
-            self.with_conn(slot as u32, |shard, conn| {
+    /// Marks the shard as awake; until [`Self::about_to_sleep`], they need no system call.
+    pub fn awoke(&self) {
+        self.mailbox.awoke();
+    }
+
+    /// Returns whether [`Mail::Stop`] has arrived and the last connection is closed.
+    pub fn is_over(&self) -> bool {
+        self.stopping && self.mailbox.conns.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns how long the driver may wait for readiness, mail or new connections before the next turn, at most
+    /// 100 ms.
+    pub fn idle_for(&self) -> Duration {
+        let busy = !self.mailbox.is_empty()
+            || !self.newcomers.is_empty()
+            || self.hub.has_work()
+            || !self.revisit.is_empty()
+            || !self.own_mail.is_empty()
+            || self.room_queue.is_ready()
+            || !self.dirty.is_empty()
+            || !self.signals.is_empty();
+        let backlog = !self.batch.is_empty() || !self.logins.is_empty();
+        match (busy, backlog) {
+            (true, _) => Duration::ZERO,
+            (false, true) => Duration::from_millis(1),
+            (false, false) => self.next_slot().min(SWEEP_INTERVAL),
+        }
+    }
+
+    /// Runs one turn at the time `now`, with the connections that became ready since the last turn.
+    ///
+    /// `is_complete` returns whether `ready` contains all of them. It is called only after a freeze.
+    pub fn turn(&mut self, now: Now, ready: impl Iterator<Item = Ready>, is_complete: impl FnOnce() -> bool) {
+        (self.now, self.wall_ms) = (now.at, now.wall_ms);
+        // 1. Ready connections.
+        for Ready { slot, readable, writable, ended } in ready {
+            self.with_conn(slot, |shard, conn| {
                 if writable {
                     conn.refused = false;
                     if conn.outbox.is_some() {
@@ -204,23 +218,25 @@ impl Shard {
         for slot in std::mem::take(&mut self.revisit) {
             self.with_conn(slot, Self::read);
         }
-        // 2. Mail, the drain, and numbers for room messages.
+        // 2. New connections. They precede mail, which a full hub leaves in the mailbox.
+        self.take_newcomers(NEWCOMERS_BUDGET);
+        // 3. Mail, the drain, and numbers for room messages.
         self.handle_mail(MAIL_BUDGET);
         self.advance_drain();
         self.number_posts();
-        // 3. Fan-out.
+        // 4. Fan-out.
         self.fan_out(FAN_OUT_BUDGET);
-        // 4. Flush of the touched connections.
+        // 5. Flush of the touched connections.
         for slot in std::mem::take(&mut self.dirty) {
             self.conns.hot[slot as usize].flags &= !conn::DIRTY;
             self.with_conn(slot, Self::flush);
         }
-        // 5. Hand-over of this turn's sends and logins.
+        // 6. Hand-over of this turn's sends and logins.
         self.submit_turn();
-        // 6. Signals, to connections with nothing else to write.
+        // 7. Signals, to connections with nothing else to write.
         self.write_signals();
-        // 7. Deadlines.
-        if self.now >= self.next_tick && self.has_caught_up(events) {
+        // 8. Deadlines.
+        if self.now >= self.next_tick && self.has_caught_up(is_complete) {
             self.next_tick = self.now + SWEEP_INTERVAL;
             self.sweep();
         }
@@ -230,7 +246,7 @@ impl Shard {
     ///
     /// The turn that notices a freeze does not count: its poll preceded the freeze or was interrupted by it. Under
     /// constant load the wait ends after [`FREEZE_THRESHOLD`].
-    fn has_caught_up(&mut self, events: &Events) -> bool {
+    fn has_caught_up(&mut self, is_complete: impl FnOnce() -> bool) -> bool {
         if self.now < self.next_tick + FREEZE_THRESHOLD {
             self.catching_up_since = None;
             return true;
@@ -239,27 +255,11 @@ impl Shard {
             self.catching_up_since = Some(self.now);
             return false;
         };
-        if events.iter().count() >= events.capacity() && self.now < since + FREEZE_THRESHOLD {
+        if !is_complete() && self.now < since + FREEZE_THRESHOLD {
             return false;
         }
         self.catching_up_since = None;
         true
-    }
-
-    fn sleep_time(&self) -> Duration {
-        let busy = !self.mailbox.is_empty()
-            || self.hub.has_work()
-            || !self.revisit.is_empty()
-            || !self.own_mail.is_empty()
-            || self.room_queue.is_ready()
-            || !self.dirty.is_empty()
-            || !self.signals.is_empty();
-        let backlog = !self.batch.is_empty() || !self.logins.is_empty();
-        match (busy, backlog) {
-            (true, _) => Duration::ZERO,
-            (false, true) => Duration::from_millis(1),
-            (false, false) => self.next_slot().min(SWEEP_INTERVAL),
-        }
     }
 
     /// Runs `work` on one connection; a panic in it closes only that connection.

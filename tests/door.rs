@@ -6,58 +6,61 @@ mod support;
 use std::{
     net::{SocketAddr, TcpStream},
     sync::atomic::Ordering,
+    task::Waker,
     time::Duration,
 };
 
-use mio::Poll;
 use socket2::SockRef;
-use support::eventually;
+use support::{Client, eventually};
 use tidegate::{
     accept::{Acceptor, Stopper},
     budget::Admission,
     config,
-    mail::{self, Mail, Mailbox},
+    mail::{self, Mailbox},
     metrics,
     net::sockopt,
+    shard::newcomer::{self, NEWCOMERS_MAX, Newcomers},
 };
+use tidegate_protocol::{Code, codec::Wire};
 
 /// A door whose shards only keep what they are given.
 struct Door {
     address: SocketAddr,
     mailboxes: Vec<Mailbox>,
+    newcomers: Vec<Newcomers<mio::net::TcpStream>>,
     stopper: Stopper,
     thread: Option<std::thread::JoinHandle<()>>,
-    _polls: Vec<Poll>,
 }
 
 impl Door {
     /// With a shard for each number, that has so many connections already.
     fn open(conns: &[usize], socket: config::Socket) -> Self {
+        Self::with_queues_of(NEWCOMERS_MAX, conns, socket)
+    }
+
+    /// Opens a listener whose shards queue at most `newcomers_max` connections each.
+    fn with_queues_of(newcomers_max: usize, conns: &[usize], socket: config::Socket) -> Self {
         let listener = sockopt::listen(([127, 0, 0, 1], 0).into(), 128).expect("a free port");
         let address = listener.local_addr().expect("it listens");
-        let (mut shards, mut mailboxes, mut polls) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut shards, mut mailboxes, mut queues) = (Vec::new(), Vec::new(), Vec::new());
         for count in conns {
-            let poll = Poll::new().expect("a poll");
-            let waker = mio::Waker::new(poll.registry(), mio::Token(0)).expect("a waker");
-            let (shard, mailbox) = mail::mailbox(waker, 1 << 20);
+            let (shard, mailbox) = mail::mailbox(Waker::noop().clone(), 1 << 20);
             (0..*count).for_each(|_| shard.count_in());
-            shards.push(shard);
+            let (queue, newcomers) = newcomer::newcomer_queue(shard, newcomers_max);
+            shards.push(queue);
             mailboxes.push(mailbox);
-            polls.push(poll);
+            queues.push(newcomers);
         }
         let (metrics, _) = metrics::install();
         let (acceptor, stopper) =
             Acceptor::new(listener, Admission::new(0, 0), shards, socket, metrics).expect("a poll");
         let thread = std::thread::spawn(move || acceptor.run().expect("polling works"));
-        Self { address, mailboxes, stopper, thread: Some(thread), _polls: polls }
+        Self { address, mailboxes, newcomers: queues, stopper, thread: Some(thread) }
     }
 
     /// The next connection that a shard was given.
     fn next(&mut self, shard: usize) -> mio::net::TcpStream {
-        eventually("a connection", || match self.mailboxes[shard].take()? {
-            Mail::Accepted(stream, ..) => Some(stream),
-            _ => panic!("the door hands out connections only"),
-        })
+        eventually("a connection", || Some(self.newcomers[shard].try_recv().ok()?.stream))
     }
 }
 
@@ -119,4 +122,22 @@ fn connections_are_handed_out_evenly() {
         eventually("all are accepted", || (counts().iter().sum::<usize>() == 30).then_some(()));
         assert_eq!(counts(), given, "there were {before:?}");
     }
+}
+
+#[test]
+fn busy_shard_delays_no_connection_and_full_shards_refuse() {
+    let mut door = Door::with_queues_of(2, &[0, 100], config::Socket::default());
+    // The first shard takes nothing from its queue; after two connections the second gets the others.
+    let _waiting: Vec<TcpStream> =
+        (0..4).map(|_| TcpStream::connect(door.address).expect("it accepts")).collect();
+    let counts = |door: &Door| -> Vec<usize> {
+        door.mailboxes.iter().map(|it| it.conns.load(Ordering::Relaxed)).collect()
+    };
+    eventually("all are queued", || (counts(&door) == [2, 102]).then_some(()));
+    let mut refused = Client::connect(door.address, Wire::JsonLine);
+    assert_eq!(refused.expect_close(), Code::Overloaded);
+    assert_eq!(counts(&door), [2, 102], "a refused connection is not counted");
+    drop(door.next(0));
+    let _next = TcpStream::connect(door.address).expect("it accepts");
+    eventually("the shard gets connections again", || (counts(&door) == [3, 102]).then_some(()));
 }

@@ -1,4 +1,6 @@
-//! One shard at a time, turn by turn: what is full is told, and what is refused is not tried again before there is hope.
+//! One shard at a time, turn by turn: what it does when something is full, late, closed or frozen.
+//!
+//! The stories run over sockets and over pipes in memory, which checks the pipes against the kernel.
 
 #[path = "support/mod.rs"]
 mod support;
@@ -6,50 +8,91 @@ mod support;
 #[path = "support/lone.rs"]
 mod lone;
 
-use lone::{Lone, push, push_to};
+#[path = "support/pipes.rs"]
+mod pipes;
+
+#[path = "support/seed.rs"]
+mod seed;
+
+#[path = "shard/faults.rs"]
+mod faults;
+
+#[path = "shard/network.rs"]
+mod network;
+
 use std::{sync::Arc, time::Duration};
-use support::{Client, Said, ask, hello, text_of};
 
 use futures_util::FutureExt as _;
+use lone::{Lone, Sockets, push, push_to};
+use network::{Memory, Network};
+use support::{Client, Said, ask, hello, text_of};
 use tidegate::{
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     routes::Route,
 };
 use tidegate_protocol::{
     Code,
-    codec::Wire,
     id::{ConversationId, UserId},
 };
+
+/// Runs each story over both transports.
+macro_rules! over_both {
+    ($($story:ident),+ $(,)?) => {
+        mod over_sockets {
+            $(#[test]
+            fn $story() {
+                super::$story::<super::Sockets>();
+            })+
+        }
+
+        mod over_pipes {
+            $(#[test]
+            fn $story() {
+                super::$story::<super::Memory>();
+            })+
+        }
+    };
+}
+
+over_both!(
+    omitted_pushes_show_as_behind_at_their_position,
+    room_frames_lost_between_shards_are_counted_in_shed,
+    push_before_welcome_waits_for_welcome,
+    new_member_gets_no_push_from_before_its_join,
+    full_stream_is_not_written_to_until_it_takes_bytes,
+    close_while_reading_is_paused_arrives_without_a_reset,
+    routes_are_listed_in_pages_and_lost_ones_close_replaced,
+    frozen_shard_reads_input_before_it_judges_silence,
+);
 
 fn id(text: &str) -> ConversationId {
     ConversationId::parse(text).expect("a good id")
 }
 
-/// Connected and its Hello said; the shard knows the user but not the groups.
-fn connect(lone: &mut Lone, shard: usize, user: &str) -> Client {
-    let mut client = Client::connect(lone.address(), Wire::Tcp);
+/// Connects and sends Hello; the shard has the user but not the groups.
+fn connect<N: Network>(lone: &mut Lone<N>, shard: usize, user: &str) -> Client {
+    let mut client = N::connect(lone);
     lone.accept(shard);
     lone.turn(shard);
     client.say(ask::hello(hello(&lone.token(user), "d")));
     client
 }
 
-fn login(lone: &mut Lone, shard: usize, user: &str, groups: &[ConversationId]) -> Client {
+fn login<N: Network>(lone: &mut Lone<N>, shard: usize, user: &str, groups: &[ConversationId]) -> Client {
     let mut client = connect(lone, shard, user);
     lone.admit(shard, groups);
     assert!(matches!(client.reply(1), Said::Welcome(_)));
     client
 }
 
-fn join(lone: &mut Lone, shard: usize, client: &mut Client, room: &str) {
+fn join<N: Network>(lone: &mut Lone<N>, shard: usize, client: &mut Client, room: &str) {
     let id = client.say(ask::join(room));
     lone.turn(shard);
     assert!(matches!(client.reply(id), Said::Done(_)));
 }
 
-#[test]
-fn pushes_left_out_for_a_full_mailbox_are_told_as_behind_and_in_their_place() {
-    let (mut lone, g) = (Lone::new(1, |_, _| {}), id("g:harbour"));
+fn omitted_pushes_show_as_behind_at_their_position<N: Network>() {
+    let (mut lone, g) = (Lone::<N>::new(1, |_, _| {}), id("g:harbour"));
     let mut bob = login(&mut lone, 0, "bob", std::slice::from_ref(&g));
     let direct = id("d:alice:bob");
     let bobs = Audience::Users([UserId::new("bob").expect("a good id")].into());
@@ -61,26 +104,26 @@ fn pushes_left_out_for_a_full_mailbox_are_told_as_behind_and_in_their_place() {
     ];
     lone.post(0, Mail::Deliver(left_out.into()));
     (0..3).for_each(|_| lone.turn(0));
-    let mut told = Vec::new();
-    while told.len() < 3 {
+    let mut shown = Vec::new();
+    while shown.len() < 3 {
         match bob.take("pushes and hints", |_| true).body {
-            Some(Said::Push(push)) => told.push((push.conversation, push.seq)),
-            Some(Said::Behind(behind)) => told.push((behind.conversation, behind.max_seq)),
+            Some(Said::Push(push)) => shown.push((push.conversation, push.seq)),
+            Some(Said::Behind(behind)) => shown.push((behind.conversation, behind.max_seq)),
             other => panic!("{other:?}"),
         }
     }
-    // What follows a hole is part of it until the hole is told.
-    let mut groups: Vec<u64> = told.iter().filter(|(at, _)| *at == g.as_str()).map(|(_, seq)| *seq).collect();
+    // A push after omitted ones is omitted too, until the hint is sent.
+    let mut groups: Vec<u64> =
+        shown.iter().filter(|(at, _)| *at == g.as_str()).map(|(_, seq)| *seq).collect();
     groups.dedup();
-    assert_eq!(groups, [1, 4], "{told:?}");
-    assert!(told.contains(&(direct.to_string(), 9)), "{told:?}");
+    assert_eq!(groups, [1, 4], "{shown:?}");
+    assert!(shown.contains(&(direct.to_string(), 9)), "{shown:?}");
 }
 
-#[test]
-fn room_frames_that_find_the_mailbox_of_another_shard_full_are_counted_and_told() {
+fn room_frames_lost_between_shards_are_counted_in_shed<N: Network>() {
     const FRAMES: u64 = 40;
-    // Room for a few of them.
-    let mut lone = Lone::new(2, |context, _| context.mailbox_bytes = 8 * 1_400);
+    // The mailbox has capacity for a few of them.
+    let mut lone = Lone::<N>::new(2, |context, _| context.mailbox_bytes = 8 * 1_400);
     let mut speaker = login(&mut lone, 0, "speaker", &[]);
     let mut guest = login(&mut lone, 1, "guest", &[]);
     join(&mut lone, 0, &mut speaker, "hall");
@@ -89,10 +132,10 @@ fn room_frames_that_find_the_mailbox_of_another_shard_full_are_counted_and_told(
     for n in 0..FRAMES {
         let id = speaker.say(ask::send(support::send("r:hall", &format!("m{n}"), &text)));
         lone.turn(0);
-        assert!(matches!(speaker.reply(id), Said::SendAck(_)), "the room goes on");
+        assert!(matches!(speaker.reply(id), Said::SendAck(_)), "the room continues");
     }
     (0..4).for_each(|_| lone.turn(1));
-    // What could not be told then is told by the next sweep.
+    // The next sweep reports what did not fit then.
     lone.now = lone.now + std::time::Duration::from_secs(1);
     lone.turn(0);
     (0..4).for_each(|_| lone.turn(1));
@@ -100,7 +143,7 @@ fn room_frames_that_find_the_mailbox_of_another_shard_full_are_counted_and_told(
     while got + shed < FRAMES {
         match guest.take("frames, then how many were shed", |_| true).body {
             Some(Said::Push(push)) => got += u64::from(text_of(&push) == text),
-            Some(Said::Shed(told)) => shed += told.count,
+            Some(Said::Shed(shown)) => shed += shown.count,
             other => panic!("{other:?}"),
         }
     }
@@ -108,12 +151,11 @@ fn room_frames_that_find_the_mailbox_of_another_shard_full_are_counted_and_told(
     assert!((1..20).contains(&got), "{got} frames fitted");
 }
 
-#[test]
-fn what_comes_before_welcome_waits_for_it() {
-    let (mut lone, g) = (Lone::new(1, |_, _| {}), id("g:harbour"));
+fn push_before_welcome_waits_for_welcome<N: Network>() {
+    let (mut lone, g) = (Lone::<N>::new(1, |_, _| {}), id("g:harbour"));
     let mut bob = connect(&mut lone, 0, "bob");
     lone.turn(0);
-    // The route stands and the user is indexed; the owner has not answered yet.
+    // The route is registered and the user is indexed; the owner has not answered yet.
     assert!(lone.push(0, push_to("bob", &id("d:alice:bob"), 1, "early")));
     (0..3).for_each(|_| lone.turn(0));
     bob.listen(std::time::Duration::from_millis(50));
@@ -124,13 +166,12 @@ fn what_comes_before_welcome_waits_for_it() {
     assert_eq!(text_of(&bob.expect_push()), "early");
 }
 
-#[test]
-fn a_newcomer_gets_no_push_from_before_its_join() {
-    let (mut lone, g) = (Lone::new(1, |_, _| {}), id("g:harbour"));
+fn new_member_gets_no_push_from_before_its_join<N: Network>() {
+    let (mut lone, g) = (Lone::<N>::new(1, |_, _| {}), id("g:harbour"));
     let mut alice = login(&mut lone, 0, "alice", std::slice::from_ref(&g));
     let mut bob = connect(&mut lone, 0, "bob");
     (0..3).for_each(|_| lone.turn(0));
-    // All of it lies in the mailbox when the turn begins: two messages, bob's groups, one more message.
+    // The mailbox has it all when the turn begins: two messages, bob's groups, one more message.
     for (seq, text) in [(1, "before"), (2, "before")] {
         assert!(lone.push(0, push(&g, seq, text)));
     }
@@ -145,15 +186,8 @@ fn a_newcomer_gets_no_push_from_before_its_join() {
     assert_eq!(late, 0, "{:?}", bob.inbox);
 }
 
-/// `write` and `writev` calls of this thread, failed ones included; two slices go out by `writev`.
-fn writes() -> u64 {
-    let told = std::fs::read_to_string("/proc/thread-self/io").expect("the kernel counts");
-    told.lines().find_map(|line| line.strip_prefix("syscw: ")?.parse().ok()).expect("a count")
-}
-
-#[test]
-fn a_socket_that_refused_bytes_is_not_written_to_before_it_takes_some() {
-    let mut lone = Lone::new(1, |context, socket| {
+fn full_stream_is_not_written_to_until_it_takes_bytes<N: Network>() {
+    let mut lone = Lone::<N>::new(1, |context, socket| {
         socket.send_buffer_bytes = 16 * 1024;
         context.caps.data = 64 * 1024;
     });
@@ -167,14 +201,14 @@ fn a_socket_that_refused_bytes_is_not_written_to_before_it_takes_some() {
             seq += 1;
             assert!(lone.push(0, push(&g, seq, &text)));
         }
-        let before = writes();
+        let before = lone.transport.writes();
         lone.turn(0);
-        wasted.push(writes() - before);
+        wasted.push(lone.transport.writes() - before);
     }
-    // One try a turn would be 300. The kernel may move bytes to the reader now and then, and say so.
+    // One try per turn would be 300. The kernel may move bytes to the reader and report it a few times.
     let tries: u64 = wasted.iter().rev().take(300).sum();
-    assert!(tries <= 10, "{tries} tries in vain");
-    // He reads at last: all of it comes, or a word about it.
+    assert!(tries <= 10, "{tries} useless tries");
+    // Bob reads at last: each push arrives, or a hint about it.
     let mut next = 1;
     while next <= seq {
         lone.turn(0);
@@ -190,11 +224,10 @@ fn a_socket_that_refused_bytes_is_not_written_to_before_it_takes_some() {
     }
 }
 
-#[test]
-fn who_is_closed_while_reading_is_paused_hears_why_and_meets_no_reset() {
-    let mut lone = Lone::new(1, |context, _| context.limits.in_flight_max = 1);
+fn close_while_reading_is_paused_arrives_without_a_reset<N: Network>() {
+    let mut lone = Lone::<N>::new(1, |context, _| context.limits.in_flight_max = 1);
     let mut bob = login(&mut lone, 0, "bob", &[]);
-    // The owner never answers: after the first the shard reads no more, and the rest lies in the socket.
+    // The owner never answers: the shard stops reading after the first send, and the rest waits in the stream.
     for n in 0..2_000 {
         bob.say(ask::send(support::send("alice", &format!("m{n}"), &"x".repeat(500))));
         if n % 100 == 0 {
@@ -202,43 +235,40 @@ fn who_is_closed_while_reading_is_paused_hears_why_and_meets_no_reset() {
         }
     }
     lone.post(0, Mail::Stop(Code::Draining));
-    // A send without an answer is waited for, then the last words go out, then input is discarded for a while.
+    // The shard waits for the answer to the send, then writes the last frames, then discards input for a while.
     for _ in 0..40 {
         lone.turn(0);
         lone.now = lone.now + std::time::Duration::from_millis(300);
     }
-    assert_eq!(lone.handles[0].conns(), 0, "the shard has forgotten it");
-    // The kernel hands out what came before a reset; only the error tells of it.
-    let error = bob.link.stream().take_error().expect("a socket tells its error");
-    assert!(error.is_none(), "a reset: {error:?}");
+    assert_eq!(lone.handles[0].conns(), 0, "the shard has closed it");
+    assert!(!N::is_reset(&bob), "a reset");
     assert_eq!(bob.expect_close(), Code::Draining);
 }
 
-#[test]
-fn routes_are_named_in_slices_and_who_lost_its_route_is_closed_as_replaced() {
+fn routes_are_listed_in_pages_and_lost_ones_close_replaced<N: Network>() {
     let mut routes = None;
-    let mut lone = Lone::new(1, |context, _| routes = Some(Arc::clone(&context.cluster.ports.routes)));
-    let routes = routes.expect("it was built");
+    let mut lone = Lone::<N>::new(1, |context, _| routes = Some(Arc::clone(&context.cluster.ports.routes)));
+    let routes = routes.expect("the context was built");
     let mut stays = login(&mut lone, 0, "ann", &[]);
     let mut other = login(&mut lone, 0, "bob", &[]);
-    let guest = Client::connect(lone.address(), Wire::Tcp);
+    let guest = N::connect(&mut lone);
     lone.accept(0);
     lone.turn(0);
-    let collect = |lone: &mut Lone, from| {
+    let collect = |lone: &mut Lone<N>, from| {
         let (reply, mut slice) = tokio::sync::oneshot::channel();
         lone.post(0, Mail::Reassert(Reassert::Collect(from, reply)));
         lone.turn(0);
-        slice.try_recv().expect("it answers in the same turn")
+        slice.try_recv().expect("the shard answers in the same turn")
     };
     let all = collect(&mut lone, 0);
     let users = |rows: &[(ConnKey, Route)]| -> Vec<String> {
         rows.iter().map(|(_, route)| route.user.to_string()).collect()
     };
     assert_eq!((users(&all.rows), all.next), (vec!["ann".to_owned(), "bob".to_owned()], None));
-    assert_eq!(users(&collect(&mut lone, 1).rows), ["bob"], "from that place on");
-    assert!(collect(&mut lone, 9).rows.is_empty(), "beyond the last place");
+    assert_eq!(users(&collect(&mut lone, 1).rows), ["bob"], "from that slot on");
+    assert!(collect(&mut lone, 9).rows.is_empty(), "beyond the last slot");
     drop(guest);
-    // A row of a conn that closed while it was put back is nobody's.
+    // A row whose connection closed during the re-assertion has no owner.
     let (key, mut gone) = all.rows[0].clone();
     gone.user = UserId::new("gone").expect("a good id");
     let put =
@@ -255,17 +285,16 @@ fn routes_are_named_in_slices_and_who_lost_its_route_is_closed_as_replaced() {
     let places = [gone.user, all.rows[0].1.user.clone(), all.rows[1].1.user.clone()];
     let rows = routes.lookup(&places).now_or_never().expect("at once").expect("it answers");
     let counts: Vec<usize> = rows.iter().map(Vec::len).collect();
-    assert_eq!(counts, [0, 1, 0], "the row of nobody and that of who was closed are gone");
+    assert_eq!(counts, [0, 1, 0], "the row without an owner and that of the closed connection are removed");
     stays.say(ask::ping());
     lone.turn(0);
     assert!(matches!(stays.take("a pong", |_| true).body, Some(Said::Pong(_))));
 }
 
-#[test]
-fn who_was_heard_while_the_shard_stood_still_is_not_taken_for_silent() {
-    let mut lone = Lone::new(1, |_, _| {});
+fn frozen_shard_reads_input_before_it_judges_silence<N: Network>() {
+    let mut lone = Lone::<N>::new(1, |_, _| {});
     let mut clients: Vec<Client> = (0..12).map(|n| login(&mut lone, 0, &format!("user-{n}"), &[])).collect();
-    lone.hear_at_once(4);
+    lone.limit_events(4);
     let mut silent = clients.split_off(11);
     let asked: Vec<u64> = clients.iter_mut().map(|client| client.say(ask::ping())).collect();
     lone.now = lone.now + Duration::from_secs(3_600);

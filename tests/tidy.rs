@@ -6,6 +6,8 @@
 mod arrows;
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/pages.rs"]
+mod pages;
 #[path = "tidy/rules.rs"]
 mod rules;
 #[path = "tidy/source.rs"]
@@ -45,8 +47,10 @@ fn every_rule_catches_its_planted_violations() {
     let long = [("file-length", file_of(501)), ("function-length", function_of(71))];
     let long = long.iter().map(|(rule, text)| (*rule, "src/node.rs", text.as_str()));
     let plants: Vec<(&str, &str, &str)> = PLANTS.iter().copied().chain(long).collect();
+    let full = folder_of("xtask/src", 21);
+    assert!(!check("folder-size", &full).is_empty(), "folder-size misses its plant");
     for (rule, _) in RULES {
-        let has_files = PLANTS_OF_FILES.iter().any(|(name, _)| name == rule);
+        let has_files = *rule == "folder-size" || PLANTS_OF_FILES.iter().any(|(name, _)| name == rule);
         assert!(
             has_files || plants.iter().any(|(name, ..)| name == rule),
             "rule {rule} has no planted violation"
@@ -62,6 +66,14 @@ const PLANTS_OF_FILES: &[(&str, &[(&str, &str)])] = &[
     (
         "circle-of-rooms",
         &[("src/bus.rs", "use crate::store::rows::Row;\n"), ("src/store/rows.rs", "use crate::bus::Bus;\n")],
+    ),
+    (
+        "circle-of-rooms",
+        &[
+            ("xtask/src/steps/chaos.rs", "use crate::run::report;\n"),
+            ("xtask/src/run.rs", "use crate::{shell, steps::STEPS};\n"),
+            ("xtask/src/steps.rs", "mod chaos;\n"),
+        ],
     ),
     (
         "circle-of-files",
@@ -95,9 +107,25 @@ fn clean_code_is_left_alone() {
 }
 
 #[test]
+fn a_full_folder_and_the_root_of_the_product_pass() {
+    for (folder, files) in [("xtask/src", 20), ("tests", 20), ("src", 41)] {
+        assert!(check("folder-size", &folder_of(folder, files)).is_empty(), "{folder}");
+    }
+}
+
+#[test]
 fn the_longest_allowed_file_and_function_pass() {
     assert!(check("file-length", &with_map("src/node.rs", &file_of(500))).is_empty());
     assert!(check("function-length", &with_map("src/node.rs", &function_of(70))).is_empty());
+}
+
+/// A folder with that many Rust files, and more in a folder below it.
+fn folder_of(folder: &str, files: usize) -> Vec<Source> {
+    let paths = (0..files).map(|n| format!("{folder}/file_{n}.rs"));
+    paths
+        .chain([format!("{folder}/file_0/part.rs")])
+        .map(|path| Source::new(&path, "//! A file.\n"))
+        .collect()
 }
 
 fn file_of(lines: usize) -> String {
@@ -117,8 +145,9 @@ fn check(rule: &str, sources: &[Source]) -> Vec<String> {
 }
 
 fn with_map(path: &str, text: &str) -> Vec<Source> {
-    let map = "//! | 6 | `main`, [`cli`], `node` | a |\n//! | 4 | `shard` | b |\n//! | 3 | `conversation`, `login` | c |\n\
-               //! | 2 | [`bus`], [`store`] | d |\n//! | 1 | [`routes`], `config`, `metrics` | e |\n";
+    let map = "//! | 6 | `main`, [`cli`], `node` | a |\n//! | 4 | `shard`, `partition` | b |\n\
+               //! | 3 | `conversation`, `login`, `delivery`, `room`, `peer` | c |\n\
+               //! | 2 | [`bus`], [`store`], [`embedded`] | d |\n//! | 1 | [`routes`], `config`, `metrics` | e |\n";
     let lab = "//! | 2 | [`bench`], [`chaos`] | a |\n//! | 1 | [`link`], [`proxy`] | b |\n";
     let page = "The file: `known`, `listen.client`.\n";
     vec![
@@ -159,6 +188,12 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("arrows", "src/conversation/history.rs", "use crate::login::Login;\n"),
     ("arrows", "src/conversation/history.rs", "use crate::bus::{Bus, local::LocalBus};\n"),
     ("arrows", "src/shard.rs", "fn f() {\n    routes::memory::new();\n}\n"),
+    ("arrows", "src/conversation.rs", "use crate::{bus::Bus, store::PostgresStore};\n"),
+    ("arrows", "src/cli/store.rs", "use crate::embedded::{EmbeddedStore, Stats};\n"),
+    ("arrows", "src/shard.rs", "fn f() -> embedded::EmbeddedBus {\n}\n"),
+    ("arrows", "src/room.rs", "use crate::delivery::Router;\n"),
+    ("arrows", "src/delivery/router.rs", "use crate::{bus::Bus, room::Rooms};\n"),
+    ("arrows", "src/peer.rs", "use crate::room::Rooms;\n"),
     ("arrows", "src/attic.rs", "use std::fmt;\n"),
     ("arrows", "src/node.rs", "use tidegate_lab::proxy::Proxy;\n"),
     ("arrows", "src/node.rs", "#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
@@ -217,6 +252,9 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("no-dead-code", "src/node.rs", "// self.flush(now);\n"),
     ("no-dead-code", "src/node.rs", "    // if x {\n"),
     ("map", "docs/internals/ARCHITECTURE.md", "Only `node` and `shard`.\n"),
+    ("page-paths", "docs/internals/ARCHITECTURE.md", "A push goes to `delivery/ruoter`.\n"),
+    ("page-paths", "docs/GLOSSARY.md", "| record | one entry | `Record`, `protocol/src/recrod.rs` |\n"),
+    ("page-paths", "docs/internals/adr/0001-a.md", "The test (`src/nobody.rs::a_test`) shows it.\n"),
     ("lua", "redis/lost.lua", "-- KEYS 1 hash; ARGV 1 n\nreturn 1\n"),
     ("lua", "redis/lost.lua", "return 1\n"),
     (
@@ -280,5 +318,13 @@ const CLEAN: &[(&str, &str)] = &[
     ),
     ("tests/s.rs", "//! Story.\n#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
     ("src/metrics.rs", "//! Metrics.\nfn f() {\n    metrics::counter!(\"a\").increment(1);\n}\n"),
-    ("docs/a.md", "see https://example.org/home/page, target/work/x\n"),
+    ("docs/a.md", "see https://example.org/home/page, target/work/x, `src/moved.rs`\n"),
+    (
+        "docs/internals/adr/0001-a.md",
+        "`lab/src/lib`, `lab/`, `adr/0001-a.md: text`, `GET /v1/a`, `/readyz`, `target/a/b`.\n",
+    ),
+    (
+        "src/cli/store.rs",
+        "//! A command.\nuse crate::embedded::{Offline, Stats};\nfn f() {\n    embedded::check();\n}\n",
+    ),
 ];

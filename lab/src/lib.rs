@@ -10,7 +10,7 @@ pub mod bench;
 pub mod chaos;
 pub mod checker;
 pub mod cli;
-#[path = "../../tests/support/cluster_sets.rs"]
+#[path = "../../tests/support/cluster/sets.rs"]
 mod cluster_sets;
 mod link;
 mod node_binary;

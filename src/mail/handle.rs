@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::Waker,
 };
 
 use tokio::sync::{Semaphore, mpsc};
@@ -19,7 +20,7 @@ pub struct ShardHandle {
     /// Bytes that still fit into the mailbox.
     capacity: Arc<Semaphore>,
     bytes_max: u32,
-    waker: Arc<mio::Waker>,
+    waker: Waker,
     awake: Arc<AtomicBool>,
     conns: Arc<AtomicUsize>,
     lingering: Arc<AtomicUsize>,
@@ -36,8 +37,8 @@ pub struct Mailbox {
     pub lingering: Arc<AtomicUsize>,
 }
 
-/// Creates a mailbox of at most `bytes_max` bytes; posting wakes the poll of `waker`.
-pub fn mailbox(waker: mio::Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
+/// Creates a mailbox of at most `bytes_max` bytes; a post wakes `waker` if the shard sleeps.
+pub fn mailbox(waker: Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
     let bytes_max = u32::try_from(bytes_max).unwrap_or(u32::MAX);
     let capacity = Arc::new(Semaphore::new(bytes_max as usize));
     let (sender, mails) = mpsc::channel(MAILBOX_MAX);
@@ -46,7 +47,7 @@ pub fn mailbox(waker: mio::Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
         mailbox: sender,
         capacity: Arc::clone(&capacity),
         bytes_max,
-        waker: Arc::new(waker),
+        waker,
         awake: Arc::clone(&awake),
         conns: Arc::clone(&conns),
         lingering: Arc::clone(&lingering),
@@ -65,17 +66,8 @@ impl ShardHandle {
         let slot = self.mailbox.reserve().await.map_err(|_| stopped())?;
         permit.forget();
         slot.send((charge, mail));
-        self.wake()
-    }
-
-    /// Posts like [`Self::post`], from threads without a runtime, for mail of weight 0 only.
-    ///
-    /// # Errors
-    /// Fails if the shard has stopped.
-    pub fn post_blocking(&self, mail: Mail) -> io::Result<()> {
-        debug_assert_eq!(mail.weight(), 0, "this thread can't wait for byte capacity");
-        self.mailbox.blocking_send((0, mail)).map_err(|_| stopped())?;
-        self.wake()
+        self.wake();
+        Ok(())
     }
 
     /// Posts if the mailbox has capacity now; returns whether it did.
@@ -86,7 +78,8 @@ impl ShardHandle {
             return false;
         }
         permit.forget();
-        self.wake().is_ok()
+        self.wake();
+        true
     }
 
     /// Returns whether `bytes` fit now; mail that is posted meanwhile may use the capacity.
@@ -109,14 +102,17 @@ impl ShardHandle {
         self.conns().saturating_sub(self.lingering.load(Ordering::Relaxed))
     }
 
-    /// Counts a connection that is about to be posted; the shard subtracts it when it closes.
+    /// Counts a connection that is about to be queued; the shard subtracts it when it closes.
     pub fn count_in(&self) {
         self.conns.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn wake(&self) -> io::Result<()> {
+    /// Wakes the shard if it sleeps, after something was put into one of its queues.
+    pub(crate) fn wake(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
-        if self.awake.swap(true, Ordering::AcqRel) { Ok(()) } else { self.waker.wake() }
+        if !self.awake.swap(true, Ordering::AcqRel) {
+            self.waker.wake_by_ref();
+        }
     }
 }
 

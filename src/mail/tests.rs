@@ -8,11 +8,8 @@ use std::{
 
 use super::*;
 
-fn letterbox(bytes_max: usize) -> (mio::Poll, ShardHandle, Mailbox) {
-    let poll = mio::Poll::new().unwrap();
-    let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
-    let (handle, mailbox) = mailbox(waker, bytes_max);
-    (poll, handle, mailbox)
+fn letterbox(bytes_max: usize) -> (ShardHandle, Mailbox) {
+    mailbox(Waker::noop().clone(), bytes_max)
 }
 
 /// Returns a mail with `count` answers of 64 bytes each.
@@ -34,7 +31,7 @@ fn packed_key_unpacks_to_itself() {
 
 #[test]
 fn mailbox_at_its_byte_limit_refuses_until_mail_is_taken() {
-    let (_poll, handle, mut mailbox) = letterbox(10 * 64);
+    let (handle, mut mailbox) = letterbox(10 * 64);
     assert!(handle.try_post(answers(6)));
     assert!(!handle.has_room(5 * 64) && handle.has_room(4 * 64));
     assert!(!handle.try_post(answers(5)));
@@ -51,7 +48,7 @@ fn mailbox_at_its_byte_limit_refuses_until_mail_is_taken() {
 
 #[test]
 fn oversized_mail_occupies_the_whole_mailbox() {
-    let (_poll, handle, mut mailbox) = letterbox(640);
+    let (handle, mut mailbox) = letterbox(640);
     assert!(handle.try_post(answers(1_000)));
     assert!(!handle.try_post(answers(1)));
     mailbox.take().unwrap();
@@ -63,7 +60,7 @@ fn oversized_mail_occupies_the_whole_mailbox() {
 
 #[test]
 fn mailbox_full_of_mails_releases_the_bytes_of_a_refused_one() {
-    let (_poll, handle, _mailbox) = letterbox(64);
+    let (handle, _mailbox) = letterbox(64);
     for _ in 0..MAILBOX_MAX {
         assert!(handle.try_post(Mail::ShedMemory));
     }
@@ -73,7 +70,7 @@ fn mailbox_full_of_mails_releases_the_bytes_of_a_refused_one() {
 
 #[test]
 fn waiting_post_fails_when_the_shard_stops() {
-    let (_poll, handle, mailbox) = letterbox(64);
+    let (handle, mailbox) = letterbox(64);
     assert!(handle.try_post(answers(1)));
     let mut waits = pin!(handle.post(answers(1)));
     let mut context = Context::from_waker(Waker::noop());

@@ -21,13 +21,11 @@ fn user(name: &str) -> UserId {
 }
 
 /// Node with one shard, whose mailbox only the test reads.
-fn peer() -> (mio::Poll, Peer, Mailbox) {
-    let poll = mio::Poll::new().unwrap();
-    let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
-    let (handle, mailbox) = mailbox(waker, 1 << 20);
+fn peer() -> (Peer, Mailbox) {
+    let (handle, mailbox) = mailbox(std::task::Waker::noop().clone(), 1 << 20);
     let shards = ShardHandles::default();
     assert!(shards.set(vec![handle]).is_ok());
-    (poll, Peer::new(me(), Arc::default(), shards, Arc::default(), metrics::install().0), mailbox)
+    (Peer::new(me(), Arc::default(), shards, Arc::default(), metrics::install().0), mailbox)
 }
 
 fn session(name: &str, epoch: u64) -> Session {
@@ -46,7 +44,7 @@ fn delivery(push: &pb::Push, to: Vec<Target>) -> Delivery {
 
 #[tokio::test]
 async fn answer_reaches_the_connection_that_its_origin_names() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     let key = ConnKey { shard: 0, slot: 5, generation: 9 };
     let outcome = Outcome::Accepted { seq: 4, ordinal: 4, time: 77 };
     let answer = Answer { conn: key.pack(), request: 12, outcome, traceparent: String::new() };
@@ -61,7 +59,7 @@ async fn answer_reaches_the_connection_that_its_origin_names() {
 
 #[tokio::test]
 async fn push_reaches_named_sessions_and_reports_missing_users() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let push =
         pb::Push { conversation: "d:ann:bob".into(), seq: 8, sender: "bob".into(), ..Default::default() };
@@ -77,7 +75,7 @@ async fn push_reaches_named_sessions_and_reports_missing_users() {
 
 #[tokio::test]
 async fn sending_connection_gets_no_push_addressed_to_its_user() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let key = ConnKey { shard: 0, slot: 5, generation: 9 };
     let push = pb::Push { conversation: "d:ann:bob".into(), seq: 8, ..Default::default() };
@@ -95,7 +93,7 @@ async fn sending_connection_gets_no_push_addressed_to_its_user() {
 
 #[tokio::test]
 async fn membership_changes_in_pushes_update_indexes_in_order() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let event = |change: pb::MemberChange| pb::Push {
         conversation: "g:x".into(),
@@ -126,7 +124,7 @@ async fn membership_changes_in_pushes_update_indexes_in_order() {
 
 #[tokio::test]
 async fn undecodable_push_is_skipped_and_others_are_delivered() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let bad = Delivery {
         push: "\u{1}nonsense".into(),
@@ -141,7 +139,7 @@ async fn undecodable_push_is_skipped_and_others_are_delivered() {
 
 #[tokio::test]
 async fn moved_session_is_stopped_by_its_shard_up_to_its_epoch() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     peer.directory.add_user(&user("ann"), 0);
     let asked =
         tokio::spawn(
@@ -174,7 +172,7 @@ fn talk(room: &str, conversation: &str) -> BestEffortMessage {
 
 #[tokio::test]
 async fn best_effort_messages_reach_only_their_recipients() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     let (hall, tea) = (ConversationId::parse("r:hall").unwrap(), ConversationId::parse("g:tea").unwrap());
     peer.directory.hold_conversation(&hall, 0);
     peer.directory.hold_conversation(&tea, 0);
@@ -223,7 +221,7 @@ async fn best_effort_messages_reach_only_their_recipients() {
 
 #[tokio::test]
 async fn full_shard_delays_no_message_and_room_losses_are_reported() {
-    let (_poll, peer, mut mailbox) = peer();
+    let (peer, mut mailbox) = peer();
     peer.directory.hold_conversation(&ConversationId::parse("r:hall").unwrap(), 0);
     for _ in 0..mail::MAILBOX_MAX {
         assert!(peer.shards.get().unwrap()[0].try_post(Mail::ShedMemory));

@@ -15,14 +15,14 @@ use super::{
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
-    clock::wall_ms,
     ingest::intake,
     inline, login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
+    net::io::Io,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
 };
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Applies the actions in the shared buffer, then submits the sends that they release, until none are left.
     pub(super) fn act(&mut self, conn: &mut Conn) {
         loop {
@@ -88,7 +88,7 @@ impl Shard {
             shard.context.metrics.login_refusals.increment(1);
             conn.session.login_refused(code, reason, &mut shard.buffers.actions);
         };
-        let identity = match self.context.verifier.verify(&hello.token) {
+        let identity = match self.context.verifier.verify(&hello.token, self.wall_ms) {
             Ok(identity) => identity,
             Err((code, reason)) => return refused(self, conn, code, reason),
         };
@@ -167,7 +167,7 @@ impl Shard {
                 skipped,
             }),
             resumed: false,
-            server_time_ms: wall_ms(),
+            server_time_ms: self.wall_ms,
             fresh_next_id: fresh_id(),
         };
         conn.session.logged_in(logged_in, &self.context.limits, self.now, &mut self.buffers.actions);
@@ -236,7 +236,7 @@ impl Shard {
         // A refusal here leaves the chain waiting for the client's retry; a refusal
         // by the log would close the connection.
         let refusal = intake::refusal(&self.context.cluster, &message.conversation);
-        let received_at = wall_ms();
+        let received_at = self.wall_ms;
         let trace = self.trace_received(submit.trace, &message, received_at);
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {

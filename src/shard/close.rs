@@ -3,13 +3,10 @@
 //! The sequence is: final frame, shutdown of the write side, input discarded for a while (linger), close. A plain close
 //! with unread input would send a reset, which destroys acks that are already written.
 
-use std::{net::Shutdown, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use mio::net::TcpStream;
-use socket2::SockRef;
 use tidegate_protocol::{
     Code,
-    codec::Wire,
     pb::{self, server_frame::Body},
     ws,
 };
@@ -18,12 +15,12 @@ use super::{
     Shard,
     conn::{Conn, Ending, LINGERING, LIVE, Stage},
 };
-use crate::{inline, routes::Route};
+use crate::{inline, net::io::Io, routes::Route};
 
 /// How long the final frame of a connection closed with `SLOW` may take to be written.
 const SLOW_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Begins to close the connection, with a coded `Close` frame.
     pub(super) fn begin_close(&mut self, conn: &mut Conn, code: Code, reason: &str) {
         if !conn.is_open() {
@@ -67,8 +64,8 @@ impl Shard {
     pub(super) fn shut(&mut self, conn: &mut Conn) {
         let linger = self.context.linger;
         let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return };
-        let shut = stream.shutdown(Shutdown::Write).is_ok();
-        if !shut || conn.half_closed || linger.is_zero() {
+        let is_shut = self.io.shutdown_write(stream).is_ok();
+        if !is_shut || conn.half_closed || linger.is_zero() {
             conn.ending = Some(Ending::Closed);
         } else {
             conn.ending = Some(Ending::Lingering(self.now + linger));
@@ -106,7 +103,7 @@ impl Shard {
         self.forget_traces(slot);
         let was_lingering = self.conns.hot[slot as usize].flags & LINGERING != 0;
         if let Some(mut stream) = self.conns.release(slot)
-            && let Err(error) = self.poll.registry().deregister(&mut stream)
+            && let Err(error) = self.io.deregister(&mut stream)
         {
             tracing::debug!(%error, "failed to deregister a socket");
         }
@@ -118,56 +115,12 @@ impl Shard {
         }
     }
 
-    /// Adds a new connection and returns its slot, or `None` if its socket can't be registered.
-    pub(super) fn add_conn(
-        &mut self,
-        mut stream: TcpStream,
-        address: std::net::SocketAddr,
-        permit: crate::budget::ConnectionPermit,
-    ) -> Option<u32> {
-        use tidegate_protocol::machine::session::Session;
-        let (slot, generation) = self.conns.reserve();
-        let interest = mio::Interest::READABLE | mio::Interest::WRITABLE;
-        let conn = Conn {
-            key: crate::mail::ConnKey { shard: self.context.index as u8, slot, generation },
-            stage: Stage::Detect,
-            session: Session::new(self.now),
-            login: None,
-            outbox: None,
-            window: None,
-            partial: None,
-            open_query: None,
-            ending: None,
-            blocked_since: None,
-            refused: false,
-            paused: false,
-            peer_ended: false,
-            half_closed: false,
-            address: address.ip(),
-            _permit: permit,
-        };
-        let registered = self.poll.registry().register(&mut stream, mio::Token(slot as usize), interest);
-        let hot = &mut self.conns.hot[slot as usize];
-        hot.stream = Some(stream);
-        hot.wire = Wire::JsonLine;
-        hot.flags = 0;
-        self.context.metrics.conns.increment(1.0);
-        if let Err(error) = registered {
-            tracing::warn!(%error, "failed to register a socket with the poll; closing the connection");
-            self.free(Box::new(conn));
-            return None;
-        }
-        self.rearm(&conn);
-        self.conns.put(Box::new(conn));
-        Some(slot)
-    }
-
-    /// Closes the connection with a TCP reset, where waiting would hold memory that is short.
+    /// Closes the connection with a reset, where waiting would hold memory that is short.
     pub(super) fn reset(&mut self, conn: &mut Conn) {
         if let Some(stream) = &self.conns.hot[conn.key.slot as usize].stream
-            && let Err(error) = SockRef::from(stream).set_linger(Some(Duration::ZERO))
+            && let Err(error) = self.io.reset(stream)
         {
-            tracing::debug!(%error, "failed to set SO_LINGER; closing without a reset");
+            tracing::debug!(%error, "failed to prepare a reset; closing without one");
         }
         self.abort(conn);
     }

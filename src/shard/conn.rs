@@ -5,7 +5,6 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use mio::net::TcpStream;
 use tidegate_protocol::{
     Time,
     codec::{PushFrame, Wire},
@@ -30,8 +29,8 @@ pub(super) const DIRTY: u8 = 4;
 pub(super) const LINGERING: u8 = 8;
 
 /// Part of a connection that a fan-out touches, small enough that four share a cache line.
-pub(super) struct Hot {
-    pub(super) stream: Option<TcpStream>,
+pub(super) struct Hot<S> {
+    pub(super) stream: Option<S>,
     pub(super) generation: u32,
     pub(super) wire: Wire,
     pub(super) flags: u8,
@@ -123,9 +122,8 @@ impl Conn {
 }
 
 /// Connections of one shard: a slab of boxes, parallel to the dense array.
-#[derive(Default)]
-pub(super) struct Conns {
-    pub(super) hot: Vec<Hot>,
+pub(super) struct Conns<S> {
+    pub(super) hot: Vec<Hot<S>>,
     boxes: Vec<Option<Box<Conn>>>,
     /// Tick at which the sweep must check each slot.
     pub(super) deadlines: Vec<u32>,
@@ -135,7 +133,17 @@ pub(super) struct Conns {
 /// Tick of a slot without a deadline.
 pub(super) const NO_DEADLINE: u32 = u32::MAX;
 
-impl Conns {
+impl<S> Conns<S> {
+    /// Creates a slab without slots.
+    pub(super) fn new() -> Self {
+        Self { hot: Vec::new(), boxes: Vec::new(), deadlines: Vec::new(), free: Vec::new() }
+    }
+
+    /// Returns the number of slots in use.
+    pub(super) fn len(&self) -> usize {
+        self.hot.len() - self.free.len()
+    }
+
     /// Reserves a slot; returns it with the generation of its next connection.
     pub(super) fn reserve(&mut self) -> (u32, u32) {
         match self.free.pop() {
@@ -172,7 +180,7 @@ impl Conns {
     }
 
     /// Releases the slot, and returns its stream for the caller to close.
-    pub(super) fn release(&mut self, slot: u32) -> Option<TcpStream> {
+    pub(super) fn release(&mut self, slot: u32) -> Option<S> {
         let hot = &mut self.hot[slot as usize];
         hot.generation = (hot.generation + 1) & 0xff_ffff;
         hot.flags = 0;
@@ -209,7 +217,7 @@ mod tests {
     #[test]
     fn hot_state_is_12_bytes_and_box_stays_below_its_limit() {
         // In debug builds mio stores the poll's id with each socket.
-        assert_eq!(size_of::<Hot>(), if cfg!(debug_assertions) { 24 } else { 12 });
+        assert_eq!(size_of::<Hot<mio::net::TcpStream>>(), if cfg!(debug_assertions) { 24 } else { 12 });
         assert!(size_of::<Conn>() <= 448, "{}", size_of::<Conn>());
     }
 }

@@ -15,10 +15,10 @@ use tidegate_protocol::{
     pb,
 };
 
-use super::{Shard, conn::Conn};
+use super::{Shard, conn::Conn, newcomer::NEWCOMERS_MAX};
 use crate::{
     mail::{ConnKey, Drain, DrainProgress},
-    net::upgrade::Transport,
+    net::{io::Io, upgrade::Transport},
 };
 
 /// Clients notified in one turn, before the rest of the turn runs.
@@ -59,7 +59,7 @@ impl Drop for ShardCounts {
     }
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Carries out a step of the node's drain.
     pub(super) fn on_drain(&mut self, order: Drain) {
         match order {
@@ -79,6 +79,8 @@ impl Shard {
     }
 
     fn begin_drain(&mut self, pace: Pace, progress: Arc<DrainProgress>) {
+        // Connections that were accepted before the drain get slots.
+        self.take_newcomers(NEWCOMERS_MAX);
         let keys: Vec<ConnKey> =
             self.conns.slots().iter().filter_map(|slot| Some(self.conns.peek(*slot)?.key)).collect();
         let shards = self.context.shards().len();

@@ -13,10 +13,11 @@ use super::{Shard, conn::Conn};
 use crate::{
     inline, login,
     mail::{ConnKey, Mail, Outdated},
+    net::io::Io,
     routes::{Route, RoutesError},
 };
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Handles a void send: renews the epoch, or answers the send if the epoch is already newer.
     pub(super) fn on_outdated(&mut self, conn: &mut Conn, it: Outdated) {
         let Some(login) = conn.login.as_mut().filter(|_| conn.ending.is_none()) else { return };

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     mail::{Audience, Delivery, Item, Mail},
-    net::transfer,
+    net::io::Io,
 };
 
 /// Batch of pushes as slices with their total length, built for a wire when the first member needs it.
@@ -30,7 +30,7 @@ struct BatchSlices<'a> {
     by_wire: [OnceCell<(SmallVec<[IoSlice<'a>; 4]>, usize)>; 4],
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Serves approximately `budget` members.
     pub(super) fn fan_out(&mut self, budget: usize) {
         let mut left = budget;
@@ -174,7 +174,7 @@ impl Shard {
                 continue;
             };
             let (bytes, len) = slices.of(hot.wire);
-            let result = transfer::write_slices(stream, bytes);
+            let result = self.io.write_slices(stream, bytes);
             written += batch.len() as u64;
             match result {
                 Ok(taken) if taken == len => {}

@@ -10,17 +10,18 @@ use tidegate_protocol::{
 };
 use tokio::sync::oneshot::Sender;
 
-use super::{Shard, conn::LoginState};
+use super::{Shard, conn::LoginState, newcomer::NEWCOMERS_MAX};
 use crate::{
     ingest::intake,
     link::Session,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
+    net::io::Io,
 };
 
 /// Most connections that one memory alarm closes on a shard.
 const SHED_CONNS_MAX: usize = 16;
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, mail
     /// waits in the bounded mailbox, so that its senders wait too.
     pub(super) fn handle_mail(&mut self, budget: usize) {
@@ -44,17 +45,6 @@ impl Shard {
 
     fn handle(&mut self, mail: Mail) {
         match mail {
-            Mail::Accepted(stream, address, permit) => {
-                if self.stopping {
-                    self.mailbox.conns.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
-                } else {
-                    let slot = self.add_conn(stream, address, permit);
-                    if let (Some(slot), true) = (slot, self.drain.is_some()) {
-                        // Accepted just before the drain began: refused like every later connection.
-                        self.close_gracefully(slot, Code::Draining);
-                    }
-                }
-            }
             Mail::Answers(answers) => self.answers(answers.into()),
             Mail::Deliver(items) => items.into_iter().for_each(|item| match item {
                 Item::Behind(lag) if lag.audience != Audience::Members => self.on_lag(&lag),
@@ -92,6 +82,8 @@ impl Shard {
             Mail::Drain(order) => self.on_drain(order),
             Mail::Reassert(order) => self.on_reassert(order),
             Mail::Stop(code) => {
+                // Connections that were accepted before the stop get a `Close` as well.
+                self.take_newcomers(NEWCOMERS_MAX);
                 self.stopping = true;
                 self.close_all_gracefully(code);
             }

@@ -23,7 +23,6 @@ use super::{
 };
 use crate::{
     bus::partition_of,
-    clock::wall_ms,
     cluster::Cluster,
     conversation::{
         clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, recall::RecallOutcome,
@@ -31,6 +30,7 @@ use crate::{
     },
     inline,
     mail::{Mail, QueryResult, Refusal},
+    net::io::Io,
 };
 
 /// Time after which the store counts as unavailable for a query.
@@ -38,10 +38,10 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Work = Pin<Box<dyn Future<Output = Result<QueryResult, (Code, &'static str)>> + Send>>;
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Starts a query; its result arrives at once or as mail.
     pub(super) fn start_query(&mut self, conn: &mut Conn, id: u64, query: Query) {
-        let Some(reader) = Self::reader(conn) else { return };
+        let Some(reader) = self.reader(conn) else { return };
         let user = reader.user.clone();
         let appends = Arc::new(AtomicBool::new(matches!(query, Query::Leave(_))));
         let (positions, next) = (Arc::default(), None);
@@ -66,9 +66,9 @@ impl Shard {
             }
             Query::Recall { conversation, seq } => self.recall(user, conversation, seq, appends),
             Query::Leave(conversation) => {
-                let admin = self.context.recaller.admin.clone();
+                let (admin, wall_ms) = (self.context.recaller.admin.clone(), self.wall_ms);
                 Box::pin(async move {
-                    admin.leave(conversation, user, wall_ms()).await?;
+                    admin.leave(conversation, user, wall_ms).await?;
                     Ok(QueryResult::Done)
                 })
             }
@@ -81,9 +81,9 @@ impl Shard {
         self.run_query(conn, work);
     }
 
-    fn reader(conn: &Conn) -> Option<Reader> {
+    fn reader(&self, conn: &Conn) -> Option<Reader> {
         let user = conn.login.as_ref()?.route.user.clone();
-        Some(Reader { user, viewing: conn.session.viewing(), now_ms: wall_ms() })
+        Some(Reader { user, viewing: conn.session.viewing(), now_ms: self.wall_ms })
     }
 
     fn states(&self, reader: Reader, open_query: &OpenQuery) -> Work {
@@ -98,18 +98,19 @@ impl Shard {
 
     fn recall(&self, user: UserId, conversation: ConversationId, seq: u64, appends: Arc<AtomicBool>) -> Work {
         let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
+        let wall_ms = self.wall_ms;
         Box::pin(async move {
             let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
-            let mut checked = recaller.check(store, &user, &conversation, (seq, first), wall_ms()).await;
+            let mut checked = recaller.check(store, &user, &conversation, (seq, first), wall_ms).await;
             if first == BeyondHead::Unknown && matches!(checked, Err((Code::NotYet, _))) {
                 let above = beyond_head_after_barrier(&cluster, &conversation).await;
-                checked = recaller.check(store, &user, &conversation, (seq, above), wall_ms()).await;
+                checked = recaller.check(store, &user, &conversation, (seq, above), wall_ms).await;
             }
             let ack = match checked? {
                 RecallOutcome::Done(ack) => ack,
                 RecallOutcome::Allowed(recall) => {
                     appends.store(true, Ordering::Relaxed);
-                    recaller.recall(recall, wall_ms()).await?
+                    recaller.recall(recall, wall_ms).await?
                 }
             };
             Ok(QueryResult::Accepted(Box::new(ack)))
@@ -204,7 +205,7 @@ impl Shard {
             return;
         }
         let Some(mut open_query) = conn.open_query.take() else { return };
-        if let Some(reader) = Self::reader(conn).filter(|_| open_query.next.is_some()) {
+        if let Some(reader) = self.reader(conn).filter(|_| open_query.next.is_some()) {
             open_query.is_sent = false;
             let work = self.states(reader, &open_query);
             conn.open_query = Some(open_query);

@@ -14,7 +14,7 @@ use super::{
     write::REPLY_CHUNK_BYTES,
 };
 use crate::net::{
-    transfer,
+    io::Io,
     upgrade::{self, UpgradeProgress},
 };
 
@@ -26,7 +26,7 @@ enum ParseStep {
     Need(usize),
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Reads the socket, within the budget, and handles every complete frame.
     pub(super) fn read(&mut self, conn: &mut Conn) {
         self.continue_query(conn);
@@ -97,7 +97,7 @@ impl Shard {
     fn receive(&mut self, conn: &Conn, partial_len: usize) -> io::Result<usize> {
         let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(0) };
         loop {
-            match transfer::read(stream, &mut self.buffers.read[partial_len..]) {
+            match self.io.read(stream, &mut self.buffers.read[partial_len..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => return other,
             }
@@ -226,7 +226,7 @@ impl Shard {
                 Ok(ParseStep::Consumed(consumed))
             }
             Ok(UpgradeProgress::Assign(request)) => {
-                let response = self.context.assigner.answer(&request, &self.context.verifier);
+                let response = self.context.assigner.answer(&request, &self.context.verifier, self.wall_ms);
                 self.buffers.reply.extend_from_slice(&response);
                 self.finish(conn, Code::Bye);
                 Ok(ParseStep::Consumed(input.len()))

@@ -4,7 +4,10 @@
 use tidegate_protocol::Code;
 
 use super::Shard;
-use crate::mail::{Reassert, Slice};
+use crate::{
+    mail::{Reassert, Slice},
+    net::io::Io,
+};
 
 /// Most slots that are read for one mail.
 const SLOTS_PER_MAIL: u32 = 4_096;
@@ -12,7 +15,7 @@ const SLOTS_PER_MAIL: u32 = 4_096;
 /// Most routes that one mail lists.
 const ROUTES_PER_MAIL: usize = 500;
 
-impl Shard {
+impl<I: Io> Shard<I> {
     pub(super) fn on_reassert(&mut self, order: Reassert) {
         match order {
             // The caller stops waiting only when the node stops.

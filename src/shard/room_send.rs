@@ -20,9 +20,9 @@ use tidegate_protocol::{
 
 use super::{Shard, conn::Conn};
 use crate::{
-    clock::wall_ms,
     inline,
     mail::{Audience, ConnKey, Delivery, Mail, RoomNumbers},
+    net::io::Io,
 };
 
 /// Most bytes of room messages that wait for their numbers on one shard.
@@ -101,7 +101,7 @@ fn weight(post: &RoomPost) -> usize {
     post.submit.content.len() + POST_OVERHEAD_BYTES
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Queues a message to a live room for this turn's numbering, if its sender is in the room.
     pub(super) fn publish(&mut self, conn: &mut Conn, submit: Submit) {
         let limits = &self.context.limits;
@@ -149,7 +149,7 @@ impl Shard {
         let mut answers = VecDeque::with_capacity(posts.len());
         match numbers {
             Ok(RoomNumbers { numbers, nodes }) => {
-                let time = wall_ms();
+                let time = self.wall_ms;
                 for (seq, post) in numbers.zip(posts) {
                     answers.push_back((post.origin, post.submit.ticket, Answer::Accepted { seq, time }));
                     self.push_post(post, seq, time, &nodes);

@@ -22,7 +22,7 @@ use crate::{
     directory::ShardSet,
     inline,
     mail::{Audience, ConnKey, GroupSize, Mail, Volatile},
-    net::transfer,
+    net::io::Io,
 };
 
 /// Most signals that wait for the end of a turn.
@@ -40,7 +40,7 @@ const MEMBERS_MAX_AGE: Duration = Duration::from_secs(2);
 /// Refusal of a signal to a large group.
 const GROUP_TOO_LARGE: (Code, &str) = (Code::Forbidden, "signals go to small groups only");
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Checks whether the connection may send the signal, and broadcasts it.
     pub(super) fn signal(
         &mut self,
@@ -241,7 +241,7 @@ impl Shard {
             return self.context.metrics.signals_dropped.increment(1);
         };
         let bytes = frame.bytes(hot.wire);
-        match transfer::write(stream, bytes) {
+        match self.io.write(stream, bytes) {
             Ok(taken) if taken == bytes.len() => self.context.metrics.signals.increment(1),
             // A frame that was begun must be completed.
             Ok(taken) if taken > 0 => {

@@ -9,8 +9,9 @@ use super::{
     SWEEP_INTERVAL, Shard,
     conn::{Conn, Ending, NO_DEADLINE, TrackedPush},
 };
+use crate::net::io::Io;
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Handles every connection whose deadline has passed, and retries reports of lost room frames.
     pub(super) fn sweep(&mut self) {
         self.retry_missed_reports();

@@ -9,6 +9,7 @@ use tidegate_protocol::{
 use super::{Shard, conn::Conn};
 use crate::{
     mail::Delivery,
+    net::io::Io,
     trace::{Facts, Step},
 };
 
@@ -23,7 +24,7 @@ pub(super) struct UnackedTrace {
     trace: TraceContext,
 }
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Records the first step of a message and returns its trace context, if the message is traced.
     pub(super) fn trace_received(
         &self,

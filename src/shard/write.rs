@@ -16,9 +16,9 @@ use super::{
     conn::{Conn, Ending, WAITING},
     outbox::{Caps, Hints, Outbox, PushOutcome},
 };
-use crate::net::transfer;
+use crate::net::io::Io;
 
-impl Shard {
+impl<I: Io> Shard<I> {
     /// Appends a frame to the shared reply buffer, for the connection in hand.
     pub(super) fn reply(&mut self, conn: &Conn, frame: &pb::ServerFrame) {
         let wire = self.conns.hot[conn.key.slot as usize].wire;
@@ -46,7 +46,7 @@ impl Shard {
         let logging_in = conn.is_open() && conn.session.phase() == Phase::LoggingIn;
         let free = logging_in || conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty());
         if !rest.is_empty() && free && !conn.refused {
-            match transfer::write(stream, rest) {
+            match self.io.write(stream, rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -81,7 +81,7 @@ impl Shard {
         let Some(outbox) = &mut conn.outbox else { return Ok(()) };
         let before = outbox.bytes();
         loop {
-            outbox.write_with(|slices| transfer::write_slices(stream, slices))?;
+            outbox.write_with(|slices| self.io.write_slices(stream, slices))?;
             match outbox.take_hints() {
                 Some(hints) => {
                     let wire = self.conns.hot[conn.key.slot as usize].wire;

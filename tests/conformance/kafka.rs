@@ -1,5 +1,10 @@
 //! What only a real broker can do: be replaced under a reader, hold several nodes, lose records, be shaped wrongly.
 
+mod apart;
+mod bounds;
+mod doors;
+mod group;
+
 use std::{
     future::{Future as _, poll_fn},
     net::TcpListener,

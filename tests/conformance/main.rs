@@ -43,13 +43,8 @@ mod crashes;
 mod embedded;
 mod ids;
 mod kafka;
-mod kafka_apart;
-mod kafka_bounds;
-mod kafka_doors;
-mod kafka_group;
 mod link;
 mod numbers;
-mod numbers_failover;
 #[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "../support/kafka.rs"]
 mod own_kafka;
@@ -59,11 +54,8 @@ mod paging;
 mod port;
 mod ports;
 mod postgres;
-mod postgres_faults;
-mod postgres_together;
 mod reader;
 mod redis;
-mod redis_faults;
 mod routes;
 mod scratch;
 #[path = "../support/services.rs"]

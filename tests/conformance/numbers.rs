@@ -1,5 +1,7 @@
 //! Numbers with many writers over real servers that are emptied, rolled back, failed over and stopped: S6-S12.
 
+mod failover;
+
 use std::{
     collections::BTreeSet,
     num::NonZeroU64,

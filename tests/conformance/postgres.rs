@@ -1,5 +1,8 @@
 //! Databases on a real Postgres for the suites: one for each test, gone with it.
 
+mod faults;
+mod together;
+
 use std::{ops::Deref, sync::Arc, thread};
 
 use tidegate::{

@@ -2,6 +2,8 @@
 //!
 //! Their clock can't be moved, so time is let pass by ageing what they hold: every stamp in µs and every time to live.
 
+mod faults;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -245,7 +247,7 @@ impl Drop for Server {
 }
 
 /// For suites about the meaning of calls: a machine that is busy must not turn an answer into `Unknown`. That calls end
-/// within the deadline which people can set is the matter of `redis_faults`.
+/// within the deadline which people can set is the matter of `redis::faults`.
 const PATIENT_MS: u64 = 5_000;
 
 pub(crate) fn cluster_config(servers: &[Server]) -> config::Redis {

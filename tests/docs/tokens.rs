@@ -57,7 +57,12 @@ fn sign(key: &[u8], algorithm: Algorithm, claims: &Value) -> String {
 }
 
 fn verify(key: &[u8], claims: &Value) -> Result<Identity, Code> {
-    Verifier::hs256(key).verify(&sign(key, Algorithm::HS256, claims)).map_err(|(code, _)| code)
+    Verifier::hs256(key).verify(&sign(key, Algorithm::HS256, claims), wall_ms()).map_err(|(code, _)| code)
+}
+
+/// Returns the wall clock in ms since 1970.
+fn wall_ms() -> u64 {
+    u64::try_from(now(0)).expect("the clock is after 1970") * 1_000
 }
 
 /// Seconds since 1970, `later` from now.
@@ -80,7 +85,8 @@ fn the_page_has_the_programs() {
 fn each_program_mints_tokens_that_a_node_accepts() {
     let key = KeyFile::new("mint");
     for (runner, program, _) in PROGRAMS {
-        let identity = |words| Verifier::hs256(&key.key).verify(&mint(runner, program, &key, words));
+        let identity =
+            |words| Verifier::hs256(&key.key).verify(&mint(runner, program, &key, words), wall_ms());
         let any = identity(&["alice"]).expect(program);
         assert_eq!((any.user.as_str(), any.device), ("alice", None), "{program}");
         let bound = identity(&["alice", "phone"]).expect(program);
@@ -94,7 +100,7 @@ fn the_text_of_the_key_file_is_another_key() {
     let key = KeyFile::new("text");
     let text = fs::read_to_string(&key.path).expect("the key was written");
     let token = sign(text.trim().as_bytes(), Algorithm::HS256, &json!({ "sub": "alice", "exp": now(60) }));
-    let refused = Verifier::hs256(&key.key).verify(&token);
+    let refused = Verifier::hs256(&key.key).verify(&token, wall_ms());
     assert_eq!(refused, Err((Code::TokenInvalid, "the token is signed with another key")));
     assert!(read(PAGE).contains("the token is signed with another key"));
 }
@@ -123,5 +129,8 @@ fn claims_count_as_the_page_says() {
         assert_eq!(verify(&key, &claims).err(), Some(code), "{claims}");
     }
     let other = sign(&key, Algorithm::HS384, &json!({ "sub": "alice", "exp": now(60) }));
-    assert_eq!(Verifier::hs256(&key).verify(&other).err().map(|(code, _)| code), Some(Code::TokenInvalid));
+    assert_eq!(
+        Verifier::hs256(&key).verify(&other, wall_ms()).err().map(|(code, _)| code),
+        Some(Code::TokenInvalid)
+    );
 }

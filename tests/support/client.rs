@@ -38,8 +38,13 @@ pub struct Client {
 impl Client {
     /// A connection on which nothing was said yet.
     pub fn connect(address: SocketAddr, wire: Wire) -> Self {
+        Self::over(Link::connect(address, wire), wire)
+    }
+
+    /// A client over a connection that exists.
+    pub fn over(link: Link, wire: Wire) -> Self {
         Self {
-            link: Link::connect(address, wire),
+            link,
             wire,
             welcome: pb::Welcome::default(),
             ws_close: None,

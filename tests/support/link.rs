@@ -42,6 +42,20 @@ pub enum Link {
     Stream { stream: TcpStream, buffer: Vec<u8>, framing: Framing },
     /// Both sub-protocols.
     Ws { socket: Box<WebSocket<TcpStream>>, framing: Framing },
+    /// `TG/1` and JSON lines, in memory.
+    Memory { end: Box<dyn MemoryLink + Send>, framing: Framing },
+}
+
+/// Connection in memory. It never waits, because nothing arrives while its owner does.
+pub trait MemoryLink {
+    /// Sends bytes.
+    fn send(&mut self, bytes: &[u8]);
+    /// Returns the next thing that has arrived.
+    fn receive(&mut self) -> Incoming;
+    /// Ends this side of the connection.
+    fn half_close(&self);
+    /// Returns whether the connection was reset.
+    fn is_reset(&self) -> bool;
 }
 
 /// The most bytes of a frame that a test takes.
@@ -78,6 +92,7 @@ impl Link {
         match self {
             Self::Stream { stream, .. } => stream,
             Self::Ws { socket, .. } => socket.get_ref(),
+            Self::Memory { .. } => panic!("a connection in memory has no socket"),
         }
     }
 
@@ -92,17 +107,9 @@ impl Link {
     pub fn send_payload(&mut self, payload: &[u8]) {
         match self {
             Self::Stream { stream, framing, .. } => {
-                let mut bytes = Vec::new();
-                match framing {
-                    Framing::Proto => codec::tcp::put_length(payload.len(), &mut bytes),
-                    Framing::Json => {}
-                }
-                bytes.extend_from_slice(payload);
-                if *framing == Framing::Json {
-                    bytes.push(b'\n');
-                }
-                stream.write_all(&bytes).ok();
+                stream.write_all(&enclosed(payload, *framing)).ok();
             }
+            Self::Memory { end, framing } => end.send(&enclosed(payload, *framing)),
             Self::Ws { socket, framing } => {
                 let message = match framing {
                     Framing::Proto => Message::binary(payload.to_vec()),
@@ -123,11 +130,17 @@ impl Link {
 
     /// Says that nothing more will be sent.
     pub fn half_close(&self) {
-        self.stream().shutdown(Shutdown::Write).ok();
+        match self {
+            Self::Memory { end, .. } => end.half_close(),
+            Self::Stream { .. } | Self::Ws { .. } => drop(self.stream().shutdown(Shutdown::Write)),
+        }
     }
 
     /// The next thing that comes, until `deadline`.
     pub fn receive(&mut self, deadline: Instant) -> Incoming {
+        if let Self::Memory { end, .. } = self {
+            return end.receive();
+        }
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             self.stream().set_read_timeout(Some(left)).expect("a socket takes options");
@@ -140,7 +153,9 @@ impl Link {
 
     fn framing(&self) -> Framing {
         match self {
-            Self::Stream { framing, .. } | Self::Ws { framing, .. } => *framing,
+            Self::Stream { framing, .. } | Self::Ws { framing, .. } | Self::Memory { framing, .. } => {
+                *framing
+            }
         }
     }
 
@@ -163,6 +178,7 @@ impl Link {
                     Err(error) => failed(&error),
                 }
             }
+            Self::Memory { end, .. } => end.receive(),
             Self::Ws { socket, framing } => match socket.read() {
                 Ok(Message::Text(text)) if *framing == Framing::Json => {
                     Incoming::Frame(Box::new(decode(text.as_bytes(), *framing)))
@@ -187,7 +203,22 @@ impl Link {
     }
 }
 
-fn cut(buffer: &mut Vec<u8>, framing: Framing) -> Option<pb::ServerFrame> {
+/// Encloses a payload as the stream framings do.
+fn enclosed(payload: &[u8], framing: Framing) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match framing {
+        Framing::Proto => codec::tcp::put_length(payload.len(), &mut bytes),
+        Framing::Json => {}
+    }
+    bytes.extend_from_slice(payload);
+    if framing == Framing::Json {
+        bytes.push(b'\n');
+    }
+    bytes
+}
+
+/// Cuts the next frame out of the bytes of a stream.
+pub fn cut(buffer: &mut Vec<u8>, framing: Framing) -> Option<pb::ServerFrame> {
     let split = match framing {
         Framing::Proto => codec::tcp::split(buffer, FRAME_MAX),
         Framing::Json => codec::json::split_line(buffer, 0, FRAME_MAX),

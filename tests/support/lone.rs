@@ -1,6 +1,7 @@
-//! Shards without a node around them, driven turn by turn on the caller's thread: what they do is the same every time.
+//! Shards without a node around them, driven turn by turn on the caller's thread, so that each run is the same.
 //!
-//! The caller is the door, the owner and the clock. Used by `tests/shard.rs` and by `examples/counts.rs`.
+//! The caller is the listener, the owner and the clock. Used by `tests/shard.rs` over two transports, and by
+//! `examples/counts.rs` over sockets.
 #![allow(dead_code, unreachable_pub, reason = "each user takes a part of it")]
 
 use std::{
@@ -26,7 +27,10 @@ use tidegate::{
     ports::Ports,
     routes::{Leases, MemoryRoutes, NodeBoot},
     scratch::{ClockNumbers, MemoryScratch},
-    shard::{Context, Shard},
+    shard::{
+        self, Context, Driver, Now,
+        newcomer::{Newcomer, NewcomerQueue},
+    },
     store::MemoryStore,
 };
 use tidegate_protocol::{
@@ -36,26 +40,92 @@ use tidegate_protocol::{
     id::{ConversationId, NodeId, UserId},
 };
 
+/// Events in a turn, unless a test takes fewer.
+const EVENTS_MAX: usize = 1_024;
+
+/// Wall clock of all turns, in ms since 1970.
+const WALL_MS: u64 = 1_763_712_000_000;
+
 const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 
-/// Shards that do nothing by themselves.
-pub struct Lone {
-    shards: Vec<Shard>,
-    /// Their mailboxes.
-    pub handles: Vec<ShardHandle>,
-    /// Their clock; it stands still.
-    pub now: Time,
-    outlets: Outlets,
+/// Transport of lone shards, with the shards that it drives.
+pub trait Transport {
+    /// Stream of one connection.
+    type Stream;
+
+    /// Opens a transport without shards.
+    fn open(socket: config::Socket) -> Self;
+
+    /// Adds a shard, and returns the queue of its new connections.
+    fn add_shard(&mut self, context: Context) -> NewcomerQueue<Self::Stream>;
+
+    /// Accepts the connection that has waited longest.
+    fn accept(&mut self) -> (Self::Stream, SocketAddr);
+
+    /// Runs one turn of a shard, with at most `events_max` events.
+    fn turn(&mut self, shard: usize, now: Now, events_max: usize);
+}
+
+/// Sockets of this machine, with a poll for each shard.
+pub struct Sockets {
+    drivers: Vec<Driver>,
     listener: TcpListener,
-    admission: Arc<Admission>,
     socket: config::Socket,
     events: Events,
+}
+
+impl Transport for Sockets {
+    type Stream = TcpStream;
+
+    fn open(socket: config::Socket) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        Self { drivers: Vec::new(), listener, socket, events: Events::with_capacity(EVENTS_MAX) }
+    }
+
+    fn add_shard(&mut self, context: Context) -> NewcomerQueue<TcpStream> {
+        let (driver, newcomers) = shard::build(context).expect("a poll");
+        self.drivers.push(driver);
+        newcomers
+    }
+
+    fn accept(&mut self) -> (TcpStream, SocketAddr) {
+        let (stream, address) = self.listener.accept().expect("a client has connected");
+        stream.set_nonblocking(true).expect("a socket takes options");
+        let stream = TcpStream::from_std(stream);
+        sockopt::tune(&stream, &self.socket).expect("a socket takes options");
+        (stream, address)
+    }
+
+    /// Sleeps for at most 100 ms when there is nothing to do.
+    fn turn(&mut self, shard: usize, now: Now, events_max: usize) {
+        if self.events.capacity() != events_max {
+            self.events = Events::with_capacity(events_max);
+        }
+        let driver = &mut self.drivers[shard];
+        driver.wait(&mut self.events).expect("polling works");
+        driver.turn(&self.events, now);
+    }
+}
+
+/// Shards that run only when the test says so.
+pub struct Lone<T: Transport> {
+    /// Transport of the shards.
+    pub transport: T,
+    newcomers: Vec<NewcomerQueue<T::Stream>>,
+    /// Mailboxes of the shards.
+    pub handles: Vec<ShardHandle>,
+    /// Time of the next turn; only the test advances it.
+    pub now: Time,
+    outlets: Outlets,
+    admission: Arc<Admission>,
+    /// Most events in a turn.
+    events_max: usize,
     /// Memory ports answer at once, so nothing ever runs on it.
     _runtime: tokio::runtime::Runtime,
 }
 
-impl Lone {
-    /// So many shards; `change` changes what the test is about.
+impl<T: Transport> Lone<T> {
+    /// Creates `count` shards; `change` sets what the test is about.
     pub fn new(count: usize, change: impl FnOnce(&mut Context, &mut config::Socket)) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let handle = runtime.handle().clone();
@@ -65,55 +135,49 @@ impl Lone {
         let mut context = broker.shard_context(ShardSettings::new(Verifier::hs256(KEY)));
         let mut socket = config::Socket::default();
         change(&mut context, &mut socket);
-        let shards = broker.build_shards(&context, count).expect("a poll");
+        let mut transport = T::open(socket);
+        let add = |index| transport.add_shard(Context { index, ..context.clone() });
+        let newcomers: Vec<NewcomerQueue<T::Stream>> = (0..count).map(add).collect();
+        let list: Vec<ShardHandle> = newcomers.iter().map(|it| it.shard().clone()).collect();
+        assert!(context.handles.set(list.clone()).is_ok(), "set once");
         Self {
-            shards,
-            handles: broker.shards().to_vec(),
+            transport,
+            newcomers,
+            handles: list,
             now: Time::from_millis(1_000),
             outlets,
-            listener: TcpListener::bind(("127.0.0.1", 0)).expect("a free port"),
             admission: Admission::new(0, 0),
-            socket,
-            events: Events::with_capacity(1_024),
+            events_max: EVENTS_MAX,
             _runtime: runtime,
         }
     }
 
-    /// Lets the shards hear of so many sockets in a turn.
-    pub fn hear_at_once(&mut self, sockets: usize) {
-        self.events = Events::with_capacity(sockets);
+    /// Limits the events in a turn.
+    pub fn limit_events(&mut self, events_max: usize) {
+        self.events_max = events_max;
     }
 
-    /// Where clients connect.
-    pub fn address(&self) -> SocketAddr {
-        self.listener.local_addr().expect("it listens")
-    }
-
-    /// A token of that user.
+    /// Returns a token of the user.
     pub fn token(&self, user: &str) -> String {
         auth::sign(KEY, user, None, Duration::from_secs(3_600))
     }
 
-    /// Hands the connection that waits longest to a shard, as the door does.
-    pub fn accept(&self, shard: usize) {
-        let (stream, address) = self.listener.accept().expect("a client has connected");
-        stream.set_nonblocking(true).expect("a socket takes options");
-        let stream = TcpStream::from_std(stream);
-        sockopt::tune(&stream, &self.socket).expect("a socket takes options");
-        let Ok(seat) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
-        self.handles[shard].count_in();
-        self.post(shard, Mail::Accepted(stream, address, seat));
+    /// Queues the connection that waits longest at a shard, as the listener does.
+    pub fn accept(&mut self, shard: usize) {
+        let (stream, address) = self.transport.accept();
+        let Ok(permit) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
+        let taken = self.newcomers[shard].offer(Newcomer { stream, address, permit });
+        assert!(taken.is_ok(), "the queue is full");
     }
 
-    /// Posts what fits.
+    /// Posts mail, which must fit.
     pub fn post(&self, shard: usize, mail: Mail) {
         assert!(self.handles[shard].try_post(mail), "the mailbox is full");
     }
 
-    /// One turn of a shard; it sleeps for at most 100 ms when there is nothing to do.
+    /// Runs one turn of a shard.
     pub fn turn(&mut self, shard: usize) {
-        let now = self.now;
-        self.shards[shard].step(&mut self.events, || now).expect("polling works");
+        self.transport.turn(shard, Now { at: self.now, wall_ms: WALL_MS }, self.events_max);
     }
 
     /// Answers the logins that wait, as the owner does: the users are in these groups. False = there is none.
@@ -142,6 +206,13 @@ impl Lone {
     }
 }
 
+impl Lone<Sockets> {
+    /// Returns the address to which clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.transport.listener.local_addr().expect("it listens")
+    }
+}
+
 /// A message to the members of a group or room.
 pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
     let msg_id = format!("m-{seq:09}");
@@ -155,7 +226,7 @@ pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
             seq,
             "alice",
             &msg_id,
-            1_763_712_000_000,
+            WALL_MS,
             &content.encode_to_vec(),
         )),
         origin: None,
@@ -185,7 +256,7 @@ fn parts() -> Parts {
         Ports {
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
-            routes: Arc::new(MemoryRoutes::new(1_763_712_000_000, leases, || Time::ZERO)),
+            routes: Arc::new(MemoryRoutes::new(WALL_MS, leases, || Time::ZERO)),
             scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
             link: Arc::new(LocalLink),
         },
@@ -193,7 +264,7 @@ fn parts() -> Parts {
     Parts {
         cluster,
         peering: Peering::Single,
-        numbers: Arc::new(ClockNumbers::new(|| 1_763_712_000_000)),
+        numbers: Arc::new(ClockNumbers::new(|| WALL_MS)),
         settings: Settings::new(500),
         metrics: metrics::install().0,
     }

@@ -35,6 +35,7 @@ use tidegate::{
     ports::Ports,
     routes::{Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
+    shard::{Driver, DriverQueue},
     store::{MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -239,10 +240,10 @@ impl Mesh {
             metrics: metrics.clone(),
         });
         self.link.add(me, Arc::new(broker.peer()));
-        let mut threads = run_shards(&broker);
+        let (newcomers, mut threads) = run_shards(&broker);
         // The log in memory does not share its partitions out, so the other nodes own none.
         broker.start(outlets, (nth == 0).then(owner_settings));
-        let (address, stopper, door) = open_door(broker.shards().to_vec(), metrics);
+        let (address, stopper, door) = open_door(newcomers, metrics);
         threads.push(door);
         MeshNode { broker, routes, link, bus, store, address, stopper, threads }
     }
@@ -250,14 +251,14 @@ impl Mesh {
 
 type Thread = JoinHandle<std::io::Result<()>>;
 
-fn run_shards(broker: &Broker) -> Vec<Thread> {
+fn run_shards(broker: &Broker) -> (Vec<DriverQueue>, Vec<Thread>) {
     let context = broker.shard_context(ShardSettings::new(Verifier::hs256(KEY)));
-    let shards = broker.build_shards(&context, SHARDS).expect("a poll");
     let start = Instant::now();
-    shards.into_iter().map(|shard| thread::spawn(move || shard.run(start))).collect()
+    let run = |(driver, newcomers): (Driver, _)| (newcomers, thread::spawn(move || driver.run(start)));
+    broker.build_shards(&context, SHARDS).expect("a poll").into_iter().map(run).unzip()
 }
 
-fn open_door(shards: Vec<ShardHandle>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+fn open_door(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
@@ -306,7 +307,7 @@ impl Drop for Mesh {
         for mut node in self.nodes.drain(..) {
             node.stopper.stop();
             for handle in node.broker.shards() {
-                handle.post_blocking(Mail::Stop(Code::Draining)).ok();
+                self.runtime.block_on(handle.post(Mail::Stop(Code::Draining))).ok();
             }
             for thread in node.threads.drain(..) {
                 // A thread that panicked has said so.

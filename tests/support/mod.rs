@@ -3,6 +3,7 @@
 
 mod client;
 mod cluster;
+#[path = "cluster/sets.rs"]
 mod cluster_sets;
 mod frames;
 pub mod http;
@@ -15,9 +16,11 @@ mod process;
 // The lab's own: its tests are there.
 #[path = "../../lab/src/proxy.rs"]
 pub mod proxy;
+#[path = "process/screen.rs"]
 mod screen;
 #[path = "services.rs"]
 pub mod services;
+#[path = "process/terminal.rs"]
 mod terminal;
 mod time;
 mod unique;
@@ -33,7 +36,7 @@ pub use self::{
     cluster::Cluster,
     frames::{Asked, Said, ask, code, hello, send, text_of},
     kafka::OwnKafka,
-    link::{Incoming, Link},
+    link::{Incoming, Link, MemoryLink, cut},
     node::TestNode,
     port::free_port,
     postgres::OwnPostgres,

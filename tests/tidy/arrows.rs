@@ -3,10 +3,28 @@
 
 use crate::{rules::Finding, source::Source};
 
-/// Rooms on one floor that must not know each other.
-const APART: [[&str; 2]; 2] = [["partition", "shard"], ["conversation", "login"]];
+/// Rooms that must not know each other: neither imports the other, whatever their floors are.
+const APART: [[&str; 2]; 10] = [
+    ["partition", "shard"],
+    ["conversation", "login"],
+    // Live rooms work without the log, the store and the queues of conversations.
+    ["room", "delivery"],
+    ["room", "ingest"],
+    ["room", "large_group"],
+    ["room", "event_publisher"],
+    ["room", "conversation"],
+    ["room", "login"],
+    ["room", "peer"],
+    ["room", "partition"],
+];
 const PORTS: [&str; 5] = ["bus", "store", "routes", "scratch", "link"];
-const ADAPTERS: [&str; 7] = ["local", "kafka", "embedded", "postgres", "memory", "redis", "grpc"];
+/// The room that has adapters of two ports.
+const EMBEDDED: &str = "embedded";
+/// Private modules of ports that have adapters.
+const ADAPTER_MODULES: [&str; 6] = ["local", "kafka", "postgres", "memory", "redis", "grpc"];
+/// First and last words of the adapters that ports and `embedded` export: `KafkaBus`, `EmbeddedStore`.
+const ADAPTER_OF: [&str; 7] = ["Local", "Kafka", "Embedded", "Postgres", "Memory", "Redis", "Grpc"];
+const ADAPTER_TO: [&str; 8] = ["Bus", "Events", "Store", "Routes", "Scratch", "Numbers", "Floors", "Link"];
 
 /// Arrows go down or stay on the floor, never between the rooms that are kept apart, and only `node` names adapters.
 pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
@@ -65,8 +83,8 @@ fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
                 let why = format!("`{room}` (floor {floor}) may not import `{target}` (floor {below})");
                 found.push(Finding::new(source, line, why));
             }
-            let names_adapter = PORTS.contains(&target)
-                && path.get(1).is_some_and(|adapter| ADAPTERS.contains(&adapter.as_str()));
+            let names_adapter = (PORTS.contains(&target) || target == EMBEDDED)
+                && path[1..].iter().any(|name| is_adapter(name));
             if names_adapter && target != room && (room, folder) != ("node", "src/") {
                 found.push(Finding::new(
                     source,
@@ -77,6 +95,12 @@ fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
         }
     }
     found
+}
+
+/// Returns whether a part of a path is the module or the type of an adapter.
+fn is_adapter(name: &str) -> bool {
+    let is_type = |of: &&str| name.strip_prefix(of).is_some_and(|to| ADAPTER_TO.contains(&to));
+    ADAPTER_MODULES.contains(&name) || ADAPTER_OF.iter().any(is_type)
 }
 
 /// `docs/internals/ARCHITECTURE.md` names every room of the table, so that the map for readers does not fall behind.
@@ -107,7 +131,7 @@ fn floor_of(floors: &[(String, u32)], room: &str) -> Option<u32> {
 }
 
 /// Every path that starts at the crate's root, with its line: by `crate::`, by enough `super::`, in `main.rs` by the
-/// crate's name, and a port named bare after an import of the port.
+/// crate's name, and a port or `embedded` named bare after an import of it.
 fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     let depth = module.split('/').count();
     let to_root = "super::".repeat(depth);
@@ -122,11 +146,10 @@ fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
         if before.is_alphanumeric() || before == '_' || before == ':' {
             continue;
         }
-        let starts_with_port =
-            |port: &str| rest.strip_prefix(port).is_some_and(|after| after.starts_with("::"));
+        let starts_with = |room: &str| rest.strip_prefix(room).is_some_and(|after| after.starts_with("::"));
         let paths = match starts.iter().find(|start| rest.starts_with(start.as_str())) {
             Some(start) => expand(&rest[start.len()..]),
-            None if PORTS.iter().any(|port| starts_with_port(port)) => expand(rest),
+            None if PORTS.iter().chain([&EMBEDDED]).any(|room| starts_with(room)) => expand(rest),
             None => continue,
         };
         let line = source.code[..at].matches('\n').count() + 1;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{arrows::expand, rules::Finding, source::Source};
 
 /// The folders whose modules are looked at, each the source of one crate.
-const CRATES: [&str; 3] = ["src/", "lab/src/", "protocol/src/"];
+const CRATES: [&str; 4] = ["src/", "lab/src/", "protocol/src/", "xtask/src/"];
 
 /// Who names whom: by name, the names and the first line that says so.
 type Arrows = BTreeMap<String, BTreeMap<String, usize>>;

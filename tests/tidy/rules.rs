@@ -1,9 +1,15 @@
 //! The rules that look at one file, or at one file against the rest. Messages say what to do.
 
-use crate::{arrows, circles, source::Source, words};
+use std::collections::BTreeMap;
+
+use crate::{arrows, circles, pages, source::Source, words};
 
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
+const FOLDER_FILES_MAX: usize = 20;
+
+/// The folder of the modules of the product's root, which the table in `src/lib.rs` sorts.
+const UNLIMITED_FOLDER: &str = "src";
 
 /// A broken rule and where.
 pub(crate) struct Finding {
@@ -26,6 +32,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("purpose", |all| each(all, purpose)),
     ("file-length", |all| each(all, file_length)),
     ("function-length", |all| each(all, function_length)),
+    ("folder-size", folder_size),
     ("arrows", arrows::arrows),
     ("circle-of-rooms", circles::of_rooms),
     ("circle-of-files", circles::of_files),
@@ -38,6 +45,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("finished", |all| each(all, finished)),
     ("no-dead-code", |all| each(all, no_dead_code)),
     ("map", arrows::map),
+    ("page-paths", pages::paths),
     ("lua", lua),
     ("config-documented", config_documented),
     ("metrics-enum", |all| each(all, metrics_enum)),
@@ -95,6 +103,27 @@ fn function_length(source: &Source) -> Vec<Finding> {
         }
     }
     found
+}
+
+/// Rust files lie flat in a folder up to a number; beyond it they need folders by meaning.
+fn folder_size(sources: &[Source]) -> Vec<Finding> {
+    let mut folders: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| source.is_rust()) {
+        let folder = source.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        folders.entry(folder).or_default().push(source);
+    }
+    let is_full = |(folder, files): &(&str, Vec<&Source>)| {
+        *folder != UNLIMITED_FOLDER && files.len() > FOLDER_FILES_MAX
+    };
+    let full = folders.into_iter().filter(is_full);
+    full.map(|(folder, files)| {
+        let what = format!(
+            "{folder}/ has {} Rust files, {FOLDER_FILES_MAX} allowed: give them folders",
+            files.len()
+        );
+        Finding::new(files[0], 1, what)
+    })
+    .collect()
 }
 
 fn pure_protocol(source: &Source) -> Vec<Finding> {

@@ -1,41 +1,28 @@
 //! The project's own commands: CI and a newcomer run `cargo xtask test`.
 
-mod autobahn;
-mod bench;
-mod chaos;
-mod compile;
-mod counts;
+mod commands;
 mod cpu;
-mod deny;
-mod docs;
 mod evidence;
-mod fuzz;
 mod interrupt;
-mod junit;
-mod lint;
-mod manifests;
 #[allow(dead_code, unreachable_pub, reason = "tests take ports of other ranges, and are programs")]
 #[path = "../../tests/support/port.rs"]
 mod port;
-mod quick;
-mod rehearse;
-mod report;
 mod run;
 mod server;
 mod services;
 mod shell;
-mod soak;
 mod steps;
-mod tests;
-mod third_party;
 mod tools;
-mod user;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::shell::Shell;
+use crate::{
+    commands::{bench, docs, fuzz, quick, soak},
+    shell::Shell,
+    steps::{chaos, compile, deny, nextest, rehearse},
+};
 
 /// The project's own commands.
 #[derive(Parser)]
@@ -188,7 +175,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Test { quick: true, .. } => quick::run(shell),
         Command::Test { steps, .. } => run::run(shell, &steps),
-        Command::Matching { words } => tests::matching(shell, &words),
+        Command::Matching { words } => nextest::matching(shell, &words),
         Command::Step { name } => run::in_this_process(shell, &name),
         Command::Deny => deny::run(shell),
         Command::Fuzz { seconds, target } => fuzz::run(shell, seconds, target.as_deref()),

@@ -1,5 +1,7 @@
 //! Runs the steps: lanes side by side, each step a process with a log and a limit; a failure doesn't end the run.
 
+mod report;
+
 use std::{
     collections::BTreeMap,
     env,
@@ -15,8 +17,9 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
+use self::report::Outcome;
 use crate::{
-    cpu, evidence, interrupt, report, services,
+    cpu, evidence, interrupt, services,
     shell::{self, Shell},
     steps::{self, Cases, Needs, PHASES, STEPS, Step},
 };
@@ -28,18 +31,6 @@ const PATIENCE: u32 = 4;
 const TICK: Duration = Duration::from_millis(50);
 /// Lines of the log that a failed step shows.
 const SHOWN: usize = 60;
-
-/// The end of a step.
-#[derive(Clone)]
-pub(crate) struct Outcome {
-    pub(crate) name: &'static str,
-    /// The time that it took; none if it did not run.
-    pub(crate) wall: Option<Duration>,
-    pub(crate) cpu: f64,
-    pub(crate) cases: Option<Cases>,
-    /// The reason why it failed; none if it didn't.
-    pub(crate) failure: Option<String>,
-}
 
 /// Runs these steps, all when none is named, and those that they need.
 pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
@@ -55,7 +46,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     }
     let ran_before = services::running(shell);
     fs::create_dir_all(logs(shell))?;
-    let (commit, is_clean) = report::commit(shell)?;
+    let (commit, is_clean) = shell.commit()?;
     println!("seed {} (of the commit; TIDEGATE_SEED=… sets another)", shell.seed()?);
     let began = Instant::now();
     let outcomes = Mutex::new(Vec::new());

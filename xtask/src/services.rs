@@ -26,7 +26,10 @@ use self::process::Process;
 pub(crate) use self::process::free_port;
 use crate::{
     cpu, evidence, port,
-    shell::{self, Shell},
+    shell::{
+        self, SERVICES_OF_BENCH, SERVICES_OF_BROKERS, SERVICES_OF_CHAOS, SERVICES_OF_REHEARSAL,
+        SERVICES_OF_TESTS, Shell,
+    },
     tools,
 };
 
@@ -240,14 +243,9 @@ pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder of the servers of the tests.
-pub(crate) const OF_TESTS: &str = "services";
-/// The folders of servers that a step or a command starts for itself: they are broken, restarted or measured.
-pub(crate) const OF_CHAOS: &str = "chaos-services";
-pub(crate) const OF_BROKERS: &str = "chaos-brokers";
-pub(crate) const OF_REHEARSAL: &str = "services-rehearsal";
-pub(crate) const OF_BENCH: &str = "bench-services";
-const FOLDERS: &[&str] = &[OF_TESTS, OF_CHAOS, OF_BROKERS, OF_REHEARSAL, OF_BENCH];
+/// The folders of the servers of every kind of run.
+const FOLDERS: &[&str] =
+    &[SERVICES_OF_TESTS, SERVICES_OF_CHAOS, SERVICES_OF_BROKERS, SERVICES_OF_REHEARSAL, SERVICES_OF_BENCH];
 
 /// Stops the servers of every kind of run, also those that a killed run left.
 pub(crate) fn down_everywhere(shell: &Shell) -> anyhow::Result<()> {

@@ -12,8 +12,6 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::services;
-
 /// The repository, and what a command builds and starts in it.
 #[derive(Clone)]
 pub(crate) struct Shell {
@@ -31,6 +29,14 @@ pub(crate) struct Shell {
     pub(crate) are_measured: bool,
 }
 
+/// The folder of the servers of the tests.
+pub(crate) const SERVICES_OF_TESTS: &str = "services";
+/// The folders of servers that a step or a command starts for itself: they are broken, restarted or measured.
+pub(crate) const SERVICES_OF_CHAOS: &str = "chaos-services";
+pub(crate) const SERVICES_OF_BROKERS: &str = "chaos-brokers";
+pub(crate) const SERVICES_OF_REHEARSAL: &str = "services-rehearsal";
+pub(crate) const SERVICES_OF_BENCH: &str = "bench-services";
+
 /// The servers of the tests.
 const WANTED: &[&str] = &["kafka", "redis7", "redis62", "postgres"];
 
@@ -45,7 +51,7 @@ impl Shell {
             root,
             target,
             profile: "ci",
-            services: services::OF_TESTS,
+            services: SERVICES_OF_TESTS,
             wanted: WANTED,
             are_measured: false,
         })
@@ -86,6 +92,21 @@ impl Shell {
             return Ok(0);
         };
         u64::from_str_radix(commit.trim().get(..8).unwrap_or_default(), 16).context("a commit is hexadecimal")
+    }
+
+    /// The commit of the work tree, and true where nothing differs from it.
+    pub(crate) fn commit(&self) -> anyhow::Result<(String, bool)> {
+        let Ok((commit, _)) = output(self.command("git").args(["rev-parse", "HEAD"])) else {
+            return Ok(("unknown".to_owned(), false));
+        };
+        let (changes, _) = output(self.command("git").args(["status", "--porcelain"]))?;
+        Ok((commit.trim().to_owned(), changes.trim().is_empty()))
+    }
+
+    /// The commit as rows of results name it, with `-dirty` for a work tree that has changes.
+    pub(crate) fn commit_name(&self) -> anyhow::Result<String> {
+        let (commit, is_clean) = self.commit()?;
+        Ok(format!("{}{}", &commit[..7.min(commit.len())], if is_clean { "" } else { "-dirty" }))
     }
 
     /// A command that runs in the repository.

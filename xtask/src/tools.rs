@@ -64,21 +64,3 @@ pub(crate) fn promtool(shell: &Shell) -> anyhow::Result<PathBuf> {
     })?;
     Ok(folder.join("usr/bin/promtool"))
 }
-
-/// Installs everything that a whole run needs, while the compiler is busy.
-pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
-    cargo_deny(shell)?;
-    ensure_program(shell, "valgrind", "valgrind")?;
-    crate::services::install(shell)?;
-    python(shell)?;
-    check_jsonschema(shell)?;
-    kubernetes(shell)?;
-    hadolint(shell)?;
-    buf(shell)?;
-    node(shell)?;
-    if !shell::have("kubectl") {
-        kustomize(shell)?;
-    }
-    promtool(shell)?;
-    Ok(())
-}

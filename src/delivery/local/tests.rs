@@ -37,14 +37,12 @@ fn users() -> Arc<[UserId]> {
 }
 
 /// Returns an outbound with one shard, whose mailbox only the test reads.
-fn outbound(bytes_max: usize) -> (mio::Poll, LocalDispatcher, Mailbox) {
-    let poll = mio::Poll::new().unwrap();
-    let waker = mio::Waker::new(poll.registry(), mio::Token(0)).unwrap();
-    let (handle, mailbox) = mailbox(waker, bytes_max);
+fn outbound(bytes_max: usize) -> (LocalDispatcher, Mailbox) {
+    let (handle, mailbox) = mailbox(task::Waker::noop().clone(), bytes_max);
     let shards = ShardHandles::default();
     assert!(shards.set(vec![handle]).is_ok());
     let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
-    (poll, LocalDispatcher::new(me, Arc::default(), shards, Arc::default()), mailbox)
+    (LocalDispatcher::new(me, Arc::default(), shards, Arc::default()), mailbox)
 }
 
 /// Returns whether the flush completed; otherwise it waits.
@@ -59,7 +57,7 @@ fn lags_in(mailbox: &mut Mailbox) -> Vec<Lag> {
 
 #[test]
 fn full_mailbox_gets_hints_and_blocks_only_when_full_of_them() {
-    let (_poll, mut out, mut mailbox) = outbound(5_000);
+    let (mut out, mut mailbox) = outbound(5_000);
     for seq in 1..=3 {
         out.items = vec![vec![push("g:a", seq)]];
         assert!(flush(&mut out));
@@ -109,13 +107,13 @@ fn references_of_unposted_mail_are_released() {
         assert!(held(out, group));
     };
     // An owner that is aborted with its batch.
-    let (_poll, mut out, _mailbox) = outbound(5_000);
+    let (mut out, _mailbox) = outbound(5_000);
     let (directory, group) = (Arc::clone(&out.directory), id("g:a"));
     index_members(&mut out, &group);
     drop(out);
     assert!(directory.conversation(&group).is_empty());
     // An owner that is aborted while it waits for a mailbox.
-    let (_poll, mut out, mut mailbox) = outbound(5_000);
+    let (mut out, mut mailbox) = outbound(5_000);
     while flush(&mut out) {
         out.items = vec![vec![push("g:b", 1), push("g:c", 1)]];
     }

@@ -1,0 +1,69 @@
+//! Transport of a shard, as a trait: registration, reads, writes, half close and reset of streams; no call waits.
+//!
+//! A shard is generic over this trait alone, and nothing above the shard is generic (ADR 20). The product has one
+//! implementation, [`super::tcp::Tcp`]; the tests of the shard have a second one, in memory.
+
+use std::io::{self, IoSlice};
+
+/// Readiness of one stream, since it was last reported.
+#[derive(Clone, Copy, Debug)]
+pub struct Ready {
+    /// Slot under which the stream is registered.
+    pub slot: u32,
+    /// Whether bytes, the end of input or an error can be read.
+    pub readable: bool,
+    /// Whether a write may take bytes.
+    pub writable: bool,
+    /// Whether the peer has shut its write side; earlier input may still be unread.
+    pub ended: bool,
+}
+
+/// Transport of the connections of one shard. Readiness is edge-triggered, as with epoll.
+pub trait Io {
+    /// Stream of one connection; dropping it closes the connection.
+    type Stream;
+
+    /// Registers a stream: from now on its readiness is reported under `slot`, first what holds already.
+    ///
+    /// # Errors
+    /// Fails if the transport can't watch another stream.
+    fn register(&mut self, stream: &mut Self::Stream, slot: u32) -> io::Result<()>;
+
+    /// Ends the reports for a registered stream.
+    ///
+    /// # Errors
+    /// Fails if the stream is not registered.
+    fn deregister(&mut self, stream: &mut Self::Stream) -> io::Result<()>;
+
+    /// Reads the available bytes; returns 0 if the peer has shut its write side.
+    ///
+    /// # Errors
+    /// `WouldBlock` if no bytes are available, `Interrupted` if the call must be repeated; any other error means that
+    /// the stream is unusable.
+    fn read(&mut self, stream: &Self::Stream, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes as many bytes as the stream takes now.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the stream is full, `Interrupted` if the call must be repeated; any other error means that the
+    /// stream is unusable.
+    fn write(&mut self, stream: &Self::Stream, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Writes as many bytes of several slices as the stream takes now, in one call.
+    ///
+    /// # Errors
+    /// The errors of [`Self::write`].
+    fn write_slices(&mut self, stream: &Self::Stream, slices: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    /// Shuts the write side: the peer reads what was written, then the end. Input still arrives.
+    ///
+    /// # Errors
+    /// Fails if the peer has closed the connection already.
+    fn shutdown_write(&mut self, stream: &Self::Stream) -> io::Result<()>;
+
+    /// Makes the drop of the stream discard what either side has not read.
+    ///
+    /// # Errors
+    /// Fails if the stream is unusable; its drop then closes it without a reset.
+    fn reset(&mut self, stream: &Self::Stream) -> io::Result<()>;
+}

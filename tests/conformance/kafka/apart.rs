@@ -1,0 +1,188 @@
+//! Topics of nodes on brokers of their own, and what such a topic does that lost records which its node had not read.
+
+use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
+
+use bytes::Bytes;
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::AdminOptions,
+    consumer::{BaseConsumer, Consumer as _},
+};
+use tidegate::{
+    bus::{Bus, KafkaBus, NodeEvent, TopicState},
+    config::Kafka,
+    metrics,
+    routes::TopicLag,
+};
+
+use crate::{
+    bus::{World, records, texts},
+    kafka::{ANSWER, admin, ensure, eventually, heard, open, settings},
+    node,
+    own_kafka::OwnKafka,
+};
+
+/// Longer than anybody stands still here: what waits for brokers that do is answered behind it.
+const LONG: Duration = Duration::from_secs(30);
+
+/// The topics of a broker, but for its own.
+fn topics_on(broker: SocketAddr) -> Vec<String> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", broker.to_string()).set("group.id", "nobody");
+    let client: BaseConsumer = config.create().unwrap();
+    let metadata = client.fetch_metadata(None, LONG).unwrap();
+    let names = metadata.topics().iter().map(|topic| topic.name().to_owned());
+    names.filter(|name| !name.starts_with("__")).collect()
+}
+
+#[tokio::test]
+async fn with_either_kafka_standing_still_what_is_on_the_other_goes_on_and_no_topic_comes_by_itself() {
+    let starting = [(); 2].map(|()| thread::spawn(OwnKafka::start));
+    let [log, nodes] = starting.map(|starting| starting.join().unwrap());
+    let kafka = Kafka {
+        brokers: vec![log.address().to_string()],
+        node_brokers: vec![nodes.address().to_string()],
+        session_ms: 2 * LONG.as_millis() as u64,
+        delivery_ms: 2 * LONG.as_millis() as u64,
+        ..settings()
+    };
+    assert_eq!(ensure(&kafka).await, [TopicState::Made, TopicState::Made]);
+    assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
+    assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
+    let bus = Arc::new(KafkaBus::connect(&kafka, LONG, &metrics::install().0).await.unwrap());
+    let world = World { bus, me: node("me", 1) };
+    let _mine = world.own_all().await;
+    let World { bus, me } = &world;
+    bus.append(0, records(&["a"])).await.unwrap();
+
+    log.stand_still(true);
+    let mut feed = bus.consume_node(me).await.unwrap();
+    let appending = tokio::spawn({
+        let bus = Arc::clone(bus);
+        async move { bus.append(0, records(&["b"])).await }
+    });
+    bus.publish_node(me, records(&["1"])).await.unwrap();
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["1"]))));
+    assert!(!appending.is_finished(), "its broker stands still");
+    log.stand_still(false);
+    assert_eq!(appending.await.unwrap().unwrap().first, 1);
+
+    nodes.stand_still(true);
+    let publishing = tokio::spawn({
+        let (bus, me) = (Arc::clone(bus), me.clone());
+        async move { bus.publish_node(&me, records(&["2"])).await }
+    });
+    assert_eq!(bus.append(0, records(&["c"])).await.unwrap().first, 2);
+    let mut read = Vec::new();
+    while read.len() < 3 {
+        read.extend(texts(&bus.read(0, read.len() as u64, 9, 99).await.unwrap()));
+    }
+    assert_eq!(read, [(0, "a".to_owned()), (1, "b".to_owned()), (2, "c".to_owned())]);
+    assert_eq!(bus.bounds(0).await.unwrap().next, 3);
+    assert!(!publishing.is_finished(), "its broker stands still");
+    // Where its topic ends, nobody says.
+    eventually(async || bus.node_lag().is_none().then_some(())).await;
+    nodes.stand_still(false);
+    publishing.await.unwrap().unwrap();
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["2"]))));
+    eventually(async || bus.node_lag()).await;
+
+    bus.append(0, records(&["d"])).await.unwrap();
+    bus.publish_node(me, records(&["3"])).await.unwrap();
+    assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&["3"]))));
+    assert_eq!(texts(&bus.read(0, 3, 9, 99).await.unwrap()), [(3, "d".to_owned())]);
+    no_topic_comes_by_itself(&world, &kafka, [&log, &nodes]).await;
+}
+
+/// These brokers would make what is asked for; nobody asks.
+async fn no_topic_comes_by_itself(world: &World, kafka: &Kafka, [log, nodes]: [&OwnKafka; 2]) {
+    let World { bus, me } = world;
+    let nobody = node("nobody", 1);
+    bus.publish_node(&nobody, records(&["x"])).await.unwrap();
+    let refused = bus.consume_node(&nobody).await.err().expect("there is no such topic").to_string();
+    assert!(refused.contains("tidegate topics ensure --node"), "{refused}");
+    let elsewhere = Kafka { topic: format!("{}-2", kafka.topic), ..kafka.clone() };
+    assert!(KafkaBus::connect(&elsewhere, LONG, &metrics::install().0).await.is_err());
+    assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
+    assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
+    let there = Kafka { brokers: kafka.node_brokers.clone(), ..kafka.clone() };
+    let gone = admin(&there).delete_topics(&[&kafka.topic_of("me")], &AdminOptions::new()).await.unwrap();
+    assert!(gone[0].is_ok(), "{gone:?}");
+    eventually(async || topics_on(nodes.address()).is_empty().then_some(())).await;
+    // The producer may know it from before, and finds it gone.
+    bus.publish_node(me, records(&["4"])).await.ok();
+    assert_eq!(topics_on(nodes.address()), [""; 0]);
+}
+
+/// Waits until the node is behind by that much.
+async fn is_behind(bus: &KafkaBus, records: u64) -> TopicLag {
+    eventually(async || bus.node_lag().filter(|lag| lag.behind() == records)).await
+}
+
+#[tokio::test]
+async fn a_node_is_behind_by_what_it_is_not_done_with_and_not_by_what_is_for_others() {
+    let kafka = settings();
+    ensure(&kafka).await;
+    let (bus, me) = (open(&kafka).await, node("me", 1));
+    assert_eq!(bus.node_lag(), None, "it reads no topic yet");
+    // What was there before it came does not count.
+    bus.publish_node(&me, records(&["early"])).await.unwrap();
+    let mut feed = bus.consume_node(&me).await.unwrap();
+    assert_eq!(bus.node_lag(), Some(TopicLag { position: 1, end: 1, behind_ms: 0 }));
+    bus.publish_node(&me, records(&["a", "b"])).await.unwrap();
+    assert_eq!(is_behind(&bus, 2).await.position, 1);
+    let waiting = eventually(async || bus.node_lag().filter(|lag| lag.behind_ms > 0)).await;
+    assert_eq!((waiting.position, waiting.end), (1, 3));
+    let mut taken = 0;
+    while taken < 2 {
+        let given = match heard(&mut feed).await {
+            Some(NodeEvent::Records(records)) => records.len() as u64,
+            other => panic!("{other:?}"),
+        };
+        // It has what was given out last, and is not done with it.
+        assert!(bus.node_lag().is_some_and(|lag| lag.position == 1 + taken), "{:?}", bus.node_lag());
+        taken += given;
+    }
+    assert!(tokio::time::timeout(Duration::ZERO, feed.next()).await.is_err(), "it asks for the next");
+    assert_eq!(is_behind(&bus, 0).await.position, 3);
+    // A later run of the node.
+    bus.publish_node(&node("me", 2), records(&["x", "y", "z"])).await.unwrap();
+    let past = eventually(async || bus.node_lag().filter(|lag| lag.position == 6)).await;
+    assert_eq!(past, TopicLag { position: 6, end: 6, behind_ms: 0 });
+    drop(feed);
+}
+
+#[tokio::test]
+async fn a_node_that_is_behind_what_its_topic_lost_hears_of_one_gap_and_of_what_comes_after() {
+    /// More than wait in the node and in the library together.
+    const MANY: usize = 6_000;
+    const LEFT: usize = 10;
+    let kafka = Kafka { read_ahead_bytes: 64 * 1024, record_bytes_max: 64 * 1024, ..settings() };
+    ensure(&kafka).await;
+    let (bus, me) = (open(&kafka).await, node("me", 1));
+    let mut feed = bus.consume_node(&me).await.unwrap();
+    let numbered: Vec<Bytes> = (0..MANY).map(|nth| format!("{nth:01000}").into()).collect();
+    for some in numbered.chunks(500) {
+        bus.publish_node(&me, some.to_vec()).await.unwrap();
+    }
+    is_behind(&bus, MANY as u64).await;
+    let mut gone = TopicPartitionList::new();
+    let first_left = Offset::Offset((MANY - LEFT) as i64);
+    gone.add_partition_offset(&kafka.topic_of("me"), 0, first_left).unwrap();
+    let deleted = admin(&kafka).delete_records(&gone, &AdminOptions::new()).await.unwrap();
+    deleted.elements().iter().for_each(|it| it.error().unwrap());
+    let mut read = Vec::new();
+    loop {
+        match tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("the node hears") {
+            Some(NodeEvent::Records(records)) => read.extend(records),
+            Some(NodeEvent::Gap) => break,
+            None => panic!("it goes on"),
+        }
+    }
+    assert!(read.len() < MANY - LEFT, "it was behind: {}", read.len());
+    assert_eq!(read, numbered[..read.len()], "in order, up to the gap");
+    for text in ["after", "and on"] {
+        bus.publish_node(&me, records(&[text])).await.unwrap();
+        assert_eq!(heard(&mut feed).await, Some(NodeEvent::Records(records(&[text]))));
+    }
+}

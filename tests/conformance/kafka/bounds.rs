@@ -1,0 +1,236 @@
+//! What the log on Kafka holds at most: of what is not read yet, and of what a broker that stands still does not answer for.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tidegate::{
+    bus::{AppendError, Appended, Bus, KafkaBus},
+    config::Kafka,
+    metrics,
+};
+
+use crate::{
+    at_once,
+    bus::World,
+    kafka::{ANSWER, ensure, eventually, settings},
+    node,
+    own_kafka::OwnKafka,
+};
+
+/// Longer than the broker stands still where nobody is to give up.
+const LONG: Duration = Duration::from_secs(30);
+
+/// The metrics of one bus alone: the recorder of this process is shared by all tests.
+struct Page(PrometheusHandle);
+
+impl Page {
+    async fn connect(kafka: &Kafka, answer: Duration) -> (KafkaBus, Self) {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let page = Self(recorder.handle());
+        let (metrics, _) = ::metrics::with_local_recorder(&recorder, metrics::install);
+        (KafkaBus::connect(kafka, answer, &metrics).await.unwrap(), page)
+    }
+
+    fn value(&self, name: &str) -> u64 {
+        let page = self.0.render();
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name}")).parse::<f64>().unwrap() as u64
+    }
+}
+
+#[tokio::test]
+async fn a_read_behind_by_much_holds_little() {
+    const ALL: u64 = 1_000;
+    const AHEAD: usize = 64 * 1024;
+    let properties = vec!["statistics.interval.ms=100".to_owned()];
+    let kafka = Kafka { read_ahead_bytes: AHEAD, record_bytes_max: AHEAD, properties, ..settings() };
+    ensure(&kafka).await;
+    let (bus, page) = Page::connect(&kafka, ANSWER).await;
+    let world = World { bus: Arc::new(bus), me: node("me", 1) };
+    let _mine = world.own_all().await;
+    let record = Bytes::from(vec![b'x'; 10_000]);
+    for _ in 0..20 {
+        world.bus.append(0, vec![record.clone(); 50]).await.unwrap();
+    }
+    let (mut next, mut reads, mut held_most) = (0, 0, 0);
+    while next < ALL {
+        let batch = world.bus.read(0, next, 1_000, 50_000).await.unwrap();
+        assert!(batch.records.len() <= 5);
+        assert_eq!(batch.records[0].offset, next);
+        assert!(batch.bounds.next > next);
+        next += batch.records.len() as u64;
+        reads += 1;
+        if reads % 20 > 1 {
+            continue;
+        }
+        // The first statistic that knows of this read; the reader has a record more than it returned.
+        let left = ALL - next;
+        let held = eventually(async || {
+            let (behind, held) =
+                (page.value("tidegate_kafka_lag_records"), page.value("tidegate_kafka_read_ahead_bytes"));
+            (left.saturating_sub(1)..=left).contains(&behind).then_some(held)
+        });
+        held_most = held.await.max(held_most);
+    }
+    assert!(held_most > 0, "or this test shows nothing");
+    // It asks for more while it has less than the bound, and gets no more than that at once.
+    assert!(held_most <= 2 * (AHEAD as u64 + 1_024), "{held_most} bytes of 10 million wait in the node");
+    let large = vec![Bytes::from(vec![b'x'; 70_000])];
+    assert!(matches!(world.bus.append(0, large).await, Err(AppendError::Rejected(_))));
+}
+
+#[tokio::test]
+async fn what_is_over_the_bound_of_appends_is_refused_at_once_and_leaves_nothing() {
+    const BOUND: usize = 2 << 20;
+    const RECORD: usize = 64 * 1024;
+    const HALF: u64 = (BOUND / 2 / RECORD) as u64;
+    let own = OwnKafka::start();
+    let kafka = Kafka {
+        brokers: vec![own.address().to_string()],
+        append_bytes_max: BOUND,
+        delivery_ms: 2 * LONG.as_millis() as u64,
+        session_ms: 2 * LONG.as_millis() as u64,
+        properties: vec!["statistics.interval.ms=100".to_owned()],
+        ..settings()
+    };
+    ensure(&kafka).await;
+    let (bus, page) = Page::connect(&kafka, LONG).await;
+    let world = World { bus: Arc::new(bus), me: node("me", 1) };
+    let _mine = world.own_all().await;
+    let bus = &world.bus;
+    let half = |round: u8| vec![Bytes::from(vec![round; RECORD]); HALF as usize];
+    let small = || vec![Bytes::from_static(b"x")];
+    let queued = || page.value("tidegate_kafka_append_queue_bytes");
+    // More than once: whatever a refusal or an answer left in the account would be missed the next time.
+    for round in 0..3_u8 {
+        own.stand_still(true);
+        let mut first = bus.append(0, half(round));
+        assert!((&mut first).now_or_never().is_none(), "its broker stands still");
+        let (mut over, one) = (half(round), small());
+        over.extend(small());
+        assert!(matches!(at_once(bus.append(2, over)), Err(AppendError::Rejected(_))), "it never fits");
+        let mut second = bus.append(1, half(round));
+        assert!((&mut second).now_or_never().is_none(), "both together are the bound");
+        for partition in [0, 1, 2, 2, 2, 0, 1] {
+            match at_once(bus.append(partition, one.clone())) {
+                Err(AppendError::Unavailable(why)) => assert!(why.contains("too many unconfirmed"), "{why}"),
+                other => panic!("{partition}: {other:?}"),
+            }
+        }
+        eventually(async || (queued() == BOUND as u64).then_some(())).await;
+        own.stand_still(false);
+        let begins = u64::from(round) * HALF;
+        let placed = Ok(Appended { first: begins, last: begins + HALF - 1 });
+        assert_eq!((first.await, second.await), (placed.clone(), placed), "round {round}");
+        let at = u64::from(round);
+        assert_eq!(bus.append(2, one).await, Ok(Appended { first: at, last: at }), "it fits again");
+        eventually(async || (queued() == 0).then_some(())).await;
+    }
+    for (partition, count) in [(0, 3 * HALF), (1, 3 * HALF), (2, 3)] {
+        assert_eq!(bus.bounds(partition).await.unwrap().next, count, "{partition}");
+        let mut next = 0;
+        while next < count {
+            for record in bus.read(partition, next, 100, 4 << 20).await.unwrap().records {
+                let (is, round) = (record.bytes[0], (next / HALF) as u8);
+                assert_eq!((record.offset, is), (next, if partition == 2 { b'x' } else { round }));
+                next += 1;
+            }
+        }
+    }
+}
+
+/// What was appended to one partition, in order, and what was said of it.
+#[derive(Default)]
+struct Said(Vec<(String, Result<Appended, AppendError>)>);
+
+impl Said {
+    async fn append(&mut self, bus: &dyn Bus, partition: u32) -> &Result<Appended, AppendError> {
+        let text = self.0.len().to_string();
+        let answer = bus.append(partition, vec![Bytes::from(text.clone())]).await;
+        self.0.push((text, answer));
+        &self.0.last().unwrap().1
+    }
+
+    /// Again and again, until that is said.
+    async fn until(
+        &mut self,
+        bus: &dyn Bus,
+        partition: u32,
+        wanted: fn(&Result<Appended, AppendError>) -> bool,
+    ) {
+        eventually(async || wanted(self.append(bus, partition).await).then_some(())).await;
+    }
+
+    /// What is confirmed is where it was said to be, what is unknown is there once or not at all, what is refused is not
+    /// there, and all that is there is in the order of the appends.
+    async fn holds(&self, bus: &dyn Bus, partition: u32) {
+        let end = bus.bounds(partition).await.unwrap().next;
+        let mut log = Vec::new();
+        while (log.len() as u64) < end {
+            let batch = bus.read(partition, log.len() as u64, 1_000, 1 << 20).await.unwrap();
+            log.extend(
+                batch.records.into_iter().map(|record| String::from_utf8(record.bytes.to_vec()).unwrap()),
+            );
+        }
+        let order: Vec<usize> = log.iter().map(|text| text.parse().unwrap()).collect();
+        assert!(order.is_sorted_by(|one, next| one < next), "once each, in order: {order:?}");
+        for (text, answer) in &self.0 {
+            let place = log.iter().position(|it| it == text).map(|at| at as u64);
+            match answer {
+                Ok(placed) => assert_eq!((Some(placed.first), placed.last), (place, placed.first), "{text}"),
+                Err(AppendError::Unknown(_)) => {}
+                Err(AppendError::Unavailable(_)) => assert_eq!(place, None, "{text} was refused"),
+                Err(error) => panic!("{text}: {error}"),
+            }
+        }
+    }
+}
+
+/// The library gives up by itself, some time after the client was told that nobody knows. What it had sent may still come.
+#[tokio::test]
+async fn what_the_library_gives_up_while_nobody_answers_stands_in_nobodys_way_and_comes_once_at_most() {
+    let own = OwnKafka::start();
+    let answer = Duration::from_secs(1);
+    let brokers = vec![own.address().to_string()];
+    // The least that the settings take, about.
+    let delivery_ms = answer.as_millis() as u64 + 500;
+    let kafka = Kafka { brokers, delivery_ms, session_ms: 2 * LONG.as_millis() as u64, ..settings() };
+    ensure(&kafka).await;
+    let (bus, page) = Page::connect(&kafka, answer).await;
+    let world = World { bus: Arc::new(bus), me: node("me", 1) };
+    let _mine = world.own_all().await;
+    let bus = &*world.bus;
+    let mut said = [Said::default(), Said::default()];
+    let unknown = |answer: &Result<Appended, AppendError>| matches!(answer, Err(AppendError::Unknown(_)));
+    for round in 0..2 {
+        for (partition, said) in (0..).zip(&mut said) {
+            // The first one introduces the producer to the broker, which may take its time.
+            said.until(bus, partition, Result::is_ok).await;
+        }
+        own.stand_still(true);
+        let unknowns = page.value("tidegate_kafka_appends_unknown_total");
+        assert!(unknown(said[0].append(bus, 0).await), "round {round}");
+        assert!(matches!(said[0].append(bus, 0).await, Err(AppendError::Unavailable(_))), "at once");
+        // Refused for as long as the first one waits in the library; then the next is tried, and waits as long.
+        for _ in 0..2 {
+            said[0].until(bus, 0, unknown).await;
+        }
+        assert!(unknown(said[1].append(bus, 1).await), "round {round}");
+        assert_eq!(page.value("tidegate_kafka_appends_unknown_total") - unknowns, 4);
+        own.stand_still(false);
+        for (partition, said) in (0..).zip(&mut said) {
+            said.until(bus, partition, Result::is_ok).await;
+            let Ok(Appended { last, .. }) = said.0.last().unwrap().1 else { unreachable!("it is ok") };
+            for more in 1..=3 {
+                let next = last + more;
+                assert_eq!(*said.append(bus, partition).await, Ok(Appended { first: next, last: next }));
+            }
+        }
+    }
+    for (partition, said) in (0..).zip(&said) {
+        said.holds(bus, partition).await;
+    }
+    world.bus.close(LONG).await.unwrap();
+}

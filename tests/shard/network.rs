@@ -1,0 +1,149 @@
+//! Transports under the stories: sockets of this machine, and pipes in memory.
+
+use std::{collections::VecDeque, net::SocketAddr, task::Waker};
+
+use tidegate::{
+    config,
+    shard::{Context, Now, Shard, newcomer::NewcomerQueue},
+};
+use tidegate_protocol::codec::{Framing, Wire};
+
+use crate::{
+    lone::{Lone, Sockets, Transport},
+    pipes::{self, ClientEnd, Pipes, Received, ShardEnd},
+    support::{Client, Incoming, Link, MemoryLink, cut},
+};
+
+/// Bytes that a connection in memory holds for the shard, as the receive buffer of a socket.
+const INPUT_MAX: usize = 4 << 20;
+
+/// Bytes that a connection in memory holds for the client, where the test sets no send buffer.
+const OUTPUT_MAX: usize = 64 * 1024;
+
+/// Transport with the client side of its connections.
+pub trait Network: Transport + Sized {
+    /// Connects a client, which has sent only the preface.
+    fn connect(lone: &mut Lone<Self>) -> Client;
+
+    /// Returns how often shards wrote two slices or more, refused writes included.
+    fn writes(&self) -> u64;
+
+    /// Returns whether the client's connection was reset.
+    fn is_reset(client: &Client) -> bool;
+}
+
+impl Network for Sockets {
+    fn connect(lone: &mut Lone<Self>) -> Client {
+        Client::connect(lone.address(), Wire::Tcp)
+    }
+
+    /// Counts `write` and `writev` calls of this thread, failed ones included; two slices are written by `writev`.
+    fn writes(&self) -> u64 {
+        let counts = std::fs::read_to_string("/proc/thread-self/io").expect("the kernel counts");
+        counts.lines().find_map(|line| line.strip_prefix("syscw: ")?.parse().ok()).expect("a count")
+    }
+
+    /// The kernel hands out what came before a reset; only the error shows it.
+    fn is_reset(client: &Client) -> bool {
+        client.link.stream().take_error().expect("a socket has an error state").is_some()
+    }
+}
+
+/// Pipes in memory, with a transport for each shard.
+pub struct Memory {
+    shards: Vec<(Shard<Pipes>, Pipes)>,
+    backlog: VecDeque<ShardEnd>,
+    output_max: usize,
+}
+
+impl Memory {
+    /// Returns the transport of a shard.
+    pub fn pipes(&self, shard: usize) -> &Pipes {
+        &self.shards[shard].1
+    }
+}
+
+impl Transport for Memory {
+    type Stream = ShardEnd;
+
+    fn open(socket: config::Socket) -> Self {
+        let output_max = if socket.send_buffer_bytes > 0 { socket.send_buffer_bytes } else { OUTPUT_MAX };
+        Self { shards: Vec::new(), backlog: VecDeque::new(), output_max }
+    }
+
+    fn add_shard(&mut self, context: Context) -> NewcomerQueue<ShardEnd> {
+        let pipes = Pipes::new();
+        let (shard, newcomers) = Shard::new(context, pipes.clone(), Waker::noop().clone());
+        self.shards.push((shard, pipes));
+        newcomers
+    }
+
+    fn accept(&mut self) -> (ShardEnd, SocketAddr) {
+        let stream = self.backlog.pop_front().expect("a client has connected");
+        (stream, ([127, 0, 0, 1], 1).into())
+    }
+
+    fn turn(&mut self, shard: usize, now: Now, events_max: usize) {
+        let (shard, pipes) = &mut self.shards[shard];
+        let (ready, is_complete) = pipes.ready(events_max);
+        shard.turn(now, ready.into_iter(), || is_complete);
+    }
+}
+
+impl Network for Memory {
+    fn connect(lone: &mut Lone<Self>) -> Client {
+        let (stream, end) = pipes::connection(INPUT_MAX, lone.transport.output_max);
+        lone.transport.backlog.push_back(stream);
+        end.write(b"TG/1\n");
+        let framing = Framing::Proto;
+        let end = Box::new(MemoryClient { end, buffer: Vec::new(), framing });
+        Client::over(Link::Memory { end, framing }, Wire::Tcp)
+    }
+
+    fn writes(&self) -> u64 {
+        self.shards.iter().map(|(_, pipes)| pipes.writes()).sum()
+    }
+
+    fn is_reset(client: &Client) -> bool {
+        let Link::Memory { end, .. } = &client.link else { panic!("a connection in memory") };
+        end.is_reset()
+    }
+}
+
+/// Client side of a connection in memory, which cuts frames out of the bytes.
+struct MemoryClient {
+    end: ClientEnd,
+    buffer: Vec<u8>,
+    framing: Framing,
+}
+
+impl MemoryLink for MemoryClient {
+    fn send(&mut self, bytes: &[u8]) {
+        self.end.write(bytes);
+    }
+
+    fn receive(&mut self) -> Incoming {
+        loop {
+            if let Some(frame) = cut(&mut self.buffer, self.framing) {
+                return Incoming::Frame(Box::new(frame));
+            }
+            match self.end.read() {
+                Received::Bytes(bytes) => self.buffer.extend(bytes),
+                Received::End => {
+                    assert!(self.buffer.is_empty(), "the stream ends inside a frame: {:?}", self.buffer);
+                    return Incoming::End;
+                }
+                Received::Reset => return Incoming::Broken("reset".to_owned()),
+                Received::Nothing => return Incoming::Nothing,
+            }
+        }
+    }
+
+    fn half_close(&self) {
+        self.end.shutdown_write();
+    }
+
+    fn is_reset(&self) -> bool {
+        self.end.is_reset()
+    }
+}

@@ -1,0 +1,251 @@
+//! `cargo xtask soak --minutes N`: checks that are too long for every commit, with fresh seeds; results are data below `docs/results/`.
+
+mod slope;
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write as _,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Map, Value, json};
+
+use super::fuzz;
+use crate::{
+    interrupt,
+    shell::{self, Shell},
+    steps::{chaos, compile, counts, rehearse},
+};
+
+/// One line for each item of each run.
+const LINES: &str = "docs/results/soak.jsonl";
+
+/// Seeds of the simulation in each run.
+const SEEDS: u64 = 10_000;
+
+/// The folders of k8s/ that are rehearsed: those with a StatefulSet and nodes of a cluster.
+const OVERLAYS: &[&str] = &["base", "overlays/prod"];
+
+/// The figures of an item: fields of its row, as docs/results/README.md has them.
+type Figures = Map<String, Value>;
+
+/// An item: its share of the minutes in percent, 0 where its duration can't be chosen.
+struct Item {
+    name: &'static str,
+    share: u32,
+    /// Adds its figures, also those of a run that fails.
+    run: fn(&Shell, Duration, u64, &mut Figures) -> anyhow::Result<()>,
+}
+
+const ITEMS: &[Item] = &[
+    Item { name: "counts-dist", share: 0, run: counts_dist },
+    Item { name: "simulation", share: 0, run: simulation },
+    Item { name: "overlays", share: 0, run: overlays },
+    Item { name: "fuzz", share: 25, run: fuzz_all },
+    Item {
+        name: "node",
+        share: 25,
+        run: |shell, time, seed, row| break_things(shell, time, seed, false, row),
+    },
+    Item {
+        name: "cluster-long",
+        share: 50,
+        run: |shell, time, seed, row| break_things(shell, time, seed, true, row),
+    },
+];
+
+/// The item that runs in parallel with all others, for at least the given minutes.
+const SLOPE: &str = "slope";
+
+/// Runs every item, also after one that failed, and appends the row of each.
+pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Result<()> {
+    let known: Vec<&str> = ITEMS.iter().map(|item| item.name).chain([SLOPE]).collect();
+    if let Some(unknown) = only.iter().find(|name| !known.contains(&name.as_str())) {
+        bail!("there is no item `{unknown}`; the items are {}", known.join(", "));
+    }
+    let is_chosen = |name: &str| only.is_empty() || only.iter().any(|it| it == name);
+    let seed = fresh_seed()?;
+    println!("seed {seed}");
+    let (commit, date) = (shell.commit_name()?, date()?);
+    let shell = shell.with_profile("dist");
+    compile::programs(&shell)?;
+    let book = Book { shell: &shell, commit, date, seed, failed: Mutex::new(Vec::new()) };
+    let time = Duration::from_secs(minutes * 60);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        if is_chosen(SLOPE) {
+            scope.spawn(|| book.keep(SLOPE, |row| slope::run(&shell, time, &is_over, row)));
+        }
+        // Dropped also where an item panics: the slope waits for it.
+        let _others = Others(&is_over);
+        for item in ITEMS.iter().filter(|item| is_chosen(item.name) && !interrupt::came()) {
+            println!("\n== {}", item.name);
+            book.keep(item.name, |row| (item.run)(&shell, time * item.share / 100, seed, row));
+        }
+    });
+    println!("\n`cargo xtask docs` adds them to the sums in docs/internals/testing.md");
+    let failed = book.failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
+}
+
+/// The items other than the slope, as long as they run.
+struct Others<'a>(&'a AtomicBool);
+
+impl Drop for Others<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The data that all rows of a run share, and the items that failed.
+struct Book<'a> {
+    shell: &'a Shell,
+    commit: String,
+    date: String,
+    seed: u64,
+    failed: Mutex<Vec<&'static str>>,
+}
+
+impl Book<'_> {
+    /// Runs an item and appends its row.
+    fn keep(&self, name: &'static str, work: impl FnOnce(&mut Figures) -> anyhow::Result<()>) {
+        let began = Instant::now();
+        let mut row = Figures::new();
+        let outcome = work(&mut row);
+        if interrupt::came() {
+            self.fail(name);
+            return;
+        }
+        let verdict = match &outcome {
+            Ok(()) => "clean".to_owned(),
+            Err(error) => verdict(error, &row),
+        };
+        // These replace the fields that chaos writes into its own row.
+        let own = [
+            ("date", json!(self.date)),
+            ("commit", json!(self.commit)),
+            ("kind", json!(name)),
+            ("seed", json!(self.seed)),
+            ("seconds", json!(began.elapsed().as_secs())),
+            ("verdict", json!(verdict)),
+        ];
+        row.extend(own.map(|(key, value)| (key.to_owned(), value)));
+        let row = Value::Object(row);
+        println!("{row}");
+        if let Err(error) = outcome.and(append(self.shell, &row)) {
+            eprintln!("{name}: {error:#}");
+            self.fail(name);
+        }
+    }
+
+    fn fail(&self, name: &'static str) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+    }
+}
+
+/// The verdict of a failed item: that of chaos, which names the broken rules, or the first line of the error.
+fn verdict(error: &anyhow::Error, figures: &Figures) -> String {
+    let said = figures.get("verdict").and_then(Value::as_str).filter(|it| it.starts_with("BROKEN"));
+    let first = || format!("BROKEN {}", format!("{error:#}").lines().next().unwrap_or_default());
+    said.map_or_else(first, str::to_owned)
+}
+
+fn fresh_seed() -> anyhow::Result<u64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64 % 1_000_000_000)
+}
+
+/// The date in UTC, by the program that every system has.
+fn date() -> anyhow::Result<String> {
+    let (date, _) = shell::output(std::process::Command::new("date").args(["--utc", "+%Y-%m-%d"]))?;
+    Ok(date.trim().to_owned())
+}
+
+/// Appends a row, in one write, as another item may append at the same time.
+fn append(shell: &Shell, line: &Value) -> anyhow::Result<()> {
+    let file = shell.root.join(LINES);
+    fs::create_dir_all(file.parent().context("a file lies in a folder")?)?;
+    let mut file = OpenOptions::new().create(true).append(true).open(&file)?;
+    Ok(file.write_all(format!("{line}\n").as_bytes())?)
+}
+
+/// The instructions of the build that is shipped.
+fn counts_dist(shell: &Shell, _: Duration, _: u64, row: &mut Figures) -> anyhow::Result<()> {
+    row.insert("count_limits_held".to_owned(), json!(counts::run(shell)?));
+    Ok(())
+}
+
+/// Whole nodes in one process, on a clock and a network of the test's own.
+fn simulation(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyhow::Result<()> {
+    let shell = shell.with_profile("ci");
+    compile::chosen(&shell, &["--test", "sim"])?;
+    let mut sim = shell.command(compile::test_program(&shell, "tidegate::sim")?);
+    sim.env("SIM_SEEDS", SEEDS.to_string()).env("TIDEGATE_SEED", seed.to_string());
+    shell::run(sim.env("CARGO_MANIFEST_DIR", &shell.root))?;
+    row.insert("seeds".to_owned(), json!(SEEDS));
+    Ok(())
+}
+
+/// A rollout by each overlay.
+fn overlays(shell: &Shell, _: Duration, _: u64, row: &mut Figures) -> anyhow::Result<()> {
+    OVERLAYS.iter().try_for_each(|folder| rehearse::run(shell, folder))?;
+    row.insert("rollouts".to_owned(), json!(OVERLAYS.len()));
+    Ok(())
+}
+
+fn fuzz_all(shell: &Shell, time: Duration, _: u64, row: &mut Figures) -> anyhow::Result<()> {
+    let targets = fuzz::targets(shell)?.len();
+    let each = (time.as_secs() / targets.max(1) as u64).max(1);
+    fuzz::run(shell, each, None)?;
+    row.insert("targets".to_owned(), json!(targets));
+    Ok(())
+}
+
+/// One node, or three over three brokers with faults of up to a minute and clocks that jump.
+fn break_things(
+    shell: &Shell,
+    time: Duration,
+    seed: u64,
+    brokers: bool,
+    row: &mut Figures,
+) -> anyhow::Result<()> {
+    let result = shell.scratch("soak")?.join("result.json");
+    let words = ["--result".to_owned(), result.display().to_string()];
+    let seconds = time.as_secs().max(60);
+    let outcome = if brokers {
+        chaos::cluster_long(shell, seconds, Some(seed), &words)
+    } else {
+        chaos::run(shell, seconds, Some(seed), &words)
+    };
+    // A run that breaks a promise writes its figures too; one that does not come to its end has none.
+    if let Ok(text) = fs::read_to_string(&result) {
+        *row = serde_json::from_str(&text).context("chaos writes its figures as JSON")?;
+    } else if outcome.is_ok() {
+        bail!("chaos wrote no figures");
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shares_are_the_whole_time() {
+        assert_eq!(ITEMS.iter().map(|item| item.share).sum::<u32>(), 100);
+    }
+
+    #[test]
+    fn the_verdict_of_a_failed_item_names_the_broken_rules() {
+        let error = anyhow::anyhow!("it ended\nwith a log");
+        assert_eq!(verdict(&error, &Figures::new()), "BROKEN it ended");
+        let row = |said: &str| Figures::from_iter([("verdict".to_owned(), json!(said))]);
+        assert_eq!(verdict(&error, &row("BROKEN lost-acked 1")), "BROKEN lost-acked 1");
+        assert_eq!(verdict(&error, &row("clean")), "BROKEN it ended");
+    }
+}

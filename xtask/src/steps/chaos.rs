@@ -1,0 +1,133 @@
+//! `tidegate-lab chaos`, by name of the commit.
+
+use std::{env, fs, path::PathBuf};
+
+use anyhow::Context as _;
+
+use crate::{
+    evidence, services,
+    shell::{self, Shell},
+    tools,
+};
+
+/// Seconds of faults in the test run; with the quiet at the end and the checker it takes below three minutes.
+pub(crate) const SHORT: u64 = 90;
+
+/// Seconds of faults over three brokers.
+const BROKERS_SHORT: u64 = 60;
+
+/// Seconds of faults in the step cluster, without the start of its servers: most faults come twice.
+pub(crate) const CLUSTER_SHORT: u64 = 100;
+
+/// The step of `cargo xtask test`; then losses are planted into the history. Returns how many of them the checker named.
+pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
+    let history = shell.scratch("chaos-history")?.join("history.jsonl");
+    let words = ["--history".to_owned(), history.display().to_string()];
+    run(shell, SHORT, Some(shell.seed()?), &words)?;
+    let lab = shell.built("tidegate-lab");
+    let (named, _) = shell::output(shell.command(lab).args(["check", "--planted"]).arg(&history))?;
+    print!("{named}");
+    fs::remove_file(history)?;
+    Ok(named.lines().filter(|line| line.starts_with("planted: ")).count())
+}
+
+/// Breaks things for that many seconds, then checks.
+pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
+    let (seconds, commit) = (seconds.to_string(), shell.commit_name()?);
+    let seed = seed.map(|seed| seed.to_string());
+    let mut words = vec!["--seconds", &seconds, "--commit", &commit];
+    words.extend(seed.iter().flat_map(|seed| ["--seed", seed]));
+    words.extend(more.iter().map(String::as_str));
+    chaos(shell, &words)
+}
+
+/// The servers that a run with several nodes breaks.
+const ONE_BROKER: &[&str] = &["kafka", "redis7", "postgres"];
+const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgres"];
+
+/// The step of `cargo xtask test`.
+pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
+}
+
+/// The step of `cargo xtask test` with three brokers, one of which may break.
+pub(crate) fn brokers_short(shell: &Shell) -> anyhow::Result<()> {
+    cluster(&shell.apart(shell::SERVICES_OF_BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
+}
+
+/// The short form with a seed of choice.
+pub(crate) fn cluster_again(shell: &Shell, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, seed, more)
+}
+
+/// The long form: three brokers, faults of up to a minute, clocks that jump.
+pub(crate) fn cluster_long(
+    shell: &Shell,
+    seconds: u64,
+    seed: Option<u64>,
+    more: &[String],
+) -> anyhow::Result<()> {
+    let words = ["--long".to_owned(), "--faketime".to_owned(), faketime(shell)?.display().to_string()];
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, THREE_BROKERS), seconds, seed, &[&words, more].concat())
+}
+
+/// Breaks several nodes, and the servers that are started for them.
+fn cluster(apart: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
+    services::with_new(apart, |list| {
+        let words = ["--cluster".to_owned(), list.to_owned()];
+        run(apart, seconds, seed, &[&words, more].concat())
+    })
+}
+
+/// Restarts three nodes one after the other, so many times, under so many clients.
+pub(crate) fn rolling(shell: &Shell, restarts: usize, clients: usize, more: &[String]) -> anyhow::Result<()> {
+    let apart = shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER);
+    services::with_new(&apart, |list| {
+        let (restarts, clients) = (restarts.to_string(), clients.to_string());
+        let mut words = vec!["--cluster", list, "--rolling", &restarts, "--clients", &clients];
+        words.extend(more.iter().map(String::as_str));
+        chaos(&apart, &words)
+    })
+}
+
+/// The step of `cargo xtask test`: each node once, the second while something breaks that differs by seed.
+pub(crate) fn rolling_short(shell: &Shell) -> anyhow::Result<()> {
+    let seed = shell.seed()?.to_string();
+    let words = ["--seed", &seed, "--with", "kill,redis,kafka"].map(str::to_owned);
+    rolling(shell, 3, ROLLING_SHORT, &words)
+}
+
+/// Clients of the short form.
+const ROLLING_SHORT: usize = 1_500;
+
+/// The library of Debian's `faketime` for programs with threads.
+fn faketime(shell: &Shell) -> anyhow::Result<PathBuf> {
+    tools::ensure_program(shell, "faketime", "faketime")?;
+    // A folder for each kind of machine.
+    let folders = fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
+    files.find(|file| file.is_file()).context("the package `faketime` has no libfaketimeMT.so.1")
+}
+
+/// Drains a node with 10,000 clients under load.
+pub(crate) fn drain(shell: &Shell, more: &[String]) -> anyhow::Result<()> {
+    let mut words = vec!["--drain", "10000"];
+    words.extend(more.iter().map(String::as_str));
+    chaos(shell, &words)
+}
+
+/// Runs the program that was built, which finds the node next to itself. A run that broke a promise leaves the data of the
+/// nodes, their logs and the history, until the next one of the same step.
+fn chaos(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
+    // Steps run side by side.
+    let step = env::var(evidence::STEP).unwrap_or_else(|_| "by-hand".to_owned());
+    let folder = shell.scratch(&format!("chaos-{step}"))?;
+    let mut command = shell.command(shell.built("tidegate-lab"));
+    command.arg("chaos").args(words).arg("--directory").arg(&folder);
+    let outcome = shell::run(&mut command);
+    if outcome.is_err() {
+        evidence::keep(shell, &folder.join("history.jsonl"), "history.jsonl");
+        return outcome.with_context(|| format!("what the nodes kept and logged: {}", folder.display()));
+    }
+    Ok(fs::remove_dir_all(folder)?)
+}

@@ -1,0 +1,42 @@
+//! Steps of the compiler: they look at the code and run none of it.
+
+use super::compile::{FEATURES, PRODUCT, PROTOCOL};
+use crate::{
+    shell::{self, Shell},
+    tools,
+};
+
+pub(crate) fn format(shell: &Shell) -> anyhow::Result<()> {
+    shell.cargo(&["fmt", "--all", "--check"])
+}
+
+/// Lints with the profile and features of the build, whose build scripts and macros it shares.
+pub(crate) fn clippy(shell: &Shell) -> anyhow::Result<()> {
+    tools::ensure_openssl(shell)?;
+    let words = ["clippy", "--profile", shell.profile, "--locked", "--all-targets"];
+    let strict = ["--", "-D", "warnings"];
+    shell.cargo(&[&words[..], PRODUCT, FEATURES, &strict[..]].concat())?;
+    shell.cargo(&[&words[..], PROTOCOL, &strict[..]].concat())
+}
+
+/// Finds links that lead nowhere, and examples that don't compile.
+pub(crate) fn rustdoc(shell: &Shell) -> anyhow::Result<()> {
+    let words = [
+        "doc",
+        "--profile",
+        shell.profile,
+        "--locked",
+        "--no-deps",
+        "--document-private-items",
+        "--workspace",
+    ];
+    let mut doc = shell.cargo_command(&[&words[..], FEATURES].concat());
+    shell::run(doc.env("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"))?;
+    shell.cargo(&[&["test", "--doc", "--profile", shell.profile, "--locked"], PROTOCOL].concat())
+}
+
+/// The fuzz crate is a workspace of its own, since libFuzzer wants nightly; it is to compile all the same.
+pub(crate) fn fuzz(shell: &Shell) -> anyhow::Result<()> {
+    let manifest = ["--manifest-path", "fuzz/Cargo.toml"];
+    shell.cargo(&[&["check", "--locked", "--bins"], &manifest[..]].concat())
+}

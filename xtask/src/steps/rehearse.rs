@@ -1,0 +1,218 @@
+//! `cargo xtask rehearse`: a rollout without a cluster. Plays the kubelet and the StatefulSet against real processes.
+//!
+//! Every number comes from the rendered manifests: probes, ports, settings, `preStop`, grace, how many there are, and in which order they
+//! go. Only addresses are others. Clients talk all the while, and must miss nothing. Then faults are planted into the manifests,
+//! each of which has to make it fail.
+
+pub(crate) mod clients;
+pub(crate) mod plan;
+mod pod;
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use self::{
+    clients::Talk,
+    plan::{Place, Plan},
+    pod::Pod,
+};
+use super::manifests::{self, render};
+use crate::{
+    services,
+    shell::{self, Shell},
+};
+
+/// The servers that are started for it.
+const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
+
+/// Pairs of clients that talk.
+const PAIRS: usize = 6;
+/// The pause between two looks at the pods.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Ports that clients may be sent to, as a Service would know them.
+pub(crate) type Endpoints = Arc<Mutex<Vec<u16>>>;
+
+/// The step of `cargo xtask test`.
+pub(crate) fn step(shell: &Shell) -> anyhow::Result<()> {
+    run(shell, "base")
+}
+
+/// Rehearses a rollout of `k8s/<overlay>`.
+pub(crate) fn run(shell: &Shell, overlay: &str) -> anyhow::Result<()> {
+    let shell = shell.apart(shell::SERVICES_OF_REHEARSAL, WANTED);
+    let documents = &render::render(&shell, &format!("k8s/{overlay}"))?;
+    let folder = shell.scratch("rehearsal")?;
+    on_paper(&shell, documents, &folder)?;
+    services::with_new(&shell, |list| {
+        let place = place(&shell, &folder, list)?;
+        rehearse(&Plan::of(documents, "the manifests as they are")?, &place)?;
+        for (what, expected, planted) in plants(documents) {
+            let fresh = Plan { replicas: 1, ..Plan::of(&planted, what)? };
+            let Err(error) = rehearse(&fresh, &place) else {
+                bail!("the rehearsal found nothing wrong with {what}");
+            };
+            let said = format!("{error:#}");
+            if !said.contains(expected) {
+                return Err(error.context(format!("with {what} it failed in another way than {expected:?}")));
+            }
+            println!("planted: {what}: {said}");
+        }
+        Ok(())
+    })
+}
+
+/// Checks that the grace holds a drain of a full node, by the binary; the few clients here would never show it.
+fn on_paper(shell: &Shell, documents: &[Value], folder: &Path) -> anyhow::Result<()> {
+    let plan = Plan::of(documents, "on paper")?;
+    let needed = manifests::granted(shell, documents, folder)? + plan.before.as_secs();
+    if plan.grace.as_secs() < needed {
+        bail!("terminationGracePeriodSeconds is {}, a full node may need {needed}", plan.grace.as_secs());
+    }
+    println!("a full node needs {needed} s to leave, of {} that the manifests grant", plan.grace.as_secs());
+    Ok(())
+}
+
+/// The keys, servers and folders of the pods on this machine.
+fn place(shell: &Shell, folder: &Path, list: &str) -> anyhow::Result<Place> {
+    let keys = folder.join("keys");
+    fs::create_dir_all(&keys)?;
+    let secret = |seed: &str| seed.repeat(64 / seed.len());
+    for (name, text) in [("token.key", secret("4c")), ("link.secret", secret("7e"))] {
+        let file = keys.join(name);
+        fs::write(&file, text)?;
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o440))?;
+    }
+    let said: Value = serde_json::from_str(&fs::read_to_string(list)?)?;
+    let of = |name: &str, key: &str| {
+        said[name][key].as_str().map(str::to_owned).with_context(|| format!("{name} has no {key}"))
+    };
+    let servers = vec![
+        format!("kafka.brokers=[{}]", of("kafka", "address")?),
+        // There is one broker.
+        "kafka.replication=1".to_owned(),
+        "redis.mode=standalone".to_owned(),
+        format!("redis.urls=[{}]", of("redis7", "url")?),
+        format!("postgres.url={}", of("postgres", "url")?),
+        "postgres.password_file=".to_owned(),
+        "postgres.tls=false".to_owned(),
+    ];
+    Ok(Place { program: shell.built("tidegate"), folder: folder.to_owned(), keys, servers })
+}
+
+/// Starts the pods, rolls them one after the other while clients talk, and ends them.
+fn rehearse(plan: &Plan, place: &Place) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let endpoints = Endpoints::default();
+    let mut pods =
+        (0..plan.replicas).map(|nth| Pod::begin(plan, place, nth)).collect::<anyhow::Result<Vec<_>>>()?;
+    until_ready(&mut pods, &endpoints, plan.available)?;
+    println!("{}: {} pods ready after {:.1} s", plan.name, pods.len(), began.elapsed().as_secs_f64());
+    let talk = Talk::begin(PAIRS, &endpoints, place)?;
+    if let Err(error) = roll(plan, place, &mut pods, &endpoints) {
+        talk.abandon();
+        return Err(error);
+    }
+    println!("{}", talk.end()?);
+    for pod in pods.iter_mut().rev() {
+        pod.delete()?;
+    }
+    while !settled(&mut pods, &endpoints)? {
+        thread::sleep(TICK);
+    }
+    Ok(())
+}
+
+/// Rolls the pods: the highest ordinal first, one at a time, each when the one before is ready again.
+fn roll(plan: &Plan, place: &Place, pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
+    for nth in (0..pods.len()).rev() {
+        let began = Instant::now();
+        pods[nth].delete()?;
+        while !pods[nth].has_ended() {
+            look(pods, endpoints)?;
+            thread::sleep(TICK);
+        }
+        let (left, seen) = (began.elapsed(), pods[nth].seen_leaving());
+        let Some(seen) = seen else { bail!("{}: no readiness probe saw that it leaves", pods[nth].name) };
+        if plan.replicas > 1 && seen >= plan.door {
+            bail!(
+                "{}: readiness took {seen:?} to see a drain that closes the door after {:?}",
+                pods[nth].name,
+                plan.door
+            );
+        }
+        pods[nth] = Pod::begin(plan, place, nth)?;
+        until_ready(pods, endpoints, plan.available)?;
+        println!(
+            "{}: left within {:.1} s of {}, seen after {:.1} s; back after {:.1} s",
+            pods[nth].name,
+            left.as_secs_f64(),
+            plan.grace.as_secs(),
+            seen.as_secs_f64(),
+            began.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
+}
+
+/// Waits until all are available: ready for as long as the set wants.
+fn until_ready(pods: &mut [Pod], endpoints: &Endpoints, available: Duration) -> anyhow::Result<()> {
+    loop {
+        look(pods, endpoints)?;
+        if pods.iter().all(|pod| pod.ready_for().is_some_and(|since| since >= available)) {
+            return Ok(());
+        }
+        thread::sleep(TICK);
+    }
+}
+
+/// Lets the kubelet of each pod act once, and publishes the ready pods to the clients.
+fn look(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
+    for pod in pods.iter_mut() {
+        pod.look()?;
+    }
+    let ready = pods.iter().filter(|pod| pod.is_endpoint()).map(Pod::client_port).collect();
+    *endpoints.lock().unwrap_or_else(PoisonError::into_inner) = ready;
+    Ok(())
+}
+
+/// Lets the kubelets act once, and returns whether all pods have ended.
+fn settled(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<bool> {
+    look(pods, endpoints)?;
+    Ok(pods.iter().all(Pod::has_ended))
+}
+
+/// Plants: (the fault, a part of the error that the rehearsal has to end with, the manifests with it).
+fn plants(documents: &[Value]) -> Vec<(&'static str, &'static str, Vec<Value>)> {
+    let planted = |changes: &[(&str, Value)]| {
+        let mut documents = documents.to_vec();
+        for set in documents.iter_mut().filter(|it| it["kind"] == "StatefulSet") {
+            let pod = &mut set["spec"]["template"]["spec"];
+            for (path, value) in changes {
+                if let Some(place) = pod.pointer_mut(path) {
+                    *place = value.clone();
+                }
+            }
+        }
+        documents
+    };
+    let grace = planted(&[("/terminationGracePeriodSeconds", json!(4))]);
+    let path = planted(&[
+        ("/containers/0/startupProbe/httpGet/path", json!("/ready")),
+        ("/containers/0/startupProbe/failureThreshold", json!(4)),
+    ]);
+    let blind = planted(&[("/containers/0/readinessProbe/httpGet/path", json!("/healthz"))]);
+    vec![
+        ("a grace of 4 s", "SIGKILL", grace),
+        ("a wrong path of the startup probe", "startupProbe", path),
+        ("a readiness probe that sees no drain", "no readiness probe saw", blind),
+    ]
+}

@@ -1,0 +1,146 @@
+//! The numbers of a rollout, as the manifests have them, and a place for its containers on this machine.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::steps::manifests::render::{self, Settings};
+
+/// The numbers and containers of the pods.
+pub(super) struct Plan {
+    /// The name of the rollout, for people.
+    pub(super) name: String,
+    /// The number of pods.
+    pub(super) replicas: usize,
+    /// The time from the deletion of a pod to SIGKILL.
+    pub(super) grace: Duration,
+    /// The part of the grace that `preStop` waits.
+    pub(super) before: Duration,
+    /// The time for which a pod has to be ready until it counts.
+    pub(super) available: Duration,
+    /// The time from SIGTERM during which newcomers are taken.
+    pub(super) door: Duration,
+    /// The name of the set, by which pods are named.
+    pub(super) set: String,
+    /// The text of the settings that are mounted.
+    pub(super) settings: String,
+    /// The container of the node, and those before it.
+    pub(super) node: Value,
+    pub(super) init: Vec<Value>,
+}
+
+/// The place of containers, volumes and Services on this machine.
+pub(crate) struct Place {
+    pub(crate) program: PathBuf,
+    pub(crate) folder: PathBuf,
+    pub(crate) keys: PathBuf,
+    /// Settings that lead to the servers here.
+    pub(crate) servers: Vec<String>,
+}
+
+/// A probe of a pod, and its times.
+#[derive(Clone)]
+pub(super) struct Probe {
+    pub(super) name: &'static str,
+    pub(super) path: String,
+    pub(super) port: String,
+    pub(super) initial: Duration,
+    pub(super) period: Duration,
+    pub(super) timeout: Duration,
+    pub(super) failures_max: u64,
+}
+
+impl Plan {
+    pub(super) fn of(documents: &[Value], name: &str) -> anyhow::Result<Self> {
+        let set =
+            documents.iter().find(|it| it["kind"] == "StatefulSet").context("there is no StatefulSet")?;
+        let spec = &set["spec"]["template"]["spec"];
+        let scaler = documents.iter().find(|it| it["kind"] == "HorizontalPodAutoscaler");
+        let replicas = scaler.map_or(&set["spec"]["replicas"], |it| &it["spec"]["minReplicas"]);
+        let settings = Settings::of(documents)?;
+        let node = spec["containers"][0].clone();
+        let before = match &node["lifecycle"]["preStop"] {
+            Value::Null => 0,
+            hook => {
+                hook["sleep"]["seconds"].as_u64().with_context(|| format!("{hook} is not understood here"))?
+            }
+        };
+        let door = settings.value("drain.lb_delay_ms").context("drain.lb_delay_ms is not set")?;
+        if set["spec"]["podManagementPolicy"] != "Parallel" {
+            bail!("pods that start one after the other are not rehearsed");
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            replicas: usize::try_from(replicas.as_u64().context("no number of pods")?)?,
+            // 30 s is the default of Kubernetes.
+            grace: Duration::from_secs(spec["terminationGracePeriodSeconds"].as_u64().unwrap_or(30)),
+            before: Duration::from_secs(before),
+            available: Duration::from_secs(set["spec"]["minReadySeconds"].as_u64().unwrap_or(0)),
+            door: Duration::from_millis(door.parse()?),
+            set: set["metadata"]["name"].as_str().context("no name")?.to_owned(),
+            settings: settings.text,
+            init: spec["initContainers"].as_array().cloned().unwrap_or_default(),
+            node,
+        })
+    }
+
+    /// A probe of the node; the defaults are those of Kubernetes.
+    pub(super) fn probe(&self, name: &'static str) -> anyhow::Result<Probe> {
+        let probe = &self.node[name];
+        let number = |key: &str, default: u64| probe[key].as_u64().unwrap_or(default);
+        let text = |key: &str| {
+            let text = probe["httpGet"][key].as_str();
+            text.map(str::to_owned).with_context(|| format!("{name} has no httpGet.{key}"))
+        };
+        Ok(Probe {
+            name,
+            path: text("path")?,
+            port: text("port")?,
+            initial: Duration::from_secs(number("initialDelaySeconds", 0)),
+            period: Duration::from_secs(number("periodSeconds", 10)),
+            timeout: Duration::from_secs(number("timeoutSeconds", 1)),
+            failures_max: number("failureThreshold", 3),
+        })
+    }
+}
+
+/// Names and values of variables.
+pub(super) type Environment = Vec<(String, String)>;
+
+/// The words and the environment of a container, with paths on this machine for those of mounts.
+pub(super) fn command(
+    container: &Value,
+    pod: &str,
+    mounts: &[(String, PathBuf)],
+) -> anyhow::Result<(Vec<String>, Environment)> {
+    let here = |text: &str| placed(text, mounts);
+    let environment = render::environment(container, pod, &here)?;
+    let args = container["args"].as_array().into_iter().flatten();
+    let args = args.filter_map(Value::as_str).map(|word| render::expanded(word, &environment)).collect();
+    Ok((args, environment))
+}
+
+/// The folder at which each volume of a container is mounted, and its folder here.
+pub(super) fn mounts(
+    container: &Value,
+    volumes: &[(&str, PathBuf)],
+) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let mounts = container["volumeMounts"].as_array().into_iter().flatten();
+    let found = mounts.map(|mount| {
+        let (name, path) = (mount["name"].as_str(), mount["mountPath"].as_str());
+        let here = volumes.iter().find(|(volume, _)| Some(*volume) == name);
+        let (_, here) = here.with_context(|| format!("{mount}: no such volume here"))?;
+        anyhow::Ok((path.context("no mountPath")?.to_owned(), here.clone()))
+    });
+    found.collect()
+}
+
+/// A path below a mount, as it is here; anything else stays.
+pub(super) fn placed(text: &str, mounts: &[(String, PathBuf)]) -> String {
+    let below =
+        |mount: &str| text.strip_prefix(mount).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+    let mut found =
+        mounts.iter().filter_map(|(mount, here)| Some(format!("{}{}", here.display(), below(mount)?)));
+    found.next().unwrap_or_else(|| text.to_owned())
+}
