@@ -136,7 +136,7 @@ impl Mesh {
 
     /// Ends the reading of a node's topic: what comes until it is read again goes to the feed that is handed out.
     pub fn take_topic(&self, nth: usize) -> Box<dyn NodeFeed> {
-        self.runtime.block_on(self.bus.consume_node(&self.nodes[nth].me())).expect("memory is there")
+        self.runtime.block_on(self.bus.consume_node(self.nodes[nth].me())).expect("memory is there")
     }
 
     /// Of the other nodes that one knows only these.
