@@ -5,10 +5,11 @@
 //! the token of the login. The admin port is for operators.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
@@ -148,7 +149,7 @@ impl Assigner {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

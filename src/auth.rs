@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, errors::ErrorKind};
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::{
@@ -111,9 +112,8 @@ pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
 /// The file exists already, or can't be created.
 pub fn create_key(path: &Path) -> io::Result<Vec<u8>> {
     let key: [u8; 32] = rand::random();
-    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut file = private::options().create_new(true).open(path)?;
-    writeln!(file, "{text}")?;
+    writeln!(file, "{}", HEXLOWER.encode(&key))?;
     Ok(key.to_vec())
 }
 
@@ -139,8 +139,7 @@ pub fn read_key(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn decode_hex(text: &[u8]) -> Option<Vec<u8>> {
-    let text = str::from_utf8(text.trim_ascii()).ok().filter(|text| text.len() == 64 && text.is_ascii())?;
-    (0..64).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
+    HEXLOWER_PERMISSIVE.decode(text.trim_ascii()).ok().filter(|key| key.len() == 32)
 }
 
 #[cfg(test)]
@@ -162,6 +161,15 @@ mod tests {
         let identity = verifier.verify(&token, wall_ms()).unwrap();
         assert_eq!(identity.user.as_str(), "alice");
         assert_eq!(identity.device.unwrap().as_str(), "phone");
+    }
+
+    #[test]
+    fn key_is_64_hex_digits_of_either_case() {
+        let digits = "00Ff".repeat(16);
+        assert_eq!(decode_hex(format!("{digits}\n").as_bytes()), Some([0, 255].repeat(16)));
+        for wrong in ["", &digits[2..], &digits.replace("00", "+0"), &format!("{digits}00")] {
+            assert_eq!(decode_hex(wrong.as_bytes()), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -10,3 +10,4 @@ pub mod pending;
 pub(crate) mod push;
 pub mod router;
 pub(crate) mod trace_steps;
+mod user_sessions;

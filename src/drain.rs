@@ -5,13 +5,14 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     Time,
     machine::drain::{Drain, Outcome, Phase, Plan, RushReason, Settings, Snapshot, Step},
@@ -269,7 +270,7 @@ impl Drainer {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -26,12 +26,13 @@ mod writer;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, atomic::AtomicU8, atomic::Ordering, mpsc},
+    sync::{Arc, atomic::AtomicU8, atomic::Ordering, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::{Delta, Need},
@@ -417,7 +418,7 @@ impl Engine {
     ) -> Result<T, StoreError> {
         let core = Arc::clone(&self.core);
         let call = tokio::task::spawn_blocking(move || {
-            let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
+            let database = core.database.read();
             match &*database {
                 Some(database) => read(database),
                 None => Err(StoreError::Unavailable("the database is being reopened".to_owned())),
@@ -436,7 +437,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // Closing the job queue ends the writer, after it has written all pending appends.
         self.jobs = None;
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.get_mut().take();
         if let Some(thread) = thread
             && thread.join().is_err()
         {
@@ -448,12 +449,12 @@ impl Drop for Engine {
 impl Core {
     fn tail(&self, partition: u32) -> Option<MutexGuard<'_, LogTail>> {
         let tail = self.tails.get(partition as usize)?;
-        Some(tail.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(tail.lock())
     }
 
     fn key_filter(&self, partition: u32) -> Option<MutexGuard<'_, KeyFilter>> {
         let filter = self.key_filters.get(partition as usize)?;
-        Some(filter.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(filter.lock())
     }
 
     fn space(&self) -> Space {

@@ -7,12 +7,13 @@ use std::{
     collections::{HashMap, VecDeque},
     future::{Future, poll_fn},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 
 /// Port wrapper that applies the faults of a plan to each call.
@@ -152,7 +153,7 @@ impl FaultPlan {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

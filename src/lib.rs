@@ -9,12 +9,13 @@
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`] | appending sends to the log; groups with members on many nodes; CloudEvents |
 //! | 3 | [`delivery`], [`room`] | pushes and replies to shards and peers; live rooms |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`] | durable ports, and the disk under them; the five ports together, and with what a node knows of the others; messages to shards; assignment of clients |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], [`budget`], `clock`, [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`private`], [`redis`], [`trace`] | ports that may be lost; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`private`], `queue_set`, [`redis`], [`trace`] | ports that may be lost; leaves |
 
 pub mod accept;
 pub mod api;
 pub mod assign;
 pub mod auth;
+mod backoff;
 pub mod broker;
 pub mod budget;
 pub mod bus;
@@ -44,6 +45,7 @@ pub mod partition;
 pub mod peer;
 pub mod ports;
 pub mod private;
+mod queue_set;
 pub mod redis;
 pub mod room;
 pub mod routes;

@@ -5,6 +5,7 @@ pub mod assignment;
 mod batch;
 pub mod dispatcher;
 mod exit;
+mod group_sizes;
 mod lag;
 pub mod membership;
 pub mod owner;

@@ -7,13 +7,11 @@
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     fmt,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tidegate_protocol::trace::TraceContext;
 
@@ -228,7 +226,7 @@ impl Tracer {
         if self.watched.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let watch = lock(&self.watch);
+        let watch = self.watch.lock();
         let is = |name: &str| watch.get(name).is_some_and(|until| *until > now_ms);
         is(msg) || users.into_iter().any(is)
     }
@@ -238,7 +236,7 @@ impl Tracer {
         if self.events_max == 0 {
             return;
         }
-        let mut watch = lock(&self.watch);
+        let mut watch = self.watch.lock();
         watch.retain(|_, until| *until > now_ms);
         if watch.len() >= WATCHED_MAX
             && let Some(oldest) = watch.iter().min_by_key(|(_, until)| **until).map(|(name, _)| name.clone())
@@ -267,7 +265,7 @@ impl Tracer {
             return;
         }
         let event = Event::new(id, now_us(), step, facts, &more.to_string());
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         while ring.len() >= self.events_max {
             ring.pop_front();
         }
@@ -285,7 +283,7 @@ impl Tracer {
 
     /// Returns all steps of the matching traces on this node, in the order of their recording.
     pub fn find(&self, query: &Query) -> Vec<Event> {
-        let ring = lock(&self.ring);
+        let ring = self.ring.lock();
         let mut traces: BTreeSet<u128> = query.traces.iter().copied().collect();
         let is_wanted =
             |wanted: &Option<String>, name: &str| wanted.as_deref() == Some(name) && !name.is_empty();
@@ -311,10 +309,6 @@ impl Tracer {
 
 fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Formats a trace for peers; empty without one.

@@ -11,6 +11,7 @@ mod lone;
 #[path = "support/pipes.rs"]
 mod pipes;
 
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "support/seed.rs"]
 mod seed;
 

@@ -323,6 +323,9 @@ const CLEAN: &[(&str, &str)] = &[
         "docs/internals/adr/0001-a.md",
         "`lab/src/lib`, `lab/`, `adr/0001-a.md: text`, `GET /v1/a`, `/readyz`, `target/a/b`.\n",
     ),
+    ("src/conversation/tests.rs", "//! Stories.\nuse crate::{bus::LocalBus, store::MemoryStore};\n"),
+    ("src/embedded.rs", "//! Adapters.\nuse crate::bus::LocalBus;\npub use self::bus::EmbeddedBus;\n"),
+    ("lab/src/bench.rs", "//! Bench.\nuse tidegate::{embedded::EmbeddedStore, store::PostgresStore};\n"),
     (
         "src/cli/store.rs",
         "//! A command.\nuse crate::embedded::{Offline, Stats};\nfn f() {\n    embedded::check();\n}\n",

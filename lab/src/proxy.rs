@@ -8,12 +8,13 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -90,7 +91,7 @@ impl Proxy {
 
     /// Sets the target of new connections.
     pub fn set_target(&self, target: SocketAddr) {
-        *self.shared.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+        *self.shared.target.lock() = target;
     }
 
     /// Returns the number of connections.
@@ -124,11 +125,11 @@ impl Drop for Proxy {
 
 impl Shared {
     fn links(&self) -> MutexGuard<'_, BTreeMap<u64, watch::Sender<Mode>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock()
     }
 
     fn target(&self) -> SocketAddr {
-        *self.target.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.target.lock()
     }
 }
 

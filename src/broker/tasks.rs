@@ -13,10 +13,7 @@ use super::Broker;
 use crate::{
     bus::Bus,
     delivery::{peer_queue::PeerQueues, router::Router},
-    ingest::{
-        intake::{self, Outlets},
-        recovery,
-    },
+    ingest::{appender, intake::Outlets, recovery},
     large_group::publisher::GroupPublisher,
     login,
     mail::ConnKey,
@@ -60,7 +57,7 @@ impl Broker {
         let shutdown = CancellationToken::new();
         let (intake, cluster) = (Arc::clone(&self.intake), Arc::clone(&self.cluster));
         let append =
-            tokio::spawn(intake::append_all(outlets.records, intake, cluster, self.local.dispatcher()));
+            tokio::spawn(appender::append_all(outlets.records, intake, cluster, self.local.dispatcher()));
         let logins = self.start_logins(outlets.logins);
         let recovery = self.is_clustered.then(|| {
             tokio::spawn(recovery::ask_again(

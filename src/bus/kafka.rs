@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -11,6 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::{config::FromClientConfigAndContext as _, consumer::Consumer as _, error::KafkaError};
 
 use self::{
@@ -139,11 +140,11 @@ impl KafkaBus {
     }
 
     fn node_topics(&self) -> MutexGuard<'_, NodeTopics> {
-        self.node_topics.lock().unwrap_or_else(PoisonError::into_inner)
+        self.node_topics.lock()
     }
 
     fn feed(&self) -> MutexGuard<'_, Arc<FeedPosition>> {
-        self.feed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.feed.lock()
     }
 
     fn is_open(&self) -> bool {

@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, VecDeque},
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -12,6 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use self::{log::Log, topic::Topic};
@@ -130,11 +131,11 @@ impl Shared {
     }
 
     fn group(&self) -> MutexGuard<'_, Group> {
-        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+        self.group.lock()
     }
 
     fn topics(&self) -> MutexGuard<'_, HashMap<NodeBoot, Arc<Topic>>> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+        self.topics.lock()
     }
 
     fn disown_all(&self) {
@@ -147,7 +148,7 @@ impl Shared {
 
 impl Partition {
     fn lock(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 }
 

@@ -7,13 +7,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::routes::PartitionLag;
@@ -100,7 +98,7 @@ impl Lags {
                 *other = it;
             }
         }
-        let mut updates = self.updates.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut updates = self.updates.lock();
         let gap =
             updates.last.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         updates.within_limit.resize(self.behind.len(), None);

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -15,6 +15,7 @@ use futures_util::{
     FutureExt as _,
     future::{Shared, WeakShared},
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::Mutex as AsyncMutex,
     time::{Instant, sleep_until, timeout},
@@ -65,12 +66,12 @@ impl std::fmt::Debug for PeerCalls {
 
 impl BarrierCalls {
     fn of(&self, peer: &NodeBoot) -> Arc<PeerCalls> {
-        let mut barrier_calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut barrier_calls = self.0.lock();
         Arc::clone(barrier_calls.entry(peer.clone()).or_default())
     }
 
     pub(crate) fn retain(&self, is_live: impl Fn(&NodeBoot) -> bool, live: usize) {
-        let mut barrier_calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut barrier_calls = self.0.lock();
         if barrier_calls.len() > live {
             barrier_calls.retain(|peer, _| is_live(peer));
         }
@@ -135,6 +136,6 @@ impl PeerCalls {
     }
 
     fn next(&self) -> MutexGuard<'_, Option<WeakShared<Call>>> {
-        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+        self.next.lock()
     }
 }

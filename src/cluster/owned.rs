@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 
 use super::Unarchived;
@@ -96,7 +97,7 @@ impl Owned {
 
     /// Sets whether the partition's owner waits for the log: a stall is then not caused by the store.
     pub fn set_at_log(&self, partition: u32, at_log: bool) {
-        let mut all = self.at_log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.at_log.lock();
         if at_log {
             all.insert(partition)
         } else {
@@ -106,7 +107,7 @@ impl Owned {
 
     /// Returns whether the partition's owner waits for the log.
     pub fn is_at_log(&self, partition: u32) -> bool {
-        self.at_log.lock().unwrap_or_else(PoisonError::into_inner).contains(&partition)
+        self.at_log.lock().contains(&partition)
     }
 
     /// Returns the offsets that local owners have published but not archived.
@@ -128,7 +129,7 @@ impl Owned {
     }
 
     fn progress(&self) -> MutexGuard<'_, BTreeMap<u32, OwnerProgress>> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock()
     }
 }
 

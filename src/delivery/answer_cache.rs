@@ -6,11 +6,12 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     hash::BuildHasher as _,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use foldhash::quality::RandomState;
+use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     machine::ledger::{Key, Loaded, Need, Outcome},
     record::{Origin, Record},
@@ -94,7 +95,7 @@ impl AnswerCache {
     }
 
     fn partitions(&self) -> MutexGuard<'_, HashMap<u32, PartitionAnswers>> {
-        self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.partitions.lock()
     }
 }
 

@@ -4,10 +4,7 @@
 //! The nodes of users are found by their routes, with one lookup for many messages. While the routes are unavailable,
 //! messages go to all peers, as signals to groups always do; a node without members drops them.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use tidegate_protocol::{
@@ -16,6 +13,7 @@ use tidegate_protocol::{
 };
 use tokio::{runtime::Handle, sync::mpsc};
 
+use super::user_sessions;
 use crate::{
     cluster::Cluster,
     link::{BestEffortMessage, BestEffortQueues},
@@ -28,9 +26,6 @@ const QUEUE_ITEMS_MAX: usize = 4_096;
 
 /// Messages looked up together.
 const LOOKUP_ITEMS_MAX: usize = 512;
-
-/// Users in one call to the routes.
-const LOOKUP_USERS_MAX: usize = 1_000;
 
 /// Sender of signals and marker updates to other nodes.
 pub struct BestEffortSender {
@@ -122,42 +117,21 @@ impl BestEffortTask {
                 continue;
             }
             let all: Vec<NodeBoot> = peers.iter().map(|row| row.info.boot.clone()).collect();
-            let nodes_by_user = self.nodes_by_user(&batch).await;
+            let users = batch.iter().filter_map(|item| item.of_users.as_ref()).flatten().collect();
+            let by_user = user_sessions::lookup(&self.cluster, users).await.unwrap_or_else(|error| {
+                tracing::debug!(%error, "routes unavailable; sending signals and marks to all peers");
+                None
+            });
             for item in batch.drain(..) {
-                match (&item.of_users, &nodes_by_user) {
-                    (Some(users), Some(nodes_by_user)) => {
-                        let to: BTreeSet<&NodeBoot> =
-                            users.iter().filter_map(|user| nodes_by_user.get(user)).flatten().collect();
+                match (&item.of_users, &by_user) {
+                    (Some(users), Some(by_user)) => {
+                        let sessions = users.iter().filter_map(|user| by_user.get(user)).flatten();
+                        let to: BTreeSet<&NodeBoot> = sessions.map(|(node, _)| node).collect();
                         to.into_iter().for_each(|node| self.queues.send(node, item.message.clone()));
                     }
                     _ => all.iter().for_each(|node| self.queues.send(node, item.message.clone())),
                 }
             }
         }
-    }
-
-    /// Looks up the other nodes of a batch's users; `None` if the routes may be incomplete.
-    async fn nodes_by_user(&self, batch: &[QueuedItem]) -> Option<HashMap<UserId, Vec<NodeBoot>>> {
-        if self.cluster.peers.may_be_incomplete() {
-            return None;
-        }
-        let users: BTreeSet<&UserId> =
-            batch.iter().filter_map(|item| item.of_users.as_ref()).flatten().collect();
-        let users: Vec<UserId> = users.into_iter().cloned().collect();
-        let mut nodes_by_user = HashMap::with_capacity(users.len());
-        for page in users.chunks(LOOKUP_USERS_MAX) {
-            let rows = match self.cluster.ports.routes.lookup(page).await {
-                Ok(rows) => rows,
-                Err(error) => {
-                    tracing::debug!(%error, "routes unavailable; sending signals and marks to all peers");
-                    return None;
-                }
-            };
-            for (user, devices) in page.iter().zip(rows) {
-                let elsewhere = devices.into_iter().map(|(_, token)| token.at);
-                nodes_by_user.insert(user.clone(), elsewhere.filter(|at| *at != self.cluster.me).collect());
-            }
-        }
-        Some(nodes_by_user)
     }
 }

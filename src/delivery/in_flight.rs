@@ -6,14 +6,12 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use foldhash::quality::RandomState;
+use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     machine::ledger::{message_key, request_key},
     record::{Body, Record},
@@ -61,7 +59,7 @@ impl InFlight {
     }
 
     fn records(&self) -> MutexGuard<'_, HashMap<OriginKey, PendingRecord, RandomState>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 
     /// Tracks records that are about to be appended.

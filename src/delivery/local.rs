@@ -122,13 +122,14 @@ impl LocalDispatcher {
         self.item(shards, Item::Join(conversation.clone(), Arc::clone(users)));
     }
 
-    /// Removes users from the conversation's indexes.
-    pub(crate) fn part(&mut self, conversation: &ConversationId, users: Arc<[UserId]>) {
+    /// Removes users from the conversation's indexes, on all shards that have members of it.
+    pub(crate) fn unindex_members(&mut self, conversation: &ConversationId, users: Arc<[UserId]>) {
         let shards = self.directory.conversation(conversation);
         self.item(shards, Item::Part(conversation.clone(), users));
     }
 
-    /// Sends a user's groups to a connection that waits for them; the groups stay subscribed until its shard has them.
+    /// Sends everything that was added, then a user's groups to a connection that waits for them. The groups stay
+    /// subscribed until its shard has them.
     pub async fn memberships(&mut self, key: ConnKey, groups: Vec<ConversationId>) {
         self.flush().await;
         let shard = usize::from(key.shard);

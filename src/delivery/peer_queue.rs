@@ -4,22 +4,16 @@
 //! its reply gets *unknown* and retries by its id; a client without a push sees the hole, or learns of it by its next
 //! heartbeat. Nothing is decided here, so no loss has a lasting effect (flaws S1, S2).
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::{sync::Semaphore, sync::mpsc, time};
+use tokio::{sync::Semaphore, time};
 
 use crate::{
     cluster::Cluster,
     link::{Answer, Delivery, Landing, LinkError, Session, Target},
     metrics::Metrics,
+    queue_set::{EndedQueues, Next, Queue, QueueSet, Rejected},
     routes::{NodeBoot, Route, Token},
 };
 
@@ -44,9 +38,6 @@ const ANSWER_TRIES: usize = 10;
 /// Attempts to send a batch of pushes.
 const PUSH_TRIES: usize = 3;
 
-/// Time without traffic after which a queue ends; the next batch opens it again.
-const QUEUE_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Concurrent rechecks of missing connections. Beyond that, their routes stay until another push finds them.
 const RECHECKS_MAX: usize = 64;
 
@@ -66,21 +57,13 @@ enum PeerBatch {
 pub struct PeerQueues {
     cluster: Arc<Cluster>,
     metrics: Metrics,
-    queues: Mutex<HashMap<NodeBoot, QueueSender>>,
+    queues: QueueSet<PeerBatch>,
     rechecks: Arc<Semaphore>,
-}
-
-#[derive(Clone)]
-struct QueueSender {
-    batches: mpsc::Sender<PeerBatch>,
-    queued_bytes: Arc<AtomicUsize>,
 }
 
 /// Receiving end of a queue, in its task.
 struct PeerQueue {
-    to: NodeBoot,
-    batches: mpsc::Receiver<PeerBatch>,
-    queued_bytes: Arc<AtomicUsize>,
+    queue: Queue<PeerBatch>,
     queues: Arc<PeerQueues>,
 }
 
@@ -88,7 +71,8 @@ impl PeerQueues {
     /// Creates the set without queues: each starts with its first batch.
     pub fn new(cluster: &Arc<Cluster>, metrics: Metrics) -> Arc<Self> {
         let rechecks = Arc::new(Semaphore::new(RECHECKS_MAX));
-        Arc::new(Self { cluster: Arc::clone(cluster), metrics, queues: Mutex::default(), rechecks })
+        let queues = QueueSet::new(QUEUE_BATCHES_MAX, EndedQueues::Drop);
+        Arc::new(Self { cluster: Arc::clone(cluster), metrics, queues, rechecks })
     }
 
     /// Queues replies; calls for one peer keep their order. Must run in a runtime.
@@ -115,47 +99,16 @@ impl PeerQueues {
         }
     }
 
-    fn send(self: &Arc<Self>, to: &NodeBoot, mut batch: PeerBatch) {
+    fn send(self: &Arc<Self>, to: &NodeBoot, batch: PeerBatch) {
         let weight = batch.weight();
-        // The queue may just have ended for lack of traffic: the second attempt opens another.
-        for _ in 0..2 {
-            let queue = self.queue(to);
-            let before = queue.queued_bytes.fetch_add(weight, Ordering::Relaxed);
-            let failed = match before == 0 || before + weight <= QUEUE_BYTES_MAX {
-                true => queue.batches.try_send(batch),
-                false => Err(mpsc::error::TrySendError::Full(batch)),
-            };
-            let Err(failed) = failed else { return };
-            queue.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
-            match failed {
-                mpsc::error::TrySendError::Closed(back) => batch = back,
-                mpsc::error::TrySendError::Full(back) => {
-                    return self.drop_batch(to, &back, "queue full");
-                }
-            }
-        }
-        self.drop_batch(to, &batch, "queue closed");
-    }
-
-    fn queue(self: &Arc<Self>, to: &NodeBoot) -> QueueSender {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = queues.get(to).filter(|queue| !queue.batches.is_closed()) {
-            return queue.clone();
-        }
-        // Queues of ended runs are removed nowhere else.
-        queues.retain(|_, queue| !queue.batches.is_closed());
-        let (sender, batches) = mpsc::channel(QUEUE_BATCHES_MAX);
-        let queued_bytes = Arc::new(AtomicUsize::new(0));
-        let queue = PeerQueue {
-            to: to.clone(),
-            batches,
-            queued_bytes: Arc::clone(&queued_bytes),
-            queues: Arc::clone(self),
+        let start = |queue| {
+            tokio::spawn(PeerQueue { queue, queues: Arc::clone(self) }.run());
         };
-        tokio::spawn(queue.run());
-        let sender = QueueSender { batches: sender, queued_bytes };
-        queues.insert(to.clone(), sender.clone());
-        sender
+        match self.queues.send(to, batch, weight, QUEUE_BYTES_MAX, start) {
+            Ok(()) => {}
+            Err(Rejected::Full(batch)) => self.drop_batch(to, &batch, "queue full"),
+            Err(Rejected::Closed(batch)) => self.drop_batch(to, &batch, "queue closed"),
+        }
     }
 
     fn drop_batch(&self, to: &NodeBoot, batch: &PeerBatch, reason: &str) {
@@ -206,29 +159,21 @@ impl PeerQueue {
         loop {
             let first = match next.take() {
                 Some(batch) => batch,
-                None => match time::timeout(QUEUE_IDLE_TIMEOUT, self.batches.recv()).await {
-                    Ok(Some(batch)) => batch,
-                    Ok(None) => return,
-                    Err(_) => {
-                        // Close first, then take what was queued in the meantime.
-                        self.batches.close();
-                        match self.batches.try_recv() {
-                            Ok(batch) => batch,
-                            Err(_) => return,
-                        }
-                    }
+                None => match self.queue.next(None).await {
+                    Some(Next::Item(batch)) => batch,
+                    Some(Next::Retry) | None => return,
                 },
             };
             let (batch, rest) = self.merge_queued(first);
             next = rest;
             let weight = batch.weight();
             self.send_batch(batch).await;
-            self.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
+            self.queue.release(weight);
         }
     }
 
     fn merge_queued(&mut self, mut batch: PeerBatch) -> (PeerBatch, Option<PeerBatch>) {
-        while let Ok(more) = self.batches.try_recv() {
+        while let Some(more) = self.queue.try_next() {
             if let Err(other) = batch.merge(more) {
                 return (batch, Some(other));
             }
@@ -239,16 +184,16 @@ impl PeerQueue {
     async fn send_batch(&self, batch: PeerBatch) {
         match &batch {
             PeerBatch::Answers(answers) => {
-                let call = || self.queues.cluster.ports.link.answers(&self.to, answers.clone());
+                let call = || self.queues.cluster.ports.link.answers(&self.queue.to, answers.clone());
                 if let Err(error) = self.retry(ANSWER_TRIES, call).await {
-                    self.queues.drop_batch(&self.to, &batch, &error.to_string());
+                    self.queues.drop_batch(&self.queue.to, &batch, &error.to_string());
                 }
             }
             PeerBatch::Pushes(pushes) => {
-                let call = || self.queues.cluster.ports.link.deliver(&self.to, pushes.clone());
+                let call = || self.queues.cluster.ports.link.deliver(&self.queue.to, pushes.clone());
                 match self.retry(PUSH_TRIES, call).await {
                     Ok(landings) => self.remove_stale_routes(pushes, landings),
-                    Err(error) => self.queues.drop_batch(&self.to, &batch, &error.to_string()),
+                    Err(error) => self.queues.drop_batch(&self.queue.to, &batch, &error.to_string()),
                 }
             }
         }
@@ -268,7 +213,7 @@ impl PeerQueue {
                 Err(error) if left == 0 => return Err(error),
                 Err(_) => {
                     let peers = &self.queues.cluster.peers;
-                    if !peers.is_live(&self.to) {
+                    if !peers.is_live(&self.queue.to) {
                         peers.request_refresh();
                     }
                     time::sleep(PEER_RETRY_INTERVAL).await;
@@ -293,7 +238,7 @@ impl PeerQueue {
             return;
         }
         let Ok(permit) = Arc::clone(&self.queues.rechecks).try_acquire_owned() else { return };
-        let (queues, to) = (Arc::clone(&self.queues), self.to.clone());
+        let (queues, to) = (Arc::clone(&self.queues), self.queue.to.clone());
         tokio::spawn(async move {
             time::sleep(LOGIN_MAX).await;
             let to_all = missing.iter().cloned().collect();

@@ -4,10 +4,7 @@
 //! is registered, so one of the two sees the other. Nothing here is on the path of an ack. While the routes can't be
 //! read, pushes go to all peers.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use tidegate_protocol::{
@@ -16,10 +13,13 @@ use tidegate_protocol::{
 };
 use tokio::sync::mpsc;
 
-use super::peer_queue::PeerQueues;
+use super::{
+    peer_queue::PeerQueues,
+    user_sessions::{self, UserSessions},
+};
 use crate::{
     cluster::Cluster,
-    link::{Answer, Delivery, SentBy, Session, Target},
+    link::{Answer, Delivery, SentBy, Target},
     routes::NodeBoot,
     trace::traceparent,
 };
@@ -29,9 +29,6 @@ const QUEUE_BATCHES_MAX: usize = 64;
 
 /// Approximate number of pushes looked up together.
 const LOOKUP_PUSHES_MAX: usize = 4_096;
-
-/// Users in one call to the routes.
-const LOOKUP_USERS_MAX: usize = 1_000;
 
 /// Push for users on other nodes.
 #[derive(Clone, Debug)]
@@ -84,9 +81,6 @@ struct RouterTask {
     peer_queues: Arc<PeerQueues>,
 }
 
-/// Sessions of each user on other nodes.
-type UserSessions = HashMap<UserId, Vec<(NodeBoot, Session)>>;
-
 impl RouterTask {
     async fn run(self, mut queue: mpsc::Receiver<Vec<RemotePush>>) {
         while let Some(mut batch) = queue.recv().await {
@@ -95,9 +89,11 @@ impl RouterTask {
             {
                 batch.extend(more);
             }
-            // A lookup that may be incomplete is as good as none.
-            let by_user =
-                if self.cluster.peers.may_be_incomplete() { None } else { self.lookup(&batch).await };
+            let users = batch.iter().flat_map(|push| push.users.iter()).collect();
+            let by_user = user_sessions::lookup(&self.cluster, users).await.unwrap_or_else(|error| {
+                tracing::debug!(%error, "routes unavailable; pushing to all peers");
+                None
+            });
             let found = match by_user {
                 Some(by_user) => split_by_node(&batch, &by_user),
                 None => self.broadcast(&batch),
@@ -106,33 +102,6 @@ impl RouterTask {
                 self.peer_queues.pushes(&to, pushes);
             }
         }
-    }
-
-    async fn lookup(&self, batch: &[RemotePush]) -> Option<UserSessions> {
-        let users: BTreeSet<&UserId> = batch.iter().flat_map(|push| push.users.iter()).collect();
-        let users: Vec<UserId> = users.into_iter().cloned().collect();
-        let mut by_user = UserSessions::new();
-        for page in users.chunks(LOOKUP_USERS_MAX) {
-            let rows = match self.cluster.ports.routes.lookup(page).await {
-                Ok(rows) => rows,
-                Err(error) => {
-                    tracing::debug!(%error, "routes unavailable; pushing to all peers");
-                    return None;
-                }
-            };
-            for (user, devices) in page.iter().zip(rows) {
-                let elsewhere = devices.into_iter().filter(|(_, token)| token.at != self.cluster.me);
-                let sessions: Vec<(NodeBoot, Session)> = elsewhere
-                    .map(|(device, token)| {
-                        (token.at, Session { user: user.clone(), device, epoch: token.epoch })
-                    })
-                    .collect();
-                if !sessions.is_empty() {
-                    by_user.insert(user.clone(), sessions);
-                }
-            }
-        }
-        Some(by_user)
     }
 
     fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<Delivery>> {

@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     io,
-    sync::{Arc, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
@@ -97,7 +97,7 @@ impl Writer {
         self.unsynced = 0;
         self.key_sweep = KeySweep::default();
         let core = Arc::clone(&self.core);
-        let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
+        let database = core.database.read();
         let Some(database) = &*database else { return Ok(()) };
         for partition in 0..core.config.partitions {
             let state = database.partition_state(partition)?;
@@ -197,7 +197,7 @@ impl Writer {
             let Some(mut filter) = self.core.key_filter(partition).filter(|it| it.is_partial()) else {
                 continue;
             };
-            let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
+            let database = self.core.database.read();
             let loaded = database.as_ref().map(|database| filter.load_next(database, partition, count));
             if let Some(Err(error)) = loaded {
                 tracing::debug!(?error, "reading stored keys failed; retrying");
@@ -319,7 +319,7 @@ impl Writer {
     ) -> Result<(), StoreError> {
         let core = Arc::clone(&self.core);
         let committed = {
-            let database = core.database.read().unwrap_or_else(PoisonError::into_inner);
+            let database = core.database.read();
             let Some(database) = &*database else { return Err(full()) };
             let mut batch = WriteBatch::new(database, mode, self.unsynced);
             if let Err(error) = stage(database, &mut self.cache, &mut batch) {
@@ -363,7 +363,7 @@ impl Writer {
             return;
         }
         let synced = {
-            let database = self.core.database.read().unwrap_or_else(PoisonError::into_inner);
+            let database = self.core.database.read();
             let Some(database) = &*database else { return };
             let disk = &self.core.config.disk;
             let persisted = disk
@@ -471,7 +471,7 @@ impl Writer {
             return true;
         }
         let core = Arc::clone(&self.core);
-        let mut opened = core.database.write().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = core.database.write();
         // Close the old database first: it holds fjall's lock.
         *opened = None;
         match Database::open(&core.directory) {

@@ -1,13 +1,8 @@
 //! Ring of the node's latest events, for followers over the admin API. Bounded in bytes, and read by cursor.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    str::FromStr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, fmt, str::FromStr, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time};
 
 use super::{EVENT_BYTES, Event};
@@ -115,6 +110,6 @@ impl Ring {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -6,13 +6,14 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tidegate_protocol::id::ConversationId;
 use tokio::{
     sync::mpsc,
@@ -121,7 +122,7 @@ impl GroupPublisher {
         if let Some(lost) = records {
             self.shared.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
             self.metrics.fan_outs_lost.increment(lost.len() as u64);
-            let mut missed = self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut missed = self.shared.missed.lock();
             lost.iter().for_each(|record| missed.add(record.group.as_str(), record.seq));
         }
     }
@@ -151,7 +152,7 @@ impl PublisherTask {
                 self.topic_queues.send(&node, records);
             }
             recent.add(batch.iter().filter(|record| record.to_all), now);
-            let missed = self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner).take_hints();
+            let missed = self.shared.missed.lock().take_hints();
             if !missed.is_empty() {
                 all.iter().for_each(|node| self.topic_queues.add_missed(node, &missed));
             }

@@ -8,7 +8,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use std::{
 use bytes::Bytes;
 use dashmap::DashSet;
 use foldhash::quality::RandomState;
+use parking_lot::Mutex;
 use prost::Message as _;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -141,7 +142,7 @@ impl GroupSubscriber {
             if !is_queued {
                 self.shared.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
                 self.metrics.fan_outs_lost.increment(1);
-                self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner).add_record(record);
+                self.shared.missed.lock().add_record(record);
             }
         }
     }

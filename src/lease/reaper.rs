@@ -26,7 +26,7 @@ const DEPARTURE_GRACE: Duration = Duration::from_secs(3);
 
 /// Treatment of list entries without a row, which are unpublished departures.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Departures {
+pub(super) enum Departures {
     /// Leave them to another node, for now.
     Leave,
     /// Publish them.
@@ -35,9 +35,9 @@ pub(crate) enum Departures {
 
 /// Result of a sweep.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct SweepCounts {
+pub(super) struct SweepCounts {
     /// Rows that were removed.
-    pub(crate) removed: u64,
+    pub(super) removed: u64,
     /// Departures that were left to other nodes.
     left: u64,
 }
@@ -73,7 +73,7 @@ async fn reap_one(cluster: &Cluster, run: &NodeBoot) -> Result<Option<u64>, Rout
 }
 
 /// Removes the rows of a retired run, page by page.
-pub(crate) async fn sweep(
+pub(super) async fn sweep(
     cluster: &Cluster,
     run: &NodeBoot,
     departures: Departures,

@@ -31,7 +31,7 @@ const ROUND_INTERVAL: Duration = Duration::from_secs(15 * 60);
 
 /// Number of losses that were noticed, and of those after which all routes were restored.
 #[derive(Default)]
-pub(crate) struct RouteLosses {
+pub(super) struct RouteLosses {
     noticed: AtomicU64,
     restored: AtomicU64,
     wakeup: Notify,
@@ -39,28 +39,28 @@ pub(crate) struct RouteLosses {
 
 impl RouteLosses {
     /// Records a loss.
-    pub(crate) fn record(&self) {
+    pub(super) fn record(&self) {
         self.noticed.fetch_add(1, Ordering::SeqCst);
         self.wakeup.notify_one();
     }
 
     /// Returns whether routes of this node may be missing.
-    pub(crate) fn are_pending(&self) -> bool {
+    pub(super) fn are_pending(&self) -> bool {
         self.noticed.load(Ordering::SeqCst) != self.restored.load(Ordering::SeqCst)
     }
 }
 
 /// Task that collects the routes of all shards and re-asserts them.
-pub(crate) struct ReassertTask {
-    pub(crate) routes: Arc<dyn Routes>,
-    pub(crate) shards: Vec<ShardHandle>,
-    pub(crate) losses: Arc<RouteLosses>,
-    pub(crate) metrics: Metrics,
+pub(super) struct ReassertTask {
+    pub(super) routes: Arc<dyn Routes>,
+    pub(super) shards: Vec<ShardHandle>,
+    pub(super) losses: Arc<RouteLosses>,
+    pub(super) metrics: Metrics,
 }
 
 impl ReassertTask {
     /// Runs for as long as the node lives.
-    pub(crate) async fn run(self) {
+    pub(super) async fn run(self) {
         loop {
             let lost = timeout(ROUND_INTERVAL, self.losses.wakeup.notified()).await.is_ok();
             let noticed = self.losses.noticed.load(Ordering::SeqCst);

@@ -17,7 +17,7 @@ const LATE_CALLS_MAX: u32 = 2;
 const INTERVAL_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// State derived from the replies. A pure machine: the time is an argument.
-pub(crate) struct ClusterView {
+pub(super) struct ClusterView {
     me: NodeBoot,
     lease: Duration,
     beat: u64,
@@ -53,7 +53,7 @@ impl KnownRun {
 }
 
 impl ClusterView {
-    pub(crate) fn new(me: NodeBoot, lease: Duration) -> Self {
+    pub(super) fn new(me: NodeBoot, lease: Duration) -> Self {
         Self {
             me,
             lease,
@@ -71,22 +71,22 @@ impl ClusterView {
     }
 
     /// Returns whether the last call failed.
-    pub(crate) fn is_stale(&self) -> bool {
+    pub(super) fn is_stale(&self) -> bool {
         self.last.stale
     }
 
     /// Notes that a renewal is sent.
-    pub(crate) fn on_renewal_sent(&mut self) {
+    pub(super) fn on_renewal_sent(&mut self) {
         self.attempts += 1;
     }
 
     /// Returns the state that was announced last.
-    pub(crate) fn announced_state(&self) -> Option<NodeState> {
+    pub(super) fn announced_state(&self) -> Option<NodeState> {
         self.announced
     }
 
     /// Takes the counter of a renewal; true if rows may have been lost, so that this node must re-assert its own.
-    pub(crate) fn renewed(&mut self, beat: u64, announced: NodeState, now: Instant) -> bool {
+    pub(super) fn renewed(&mut self, beat: u64, announced: NodeState, now: Instant) -> bool {
         // While the lease was expired, peers passed this node over as if its rows were gone.
         let was_over =
             self.renewed.replace(now).is_some_and(|before| now - before + INTERVAL_TOLERANCE > self.lease);
@@ -106,14 +106,14 @@ impl ClusterView {
     }
 
     /// Takes a call that was late. The routes may only be slow, but their data is in doubt until they answer.
-    pub(crate) fn late(&mut self) -> PeerSnapshot {
+    pub(super) fn late(&mut self) -> PeerSnapshot {
         self.late += 1;
         self.unavailable |= self.late > LATE_CALLS_MAX;
         self.stale()
     }
 
     /// Takes a call that failed; the last list stays.
-    pub(crate) fn failed(&mut self) -> PeerSnapshot {
+    pub(super) fn failed(&mut self) -> PeerSnapshot {
         self.unavailable = true;
         self.stale()
     }
@@ -124,18 +124,18 @@ impl ClusterView {
     }
 
     /// Returns whether a run may be dead soon, so that the nodes are fetched more often.
-    pub(crate) fn is_any_suspect(&self, now: Instant) -> bool {
+    pub(super) fn is_any_suspect(&self, now: Instant) -> bool {
         self.known.values().any(|it| it.row.lease != Lease::Retired && now - it.last_renewal >= DEAD_AFTER)
     }
 
     /// Returns whether this node or a live peer is cordoned or draining.
-    pub(crate) fn is_any_draining(&self) -> bool {
+    pub(super) fn is_any_draining(&self) -> bool {
         let mut states = self.last.others.iter().map(|row| row.info.state).chain(self.announced);
         states.any(|state| state != NodeState::Ready)
     }
 
     /// Takes the nodes that the routes list; returns the new snapshot, and the runs to sweep.
-    pub(crate) fn fetched(&mut self, rows: Vec<NodeRow>, now: Instant) -> (PeerSnapshot, Vec<NodeBoot>) {
+    pub(super) fn fetched(&mut self, rows: Vec<NodeRow>, now: Instant) -> (PeerSnapshot, Vec<NodeBoot>) {
         self.doubt_until = self.doubt_until.filter(|until| now < *until);
         let mut known = HashMap::new();
         let (mut others, mut dead) = (Vec::new(), Vec::new());

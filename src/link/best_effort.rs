@@ -5,24 +5,18 @@
 //! is bounded in bytes, with different limits: signals are the first to be dropped, marks the last. A room's losses are
 //! counted and reported to its members on the peer (`docs/internals/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tidegate_protocol::id::ConversationId;
-use tokio::{
-    runtime::Handle,
-    sync::mpsc::{self, error::TrySendError},
-    time,
-};
+use tokio::runtime::Handle;
 
 use super::{BestEffortMessage, Link, LinkError};
-use crate::{metrics::Metrics, routes::NodeBoot};
+use crate::{
+    metrics::Metrics,
+    queue_set::{EndedQueues, Next, Queue, QueueSet},
+    routes::NodeBoot,
+};
 
 /// Limit on the messages queued for one peer.
 const QUEUED_MESSAGES_MAX: usize = 16_384;
@@ -51,33 +45,20 @@ const LOSS_REPORT_INTERVAL: Duration = Duration::from_millis(300);
 /// Attempts to report losses while no other message is queued.
 const LOSS_REPORT_ATTEMPTS: u32 = 20;
 
-/// Time without traffic after which a queue ends; the next message starts it again.
-const QUEUE_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Best-effort queues of a node, one per peer.
 pub struct BestEffortQueues {
     link: Arc<dyn Link>,
     runtime: Handle,
     metrics: Metrics,
-    queues: Mutex<HashMap<NodeBoot, QueueHandle>>,
+    queues: QueueSet<BestEffortMessage, UnreportedLosses>,
 }
 
 /// Losses by room that have not been reported to the peer.
-type UnreportedLosses = Arc<Mutex<HashMap<ConversationId, u64>>>;
-
-#[derive(Clone)]
-struct QueueHandle {
-    messages: mpsc::Sender<BestEffortMessage>,
-    queued_bytes: Arc<AtomicUsize>,
-    losses: UnreportedLosses,
-}
+type UnreportedLosses = Mutex<HashMap<ConversationId, u64>>;
 
 /// Receiving end of a queue, in its own task.
 struct BestEffortQueue {
-    to: NodeBoot,
-    messages: mpsc::Receiver<BestEffortMessage>,
-    queued_bytes: Arc<AtomicUsize>,
-    losses: UnreportedLosses,
+    queue: Queue<BestEffortMessage, UnreportedLosses>,
     queues: Arc<BestEffortQueues>,
 }
 
@@ -94,60 +75,27 @@ struct MessageCounts {
 impl BestEffortQueues {
     /// Creates the set without any queue; each starts with its first message, on `runtime`.
     pub fn new(link: Arc<dyn Link>, runtime: Handle, metrics: Metrics) -> Arc<Self> {
-        Arc::new(Self { link, runtime, metrics, queues: Mutex::default() })
+        // A live run whose queue ended for lack of traffic keeps its unreported losses.
+        let queues = QueueSet::new(QUEUED_MESSAGES_MAX, EndedQueues::KeepState);
+        Arc::new(Self { link, runtime, metrics, queues })
     }
 
     /// Enqueues a message for a peer, or drops it. Never waits, and may be called from any thread.
-    pub fn send(self: &Arc<Self>, to: &NodeBoot, mut message: BestEffortMessage) {
+    pub fn send(self: &Arc<Self>, to: &NodeBoot, message: BestEffortMessage) {
         let (bytes, bytes_max) = (message.queue_bytes(), message.queue_bytes_max());
-        // A second attempt, since the queue may have just ended for lack of traffic.
-        for _ in 0..2 {
-            let queue = self.queue(to);
-            let before = queue.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-            let failed = match before == 0 || before + bytes <= bytes_max {
-                true => queue.messages.try_send(message),
-                false => Err(TrySendError::Full(message)),
-            };
-            let Err(failed) = failed else { return };
-            queue.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            match failed {
-                TrySendError::Closed(back) => message = back,
-                TrySendError::Full(back) => {
-                    return self.record_losses(&queue.losses, MessageCounts::of(&[back]));
-                }
-            }
-        }
-        let losses = self.queue(to).losses;
-        self.record_losses(&losses, MessageCounts::of(&[message]));
-    }
-
-    fn queue(self: &Arc<Self>, to: &NodeBoot) -> QueueHandle {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = queues.get(to);
-        if let Some(queue) = before.filter(|queue| !queue.messages.is_closed()) {
-            return queue.clone();
-        }
-        let losses = before.map(|queue| Arc::clone(&queue.losses)).unwrap_or_default();
-        let (sender, messages) = mpsc::channel(QUEUED_MESSAGES_MAX);
-        let queued_bytes = Arc::new(AtomicUsize::new(0));
-        let queue = BestEffortQueue {
-            to: to.clone(),
-            messages,
-            queued_bytes: Arc::clone(&queued_bytes),
-            losses: Arc::clone(&losses),
-            queues: Arc::clone(self),
+        let start = |queue| {
+            self.runtime.spawn(BestEffortQueue { queue, queues: Arc::clone(self) }.run());
         };
-        self.runtime.spawn(queue.run());
-        let handle = QueueHandle { messages: sender, queued_bytes, losses };
-        queues.insert(to.clone(), handle.clone());
-        handle
+        if let Err(rejected) = self.queues.send(to, message, bytes, bytes_max, start) {
+            let losses = self.queues.state(to, start);
+            self.record_losses(&losses, MessageCounts::of(&[rejected.into_inner()]));
+        }
     }
 
     /// Removes the ended queues of runs that are no longer live. A live run whose queue ended for lack of traffic keeps
     /// its unreported losses.
     pub fn forget_ended(&self, is_live: impl Fn(&NodeBoot) -> bool) {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.retain(|run, queue| !queue.messages.is_closed() || is_live(run));
+        self.queues.forget_ended(is_live);
     }
 
     /// Counts lost messages, and stores the losses of rooms for the next report.
@@ -156,7 +104,7 @@ impl BestEffortQueues {
         self.metrics.signals_dropped.increment(lost.signals);
         self.metrics.peer_marks_lost.increment(lost.marks);
         self.metrics.fan_outs_lost.increment(lost.fan_outs);
-        let mut unreported = lock(unreported);
+        let mut unreported = unreported.lock();
         for (room, count) in lost.room_messages.into_iter().chain(lost.losses) {
             if unreported.len() < REPORTED_ROOMS_MAX || unreported.contains_key(&room) {
                 *unreported.entry(room).or_default() += count;
@@ -169,33 +117,24 @@ impl BestEffortQueue {
     async fn run(mut self) {
         let mut reports = 0;
         loop {
-            let has_losses = !lock(&self.losses).is_empty() && reports < LOSS_REPORT_ATTEMPTS;
-            let wait = if has_losses { LOSS_REPORT_INTERVAL } else { QUEUE_IDLE_TIMEOUT };
-            match time::timeout(wait, self.messages.recv()).await {
-                Ok(Some(first)) => {
+            let has_losses = !self.queue.state.lock().is_empty() && reports < LOSS_REPORT_ATTEMPTS;
+            match self.queue.next(has_losses.then_some(LOSS_REPORT_INTERVAL)).await {
+                Some(Next::Item(first)) => {
                     reports = 0;
                     self.send_batch(Some(first)).await;
                 }
-                Ok(None) => return,
-                Err(_) if has_losses => {
+                Some(Next::Retry) => {
                     reports += 1;
                     self.send_batch(None).await;
                 }
-                Err(_) => {
-                    // Closes the queue first, then sends what was enqueued in the meantime.
-                    self.messages.close();
-                    while let Ok(last) = self.messages.try_recv() {
-                        self.send_batch(Some(last)).await;
-                    }
-                    return;
-                }
+                None => return,
             }
         }
     }
 
     /// Sends one call: the unreported losses, then queued messages.
     async fn send_batch(&mut self, first: Option<BestEffortMessage>) {
-        let losses = std::mem::take(&mut *lock(&self.losses));
+        let losses = std::mem::take(&mut *self.queue.state.lock());
         let mut messages: Vec<BestEffortMessage> =
             losses.into_iter().map(|(room, count)| BestEffortMessage::RoomLoss { room, count }).collect();
         let mut bytes = 0;
@@ -203,20 +142,20 @@ impl BestEffortQueue {
         while let Some(message) = next {
             bytes += message.queue_bytes();
             messages.push(message);
-            next = (bytes < CALL_BYTES_TARGET).then(|| self.messages.try_recv().ok()).flatten();
+            next = (bytes < CALL_BYTES_TARGET).then(|| self.queue.try_next()).flatten();
         }
         let counts = MessageCounts::of(&messages);
-        match self.queues.link.send_best_effort(&self.to, messages).await {
+        match self.queues.link.send_best_effort(&self.queue.to, messages).await {
             Ok(()) => {}
             // The run has ended, so there are no members left to report the losses to.
             Err(LinkError::NotHere) => self.queues.record_losses(&UnreportedLosses::default(), counts),
             // Messages in doubt count as lost: a report may exceed what a client misses, but never understates it.
             Err(error) => {
-                tracing::debug!(%error, peer = %self.to, "best-effort messages to a peer lost");
-                self.queues.record_losses(&self.losses, counts);
+                tracing::debug!(%error, peer = %self.queue.to, "best-effort messages to a peer lost");
+                self.queues.record_losses(&self.queue.state, counts);
             }
         }
-        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.queue.release(bytes);
     }
 }
 
@@ -259,10 +198,6 @@ impl BestEffortMessage {
             Self::RoomLoss { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_QUEUE_BYTES_MAX,
         }
     }
-}
-
-fn lock(losses: &UnreportedLosses) -> MutexGuard<'_, HashMap<ConversationId, u64>> {
-    losses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,17 +4,10 @@
 //! bytes. Without a connection they fail at once, and reconnects are tried with growing delays. The handshake
 //! (`grpc/handshake.rs`) checks that the peer is that run of that node, and that both sides have the shared secret.
 
-use std::{
-    collections::HashMap,
-    fmt, fs,
-    hash::BuildHasher as _,
-    io,
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, fs, hash::BuildHasher as _, io, path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::pb;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
@@ -166,7 +159,7 @@ impl GrpcLink {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeBoot, Peer>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.peers.lock()
     }
 }
 

@@ -1,12 +1,9 @@
 //! `Link` adapter between nodes of one process, for simulations and tests: each call is a direct function call.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync, task::unconstrained};
 
 use super::{
@@ -50,7 +47,7 @@ impl MemoryLink {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeBoot, Arc<LinkedNode>>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock()
     }
 }
 

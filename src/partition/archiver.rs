@@ -29,7 +29,7 @@ use crate::{
 const PENDING_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// Writes the decided records of one partition to the store, under its owner's fence.
-pub(crate) struct Archiver {
+pub(super) struct Archiver {
     partition: u32,
     fence: Fence,
     cluster: Arc<Cluster>,
@@ -57,7 +57,7 @@ struct PendingBatch {
 
 impl Archiver {
     /// Creates the archiver of an owner that has just taken over; reports to `progress` and `mark`.
-    pub(crate) fn new(
+    pub(super) fn new(
         (partition, fence): (u32, Fence),
         cluster: &Arc<Cluster>,
         progress: LagTracker,
@@ -79,25 +79,25 @@ impl Archiver {
     }
 
     /// Returns the current limit on the rows of a batch.
-    pub(crate) fn sizer(&self) -> &BatchSizer {
+    pub(super) fn sizer(&self) -> &BatchSizer {
         &self.sizer
     }
 
     /// Notes that a batch was read; it now waits for its archive.
-    pub(crate) fn note_read(&self, span: &LogSpan) {
+    pub(super) fn note_read(&self, span: &LogSpan) {
         let is_next = self.pending.to.is_none() && !self.is_writing();
         self.progress.note_read(span, is_next, (self.wall_ms)());
     }
 
     /// Returns whether this many more rows and bytes fit into the pending batch.
-    pub(crate) fn fits(&self, rows: usize, bytes: u64) -> bool {
+    pub(super) fn fits(&self, rows: usize, bytes: u64) -> bool {
         let pending_bytes = self.pending.span.as_ref().map_or(0, LogSpan::bytes);
         self.pending.to.is_none()
             || (self.pending.rows + rows <= self.sizer.rows() && pending_bytes + bytes <= PENDING_BYTES_MAX)
     }
 
     /// Adds a decided batch that ends at `to`.
-    pub(crate) fn add(&mut self, to: Position, rows: usize, decided: &[(Record, Outcome)], span: LogSpan) {
+    pub(super) fn add(&mut self, to: Position, rows: usize, decided: &[(Record, Outcome)], span: LogSpan) {
         let pending = &mut self.pending;
         pending.to = Some(to);
         pending.rows += rows;
@@ -110,18 +110,18 @@ impl Archiver {
     }
 
     /// Marks the pending batch as published but unarchived. To be called before its recipients are looked up.
-    pub(crate) fn mark_published(&self) {
+    pub(super) fn mark_published(&self) {
         if let Some(to) = &self.pending.to {
             self.mark.set_published(to.offset);
         }
     }
 
-    pub(crate) fn is_writing(&self) -> bool {
+    pub(super) fn is_writing(&self) -> bool {
         !self.writing.is_empty()
     }
 
     /// Starts to write the pending batch, unless a transaction is open.
-    pub(crate) fn start(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
+    pub(super) fn start(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         let Some(delta) = self.take_pending(ledger)? else { return Ok(()) };
         let (cluster, partition, fence) = (Arc::clone(&self.cluster), self.partition, self.fence);
         let (rows, records) = (self.in_transaction.rows, self.in_transaction.records);
@@ -137,7 +137,7 @@ impl Archiver {
     }
 
     /// Waits for the open transaction and returns its duration. Cancel-safe; never ready without a transaction.
-    pub(crate) async fn transaction_done(&mut self) -> Result<Duration, OwnerExit> {
+    pub(super) async fn transaction_done(&mut self) -> Result<Duration, OwnerExit> {
         match self.writing.join_next().await {
             Some(Ok(done)) => done,
             Some(Err(error)) => match error.try_into_panic() {
@@ -149,7 +149,7 @@ impl Archiver {
     }
 
     /// Notes that the open transaction succeeded, and starts the next one.
-    pub(crate) fn advance(&mut self, ledger: &mut Ledger, took: Duration) -> Result<(), OwnerExit> {
+    pub(super) fn advance(&mut self, ledger: &mut Ledger, took: Duration) -> Result<(), OwnerExit> {
         self.complete(ledger, took)?;
         self.start(ledger)
     }
@@ -168,7 +168,7 @@ impl Archiver {
 
     /// Waits for the open transaction of an owner that lost its partition; readers of its published records wait for
     /// that too.
-    pub(crate) async fn end(&mut self, ledger: &mut Ledger) -> OwnerExit {
+    pub(super) async fn end(&mut self, ledger: &mut Ledger) -> OwnerExit {
         if self.is_writing() {
             let done = self.transaction_done().await.and_then(|took| self.complete(ledger, took));
             return done.err().unwrap_or(OwnerExit::Revoked);
@@ -177,7 +177,7 @@ impl Archiver {
     }
 
     /// Writes one batch, if any is pending.
-    pub(crate) async fn flush_one(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
+    pub(super) async fn flush_one(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         self.start(ledger)?;
         if self.is_writing() {
             let took = self.transaction_done().await?;
@@ -187,7 +187,7 @@ impl Archiver {
     }
 
     /// Archives all pending batches.
-    pub(crate) async fn flush(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
+    pub(super) async fn flush(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         loop {
             if self.is_writing() {
                 let took = self.transaction_done().await?;
@@ -202,7 +202,7 @@ impl Archiver {
     }
 
     /// Like [`Self::flush`], but may be cancelled; [`Self::end`] then awaits the open transaction.
-    pub(crate) async fn flush_cancellable(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
+    pub(super) async fn flush_cancellable(&mut self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         self.start(ledger)?;
         while self.is_writing() {
             let took = self.transaction_done().await?;

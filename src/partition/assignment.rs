@@ -20,6 +20,7 @@ use super::{
     stall::{ARCHIVE_STALL_TIMEOUT, StallDetector},
 };
 use crate::{
+    backoff::Backoff,
     bus::{Ownership, OwnershipEvent, ReadError},
     cluster::Cluster,
     delivery::answer_cache::AnswerCache,
@@ -121,7 +122,7 @@ enum Verdict {
 /// peers progress leaves the owners group, longer each time until it has owned for a minute without a stall. It leaves
 /// with all its partitions, because no consumer group takes a single one from a member that stays.
 pub async fn own_all(mut context: OwnerContext) {
-    let (leaving, mut delay) = (context.leaving.clone(), REJOIN_DELAY);
+    let (leaving, mut backoff) = (context.leaving.clone(), Backoff::new(REJOIN_DELAY, REJOIN_DELAY_MAX));
     loop {
         let began = Instant::now();
         match own(&mut context).await {
@@ -131,10 +132,10 @@ pub async fn own_all(mut context: OwnerContext) {
             GroupExit::Temporary => {}
         }
         if began.elapsed() >= REJOIN_DELAY_RESET {
-            delay = REJOIN_DELAY;
+            backoff.reset();
         }
         let rejoin = async {
-            tokio::time::sleep(delay).await;
+            tokio::time::sleep(backoff.next_delay()).await;
             wait_for_readable_store(&context.cluster).await;
         };
         tokio::select! {
@@ -142,7 +143,6 @@ pub async fn own_all(mut context: OwnerContext) {
             () = leaving.cancelled() => return,
             () = rejoin => {}
         }
-        delay = (2 * delay).min(REJOIN_DELAY_MAX);
     }
 }
 

@@ -25,20 +25,20 @@ const SIZE_FAILURE_MIN: Duration = Duration::from_secs(2);
 
 /// Adaptive limit on the rows of one archive transaction.
 #[derive(Debug)]
-pub(crate) struct BatchSizer {
+pub(super) struct BatchSizer {
     rows: usize,
 }
 
 /// Records that are decided, archived and published together.
-pub(crate) struct RecordBatch {
+pub(super) struct RecordBatch {
     /// Records with their offsets; an error marks a record that can't be decoded.
-    pub(crate) records: Vec<(u64, Result<Record, RecordError>)>,
+    pub(super) records: Vec<(u64, Result<Record, RecordError>)>,
     /// Estimated row count.
-    pub(crate) rows: usize,
+    pub(super) rows: usize,
     /// Log position after the batch.
-    pub(crate) to: Position,
+    pub(super) to: Position,
     /// Log range that the batch covers.
-    pub(crate) span: LogSpan,
+    pub(super) span: LogSpan,
 }
 
 impl Default for BatchSizer {
@@ -49,7 +49,7 @@ impl Default for BatchSizer {
 
 impl BatchSizer {
     /// Takes the next batch from the front of `rest`; `None` if nothing is left.
-    pub(crate) fn next_batch(&self, bounds: Bounds, rest: &mut &[LogRecord]) -> Option<RecordBatch> {
+    pub(super) fn next_batch(&self, bounds: Bounds, rest: &mut &[LogRecord]) -> Option<RecordBatch> {
         let to = |it: &LogRecord| Position::behind(it.offset, &it.bytes);
         let first = to(rest.first()?);
         let mut batch = RecordBatch { records: Vec::new(), rows: 0, to: first, span: LogSpan::of(bounds) };
@@ -67,12 +67,12 @@ impl BatchSizer {
     }
 
     /// Returns the row limit, which a batch of one record may exceed.
-    pub(crate) fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         self.rows
     }
 
     /// Adjusts the limit to the duration of a successful transaction.
-    pub(crate) fn note_duration(&mut self, took: Duration) {
+    pub(super) fn note_duration(&mut self, took: Duration) {
         if took < FAST_TRANSACTION_MAX {
             self.rows = (self.rows * 2).min(ROWS_MAX);
         }
@@ -80,7 +80,7 @@ impl BatchSizer {
 }
 
 /// Returns whether a batch that failed after `took` should be retried in smaller parts, as after a take-over.
-pub(crate) fn is_too_large(rows: usize, records: usize, took: Duration) -> bool {
+pub(super) fn is_too_large(rows: usize, records: usize, took: Duration) -> bool {
     records > 1 && rows > ROWS_INITIAL && took >= SIZE_FAILURE_MIN
 }
 

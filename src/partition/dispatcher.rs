@@ -28,7 +28,7 @@ use crate::{
 
 /// Batch of replies and pushes of one owner: those of this node and those of other nodes.
 pub struct Dispatcher {
-    pub(super) local: LocalDispatcher,
+    local: LocalDispatcher,
     /// `None` on a single node.
     remote: Option<Remote>,
 }
@@ -164,6 +164,7 @@ impl Dispatcher {
 
     /// Publishes a record with its seq to all members of a large group except the connection that sent it.
     pub(crate) fn fan_out(&mut self, record: &Record, seq: u64, meta: GroupPushMeta) {
+        let Some(remote) = self.remote.as_mut().filter(|remote| remote.publisher.is_some()) else { return };
         let Some((group, push)) = record.conversation().zip(push::encode(record, seq)) else { return };
         let origin = &record.origin;
         let is_from_conn = matches!(record.body, Body::Message(_)) && origin.conn != ADMIN_CONN;
@@ -180,15 +181,22 @@ impl Dispatcher {
             traceparent: traceparent(record.trace),
         };
         let bytes = fan_out.encode_to_vec().into();
-        if let Some(remote) = &mut self.remote {
-            let (group, to_all) = (group.clone(), meta.to_all);
-            remote.group_records.push(GroupRecord { group, seq, bytes, to_all });
-        }
+        let (group, to_all) = (group.clone(), meta.to_all);
+        remote.group_records.push(GroupRecord { group, seq, bytes, to_all });
     }
 
-    /// Removes users from the indexes of a conversation.
-    pub fn remove_members(&mut self, conversation: &ConversationId, users: Arc<[UserId]>) {
-        self.local.part(conversation, users);
+    /// Removes users from this node's indexes of a conversation that is deleted.
+    pub fn unindex_members(&mut self, conversation: &ConversationId, users: Arc<[UserId]>) {
+        self.local.unindex_members(conversation, users);
+    }
+
+    /// Sends the batch, then a user's groups to a connection of this node that waits for them.
+    ///
+    /// Only for a single node: on a cluster no owner knows all groups of a user, and the part of the batch for other
+    /// nodes would stay behind.
+    pub(super) async fn memberships(&mut self, key: ConnKey, groups: Vec<ConversationId>) {
+        debug_assert!(!self.is_clustered(), "the subscriber of large groups answers logins on a cluster");
+        self.local.memberships(key, groups).await;
     }
 
     /// Sends the batch: to the shards of this node, then to other nodes.

@@ -9,11 +9,11 @@ use crate::{
 use std::time::Duration;
 
 /// Delay before a call to an unavailable port is retried.
-pub(crate) const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+pub(super) const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Reason why an owner exited.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OwnerExit {
+pub(super) enum OwnerExit {
     #[error("ledger stopped: {0}")]
     Ledger(#[from] Stop),
     #[error("reading the log failed: {0}")]
@@ -43,7 +43,7 @@ pub(crate) enum OwnerExit {
 
 impl OwnerExit {
     /// Creates the exit for a log that does not continue where the archive ended.
-    pub(crate) fn missing(Bounds { first, next, .. }: Bounds, archived: u64) -> Self {
+    pub(super) fn missing(Bounds { first, next, .. }: Bounds, archived: u64) -> Self {
         if next < archived {
             Self::RecordsLost { next, archived }
         } else {
@@ -53,7 +53,7 @@ impl OwnerExit {
 }
 
 /// Retries a store call until it succeeds, or fails with an error that waiting does not fix.
-pub(crate) async fn retry<T, F>(mut call: impl FnMut() -> F) -> Result<T, OwnerExit>
+pub(super) async fn retry<T, F>(mut call: impl FnMut() -> F) -> Result<T, OwnerExit>
 where
     F: Future<Output = Result<T, StoreError>>,
 {
@@ -66,7 +66,7 @@ where
 }
 
 /// Waits before the next attempt; returns the exit if waiting does not fix the error.
-pub(crate) async fn wait_for_store(error: StoreError) -> Result<(), OwnerExit> {
+pub(super) async fn wait_for_store(error: StoreError) -> Result<(), OwnerExit> {
     match error {
         StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_) => {
             tracing::warn!(%error, "store call failed; retrying");

@@ -17,13 +17,13 @@ const RECORD_OVERHEAD_BYTES: u64 = 70;
 const LOG_END_POLL_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Reports the progress of one owner to [`Owned`].
-pub(crate) struct LagTracker {
+pub(super) struct LagTracker {
     partition: u32,
     owned: Arc<Owned>,
 }
 
 /// End, bytes and receive times of the log records that were read.
-pub(crate) struct LogSpan {
+pub(super) struct LogSpan {
     end: u64,
     bytes: u64,
     records: u64,
@@ -32,17 +32,17 @@ pub(crate) struct LogSpan {
 }
 
 impl LogSpan {
-    pub(crate) fn of(bounds: Bounds) -> Self {
+    pub(super) fn of(bounds: Bounds) -> Self {
         Self { end: bounds.next, bytes: 0, records: 0, times: None }
     }
 
     /// Returns the approximate bytes that the records take in the log.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Returns the span extended by `next`, which was read after it.
-    pub(crate) fn and(self, next: Self) -> Self {
+    pub(super) fn and(self, next: Self) -> Self {
         let times = match (self.times, next.times) {
             (Some((first, _)), Some((_, last))) => Some((first, last)),
             (one, other) => one.or(other),
@@ -51,7 +51,7 @@ impl LogSpan {
         Self { end: self.end.max(next.end), bytes, records, times }
     }
 
-    pub(crate) fn add_record(&mut self, bytes: usize, received_at: Option<u64>) {
+    pub(super) fn add_record(&mut self, bytes: usize, received_at: Option<u64>) {
         self.bytes += bytes as u64 + RECORD_OVERHEAD_BYTES;
         self.records += 1;
         if let Some(time) = received_at {
@@ -62,7 +62,7 @@ impl LogSpan {
 
 impl LagTracker {
     /// Starts to track an owner that took over at `position`, in a log that ends at `end`.
-    pub(crate) fn begin(partition: u32, owned: &Arc<Owned>, position: u64, end: u64) -> Self {
+    pub(super) fn begin(partition: u32, owned: &Arc<Owned>, position: u64, end: u64) -> Self {
         // The age is unknown until the first batch is read.
         let waits = (position < end).then(|| (Instant::now(), Duration::ZERO));
         owned.begin(partition, OwnerProgress { position, end, record_bytes: 0, waits });
@@ -70,7 +70,7 @@ impl LagTracker {
     }
 
     /// Notes that a batch was read and now waits for its archive; `is_next` if no other batch waits before it.
-    pub(crate) fn note_read(&self, span: &LogSpan, is_next: bool, wall_ms: u64) {
+    pub(super) fn note_read(&self, span: &LogSpan, is_next: bool, wall_ms: u64) {
         let first = span.times.map(|(first, _)| first);
         self.owned.update(self.partition, |it| {
             it.end = it.end.max(span.end);
@@ -84,7 +84,7 @@ impl LagTracker {
     }
 
     /// Notes that a batch is archived up to `position`; `next` is the span that was read after it.
-    pub(crate) fn note_archived(&self, position: u64, span: &LogSpan, next: Option<&LogSpan>, wall_ms: u64) {
+    pub(super) fn note_archived(&self, position: u64, span: &LogSpan, next: Option<&LogSpan>, wall_ms: u64) {
         let last = span.times.map(|(_, last)| last);
         let oldest = next.and_then(|next| next.times).map(|(first, _)| first).or(last);
         self.owned.update(self.partition, |it| {
@@ -103,7 +103,7 @@ fn waits_since(received_at: Option<u64>, wall_ms: u64) -> (Instant, Duration) {
 }
 
 /// Awaits a log call of a partition's owner, which counts as waiting for the log, not the store, until one succeeds.
-pub(crate) async fn from_log<T>(
+pub(super) async fn from_log<T>(
     owned: &Owned,
     partition: u32,
     call: impl Future<Output = Result<T, ReadError>>,
@@ -115,7 +115,7 @@ pub(crate) async fn from_log<T>(
 }
 
 /// Refreshes the end of the log while the archive makes no progress. Runs until the owner exits.
-pub(crate) async fn watch_end(partition: u32, cluster: Arc<Cluster>) {
+pub(super) async fn watch_end(partition: u32, cluster: Arc<Cluster>) {
     let mut tick = time::interval(LOG_END_POLL_INTERVAL);
     tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     let mut before = None;

@@ -28,6 +28,7 @@ use super::{
     archiver::Archiver,
     batch::RecordBatch,
     exit::{OwnerExit, retry, wait_for_store},
+    group_sizes::GroupSizes,
     lag::{self, LagTracker},
     membership::Members,
     position_check::{PositionCheck, PositionChecks},
@@ -50,6 +51,7 @@ use crate::{
     trace,
 };
 
+mod archive_step;
 mod logins;
 mod publish;
 
@@ -83,12 +85,15 @@ pub struct Settings {
 }
 
 /// Consumer of one partition: reads the log, runs the ledger, archives, replies and publishes.
-pub(crate) struct Owner {
+pub(super) struct Owner {
     partition: u32,
     fence: Fence,
     topic: TopicId,
     ledger: Ledger,
+    /// Members of groups, on a cluster.
     members: Members,
+    /// Sizes of groups, on a single node.
+    sizes: GroupSizes,
     cluster: Arc<Cluster>,
     settings: Settings,
     archive: Archiver,
@@ -122,7 +127,7 @@ type Decided = (Record, Outcome);
 
 impl Owner {
     /// Takes the partition over at the store, and checks that the log continues where the archive ends.
-    pub(crate) async fn take_over(
+    pub(super) async fn take_over(
         partition: u32,
         cluster: &Arc<Cluster>,
         answered: Option<&Arc<AnswerCache>>,
@@ -182,6 +187,7 @@ impl Owner {
             topic,
             ledger,
             members: Members::new(settings.small_group_max),
+            sizes: GroupSizes::new(settings.small_group_max),
             cluster: Arc::clone(cluster),
             settings,
             archive,
@@ -194,7 +200,7 @@ impl Owner {
 
     /// Processes the log until the owner exits by itself, `stopping` is cancelled, or the partition is `lost`. Once
     /// lost, starts nothing whose result would not be published.
-    pub(crate) async fn run(
+    pub(super) async fn run(
         mut self,
         logins: &mut Logins,
         out: &mut Dispatcher,
@@ -415,6 +421,7 @@ impl Owner {
         }
         out.flush().await;
         self.members.trim();
+        self.sizes.trim();
         self.ledger.evict(self.ledger.next_offset().saturating_sub(CACHED_RECORDS), EVICT_CHECK_ROWS);
         Ok(())
     }
@@ -468,3 +475,6 @@ impl Owner {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,7 +20,7 @@ use crate::{
 const POSITION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Periodic position checks of one owner.
-pub(crate) struct PositionChecks {
+pub(super) struct PositionChecks {
     partition: u32,
     fence: Fence,
     cluster: Arc<Cluster>,
@@ -30,20 +30,20 @@ pub(crate) struct PositionChecks {
 }
 
 /// Position found in the store, with the archived position when the check began.
-pub(crate) struct PositionCheck {
+pub(super) struct PositionCheck {
     from: Position,
     found: Result<Position, StoreError>,
 }
 
 impl PositionChecks {
-    pub(crate) fn new(partition: u32, fence: Fence, cluster: &Arc<Cluster>) -> Self {
+    pub(super) fn new(partition: u32, fence: Fence, cluster: &Arc<Cluster>) -> Self {
         let mut tick = time::interval_at(Instant::now() + POSITION_CHECK_INTERVAL, POSITION_CHECK_INTERVAL);
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         Self { partition, fence, cluster: Arc::clone(cluster), tick, checking: JoinSet::new() }
     }
 
     /// Waits for the next check to finish; `archived` is the position that the store should have. Cancel-safe.
-    pub(crate) async fn next(&mut self, archived: Position) -> PositionCheck {
+    pub(super) async fn next(&mut self, archived: Position) -> PositionCheck {
         loop {
             tokio::select! {
                 biased;
@@ -65,7 +65,7 @@ impl PositionChecks {
 impl PositionCheck {
     /// Returns an error unless the store still has the owner's fence and position. A store that does not answer is
     /// checked again.
-    pub(crate) fn verify(self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
+    pub(super) fn verify(self, ledger: &mut Ledger) -> Result<(), OwnerExit> {
         match self.found {
             // A batch was archived in the meantime; the check may have read the position before or after that.
             Ok(_) if ledger.archived_position() != self.from => Ok(()),

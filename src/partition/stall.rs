@@ -11,11 +11,11 @@ use tokio::time::Instant;
 use crate::{cluster::OwnerProgress, routes::PartitionLag};
 
 /// Longest stall of an archive while peers progress; after it, the node leaves the owners group.
-pub(crate) const ARCHIVE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const ARCHIVE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Progress of the archives here and on peers, as last reported. Pure machine: time is an argument.
 #[derive(Debug, Default)]
-pub(crate) struct StallDetector {
+pub(super) struct StallDetector {
     mine: HashMap<u32, StallState>,
     others: HashMap<u32, u64>,
     last_peer_progress: Option<Instant>,
@@ -33,7 +33,7 @@ impl StallDetector {
     /// progressed, if any.
     ///
     /// A local partition has its progress (`None` before the take-over), and whether its owner waits for the log.
-    pub(crate) fn update(
+    pub(super) fn update(
         &mut self,
         owned: impl IntoIterator<Item = (u32, Option<OwnerProgress>, bool)>,
         others: impl IntoIterator<Item = PartitionLag>,
@@ -62,7 +62,7 @@ impl StallDetector {
     }
 
     /// Returns whether a partition has stalled for half the timeout, so that waiting for its owner is useless.
-    pub(crate) fn is_stalling(&self, partition: u32, now: Instant) -> bool {
+    pub(super) fn is_stalling(&self, partition: u32, now: Instant) -> bool {
         let half = |it: &StallState| now.saturating_duration_since(it.since) >= ARCHIVE_STALL_TIMEOUT / 2;
         self.mine.get(&partition).is_some_and(half)
     }

@@ -2,9 +2,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use prost::Message as _;
 use tidegate_protocol::{
     codec::PushFrame,
@@ -119,7 +120,7 @@ impl Peer {
     }
 
     fn note_missed(&self, shard: usize, room: &ConversationId, count: u64) {
-        let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missed = self.missed.lock();
         let key = (shard, room.clone(), count > 0);
         if missed.len() < MISSED_ROOMS_MAX || missed.contains_key(&key) {
             *missed.entry(key).or_default() += count;
@@ -128,7 +129,7 @@ impl Peer {
 
     /// Reports losses to the shards; a shard with a full mailbox gets the report with the next messages.
     fn report_missed(&self) {
-        let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missed = self.missed.lock();
         missed.retain(|(shard, room, _), count| {
             self.handle(*shard).is_some_and(|it| !it.try_post(Mail::Missed(room.clone(), *count)))
         });

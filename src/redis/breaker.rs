@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tidegate_protocol::Time;
 
+use crate::backoff::Backoff;
+
 /// Consecutive failures that open the breaker.
 const FAILURES_MAX: u32 = 3;
 /// Time for which it first stays open.
@@ -24,7 +26,7 @@ pub(super) struct Breaker {
 #[derive(Debug)]
 struct Open {
     until: Time,
-    open_time: Duration,
+    open_times: Backoff,
     is_probing: bool,
 }
 
@@ -67,8 +69,8 @@ impl Breaker {
         self.has_other_failure |= !is_late;
         match &mut self.open {
             Some(open) if permit == BreakerPermit::Probe => {
-                let open_time = (open.open_time * 2).min(OPEN_TIME_MAX);
-                *open = Open { until: now + open_time, open_time, is_probing: false };
+                open.until = now + open.open_times.next_delay();
+                open.is_probing = false;
                 true
             }
             Some(_) => false,
@@ -77,8 +79,9 @@ impl Breaker {
                 if self.failures < FAILURES_MAX {
                     return false;
                 }
-                let until = now + OPEN_TIME_MIN;
-                self.open = Some(Open { until, open_time: OPEN_TIME_MIN, is_probing: false });
+                let mut open_times = Backoff::new(OPEN_TIME_MIN, OPEN_TIME_MAX);
+                let until = now + open_times.next_delay();
+                self.open = Some(Open { until, open_times, is_probing: false });
                 true
             }
         }

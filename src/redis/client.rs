@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -12,6 +12,7 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared, join_all},
 };
+use parking_lot::{Mutex, MutexGuard};
 use redis::{
     Cmd, ErrorKind, FromRedisValue, RedisError, RetryMethod, ServerErrorKind, Value, from_redis_value,
 };
@@ -238,7 +239,7 @@ impl Client {
     }
 
     fn conn(&self) -> MutexGuard<'_, Option<SharedConn>> {
-        self.conn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.conn.lock()
     }
 
     fn now(&self) -> Time {
@@ -246,14 +247,14 @@ impl Client {
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+        self.breaker.lock()
     }
 }
 
 impl ServerTracker {
     /// Records the server of a new connection; one that can't be identified counts as another server.
     fn record(&self, server: Option<String>) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         if last.as_ref().is_some_and(|last| *last != server || server.is_none()) {
             self.changes.fetch_add(1, Ordering::SeqCst);
         }

@@ -5,10 +5,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tidegate_protocol::id::ConversationId;
 use tokio::time::Instant;
 
@@ -34,7 +34,7 @@ struct State {
 impl UnroutedPosts {
     /// Counts messages that are about to go to the discovered nodes only; call it before looking these up.
     pub(super) fn record(&self, room: &ConversationId, count: u64, now: Instant) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         if state.posts.len() < UNROUTED_ROOMS_MAX || state.posts.contains_key(room) {
             let (posts, last) = state.posts.entry(room.clone()).or_insert((0, now));
             *posts += count;
@@ -48,7 +48,7 @@ impl UnroutedPosts {
         nodes: Vec<NodeBoot>,
         now: Instant,
     ) -> Vec<(NodeBoot, Vec<(ConversationId, u64)>)> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         let before = std::mem::replace(&mut state.nodes, nodes.into_iter().collect());
         let new = state.nodes.difference(&before).filter(|_| !state.posts.is_empty());
         let posts = || state.posts.iter().map(|(room, (count, _))| (room.clone(), *count)).collect();

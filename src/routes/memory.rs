@@ -3,11 +3,11 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
     ops::Bound,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tidegate_protocol::{
     Time,
@@ -87,7 +87,7 @@ impl MemoryRoutes {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

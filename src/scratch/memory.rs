@@ -4,11 +4,11 @@ use std::{
     collections::{HashMap, VecDeque},
     hash::Hash,
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     Time,
     id::{DeviceId, UserId},
@@ -50,7 +50,7 @@ impl MemoryScratch {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -5,14 +5,10 @@
 //! key ([`Floors`]). The state that issues the numbers of a reserved block may be lost or rolled back at any time,
 //! which costs a hole in the numbers. [`crate::scratch::RedisNumbers`] keeps that state in Redis.
 
-use std::{
-    collections::HashMap,
-    num::NonZeroU64,
-    ops::RangeInclusive,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::HashMap, num::NonZeroU64, ops::RangeInclusive};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 
 use super::ScratchError;
 
@@ -157,7 +153,7 @@ impl ClockNumbers {
 #[async_trait]
 impl Numbers for ClockNumbers {
     async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let (last, above) = &mut *state;
         if last.len() >= CLOCK_KEYS_MAX && !last.contains_key(key) {
             *above = last.values().copied().max().unwrap_or_default().max(*above);
@@ -184,7 +180,7 @@ pub struct MemoryFloors {
 #[async_trait]
 impl Floors for MemoryFloors {
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let epoch = state.1;
         let floor = state.0.entry(key.to_owned()).or_default();
         let numbers = *floor + 1..=*floor + size.get();
@@ -193,11 +189,11 @@ impl Floors for MemoryFloors {
     }
 
     async fn epoch(&self) -> Result<u64, FloorError> {
-        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner).1)
+        Ok(self.state.lock().1)
     }
 
     async fn raise(&self) -> Result<u64, FloorError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.1 += 1;
         Ok(state.1)
     }

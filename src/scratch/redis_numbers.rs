@@ -7,13 +7,14 @@ use std::{
     num::NonZeroU64,
     ops::RangeInclusive,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
 use super::{
@@ -105,11 +106,11 @@ impl RedisNumbers {
     }
 
     fn highest(&self) -> MutexGuard<'_, HighestNumbers> {
-        self.highest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.highest.lock()
     }
 
     fn own(&self) -> MutexGuard<'_, OwnBlocks> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+        self.own.lock()
     }
 
     fn key(&self, key: &str) -> String {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     ingest::intake,
-    inline, login,
+    login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
     net::io::Io,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
@@ -102,15 +102,7 @@ impl<I: Io> Shard<I> {
         let settings = conn.session.requested_settings();
         let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
         let work = login::login(cluster, identity.user, device, settings, shards);
-        let home = self.context.own_handle();
-        let done = inline::run(&self.context.runtime, work, move |done| {
-            Box::pin(async move {
-                if let Some(home) = home {
-                    home.post(Mail::LoginDone(key, done)).await.ok();
-                }
-            })
-        });
-        if let Some(done) = done {
+        if let Some(done) = self.context.ask(work, move |done| Mail::LoginDone(key, done)) {
             self.on_login(conn, done);
         }
     }
@@ -290,7 +282,7 @@ impl<I: Io> Shard<I> {
             }
         };
         // A lost save costs the client a resend, which the ledger answers as a duplicate.
-        inline::run(&self.context.runtime, work, |()| Box::pin(std::future::ready(())));
+        self.context.run_detached(work);
     }
 
     fn alarm(&self, conn: &Conn, alarm: &Alarm) {

@@ -15,7 +15,7 @@ use super::{
     Shard,
     conn::{Conn, Ending, LINGERING, LIVE, Stage},
 };
-use crate::{inline, net::io::Io, routes::Route};
+use crate::{net::io::Io, routes::Route};
 
 /// How long the final frame of a connection closed with `SLOW` may take to be written.
 const SLOW_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -94,7 +94,7 @@ impl<I: Io> Shard<I> {
                 tracing::debug!(%error, "failed to remove a route; it ends with the node's lease");
             }
         };
-        inline::run(&self.context.runtime, work, |()| Box::pin(std::future::ready(())));
+        self.context.run_detached(work);
     }
 
     /// Frees the slot of a closed connection.

@@ -1,6 +1,6 @@
 //! Shard context: the index and limits of a shard, and its handles to the rest of the node.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tidegate_protocol::{id::NodeId, machine::session};
 use tokio::runtime::Handle;
@@ -14,7 +14,8 @@ use crate::{
     delivery::best_effort::BestEffortSender,
     directory::Directory,
     ingest::intake::Intake,
-    mail::{ShardHandle, ShardHandles},
+    inline,
+    mail::{Mail, ShardHandle, ShardHandles},
     metrics::Metrics,
     net::upgrade,
     room::Rooms,
@@ -82,6 +83,28 @@ impl Context {
     /// Returns this shard's own handle.
     pub fn own_handle(&self) -> Option<ShardHandle> {
         self.shards().get(self.index).cloned()
+    }
+
+    /// Returns the output of `work` if it is ready now. Otherwise the services runtime completes it, and the output
+    /// comes back to this shard in `mail`.
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+        mail: impl FnOnce(T) -> Mail + Send + 'static,
+    ) -> Option<T> {
+        let home = self.own_handle();
+        inline::run(&self.runtime, work, move |output| {
+            Box::pin(async move {
+                if let Some(home) = home {
+                    home.post(mail(output)).await.ok();
+                }
+            })
+        })
+    }
+
+    /// Runs `work`, whose end nothing waits for.
+    pub(super) fn run_detached(&self, work: impl Future<Output = ()> + Send + 'static) {
+        inline::run(&self.runtime, work, |()| Box::pin(std::future::ready(())));
     }
 
     /// Returns the size of the shared read buffer: one frame of the largest size, plus 64 KiB for further input.

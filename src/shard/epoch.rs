@@ -11,7 +11,7 @@ use tidegate_protocol::{Code, machine::session::Answer};
 
 use super::{Shard, conn::Conn};
 use crate::{
-    inline, login,
+    login,
     mail::{ConnKey, Mail, Outdated},
     net::io::Io,
     routes::{Route, RoutesError},
@@ -33,15 +33,7 @@ impl<I: Io> Shard<I> {
         tracing::info!(user = %route.user, newest = it.newest, "send is void: ledger has a newer epoch; renewing");
         let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
         let work = login::renew(cluster, route, it.newest, shards);
-        let home = self.context.own_handle();
-        let done = inline::run(&self.context.runtime, work, move |done| {
-            Box::pin(async move {
-                if let Some(home) = home {
-                    home.post(Mail::EpochRenewed(key, done)).await.ok();
-                }
-            })
-        });
-        if let Some(done) = done {
+        if let Some(done) = self.context.ask(work, move |done| Mail::EpochRenewed(key, done)) {
             self.on_renewed(conn, done);
         }
     }

@@ -28,7 +28,6 @@ use crate::{
         clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, recall::RecallOutcome,
         sync,
     },
-    inline,
     mail::{Mail, QueryResult, Refusal},
     net::io::Io,
 };
@@ -141,7 +140,7 @@ impl<I: Io> Shard<I> {
     }
 
     fn run_query(&mut self, conn: &mut Conn, work: Work) {
-        let (key, home) = (conn.key, self.context.own_handle());
+        let key = conn.key;
         let appends =
             conn.open_query.as_ref().map(|open_query| Arc::clone(&open_query.appends)).unwrap_or_default();
         let with_timeout = async move {
@@ -151,14 +150,7 @@ impl<I: Io> Shard<I> {
             };
             tokio::time::timeout(QUERY_TIMEOUT, work).await.unwrap_or_else(timed_out)
         };
-        let found = inline::run(&self.context.runtime, with_timeout, move |found| {
-            Box::pin(async move {
-                if let Some(home) = home {
-                    home.post(Mail::QueryDone(key, found)).await.ok();
-                }
-            })
-        });
-        if let Some(found) = found {
+        if let Some(found) = self.context.ask(with_timeout, move |found| Mail::QueryDone(key, found)) {
             self.on_query_result(conn, found);
         }
     }

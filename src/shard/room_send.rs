@@ -20,7 +20,6 @@ use tidegate_protocol::{
 
 use super::{Shard, conn::Conn};
 use crate::{
-    inline,
     mail::{Audience, ConnKey, Delivery, Mail, RoomNumbers},
     net::io::Io,
 };
@@ -127,16 +126,10 @@ impl<I: Io> Shard<I> {
     pub(super) fn number_posts(&mut self) {
         for room in std::mem::take(&mut self.room_queue.ready) {
             let Some(count) = self.room_queue.start_numbering(&room) else { continue };
-            let (rooms, home) = (Arc::clone(&self.context.rooms), self.context.own_handle());
+            let rooms = Arc::clone(&self.context.rooms);
             let (requested, named) = (room.clone(), room.clone());
             let work = async move { rooms.assign_numbers(&requested, count).await };
-            let numbers = inline::run(&self.context.runtime, work, move |numbers| {
-                Box::pin(async move {
-                    if let Some(home) = home {
-                        home.post(Mail::RoomNumbers(named, numbers)).await.ok();
-                    }
-                })
-            });
+            let numbers = self.context.ask(work, move |numbers| Mail::RoomNumbers(named, numbers));
             if let Some(numbers) = numbers {
                 self.on_numbered(&room, numbers);
             }
@@ -197,15 +190,9 @@ impl<I: Io> Shard<I> {
             return conn.session.joined(id, room, Ok(()), limits, &mut self.buffers.actions);
         }
         let rooms = Arc::clone(&self.context.rooms);
-        let (key, named, home) = (conn.key, room.clone(), self.context.own_handle());
+        let (key, named) = (conn.key, room.clone());
         let work = async move { rooms.declare(&conversation).await };
-        let done = inline::run(&self.context.runtime, work, move |()| {
-            Box::pin(async move {
-                if let Some(home) = home {
-                    home.post(Mail::RoomJoined(key, id, named)).await.ok();
-                }
-            })
-        });
+        let done = self.context.ask(work, move |()| Mail::RoomJoined(key, id, named));
         if done.is_some() {
             conn.session.joined(id, room, Ok(()), &self.context.limits, &mut self.buffers.actions);
         }

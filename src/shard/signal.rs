@@ -20,7 +20,6 @@ use super::{
 use crate::{
     conversation::group_size,
     directory::ShardSet,
-    inline,
     mail::{Audience, ConnKey, GroupSize, Mail, Volatile},
     net::io::Io,
 };
@@ -101,14 +100,8 @@ impl<I: Io> Shard<I> {
             };
             found.map_err(|code| (code, ""))
         };
-        let (home, waiting) = (self.context.own_handle(), volatile.clone());
-        let sized = inline::run(&self.context.runtime, work, move |sized| {
-            Box::pin(async move {
-                if let Some(home) = home {
-                    home.post(Mail::GroupSize(key, id, waiting, sized)).await.ok();
-                }
-            })
-        });
+        let waiting = volatile.clone();
+        let sized = self.context.ask(work, move |sized| Mail::GroupSize(key, id, waiting, sized));
         if let Some(sized) = sized {
             self.own_mail.push(Mail::GroupSize(key, id, volatile, sized));
         }

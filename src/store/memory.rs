@@ -3,11 +3,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     ops::Bound,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, RowHead, Stay},
@@ -60,7 +60,7 @@ struct Conversation {
 
 impl MemoryStore {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

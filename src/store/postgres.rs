@@ -45,6 +45,7 @@ use super::{
     Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, Takeover,
 };
 use crate::{
+    backoff::Backoff,
     bus::TopicId,
     config,
     scratch::{Block, FloorError, Floors},
@@ -55,6 +56,9 @@ const ATTEMPTS_MAX: u32 = 6;
 
 /// Delay after the first failed attempt; it doubles after each.
 const FIRST_BACK_OFF: Duration = Duration::from_millis(2);
+
+/// Delay before the last attempt.
+const LAST_BACK_OFF: Duration = Duration::from_millis(32);
 
 /// Network time allowed for a round trip, in addition to the server's statement timeout.
 const NETWORK_TIME_MAX: Duration = Duration::from_millis(500);
@@ -160,15 +164,14 @@ impl Core {
     where
         F: Future<Output = Result<T, PostgresError>> + Send,
     {
-        let mut pause = FIRST_BACK_OFF;
+        let mut backoff = Backoff::new(FIRST_BACK_OFF, LAST_BACK_OFF);
         for _ in 1..ATTEMPTS_MAX {
             match once().await {
                 Ok(done) => return Ok(done),
                 Err(PostgresError::Retriable(_)) => {}
                 Err(error) => return Err(Self::error(error)),
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            tokio::time::sleep(backoff.next_delay()).await;
         }
         once().await.map_err(Self::error)
     }

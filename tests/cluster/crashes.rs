@@ -6,13 +6,14 @@ use std::{
     env,
     net::SocketAddr,
     sync::{
-        Arc, PoisonError, RwLock, RwLockWriteGuard,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
+use parking_lot::{RwLock, RwLockWriteGuard};
 use rustix::process::Signal;
 use serde_json::Value;
 use tidegate::auth;
@@ -150,7 +151,7 @@ impl Crowd {
     }
 
     fn doors(&self) -> RwLockWriteGuard<'_, Vec<Option<SocketAddr>>> {
-        self.shared.doors.write().unwrap_or_else(PoisonError::into_inner)
+        self.shared.doors.write()
     }
 
     /// Those who are on a node.
@@ -234,7 +235,7 @@ impl Shared {
 
     /// On the first node from there on that is up.
     fn come_in(&self, n: usize, from: usize) -> Client {
-        let doors = self.doors.read().unwrap_or_else(PoisonError::into_inner);
+        let doors = self.doors.read();
         let mut nodes = (from..from + doors.len()).map(|at| at % doors.len());
         let (at, door) = nodes.find_map(|at| Some((at, doors[at]?))).expect("some node is up");
         let token = auth::sign(&self.key, &writer(n), None, Duration::from_secs(86_400));

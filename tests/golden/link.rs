@@ -1,13 +1,10 @@
 //! Messages between nodes over gRPC: the handshake and every kind of call and reply, from both ends.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use tidegate::{
@@ -119,7 +116,7 @@ pub(crate) fn write(folder: &Folder) {
                 let noted = Arc::clone(&noted);
                 let note = move |from, message: &Bytes| {
                     let golden = Golden { lane: number, from, hex: hex(message) };
-                    noted.lock().unwrap_or_else(PoisonError::into_inner).push(golden);
+                    noted.lock().push(golden);
                 };
                 async move {
                     let mut onward = open(address).await;
@@ -136,7 +133,7 @@ pub(crate) fn write(folder: &Folder) {
         .await;
         call_all(&link_to(relay.address()), &caller(), &peer()).await;
         end.check();
-        noted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        noted.lock().clone()
     });
     recorded.sort_by_key(|it| it.lane);
     folder.write_list(FILE, &recorded);
@@ -214,7 +211,7 @@ async fn callers_of_every_version_are_served_as_they_were() {
 
 /// Plays the recorded peer on one lane, and notes in `strange` each call that was never recorded.
 async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, strange: Arc<Mutex<Vec<String>>>) {
-    let note = |what: String| strange.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    let note = |what: String| strange.lock().push(what);
     let Some(hello) = lane.receive().await else { return };
     let ([_, recorded, _, ready], _) = parts(&golden[0]);
     let mut challenge = pb::LinkChallenge { nonce: vec![9; 32].into(), ..challenge(recorded) };
@@ -247,7 +244,7 @@ async fn peers_of_every_version_are_called_as_they_were() {
         .await;
         let link = link_to(peers.address());
         let called = tokio::spawn(async move { call_all(&link, &caller(), &peer()).await }).await;
-        let strange = strange.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let strange = strange.lock().clone();
         assert_eq!(strange, Vec::<String>::new(), "{}", folder.version);
         called.expect("every call is answered as it was");
         let made: usize = golden.iter().map(|lane| parts(lane).1.len()).sum();

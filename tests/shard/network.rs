@@ -21,7 +21,7 @@ const INPUT_MAX: usize = 4 << 20;
 const OUTPUT_MAX: usize = 64 * 1024;
 
 /// Transport with the client side of its connections.
-pub trait Network: Transport + Sized {
+pub(crate) trait Network: Transport + Sized {
     /// Connects a client, which has sent only the preface.
     fn connect(lone: &mut Lone<Self>) -> Client;
 
@@ -50,7 +50,7 @@ impl Network for Sockets {
 }
 
 /// Pipes in memory, with a transport for each shard.
-pub struct Memory {
+pub(crate) struct Memory {
     shards: Vec<(Shard<Pipes>, Pipes)>,
     backlog: VecDeque<ShardEnd>,
     output_max: usize,
@@ -58,7 +58,7 @@ pub struct Memory {
 
 impl Memory {
     /// Returns the transport of a shard.
-    pub fn pipes(&self, shard: usize) -> &Pipes {
+    pub(crate) fn pipes(&self, shard: usize) -> &Pipes {
         &self.shards[shard].1
     }
 }

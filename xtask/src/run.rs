@@ -9,12 +9,12 @@ use std::{
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::report::Outcome;
@@ -59,7 +59,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
             }
         });
     }
-    let outcomes = outcomes.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let outcomes = outcomes.into_inner();
     let run = report::Run { commit, is_clean, is_whole: wanted.is_empty(), wall: began.elapsed(), outcomes };
     run.print();
     run.save(shell)?;
@@ -78,7 +78,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
 /// Runs a step, unless the one that it needs has failed, and writes down its end.
 fn one(shell: &Shell, step: &'static Step, began: Instant, outcomes: &Mutex<Vec<Outcome>>) {
     let has_failed = |name: &str| {
-        let outcomes = outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcomes = outcomes.lock();
         outcomes.iter().any(|it| it.name == name && it.failure.is_some())
     };
     let without_run =
@@ -98,7 +98,7 @@ fn one(shell: &Shell, step: &'static Step, began: Instant, outcomes: &Mutex<Vec<
             println!("{} {:<12} FAILED: {why}\n{}", clock(began), step.name, end_of_log(shell, step))
         }
     }
-    outcomes.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
+    outcomes.lock().push(outcome);
 }
 
 /// Minutes and seconds since the run began.

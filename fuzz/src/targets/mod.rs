@@ -157,9 +157,12 @@ fn read<F>(decoded: Result<Decoded<F>, WireError>) -> Option<F> {
 
 /// Removes unknown fields of the content, which the JSON form does not have.
 fn without_unknown(mut frame: pb::ClientFrame) -> pb::ClientFrame {
-    if let Some(pb::client_frame::Body::Send(send)) = &mut frame.body
-        && let Some(content) = &mut send.content
-    {
+    let content = match &mut frame.body {
+        Some(pb::client_frame::Body::Send(send)) => send.content.as_mut(),
+        Some(pb::client_frame::Body::Signal(signal)) => signal.content.as_mut(),
+        _ => None,
+    };
+    if let Some(content) = content {
         content.unknown.clear();
     }
     frame

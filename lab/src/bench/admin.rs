@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use std::{ops::Range, thread, time::Duration};
 
+use data_encoding::HEXLOWER_PERMISSIVE;
 use serde_json::{Value, json};
 
 use tidegate::{auth, cli::admin::Admin};
@@ -22,12 +23,7 @@ pub(super) fn token(key: &[u8], user: &str) -> String {
 
 /// Decodes hex.
 pub(super) fn hex(text: &str) -> Result<Vec<u8>> {
-    let text = text.trim().as_bytes();
-    ensure!(text.len().is_multiple_of(2), "hex of odd length");
-    text.chunks(2)
-        .map(|pair| Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?))
-        .collect::<Result<_>>()
-        .context("no hex")
+    HEXLOWER_PERMISSIVE.decode(text.trim().as_bytes()).context("no hex")
 }
 
 /// Creates group `id` with `extra` and users `u<from>`…`u<to>`.

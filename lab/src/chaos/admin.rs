@@ -4,14 +4,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidegate::cli::http::Connection;
 use tokio::time::timeout;
@@ -33,12 +31,12 @@ pub(super) struct Admin {
 impl Admin {
     /// Sets the address of a node from now on.
     pub(super) fn set_address(&self, node: usize, address: SocketAddr) {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner).insert(node, address);
+        self.addresses.lock().insert(node, address);
     }
 
     /// Returns the address of the next node.
     fn address(&self) -> Option<SocketAddr> {
-        let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        let addresses = self.addresses.lock();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         addresses.values().nth(turn % addresses.len().max(1)).copied()
     }
@@ -73,7 +71,7 @@ impl Admin {
 
     /// Returns the presence of users as a node reports it.
     pub(super) async fn presence(&self, node: usize, users: &BTreeSet<&str>) -> anyhow::Result<Value> {
-        let address = self.addresses.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied();
+        let address = self.addresses.lock().get(&node).copied();
         let body = json!({ "users": users }).to_string();
         let asked = post(address.context("no such node")?, "/v1/presence", &body);
         let (status, answer) = timeout(TRY, asked).await.context("no answer")??;

@@ -1,9 +1,8 @@
 //! Recorder of all clients, with one clock and one order.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
-};
+use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::checker::{Event, History};
 
@@ -25,7 +24,7 @@ impl Recorder {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Records an event with the present time. The time is taken under the lock, so times rise with the order.

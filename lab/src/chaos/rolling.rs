@@ -14,13 +14,14 @@ use std::{
     collections::{BTreeSet, HashSet},
     path::Path,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
 use rand::{SeedableRng as _, rngs::StdRng};
 use rustix::process::Signal;
 use serde_json::Value;

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
 use rdkafka::{
     ClientConfig, Message as _,
     config::FromClientConfigAndContext as _,
@@ -97,7 +98,7 @@ impl InFlightBatch {
         self.unconfirmed.bytes.fetch_sub(bytes, Ordering::SeqCst);
         self.unconfirmed.records.fetch_sub(1, Ordering::SeqCst);
         self.append_state.in_flight.fetch_sub(1, Ordering::SeqCst);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.records_left = state.records_left.saturating_sub(1);
         match outcome {
             Ok(offset) => {
@@ -172,7 +173,7 @@ impl Appender {
     }
 
     fn client(&self) -> Arc<Client> {
-        Arc::clone(&self.client.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.client.read())
     }
 
     /// Appends a batch. All of it is handed over before the first await, so that calls polled in turn keep their order.
@@ -261,7 +262,7 @@ impl Appender {
             batch.complete_record(record.len(), Err(error));
         }
         let first_failed = failed.as_ref().filter(|_| {
-            let state = batch.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = batch.state.lock();
             state.errors.len() == records.len()
         });
         match first_failed {
@@ -279,7 +280,7 @@ impl Appender {
     fn replace_if_fatal(&self) {
         let broken = self.client();
         let Some((code, reason)) = broken.client().fatal_error() else { return };
-        let mut client = self.client.write().unwrap_or_else(PoisonError::into_inner);
+        let mut client = self.client.write();
         if !Arc::ptr_eq(&client, &broken) {
             return;
         }

@@ -1,11 +1,9 @@
 //! Callbacks of the Kafka client library: log lines, errors and statistics. Topic ids are parsed from the log lines.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
+use parking_lot::Mutex;
 use rdkafka::{
     ClientContext, Statistics,
     config::RDKafkaLogLevel,
@@ -33,7 +31,7 @@ impl<R> Context<R> {
 
     /// Returns the id of a topic that this client uses; `None` before the first reply of a broker.
     pub(super) fn topic_id(&self, topic: &str) -> Option<TopicId> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner).get(topic).copied()
+        self.topics.lock().get(topic).copied()
     }
 }
 
@@ -53,7 +51,7 @@ fn parse_topic_id(line: &str) -> Option<(String, TopicId)> {
 impl<R: Send + Sync> ClientContext for Context<R> {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         if let Some((topic, id)) = parse_topic_id(line) {
-            let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut topics = self.topics.lock();
             if topics.insert(topic.clone(), id).is_some_and(|before| before != id) {
                 tracing::error!(topic, "Kafka topic was deleted and recreated");
             }

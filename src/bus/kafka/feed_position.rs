@@ -2,12 +2,11 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::routes::TopicLag;
 
@@ -92,7 +91,7 @@ impl FeedPosition {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

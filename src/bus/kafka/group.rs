@@ -7,12 +7,13 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     config::FromClientConfigAndContext as _,
@@ -75,7 +76,7 @@ struct State {
 
 impl Member {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Ends the events and disowns everything, because another member replaces this one or the bus closes.

@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -13,6 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use rdkafka::{
     ClientConfig, Message as _, Offset, TopicPartitionList,
     config::FromClientConfigAndContext as _,
@@ -292,7 +293,7 @@ impl Partition {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Starts fetching at offset `from`.

@@ -1,13 +1,9 @@
 //! In-memory node topic: bounded queue of records for one run of a node.
 
-use std::{
-    collections::VecDeque,
-    mem,
-    pin::pin,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, mem, pin::pin};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::super::{AppendError, NodeEvent};
@@ -34,7 +30,7 @@ impl Topic {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn publish(&self, records: Vec<Bytes>) -> Result<(), AppendError> {

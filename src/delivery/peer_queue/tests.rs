@@ -1,8 +1,12 @@
 //! Queues keep order, are bounded, do not wait for each other, and have stale routes removed.
 
-use std::sync::atomic::AtomicBool;
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tidegate_protocol::{
     Time,
     id::{DeviceId, NodeId, UserId},
@@ -15,6 +19,7 @@ use crate::{
     link::{AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Link, PublishedMark},
     metrics,
     ports::Ports,
+    queue_set::QUEUE_IDLE_TIMEOUT,
     routes::{Leases, MemoryRoutes, Registration, Routes},
     scratch::MemoryScratch,
     store::MemoryStore,
@@ -37,7 +42,7 @@ struct End {
 impl Link for End {
     async fn answers(&self, _: &NodeBoot, answers: Vec<Answer>) -> Result<(), LinkError> {
         self.wait().await?;
-        self.requests.lock().unwrap().extend(answers.iter().map(|answer| answer.request));
+        self.requests.lock().extend(answers.iter().map(|answer| answer.request));
         Ok(())
     }
 
@@ -47,7 +52,7 @@ impl Link for End {
             true => Landing::NotHere,
             false => Landing::Delivered,
         };
-        self.pushes.lock().unwrap().extend(deliveries.iter().map(|it| it.push.to_vec()));
+        self.pushes.lock().extend(deliveries.iter().map(|it| it.push.to_vec()));
         Ok(deliveries.iter().map(|it| vec![landing; it.to.len()]).collect())
     }
 
@@ -190,7 +195,7 @@ async fn replies_stay_in_order_when_the_peer_accepts_the_third_try() {
         peer_queues.answers(&there, vec![answer(request)]);
     }
     time::sleep(PEER_RETRY_INTERVAL * 3).await;
-    assert_eq!(*end.requests.lock().unwrap(), (0..100).collect::<Vec<_>>());
+    assert_eq!(*end.requests.lock(), (0..100).collect::<Vec<_>>());
 }
 
 #[tokio::test(start_paused = true)]
@@ -205,15 +210,15 @@ async fn stalled_peer_delays_no_other_and_its_queue_is_bounded() {
         peer_queues.pushes(&quick, vec![push(vec![1; 8], 1)]);
         settle().await;
     }
-    assert_eq!(end.pushes.lock().unwrap().len(), 40);
-    let waiting = peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst);
+    assert_eq!(end.pushes.lock().len(), 40);
+    let waiting = peer_queues.queues.queued_bytes(&slow);
     assert!((1 << 20..=QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
     stuck.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
     peer_queues.pushes(&slow, vec![push(vec![2; 8], 1)]);
     settle().await;
-    assert_eq!(stuck.pushes.lock().unwrap().last().unwrap(), &[2; 8], "later pushes are sent");
-    assert_eq!(peer_queues.queue(&slow).queued_bytes.load(Ordering::SeqCst), 0, "all capacity is released");
+    assert_eq!(stuck.pushes.lock().last().unwrap(), &[2; 8], "later pushes are sent");
+    assert_eq!(peer_queues.queues.queued_bytes(&slow), 0, "all capacity is released");
 }
 
 #[tokio::test(start_paused = true)]
@@ -235,7 +240,7 @@ async fn stale_route_is_removed_after_a_recheck_by_its_full_token() {
     assert_eq!(rows().await, 1, "not at once: it may be logging in");
     time::sleep(LOGIN_MAX).await;
     assert_eq!(rows().await, 0);
-    let pushes = end.pushes.lock().unwrap().clone();
+    let pushes = end.pushes.lock().clone();
     assert_eq!(
         pushes,
         [b"x".to_vec(), Vec::new()],
@@ -254,10 +259,10 @@ async fn idle_queue_ends_and_starts_again_with_the_next_batch() {
     let peer_queues = peer_queues(&[(there.clone(), Arc::clone(&end))], memory_routes());
     peer_queues.answers(&there, vec![answer(1)]);
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
-    assert!(peer_queues.queues.lock().unwrap()[&there].batches.is_closed());
+    assert!(!peer_queues.queues.is_open(&there));
     peer_queues.answers(&there, vec![answer(2)]);
     settle().await;
-    assert_eq!(*end.requests.lock().unwrap(), [1, 2]);
+    assert_eq!(*end.requests.lock(), [1, 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -269,5 +274,5 @@ async fn ended_runs_leave_no_queues() {
         peer_queues.answers(run, vec![answer(1)]);
         time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
     }
-    assert_eq!(peer_queues.queues.lock().unwrap().keys().collect::<Vec<_>>(), [&runs[49]]);
+    assert_eq!(peer_queues.queues.peers(), [runs[49].clone()]);
 }

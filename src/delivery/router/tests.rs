@@ -3,6 +3,7 @@
 use tidegate_protocol::id::NodeId;
 
 use super::*;
+use crate::link::Session;
 
 fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()

@@ -1,22 +1,16 @@
 //! Topic queues: one per node topic sends records in order, many in one call; a stalled topic delays no other.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::{sync::mpsc, time};
+use parking_lot::Mutex;
 
 use super::{GroupRecord, MissedRanges, weight_of};
 use crate::{
     bus::Bus,
     link::{BestEffortMessage, BestEffortQueues},
     metrics::Metrics,
+    queue_set::{EndedQueues, Next, Queue, QueueSet},
     routes::NodeBoot,
 };
 
@@ -32,9 +26,6 @@ const CALL_BYTES: usize = 512 * 1024;
 /// Delay between attempts to publish the hints for missed records.
 const HINT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time without traffic after which a queue without missed records ends; the next record opens it again.
-const QUEUE_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Attempts to publish hints to a topic that accepts nothing, while there is no other traffic.
 const HINT_TRIES: u32 = 600;
 
@@ -43,21 +34,12 @@ pub(super) struct TopicQueues {
     bus: Arc<dyn Bus>,
     best_effort: Arc<BestEffortQueues>,
     metrics: Metrics,
-    queues: Mutex<HashMap<NodeBoot, QueueSender>>,
+    queues: QueueSet<Vec<GroupRecord>, Mutex<MissedRanges>>,
 }
 
-#[derive(Clone)]
-struct QueueSender {
-    batches: mpsc::Sender<Vec<GroupRecord>>,
-    queued_bytes: Arc<AtomicUsize>,
-    missed: Arc<Mutex<MissedRanges>>,
-}
-
+/// Receiving end of a queue, in its task; its state is what the node has missed.
 struct TopicQueue {
-    to: NodeBoot,
-    batches: mpsc::Receiver<Vec<GroupRecord>>,
-    queued_bytes: Arc<AtomicUsize>,
-    missed: Arc<Mutex<MissedRanges>>,
+    queue: Queue<Vec<GroupRecord>, Mutex<MissedRanges>>,
     bus: Arc<dyn Bus>,
     best_effort: Arc<BestEffortQueues>,
     metrics: Metrics,
@@ -66,39 +48,29 @@ struct TopicQueue {
 impl TopicQueues {
     /// Creates the set without queues: each starts with its first record.
     pub(super) fn new(bus: Arc<dyn Bus>, best_effort: Arc<BestEffortQueues>, metrics: Metrics) -> Self {
-        Self { bus, best_effort, metrics, queues: Mutex::default() }
+        let queues = QueueSet::new(QUEUE_BATCHES_MAX, EndedQueues::Drop);
+        Self { bus, best_effort, metrics, queues }
     }
 
     /// Queues records after earlier ones, or notes them as missed; never waits.
-    pub(super) fn send(&self, to: &NodeBoot, mut batch: Vec<GroupRecord>) {
+    pub(super) fn send(&self, to: &NodeBoot, batch: Vec<GroupRecord>) {
         let weight = weight_of(&batch);
-        // The queue may just have ended for lack of traffic: the second attempt opens another.
-        for _ in 0..2 {
-            let queue = self.queue(to);
-            let before = queue.queued_bytes.fetch_add(weight, Ordering::Relaxed);
-            let failed = match before == 0 || before + weight <= QUEUE_BYTES_MAX {
-                true => queue.batches.try_send(batch),
-                false => Err(mpsc::error::TrySendError::Full(batch)),
-            };
-            let Err(failed) = failed else { return };
-            queue.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
-            let is_full = matches!(failed, mpsc::error::TrySendError::Full(_));
-            batch = failed.into_inner();
-            if is_full {
-                break;
-            }
-        }
+        let Err(rejected) = self.queues.send(to, batch, weight, QUEUE_BYTES_MAX, |queue| self.start(queue))
+        else {
+            return;
+        };
+        let batch = rejected.into_inner();
         self.metrics.fan_outs_lost.increment(batch.len() as u64);
-        let queue = self.queue(to);
-        let mut missed = lock(&queue.missed);
+        let missed = self.missed(to);
+        let mut missed = missed.lock();
         batch.iter().for_each(|item| missed.add(item.group.as_str(), item.seq));
     }
 
     /// Notes hints that the node has yet to get.
     pub(super) fn add_missed(&self, to: &NodeBoot, hints: &[Bytes]) {
-        let queue = self.queue(to);
+        let missed = self.missed(to);
         {
-            let mut missed = lock(&queue.missed);
+            let mut missed = missed.lock();
             hints.iter().for_each(|hint| missed.add_record(hint.clone()));
         }
         // An empty batch wakes the task.
@@ -107,31 +79,16 @@ impl TopicQueues {
 
     /// Returns whether records wait that have not been offered to their topics.
     pub(super) fn is_busy(&self) -> bool {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.values().any(|queue| queue.queued_bytes.load(Ordering::Relaxed) > 0)
+        !self.queues.is_empty()
     }
 
-    fn queue(&self, to: &NodeBoot) -> QueueSender {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = queues.get(to).filter(|queue| !queue.batches.is_closed()) {
-            return queue.clone();
-        }
-        queues.retain(|_, queue| !queue.batches.is_closed());
-        let (sender, batches) = mpsc::channel(QUEUE_BATCHES_MAX);
-        let (queued_bytes, missed) = (Arc::new(AtomicUsize::new(0)), Arc::<Mutex<MissedRanges>>::default());
-        let queue = TopicQueue {
-            to: to.clone(),
-            batches,
-            queued_bytes: Arc::clone(&queued_bytes),
-            missed: Arc::clone(&missed),
-            bus: Arc::clone(&self.bus),
-            best_effort: Arc::clone(&self.best_effort),
-            metrics: self.metrics.clone(),
-        };
-        tokio::spawn(queue.run());
-        let sender = QueueSender { batches: sender, queued_bytes, missed };
-        queues.insert(to.clone(), sender.clone());
-        sender
+    fn missed(&self, to: &NodeBoot) -> Arc<Mutex<MissedRanges>> {
+        self.queues.state(to, |queue| self.start(queue))
+    }
+
+    fn start(&self, queue: Queue<Vec<GroupRecord>, Mutex<MissedRanges>>) {
+        let (bus, best_effort) = (Arc::clone(&self.bus), Arc::clone(&self.best_effort));
+        tokio::spawn(TopicQueue { queue, bus, best_effort, metrics: self.metrics.clone() }.run());
     }
 }
 
@@ -139,31 +96,18 @@ impl TopicQueue {
     async fn run(mut self) {
         let mut tries = 0;
         loop {
-            let has_missed = !lock(&self.missed).is_empty() && tries < HINT_TRIES;
-            match time::timeout(
-                if has_missed { HINT_RETRY_INTERVAL } else { QUEUE_IDLE_TIMEOUT },
-                self.batches.recv(),
-            )
-            .await
-            {
-                Ok(Some(first)) => {
+            let has_missed = !self.queue.state.lock().is_empty() && tries < HINT_TRIES;
+            match self.queue.next(has_missed.then_some(HINT_RETRY_INTERVAL)).await {
+                Some(Next::Item(first)) => {
                     tries = 0;
                     let batch = self.merge_queued(first);
                     self.send_batch(batch).await;
                 }
-                Ok(None) => return,
-                Err(_) if has_missed => {
+                Some(Next::Retry) => {
                     tries += 1;
                     self.send_batch(Vec::new()).await;
                 }
-                Err(_) => {
-                    // Close first, then take what was queued in the meantime.
-                    self.batches.close();
-                    while let Ok(last) = self.batches.try_recv() {
-                        self.send_batch(last).await;
-                    }
-                    return;
-                }
+                None => return,
             }
         }
     }
@@ -171,7 +115,7 @@ impl TopicQueue {
     fn merge_queued(&mut self, mut batch: Vec<GroupRecord>) -> Vec<GroupRecord> {
         let mut weight = weight_of(&batch);
         while weight < CALL_BYTES
-            && let Ok(more) = self.batches.try_recv()
+            && let Some(more) = self.queue.try_next()
         {
             weight += weight_of(&more);
             batch.extend(more);
@@ -183,31 +127,27 @@ impl TopicQueue {
     /// and stay missed because the link may lose them.
     async fn send_batch(&self, batch: Vec<GroupRecord>) {
         let weight = weight_of(&batch);
-        let missed = lock(&self.missed).take_hints();
+        let missed = self.queue.state.lock().take_hints();
         let records: Vec<Bytes> =
             missed.iter().cloned().chain(batch.iter().map(|item| item.bytes.clone())).collect();
         if !records.is_empty() {
-            let published = self.bus.publish_node(&self.to, records).await;
+            let published = self.bus.publish_node(&self.queue.to, records).await;
             match published {
                 Ok(()) => self.metrics.fan_outs.increment(batch.len() as u64),
                 Err(error) => {
-                    tracing::debug!(%error, node = %self.to, "node topic unavailable; sending over the link");
+                    tracing::debug!(%error, node = %self.queue.to, "node topic unavailable; sending over the link");
                     self.metrics.fan_outs_beside.increment(batch.len() as u64);
-                    let mut remaining = lock(&self.missed);
+                    let mut remaining = self.queue.state.lock();
                     missed.into_iter().for_each(|hint| remaining.add_record(hint));
                     for item in batch {
                         remaining.add(item.group.as_str(), item.seq);
                         let record = item.bytes;
                         self.best_effort
-                            .send(&self.to, BestEffortMessage::FanOut { group: item.group, record });
+                            .send(&self.queue.to, BestEffortMessage::FanOut { group: item.group, record });
                     }
                 }
             }
         }
-        self.queued_bytes.fetch_sub(weight, Ordering::Relaxed);
+        self.queue.release(weight);
     }
-}
-
-fn lock(missed: &Mutex<MissedRanges>) -> MutexGuard<'_, MissedRanges> {
-    missed.lock().unwrap_or_else(PoisonError::into_inner)
 }

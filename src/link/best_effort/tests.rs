@@ -1,11 +1,11 @@
 //! Best-effort queues are bounded, drop messages by priority, and report a room's losses.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use tidegate_protocol::id::{NodeId, UserId};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time};
 
 use super::*;
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, Delivery, Landing, PublishedMark, Session,
     },
     metrics,
+    queue_set::QUEUE_IDLE_TIMEOUT,
 };
 
 /// Peer that records the messages it receives.
@@ -40,7 +41,7 @@ impl Link for RecordingPeer {
         if self.refuses.load(Ordering::SeqCst) {
             return Err(LinkError::Unavailable("malformed call, perhaps of a newer version".to_owned()));
         }
-        self.messages.lock().unwrap().extend(messages);
+        self.messages.lock().extend(messages);
         Ok(())
     }
     async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
@@ -112,9 +113,9 @@ async fn messages_arrive_in_order_and_batched() {
         (0..500).map(|n| talk(n.to_string())).chain([signal(), mark()]).collect();
     sent.iter().for_each(|message| queues.send(&there, message.clone()));
     settle().await;
-    assert_eq!(*peer.messages.lock().unwrap(), sent);
+    assert_eq!(*peer.messages.lock(), sent);
     assert!(peer.calls.load(Ordering::SeqCst) < 10, "{:?}", peer.calls);
-    assert_eq!(queues.queue(&there).queued_bytes.load(Ordering::SeqCst), 0);
+    assert_eq!(queues.queues.queued_bytes(&there), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,12 +130,11 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
         queues.send(&there, signal());
         queues.send(&there, mark());
     }
-    let waiting = queues.queue(&there).queued_bytes.load(Ordering::SeqCst);
+    let waiting = queues.queues.queued_bytes(&there);
     assert!((ROOM_QUEUE_BYTES_MAX / 2..=MARK_QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
     peer.gate.as_ref().unwrap().add_permits(1_000);
     settle().await;
-    let count =
-        |of: fn(&BestEffortMessage) -> bool| peer.messages.lock().unwrap().iter().filter(|it| of(it)).count();
+    let count = |of: fn(&BestEffortMessage) -> bool| peer.messages.lock().iter().filter(|it| of(it)).count();
     let delivered = count(|message| matches!(message, BestEffortMessage::RoomMessage { .. }));
     assert_eq!(count(|message| matches!(message, BestEffortMessage::Mark { .. })), 20);
     assert_eq!(
@@ -143,12 +143,12 @@ async fn stalled_peer_drops_signals_first_and_room_losses_are_counted() {
         "signals have the lowest priority"
     );
     assert!((10..18).contains(&delivered), "{delivered}");
-    let missed = peer.messages.lock().unwrap().iter().fold(0, |sum, message| match message {
+    let missed = peer.messages.lock().iter().fold(0, |sum, message| match message {
         BestEffortMessage::RoomLoss { count, .. } => sum + count,
         _ => sum,
     });
     assert_eq!(delivered as u64 + missed, 21);
-    assert_eq!(queues.queue(&there).queued_bytes.load(Ordering::SeqCst), 0, "the queue is empty again");
+    assert_eq!(queues.queues.queued_bytes(&there), 0, "the queue is empty again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,22 +159,19 @@ async fn losses_at_a_refusing_peer_are_reported_later() {
         queues.send(&there, talk(vec![n]));
         settle().await;
     }
-    assert!(peer.messages.lock().unwrap().is_empty());
+    assert!(peer.messages.lock().is_empty());
     peer.refuses.store(false, Ordering::SeqCst);
     queues.send(&there, talk("new"));
     settle().await;
     let expected = [BestEffortMessage::RoomLoss { room: hall(), count: 3 }, talk("new")];
-    assert_eq!(*peer.messages.lock().unwrap(), expected);
+    assert_eq!(*peer.messages.lock(), expected);
     // Losses are reported without further messages too, but not indefinitely.
     peer.refuses.store(true, Ordering::SeqCst);
     queues.send(&there, talk("lost"));
     time::sleep(LOSS_REPORT_INTERVAL * 2).await;
     peer.refuses.store(false, Ordering::SeqCst);
     time::sleep(LOSS_REPORT_INTERVAL * 2).await;
-    assert_eq!(
-        peer.messages.lock().unwrap().last(),
-        Some(&BestEffortMessage::RoomLoss { room: hall(), count: 1 })
-    );
+    assert_eq!(peer.messages.lock().last(), Some(&BestEffortMessage::RoomLoss { room: hall(), count: 1 }));
     let calls = peer.calls.load(Ordering::SeqCst);
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
     assert_eq!(peer.calls.load(Ordering::SeqCst), calls);
@@ -186,10 +183,10 @@ async fn idle_queue_ends_and_starts_again() {
     let (queues, there) = queues(&peer);
     queues.send(&there, talk("1"));
     time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
-    assert!(queues.queues.lock().unwrap()[&there].messages.is_closed());
+    assert!(!queues.queues.is_open(&there));
     queues.send(&there, talk("2"));
     settle().await;
-    assert_eq!(*peer.messages.lock().unwrap(), [talk("1"), talk("2")]);
+    assert_eq!(*peer.messages.lock(), [talk("1"), talk("2")]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,15 +198,12 @@ async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
         queues.send(run, talk("lost"));
     }
     queues.forget_ended(|_| false);
-    assert_eq!(queues.queues.lock().unwrap().len(), 2, "open queues stay");
+    assert_eq!(queues.queues.peers().len(), 2, "open queues stay");
     time::sleep(QUEUE_IDLE_TIMEOUT * 3).await;
     queues.forget_ended(|run| *run == there);
-    assert_eq!(queues.queues.lock().unwrap().keys().collect::<Vec<_>>(), [&there]);
+    assert_eq!(queues.queues.peers(), [there.clone()]);
     peer.refuses.store(false, Ordering::SeqCst);
     queues.send(&there, talk("new"));
     settle().await;
-    assert_eq!(
-        *peer.messages.lock().unwrap(),
-        [BestEffortMessage::RoomLoss { room: hall(), count: 1 }, talk("new")]
-    );
+    assert_eq!(*peer.messages.lock(), [BestEffortMessage::RoomLoss { room: hall(), count: 1 }, talk("new")]);
 }

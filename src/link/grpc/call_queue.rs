@@ -1,12 +1,15 @@
 //! Call queue of one stream to one peer: calls waiting to be sent and calls waiting for their reply, with a common
 //! limit in bytes.
+//!
+//! Not a queue of a `QueueSet`: each caller waits for its own reply, a call is charged until that reply and not until it
+//! is sent, a call that times out is withdrawn, and the peer's task, which reconnects, fails all calls at once.
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message as _;
 use tidegate_protocol::pb;
 use tokio::sync::{Notify, oneshot};
@@ -183,7 +186,7 @@ impl CallQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

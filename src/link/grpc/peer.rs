@@ -17,7 +17,7 @@ use super::{
     handshake::{self, StreamEnd},
     service,
 };
-use crate::{metrics::Metrics, routes::NodeBoot};
+use crate::{backoff::Backoff, metrics::Metrics, routes::NodeBoot};
 
 /// Delay before the first attempt to reconnect; it doubles up to [`RECONNECT_DELAY_MAX`]. Each delay is shortened by up
 /// to a half at random.
@@ -96,12 +96,14 @@ impl Drop for Peer {
 
 impl Connector {
     async fn run(self, seed: u64) {
-        let mut backoff = Backoff { random: seed, next: RECONNECT_DELAY_MIN };
+        // With jitter, so that a returning node does not get all connections at once.
+        let mut backoff = Backoff::new(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX).with_jitter(seed);
         let mut last_failure = None;
         loop {
             let end = match self.connect().await {
                 Ok(streams) => {
-                    (backoff.next, last_failure) = (RECONNECT_DELAY_MIN, None);
+                    backoff.reset();
+                    last_failure = None;
                     Box::pin(self.serve(streams)).await
                 }
                 Err(end) => end,
@@ -119,7 +121,7 @@ impl Connector {
                 tracing::warn!(%peer, address, why, "no link to peer; retrying");
                 last_failure = Some(why);
             }
-            tokio::time::sleep(backoff.draw()).await;
+            tokio::time::sleep(backoff.next_delay()).await;
         }
     }
 
@@ -230,46 +232,5 @@ impl LinkedPeerGuard {
 impl Drop for LinkedPeerGuard {
     fn drop(&mut self) {
         self.0.link_peers.decrement(1.0);
-    }
-}
-
-/// Growing reconnect delays with jitter, so that a returning node does not get all connections at once.
-struct Backoff {
-    random: u64,
-    next: Duration,
-}
-
-impl Backoff {
-    fn draw(&mut self) -> Duration {
-        let longest = self.next;
-        self.next = (longest * 2).min(RECONNECT_DELAY_MAX);
-        // SplitMix64.
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        longest / 2 + (longest / 2).mul_f64(z as f64 / u64::MAX as f64)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backoff_grows_to_its_limit_and_differs_by_seed() {
-        let draw = |random| {
-            let mut backoff = Backoff { random, next: RECONNECT_DELAY_MIN };
-            (0..10).map(|_| backoff.draw()).collect::<Vec<_>>()
-        };
-        let (one, other) = (draw(1), draw(2));
-        assert_eq!(one, draw(1));
-        assert_ne!(one, other);
-        for (at, delay) in one.iter().enumerate() {
-            let doubled = RECONNECT_DELAY_MIN * 2_u32.pow(u32::try_from(at).unwrap());
-            let longest = doubled.min(RECONNECT_DELAY_MAX);
-            assert!((longest / 2..=longest).contains(delay), "{delay:?} at {at}");
-        }
     }
 }

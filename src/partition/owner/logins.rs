@@ -1,6 +1,6 @@
 //! Logins on a single node, whose owner reads the whole log and so knows memberships in log order.
 
-use std::{collections::BTreeSet, pin::pin};
+use std::collections::BTreeSet;
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -26,7 +26,7 @@ pub(super) type Logins = Option<mpsc::Receiver<Vec<(ConnKey, Route)>>>;
 
 /// Memberships added by decided but unpublished records. Publishing adds them to the indexes in log order; adding them
 /// at the login would push messages from before the join to the user.
-type PendingJoins<'a> = BTreeSet<(&'a ConversationId, &'a UserId)>;
+pub(super) type PendingJoins<'a> = BTreeSet<(&'a ConversationId, &'a UserId)>;
 
 impl Owner {
     /// Answers logins with their groups, as of everything decided so far. Routes are registered before, so either this
@@ -38,23 +38,6 @@ impl Owner {
     ) -> Result<(), OwnerExit> {
         answer(&self.cluster, logins, &PendingJoins::new(), out).await
     }
-
-    /// Archives everything decided. Logins are answered in the meantime, because a full disk can still be read.
-    pub(super) async fn archive_all(
-        &mut self,
-        decided: &[Decided],
-        logins: &mut Logins,
-        out: &mut Dispatcher,
-    ) -> Result<(), OwnerExit> {
-        let mut flush = pin!(self.archive.flush(&mut self.ledger));
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut flush => return done,
-                Some(batch) = next(logins) => answer(&self.cluster, batch, &pending_joins(decided), out).await?,
-            }
-        }
-    }
 }
 
 /// Waits for the next logins; never ready if this owner does not answer them.
@@ -65,7 +48,8 @@ pub(super) async fn next(logins: &mut Logins) -> Option<Vec<(ConnKey, Route)>> {
     }
 }
 
-async fn answer(
+/// Answers logins, leaving out the groups of `pending_joins`.
+pub(super) async fn answer(
     cluster: &Cluster,
     logins: Vec<(ConnKey, Route)>,
     pending_joins: &PendingJoins<'_>,
@@ -75,12 +59,13 @@ async fn answer(
         let groups = retry(|| memberships::groups_of(&*cluster.ports.store, &route.user)).await?;
         let groups = groups.into_iter().map(|it| it.group);
         let groups = groups.filter(|group| !pending_joins.contains(&(group, &route.user))).collect();
-        out.local.memberships(key, groups).await;
+        out.memberships(key, groups).await;
     }
     Ok(())
 }
 
-fn pending_joins(decided: &[Decided]) -> PendingJoins<'_> {
+/// Returns the memberships that decided but unpublished records add.
+pub(super) fn pending_joins(decided: &[Decided]) -> PendingJoins<'_> {
     let mut pending_joins = PendingJoins::new();
     for (record, outcome) in decided {
         if let (Body::Member(change), Outcome::Accepted { .. }) = (&record.body, outcome)

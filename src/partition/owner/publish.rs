@@ -11,7 +11,7 @@ use crate::{
     delivery::trace_steps,
     partition::{
         dispatcher::Dispatcher,
-        exit::{OwnerExit, retry},
+        exit::{OwnerExit, retry, wait_for_store},
         membership::Recipients,
     },
 };
@@ -57,13 +57,17 @@ impl Owner {
             Some(Recipients::Named(users)) => Some(users),
             None => None,
         };
+        if let Body::Member(change) = &record.body {
+            // Empty on a cluster, where the recipients show whether the group is small.
+            self.sizes.change(change);
+        }
         let tracked = self.is_tracked(conversation, out).await?;
         match &record.body {
             Body::Message(message) => out.message(record, message, seq, tracked, named.as_ref()),
             Body::Member(change) => {
                 out.change(record, change, seq, tracked, named.as_ref());
                 if change.action == MemberAction::Delete {
-                    self.remove_all_members(conversation, out).await?;
+                    self.unindex_all_members(conversation, out).await?;
                 }
             }
             Body::Recall(recall) => out.recall(record, recall, seq, tracked, named.as_ref()),
@@ -73,22 +77,26 @@ impl Owner {
     }
 
     /// Returns whether pushes are tracked until acked: those of direct conversations and small groups.
-    async fn is_tracked(&self, conversation: &ConversationId, out: &Dispatcher) -> Result<bool, OwnerExit> {
-        let max = self.settings.small_group_max;
+    async fn is_tracked(
+        &mut self,
+        conversation: &ConversationId,
+        out: &Dispatcher,
+    ) -> Result<bool, OwnerExit> {
         match conversation.kind() {
             ConversationKind::Direct(..) => Ok(true),
             ConversationKind::Room(_) => Ok(false),
             // In a cluster, large groups go through `fan_out`.
             ConversationKind::Group(_) if out.is_clustered() => Ok(true),
-            ConversationKind::Group(_) => {
-                let store = &self.cluster.ports.store;
-                let summary = retry(|| store.summary(conversation, None)).await?;
-                Ok(summary.is_none_or(|summary| summary.members <= max as u64))
-            }
+            ConversationKind::Group(_) => loop {
+                match self.sizes.is_small(&*self.cluster.ports.store, conversation).await {
+                    Ok(is_small) => return Ok(is_small),
+                    Err(error) => wait_for_store(error).await?,
+                }
+            },
         }
     }
 
-    async fn remove_all_members(
+    async fn unindex_all_members(
         &self,
         conversation: &ConversationId,
         out: &mut Dispatcher,
@@ -99,7 +107,7 @@ impl Owner {
             let page = retry(|| store.members(conversation, after.as_ref(), MEMBERS_PAGE_ROWS)).await?;
             let Some((last, _)) = page.last() else { return Ok(()) };
             after = Some(last.clone());
-            out.remove_members(conversation, page.into_iter().map(|(user, _)| user).collect());
+            out.unindex_members(conversation, page.into_iter().map(|(user, _)| user).collect());
         }
     }
 }

@@ -23,18 +23,18 @@ pub(super) mod text {
 pub(super) mod hex {
     use std::borrow::Cow;
 
+    use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
     use tidegate_protocol::record::Hash16;
 
     pub(in super::super) fn serialize<S: Serializer>(it: &Hash16, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(&format_args!("{:032x}", u128::from_be_bytes(*it)))
+        to.collect_str(&HEXLOWER.encode_display(it))
     }
 
     pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Hash16, D::Error> {
         let text = Cow::<str>::deserialize(from)?;
-        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
-        number.map(u128::to_be_bytes).ok_or_else(|| D::Error::custom("not 32 hex digits"))
+        let bytes = HEXLOWER_PERMISSIVE.decode(text.as_bytes()).unwrap_or_default();
+        bytes.try_into().map_err(|_| D::Error::custom("not 32 hex digits"))
     }
 }
 

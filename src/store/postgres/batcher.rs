@@ -5,12 +5,9 @@
 //! for a round trip: when a node moved its clients to two others, 300 logins a second waited 2 s for a connection of
 //! an idle server.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, oneshot},
     time::{Instant, sleep_until},
@@ -107,7 +104,7 @@ impl<Q: BatchedQuery> Default for Batcher<Q> {
 
 impl<Q: BatchedQuery> Batcher<Q> {
     fn lock(&self) -> MutexGuard<'_, State<Q>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the next step of a task that leaves the state `previous`.

@@ -3,10 +3,9 @@
 //! A key's hash is random, so an insert may touch any page of the index, which must therefore be that of one week and
 //! not of all keys. The week is only a storage unit; the rules of each partition decide which keys have expired.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeMap, BTreeSet};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     codec::Reader,
@@ -41,7 +40,7 @@ struct State {
 
 impl KeyPartitions {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn has(&self, week: i32) -> bool {

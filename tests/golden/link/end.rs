@@ -1,11 +1,9 @@
 //! The calls of the golden files: how they are made, what the peer takes them for, and what it replies.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tidegate::{
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, Delivery,
@@ -30,12 +28,12 @@ pub(crate) struct End {
 
 impl End {
     fn note(&self, what: String) {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        self.asked.lock().push(what);
     }
 
     /// Everything came, each once and as it was meant; lanes have no order among each other.
     pub(crate) fn check(&self) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut asked = self.asked.lock().clone();
         let mut expected = calls(&super::caller());
         asked.sort();
         expected.sort();

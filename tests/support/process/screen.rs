@@ -2,9 +2,11 @@
 
 use std::{
     io::{BufRead as _, BufReader, Read},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
 };
+
+use parking_lot::Mutex;
 
 use super::{PATIENCE, becomes};
 
@@ -25,7 +27,7 @@ impl Screen {
         let screen = self.clone();
         thread::spawn(move || {
             for line in BufReader::new(from).lines().map_while(Result::ok) {
-                let mut lines = screen.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut lines = screen.0.lock();
                 // A terminal ends lines with both characters.
                 lines.push(line.trim_end_matches('\r').to_owned());
             }
@@ -34,7 +36,7 @@ impl Screen {
 
     /// Returns the lines so far.
     pub fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     /// Waits for a line that fits.

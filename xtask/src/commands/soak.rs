@@ -5,15 +5,13 @@ mod slope;
 use std::{
     fs::{self, OpenOptions},
     io::Write as _,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use super::fuzz;
@@ -90,7 +88,7 @@ pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Resul
         }
     });
     println!("\n`cargo xtask docs` adds them to the sums in docs/internals/testing.md");
-    let failed = book.failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let failed = book.failed.into_inner();
     if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
 }
 
@@ -145,7 +143,7 @@ impl Book<'_> {
     }
 
     fn fail(&self, name: &'static str) {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+        self.failed.lock().push(name);
     }
 }
 

@@ -11,12 +11,13 @@ mod pod;
 use std::{
     fs,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::{
@@ -180,7 +181,7 @@ fn look(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
         pod.look()?;
     }
     let ready = pods.iter().filter(|pod| pod.is_endpoint()).map(Pod::client_port).collect();
-    *endpoints.lock().unwrap_or_else(PoisonError::into_inner) = ready;
+    *endpoints.lock() = ready;
     Ok(())
 }
 

@@ -5,13 +5,14 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
+use parking_lot::{Mutex, MutexGuard};
 use tidegate::{
     auth,
     cli::assign::{Assigned, host_port},
@@ -88,11 +89,11 @@ pub(super) struct Noted {
 
 impl Shared {
     pub(super) fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted.lock()
     }
 
     pub(super) fn doors(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+        self.doors.lock()
     }
 
     fn breaks(&self, what: String) {

@@ -1,9 +1,6 @@
 //! Periodic work of the subscriber task: declares and renews interest, checks heads, and sends hints.
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tidegate_protocol::id::ConversationId;
 use tokio::time::{self, Instant};
@@ -89,7 +86,7 @@ impl SubscriberTask {
     }
 
     pub(super) async fn on_tick(&mut self) {
-        let missed = self.shared.missed.lock().unwrap_or_else(PoisonError::into_inner).take_hints();
+        let missed = self.shared.missed.lock().take_hints();
         for hint in missed {
             self.on_record(hint, RecordSource::Peer).await;
         }

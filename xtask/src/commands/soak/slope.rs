@@ -3,7 +3,7 @@
 use std::{
     fs,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::Figures;

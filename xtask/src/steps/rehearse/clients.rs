@@ -7,7 +7,7 @@ use std::{
     net::TcpStream,
     process::Command,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -255,7 +255,7 @@ impl Person {
     fn login(&mut self) -> anyhow::Result<Conn> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE && !self.alone.load(Ordering::SeqCst) {
-            let ports = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let ports = self.endpoints.lock().clone();
             if let Some(port) = ports.get((self.first + self.logins) % ports.len().max(1)) {
                 self.logins += 1;
                 if let Ok(conn) = Conn::open(*port, &self.token) {

@@ -1,0 +1,46 @@
+//! User sessions: finds the sessions of many users on other nodes with few calls to the routes.
+
+use std::collections::{BTreeSet, HashMap};
+
+use tidegate_protocol::id::UserId;
+
+use crate::{
+    cluster::Cluster,
+    link::Session,
+    routes::{NodeBoot, RoutesError},
+};
+
+/// Users in one call to the routes.
+const LOOKUP_USERS_MAX: usize = 1_000;
+
+/// Sessions of each user on other nodes; users without one are absent.
+pub(super) type UserSessions = HashMap<UserId, Vec<(NodeBoot, Session)>>;
+
+/// Looks up the sessions of `users` on other nodes. `None` if the routes may be incomplete: such a lookup is as good as
+/// none, and all peers must be asked.
+///
+/// # Errors
+/// Fails at the first call that the routes do not answer; all peers must be asked then too.
+pub(super) async fn lookup(
+    cluster: &Cluster,
+    users: BTreeSet<&UserId>,
+) -> Result<Option<UserSessions>, RoutesError> {
+    if cluster.peers.may_be_incomplete() {
+        return Ok(None);
+    }
+    let users: Vec<UserId> = users.into_iter().cloned().collect();
+    let mut by_user = UserSessions::new();
+    for page in users.chunks(LOOKUP_USERS_MAX) {
+        let rows = cluster.ports.routes.lookup(page).await?;
+        for (user, devices) in page.iter().zip(rows) {
+            let elsewhere = devices.into_iter().filter(|(_, token)| token.at != cluster.me);
+            let sessions: Vec<(NodeBoot, Session)> = elsewhere
+                .map(|(device, token)| (token.at, Session { user: user.clone(), device, epoch: token.epoch }))
+                .collect();
+            if !sessions.is_empty() {
+                by_user.insert(user.clone(), sessions);
+            }
+        }
+    }
+    Ok(Some(by_user))
+}

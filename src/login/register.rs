@@ -1,0 +1,158 @@
+//! Registration of a login: settings, the route of the device, the replaced session and the saved chain.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate_protocol::{
+    Code,
+    id::{DeviceId, UserId},
+    settings::UserSettings,
+};
+use tokio::time;
+
+use super::{
+    PORT_RETRY_INTERVAL,
+    step_times::StepTimes,
+    takeover::{resolve_doubt, stop_elsewhere},
+};
+use crate::{
+    cluster::Cluster,
+    link::Session,
+    mail::{LoginDone, LoginError, ShardHandles},
+    routes::{Registered, Registration, Route, Routes, RoutesError, Token},
+};
+
+/// How long a login tries to register before it is refused (ADR 17). On a busy machine the routes may be late for a
+/// moment. Thousands of clients that are refused then return at once, and each new login costs more than one that
+/// waits, so the overload would not end.
+const ROUTES_MAX: Duration = Duration::from_secs(2);
+
+/// Stores the user's settings, registers the device's route and loads its chain; the newest login wins at once.
+pub async fn login(
+    cluster: Arc<Cluster>,
+    user: UserId,
+    device: DeviceId,
+    now: UserSettings,
+    shards: ShardHandles,
+) -> Result<LoginDone, LoginError> {
+    // The settings come first, because the store may wait for a disk. From the registration until the shard has the
+    // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
+    // no session. Lost settings are no reason to refuse.
+    let mut steps = StepTimes::begin();
+    let settings = cluster.ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "failed to store the settings of a login; using those it sent");
+        now
+    });
+    steps.done("settings");
+    let registration = Registration {
+        user: user.clone(),
+        device: device.clone(),
+        at: cluster.me.clone(),
+        above: 0,
+        only_if: None,
+    };
+    let doubt = |token| {
+        resolve_doubt(
+            &cluster,
+            Route { user: user.clone(), device: device.clone(), token },
+            Arc::clone(&shards),
+        );
+    };
+    let registered = register(&*cluster.ports.routes, registration, doubt).await.map_err(|error| {
+        tracing::warn!(%error, "registration failed; login refused");
+        LoginError { code: Code::Overloaded, reason: "logins are temporarily unavailable; try again" }
+    })?;
+    steps.done("route");
+    let here = registered.replaced.as_ref().is_some_and(|old| old.at == cluster.me);
+    if let Some(old) = registered.replaced.filter(|_| !here) {
+        let session = Session { user: user.clone(), device: device.clone(), epoch: old.epoch };
+        stop_elsewhere(&cluster, old.at, session).await;
+        steps.done("replaced");
+    }
+    // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
+    let chain = cluster.ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
+    steps.done("chain");
+    let route = Route { user, device, token: registered.token };
+    steps.log(&route, "registered");
+    Ok(LoginDone { route, replaced: here, chain, settings })
+}
+
+/// Registers the route, retrying for [`ROUTES_MAX`]. A registration whose reply is lost is passed to `doubt` and
+/// repeated with a higher epoch, so the retry wins in either order.
+async fn register(
+    routes: &dyn Routes,
+    mut registration: Registration,
+    doubt: impl Fn(Token),
+) -> Result<Registered, RoutesError> {
+    let until = time::Instant::now() + ROUTES_MAX;
+    loop {
+        let error = match routes.register(registration.clone()).await {
+            Err(error @ (RoutesError::Unavailable(_) | RoutesError::Unknown(_))) => error,
+            Err(RoutesError::InDoubt { why, token }) => {
+                registration.above = registration.above.max(token.epoch);
+                doubt(token.clone());
+                RoutesError::InDoubt { why, token }
+            }
+            other => return other,
+        };
+        if time::Instant::now() >= until {
+            return Err(error);
+        }
+        time::sleep(PORT_RETRY_INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_protocol::{Time, id::NodeId};
+
+    use super::*;
+    use crate::{
+        fault::{Fault, FaultPlan, Faulty},
+        routes::{Leases, MemoryRoutes, NodeBoot},
+    };
+
+    fn registration() -> Registration {
+        Registration {
+            user: UserId::new("ann").unwrap(),
+            device: DeviceId::new("phone").unwrap(),
+            at: NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 },
+            above: 0,
+            only_if: None,
+        }
+    }
+
+    /// Registers over routes of which `times` calls fail. Returns the result, the number of calls, the time taken and
+    /// the doubtful epochs.
+    async fn after(fault: Fault, times: usize) -> (Result<Registered, RoutesError>, u64, Duration, Vec<u64>) {
+        let (plan, begun) = (FaultPlan::none(), time::Instant::now());
+        (0..times).for_each(|_| plan.plan("register", fault.clone()));
+        let memory = Arc::new(MemoryRoutes::new(0, Leases::default(), || Time::ZERO));
+        let routes = Faulty::<dyn Routes>::new(memory as Arc<dyn Routes>, Arc::clone(&plan));
+        let doubts = std::sync::Mutex::new(Vec::new());
+        let registered =
+            register(&routes, registration(), |token| doubts.lock().unwrap().push(token.epoch)).await;
+        (registered, plan.calls("register"), begun.elapsed(), doubts.into_inner().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn login_retries_unavailable_routes_for_a_limited_time() {
+        let (registered, calls, took, doubts) = after(Fault::Fail, 5).await;
+        assert!(registered.is_ok(), "{registered:?}");
+        assert_eq!((calls, took, doubts.len()), (6, 5 * PORT_RETRY_INTERVAL, 0));
+        let (registered, _, took, _) = after(Fault::Fail, 100).await;
+        assert!(matches!(registered, Err(RoutesError::Unavailable(_))), "{registered:?}");
+        assert!((ROUTES_MAX..=ROUTES_MAX + PORT_RETRY_INTERVAL).contains(&took), "{took:?}");
+    }
+
+    /// Covers flaws S1 and S2.
+    #[tokio::test(start_paused = true)]
+    async fn lost_registration_is_reported_and_repeated_above_its_epoch() {
+        let (registered, calls, took, doubts) = after(Fault::LoseAnswer, 2).await;
+        let token = registered.unwrap().token;
+        assert_eq!((calls, took, doubts.len()), (3, 2 * PORT_RETRY_INTERVAL, 2));
+        assert!(doubts[0] < doubts[1] && doubts[1] < token.epoch, "{doubts:?} {token}");
+        let (registered, calls, _, doubts) = after(Fault::LoseAnswer, 100).await;
+        assert!(matches!(registered, Err(RoutesError::InDoubt { .. })), "{registered:?}");
+        assert_eq!(doubts.len() as u64, calls, "each may take effect, the last one too");
+    }
+}

@@ -1,0 +1,197 @@
+//! Tracking of group pushes on a single node: which pushes are tracked, and how often the store is asked for a size.
+
+use std::{collections::BTreeMap, task::Waker};
+
+use bytes::Bytes;
+use tidegate_protocol::{
+    Time,
+    id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
+    record::{MemberAction, MemberChange, Message, Origin, SenderOrder, body_hash},
+};
+
+use super::*;
+use crate::{
+    bus::{LocalBus, LocalBusConfig, Ownership},
+    delivery::local::LocalDispatcher,
+    directory::Directory,
+    fault::{FaultPlan, Faulty},
+    link::LocalLink,
+    mail::{Item, Mail, Mailbox, ShardHandles, mailbox},
+    metrics,
+    ports::Ports,
+    routes::{Leases, MemoryRoutes, NodeBoot},
+    scratch::MemoryScratch,
+    store::{MemoryStore, Store},
+};
+
+const SMALL_MAX: usize = 3;
+
+/// Owner of a log with one partition, and one shard whose mailbox only the test reads.
+struct World {
+    plan: Arc<FaultPlan>,
+    cluster: Arc<Cluster>,
+    owner: Owner,
+    out: Dispatcher,
+    mailbox: Mailbox,
+    _ownership: Box<dyn Ownership>,
+}
+
+fn group() -> ConversationId {
+    ConversationId::parse("g:tea").unwrap()
+}
+
+fn user(n: usize) -> UserId {
+    UserId::new(&format!("u{n}")).unwrap()
+}
+
+fn change(action: MemberAction, users: &[usize]) -> Body {
+    Body::Member(MemberChange {
+        conversation: group(),
+        action,
+        users: users.iter().copied().map(user).collect(),
+        role: None,
+        by: None,
+        settings: BTreeMap::new(),
+        request_id: MsgId::new(&rand::random::<u64>().to_string()).unwrap(),
+    })
+}
+
+fn message() -> Body {
+    let content = Bytes::from_static(b"hello");
+    Body::Message(Message {
+        conversation: group(),
+        sender: user(0),
+        device: DeviceId::new("phone").unwrap(),
+        msg_id: MsgId::new(&rand::random::<u64>().to_string()).unwrap(),
+        attempt: 0,
+        body_hash: body_hash(&content),
+        content,
+        order: SenderOrder::default(),
+        flags: 0,
+    })
+}
+
+impl World {
+    async fn start() -> Self {
+        let log = LocalBusConfig {
+            partitions: 1,
+            topic: TopicId(1),
+            max_records: 1 << 12,
+            max_bytes: 1 << 20,
+            node_max_records: 1,
+            node_max_bytes: 1,
+        };
+        let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
+        let plan = FaultPlan::none();
+        let ports = Ports {
+            bus: Arc::new(LocalBus::new(log)),
+            store: Arc::new(Faulty::<dyn Store>::new(Arc::new(MemoryStore::default()), Arc::clone(&plan))),
+            routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
+            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+            link: Arc::new(LocalLink),
+        };
+        let cluster = Arc::new(Cluster::new(me.clone(), ports));
+        let mut ownership = cluster.ports.bus.join(&me).await.unwrap();
+        ownership.next().await.unwrap();
+        let settings = Settings {
+            small_group_max: SMALL_MAX,
+            retention: retention::Settings {
+                node: retention::Keep::parse("forever").unwrap(),
+                every: Duration::from_secs(86_400),
+                keys: Duration::from_secs(86_400),
+                wall_ms: || 1,
+            },
+            rules: rules::Settings::default(),
+            answers_first: None,
+            panic_on_msg_id: String::new(),
+        };
+        let owner = Owner::take_over(0, &cluster, None, settings, &metrics::install().0).await.unwrap();
+        let (handle, mailbox) = mailbox(Waker::noop().clone(), 1 << 20);
+        let (shards, directory) = (ShardHandles::default(), Arc::new(Directory::default()));
+        assert!(shards.set(vec![handle]).is_ok());
+        directory.hold_conversation(&group(), 0);
+        let out = Dispatcher::new(LocalDispatcher::new(me, directory, shards, Arc::default()));
+        Self { plan, cluster, owner, out, mailbox, _ownership: ownership }
+    }
+
+    /// Appends the records, runs the owner over them as one batch, and returns whether each push is tracked.
+    async fn publish(&mut self, bodies: Vec<Body>) -> Vec<bool> {
+        // Another run of the node appended them, so no connection waits for a reply.
+        let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 0, conn: 1, request: 1 };
+        let record = |body| Record { origin: origin.clone(), received_at: 1, body, trace: None };
+        let records = bodies.into_iter().map(|body| record(body).encode()).collect();
+        let from = self.cluster.ports.bus.append(0, records).await.unwrap().first;
+        let batch = self.cluster.ports.bus.read(0, from, usize::MAX, usize::MAX).await.unwrap();
+        let never = CancellationToken::new();
+        self.owner.decide_all(batch, (&mut None, &mut self.out), &never, &never).await.unwrap();
+        let mut tracked = Vec::new();
+        while let Some(mail) = self.mailbox.take() {
+            let Mail::Deliver(items) = mail else { continue };
+            tracked.extend(items.iter().filter_map(|item| match item {
+                Item::Push(delivery) => Some(delivery.tracked),
+                _ => None,
+            }));
+        }
+        tracked
+    }
+
+    fn summaries(&self) -> u64 {
+        self.plan.calls("summary")
+    }
+}
+
+#[tokio::test]
+async fn messages_of_a_small_group_read_its_size_once() {
+    let mut world = World::start().await;
+    assert_eq!(world.publish(vec![change(MemberAction::Create, &[0, 1])]).await, [true]);
+    for _ in 0..10 {
+        assert_eq!(world.publish((0..10).map(|_| message()).collect()).await, [true; 10]);
+    }
+    assert_eq!(world.summaries(), 1);
+    // Neither a mute nor a removal can make it large, and a join below the limit does not.
+    for action in [MemberAction::Mute, MemberAction::Kick, MemberAction::Join] {
+        assert_eq!(world.publish(vec![change(action, &[1]), message()]).await, [true; 2], "{action:?}");
+    }
+    assert_eq!(world.summaries(), 1);
+}
+
+#[tokio::test]
+async fn group_that_crosses_the_limit_changes_its_tracking_both_ways() {
+    let mut world = World::start().await;
+    let steps: [(MemberAction, &[usize], bool); 8] = [
+        (MemberAction::Create, &[0, 1, 2], true),
+        // One of the two is a member already.
+        (MemberAction::Join, &[1, 2], true),
+        (MemberAction::Join, &[3], false),
+        (MemberAction::Mute, &[1], false),
+        // Only one of the two is a member.
+        (MemberAction::Kick, &[3, 9], true),
+        (MemberAction::Join, &[3, 4], false),
+        (MemberAction::Leave, &[4], false),
+        (MemberAction::Leave, &[3], true),
+    ];
+    let mut summaries = 0;
+    for (step, (action, users, tracked)) in steps.into_iter().enumerate() {
+        assert_eq!(world.publish(vec![change(action, users)]).await, [tracked], "step {step}");
+        assert_eq!(world.publish((0..5).map(|_| message()).collect()).await, [tracked; 5], "step {step}");
+        let before = std::mem::replace(&mut summaries, world.summaries());
+        assert!(summaries - before <= 1, "a change costs at most one read: step {step}");
+    }
+}
+
+#[tokio::test]
+async fn batch_with_changes_leaves_the_size_of_its_end() {
+    let mut world = World::start().await;
+    world.publish(vec![change(MemberAction::Create, &[0])]).await;
+    let batch = vec![
+        change(MemberAction::Join, &[1, 2, 3]),
+        change(MemberAction::Kick, &[1]),
+        change(MemberAction::Join, &[1, 4]),
+        change(MemberAction::Kick, &[1, 4]),
+        message(),
+    ];
+    let tracked = world.publish(batch).await;
+    assert_eq!(tracked.last(), Some(&true), "three members are left: {tracked:?}");
+    assert_eq!(world.publish(vec![message()]).await, [true]);
+    assert_eq!(world.publish(vec![change(MemberAction::Join, &[5]), message()]).await, [false; 2]);
+}
