@@ -56,7 +56,8 @@ impl Broker {
     pub fn start(&self, outlets: Outlets, owners: Option<owner::Settings>) -> RunningTasks {
         let shutdown = CancellationToken::new();
         let (intake, cluster) = (Arc::clone(&self.intake), Arc::clone(&self.cluster));
-        let append = appender::append_all(outlets.records, intake, cluster, self.local.dispatcher());
+        let append =
+            tokio::spawn(appender::append_all(outlets.records, intake, cluster, self.local.dispatcher()));
         let logins = self.start_logins(outlets.logins);
         let recovery = self.is_clustered.then(|| {
             tokio::spawn(recovery::ask_again(
@@ -67,7 +68,7 @@ impl Broker {
                 self.metrics.clone(),
             ))
         });
-        let (append, mut group_publisher) = (tokio::spawn(append), None);
+        let mut group_publisher = None;
         let owners = owners.map(|settings| {
             group_publisher = self.remote.as_ref().map(|remote| remote.start_publisher(&self.local));
             let context = OwnerContext {

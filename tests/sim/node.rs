@@ -3,34 +3,24 @@
 use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
 use tidegate::{
+    broker::{Broker, Parts, Peering, RunningTasks, Settings},
     bus::Bus,
     cluster::{Cluster, PeerSnapshot},
-    delivery::{
-        answer_cache::AnswerCache, local::LocalDispatcher, peer_queue::PeerQueues, pending::Pending,
-        router::Router,
-    },
-    directory::Directory,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
-    ingest::{admin::Admin, appender, intake::Intake, recovery},
+    ingest::admin::Admin,
     link::Link,
-    mail::ShardHandles,
     metrics,
     partition::{
-        assignment::{self, OwnerContext},
-        dispatcher::Dispatcher,
         owner,
         retention::{self, Keep},
         rules,
     },
-    peer::Peer,
     ports::Ports,
     routes::{Lease, NodeBoot, NodeInfo, NodeRow, Routes},
-    scratch::MemoryScratch,
+    scratch::{ClockNumbers, MemoryScratch},
     store::Store,
 };
 use tidegate_protocol::{Time, id::NodeId, machine::session::SubmitAnswer, record::Body};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use super::{World, bus::NodeBus};
 
@@ -40,17 +30,17 @@ const RATES: Rates = Rates { fail: 20, lose_answer: 20, delay: 200 };
 /// For so long all nodes have agreed before the rules are switched.
 const RULES_SETTLE_TIME: Duration = Duration::from_secs(2);
 
+/// Above this a group is large; none of the simulation is.
+const SMALL_GROUP_MAX: usize = 500;
+
 /// A running node; dropped, it ends as a crash does.
 pub(crate) struct SimNode {
     me: NodeBoot,
-    admin: Admin,
+    broker: Arc<Broker>,
     bus: Arc<NodeBus>,
     plans: Vec<Arc<FaultPlan>>,
     end: Arc<FaultPlan>,
-    leaving: CancellationToken,
-    owners: Option<JoinHandle<()>>,
-    tasks: [JoinHandle<()>; 2],
-    cluster: Arc<Cluster>,
+    tasks: RunningTasks,
     rules: rules::Settings,
     lease: Cell<Lease>,
 }
@@ -67,7 +57,7 @@ impl Way {
 /// Settings of the owners of all nodes.
 fn owner_settings(rules: rules::Settings, answers_first: bool) -> owner::Settings {
     owner::Settings {
-        small_group_max: 500,
+        small_group_max: SMALL_GROUP_MAX,
         retention: keep_forever(),
         rules,
         answers_first: answers_first.then_some(Duration::ZERO),
@@ -104,66 +94,28 @@ impl SimNode {
         if world.answers_first {
             cluster.owned.unarchived().allow();
         }
-        let (directory, pending) = (Arc::new(Directory::default()), Arc::new(Pending::default()));
-        let shards = ShardHandles::default();
-        assert!(shards.set(Vec::new()).is_ok());
-        let (intake, outlets) = Intake::new(1 << 20);
-        let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let (metrics, answered) = (metrics::install().0, Arc::new(AnswerCache::default()));
-        let end = Peer::new(me.clone(), directory.clone(), shards.clone(), pending.clone(), metrics.clone())
-            .with_answer_cache(answered.clone(), cluster.clone());
-        let faulty_end = FaultPlan::none();
-        let end = Faulty::<dyn Link>::new(Arc::new(end), Arc::clone(&faulty_end));
-        world.link.add(me.clone(), Arc::new(end));
-        let couriers = PeerQueues::new(&cluster, metrics.clone());
-        let plain = {
-            let me = me.clone();
-            let (directory, pending) = (directory.clone(), pending.clone());
-            move || LocalDispatcher::new(me.clone(), directory.clone(), shards.clone(), pending.clone())
-        };
-        let append =
-            tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
-        let asking =
-            recovery::ask_again(cluster.clone(), pending.clone(), answered.clone(), plain(), metrics.clone());
-        let asking = tokio::spawn(asking);
-        let leaving = CancellationToken::new();
-        let rules = rules::Settings { known, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
-        let reaching = Arc::clone(&cluster);
-        let owning = OwnerContext {
-            cluster: Arc::clone(&cluster),
-            answered: Some(answered),
-            logins: None,
-            dispatcher: Box::new(move || {
-                Dispatcher::clustered(plain(), Router::start(&reaching, Arc::clone(&couriers)), None)
-            }),
-            settings: owner_settings(rules, world.answers_first),
-            metrics,
-            leaving: leaving.clone(),
-        };
-        let owners = Some(tokio::spawn(assignment::own_all(owning)));
-        let tasks = [append, asking];
-        Self {
-            me,
-            admin,
-            bus,
-            plans,
-            end: faulty_end,
-            leaving,
-            owners,
-            tasks,
+        let (broker, outlets) = Broker::assemble(Parts {
             cluster,
-            rules,
-            lease: Cell::new(Lease::Live),
-        }
+            peering: Peering::LogOnly,
+            numbers: Arc::new(ClockNumbers::new(|| 1)),
+            settings: Settings::new(SMALL_GROUP_MAX),
+            metrics: metrics::install().0,
+        });
+        let end = FaultPlan::none();
+        let faulty_end = Faulty::<dyn Link>::new(Arc::new(broker.peer()), Arc::clone(&end));
+        world.link.add(me.clone(), Arc::new(faulty_end));
+        let rules = rules::Settings { known, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
+        let tasks = broker.start(outlets, Some(owner_settings(rules, world.answers_first)));
+        Self { me, broker, bus, plans, end, tasks, rules, lease: Cell::new(Lease::Live) }
     }
 
     pub(crate) fn way(&self) -> Way {
-        Way(self.admin.clone())
+        Way(self.broker.admin.clone())
     }
 
     /// What it says of itself to the others.
     pub(crate) fn row(&self) -> NodeRow {
-        let owned = &self.cluster.owned;
+        let owned = &self.broker.cluster.owned;
         let info = NodeInfo {
             owns: owned.list(),
             partition_lags: owned.partition_lags(),
@@ -180,13 +132,13 @@ impl SimNode {
 
     /// Its ports, as its readers have them.
     pub(crate) fn cluster(&self) -> Arc<Cluster> {
-        Arc::clone(&self.cluster)
+        Arc::clone(&self.broker.cluster)
     }
 
     /// Passes the node rows to the node, as a lease renewal does.
     pub(crate) fn hear(&self, rows: &[NodeRow]) {
         let others = rows.iter().filter(|row| row.info.boot != self.me).cloned().collect();
-        self.cluster.peers.set(PeerSnapshot {
+        self.broker.cluster.peers.set(PeerSnapshot {
             rows: rows.into(),
             others,
             stale: false,
@@ -216,7 +168,7 @@ impl SimNode {
 
     /// The partitions that it owns.
     pub(crate) fn owns(&self) -> Vec<u32> {
-        self.cluster.owned.list()
+        self.broker.cluster.owned.list()
     }
 
     /// Its seat in the group of owners.
@@ -258,19 +210,13 @@ impl SimNode {
 
     /// Gives its partitions up in order.
     pub(crate) async fn leave(mut self, world: &World) {
-        self.leaving.cancel();
-        if let Some(owners) = self.owners.take() {
-            owners.await.expect("owners don't panic");
-        }
+        self.tasks.release().await.expect("owners don't panic");
         world.link.remove(&self.me);
     }
 }
 
 impl Drop for SimNode {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
-        if let Some(owners) = &self.owners {
-            owners.abort();
-        }
+        self.tasks.abort();
     }
 }

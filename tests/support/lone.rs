@@ -13,27 +13,22 @@ use std::{
 use mio::{Events, net::TcpStream};
 use prost::Message as _;
 use tidegate::{
-    assign::Assigner,
     auth::{self, Verifier},
+    broker::{Broker, Parts, Peering, Settings, ShardSettings},
     budget::Admission,
     bus::{LocalBus, LocalBusConfig, TopicId},
     cluster::Cluster,
     config,
-    conversation::recall::Recaller,
-    ingest::{
-        admin::Admin,
-        intake::{Intake, Outlets},
-    },
+    ingest::intake::Outlets,
     link::LocalLink,
-    mail::{Audience, Delivery, Item, Mail, ShardHandle, ShardHandles},
+    mail::{Audience, Delivery, Item, Mail, ShardHandle},
     metrics,
-    net::{sockopt, upgrade},
+    net::sockopt,
     ports::Ports,
-    room::Rooms,
-    routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription},
+    routes::{Leases, MemoryRoutes, NodeBoot},
     scratch::{ClockNumbers, MemoryScratch},
     shard::{
-        self, Caps, Context, Driver, Now,
+        self, Context, Driver, Now,
         newcomer::{Newcomer, NewcomerQueue},
     },
     store::MemoryStore,
@@ -133,16 +128,18 @@ impl<T: Transport> Lone<T> {
     /// Creates `count` shards; `change` sets what the test is about.
     pub fn new(count: usize, change: impl FnOnce(&mut Context, &mut config::SocketConfig)) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let (intake, outlets) = Intake::new(1 << 20);
-        let handles = ShardHandles::default();
-        let mut context = context(intake, Arc::clone(&handles), runtime.handle().clone());
+        let handle = runtime.handle().clone();
+        let _guard = handle.enter();
+        // A broker that is never started: this is its log and its owner.
+        let (broker, outlets) = Broker::assemble(parts());
+        let mut context = broker.shard_context(ShardSettings::new(Verifier::hs256(KEY)));
         let mut socket = config::SocketConfig::default();
         change(&mut context, &mut socket);
         let mut transport = T::open(socket);
         let add = |index| transport.add_shard(Context { index, ..context.clone() });
         let newcomers: Vec<NewcomerQueue<T::Stream>> = (0..count).map(add).collect();
         let list: Vec<ShardHandle> = newcomers.iter().map(|it| it.shard().clone()).collect();
-        assert!(handles.set(list.clone()).is_ok(), "set once");
+        assert!(context.handles.set(list.clone()).is_ok(), "set once");
         Self {
             transport,
             newcomers,
@@ -243,7 +240,7 @@ pub fn push_to(user: &str, conversation: &ConversationId, seq: u64, text: &str) 
     Delivery { audience: Audience::Users([user].into()), tracked: true, ..push(conversation, seq, text) }
 }
 
-fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::Handle) -> Context {
+fn parts() -> Parts {
     let leases = Leases { node: Duration::from_secs(10), interest: Duration::from_secs(60) };
     let log = LocalBusConfig {
         partitions: 1,
@@ -254,10 +251,8 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
         node_max_bytes: 1 << 16,
     };
     let me = NodeBoot { node: NodeId::new("n1").expect("a good id"), boot: 1 };
-    let (metrics, _) = metrics::install();
-    let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::default());
     let cluster = Arc::new(Cluster::new(
-        me.clone(),
+        me,
         Ports {
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
@@ -266,34 +261,11 @@ fn context(intake: Arc<Intake>, handles: ShardHandles, runtime: tokio::runtime::
             link: Arc::new(LocalLink),
         },
     ));
-    Context {
-        index: 0,
-        node: me.node.clone(),
-        boot: me.boot,
-        limits: Default::default(),
-        small_group_max: 500,
-        recaller: Recaller { admin, within: Duration::from_secs(120) },
-        caps: Caps { control: 128 * 1024, data: 256 * 1024 },
-        mailbox_bytes: 1 << 20,
-        frame_deadline: Duration::from_secs(10),
-        write_deadline: Duration::from_secs(10),
-        linger: Duration::from_secs(1),
-        upgrade: upgrade::Policy::default(),
-        verifier: Arc::new(Verifier::hs256(KEY)),
-        assigner: Arc::new(Assigner::new(
-            Arc::clone(&cluster),
-            NodeDescription::default(),
-            Duration::from_secs(10),
-        )),
-        directory: Arc::default(),
-        handles,
-        intake,
+    Parts {
         cluster,
-        rooms: Arc::new(Rooms::alone(Arc::new(ClockNumbers::new(|| WALL_MS)))),
-        best_effort: None,
-        runtime,
-        metrics,
-        panic_on_msg_id: String::new(),
-        panic_in_shard: false,
+        peering: Peering::Single,
+        numbers: Arc::new(ClockNumbers::new(|| WALL_MS)),
+        settings: Settings::new(500),
+        metrics: metrics::install().0,
     }
 }

@@ -1,5 +1,9 @@
 //! Several nodes in this process, on memory ports that they share: real shards, sockets and use-cases, and faults where a
 //! test plans them. The first node owns the log.
+//!
+//! A node here is composed as in production, with these differences: there is no lease and so no reaper, a test sets
+//! the peers that each node sees; there is no drain and no publisher of events; each node has a scratch of its own; and the
+//! clocks of routes and scratch stand still, so that no row of them expires.
 #![allow(dead_code, unreachable_pub, reason = "each user takes a part of it")]
 
 use std::{
@@ -12,39 +16,26 @@ use std::{
 
 use tidegate::{
     accept::{Acceptor, Stopper},
-    assign::Assigner,
     auth::{self, Verifier},
+    broker::{Broker, Parts, Peering, Settings, ShardSettings},
     budget::Admission,
     bus::{Bus, LocalBus, LocalBusConfig, NodeFeed, TopicId},
     cluster::{Cluster, PeerSnapshot},
     config,
-    conversation::recall::Recaller,
-    delivery::{
-        best_effort::BestEffortSender, local::LocalDispatcher, peer_queue::PeerQueues, pending::Pending,
-        router::Router,
-    },
-    directory::Directory,
     fault::{FaultPlan, Faulty},
-    ingest::{admin::Admin, appender, intake::Intake},
-    large_group::{publisher::GroupPublisher, subscriber::GroupSubscriber},
-    link::{BestEffortQueues, Link, MemoryLink},
-    login,
-    mail::{Mail, ShardHandle, ShardHandles},
+    ingest::admin::Admin,
+    link::{Link, MemoryLink},
+    mail::{Mail, ShardHandle},
     metrics,
-    net::upgrade,
     partition::{
-        assignment::{self, OwnerContext},
-        dispatcher::Dispatcher,
         owner,
         retention::{self, Keep},
         rules,
     },
-    peer::Peer,
     ports::Ports,
-    room::Rooms,
-    routes::{Leases, MemoryRoutes, NodeBoot, NodeDescription, NodeInfo, Routes},
+    routes::{Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
-    shard::{self, Caps, Context, newcomer::NewcomerQueue},
+    shard::{Driver, DriverQueue},
     store::{MemoryStore, Store},
 };
 use tidegate_protocol::{
@@ -55,7 +46,6 @@ use tidegate_protocol::{
     record::{MemberAction, MemberChange},
 };
 use tokio::runtime::Runtime;
-use tokio_util::sync::CancellationToken;
 
 use super::support::{Client, ask, hello};
 
@@ -76,7 +66,7 @@ pub struct Mesh {
 
 /// One of them.
 pub struct MeshNode {
-    me: NodeBoot,
+    broker: Arc<Broker>,
     /// Faults of its routes.
     pub routes: Arc<FaultPlan>,
     /// Faults of its link.
@@ -85,12 +75,7 @@ pub struct MeshNode {
     pub bus: Arc<FaultPlan>,
     /// Faults of its store.
     pub store: Arc<FaultPlan>,
-    /// The use-case of rooms.
-    pub rooms: Arc<Rooms>,
     address: SocketAddr,
-    cluster: Arc<Cluster>,
-    admin: Admin,
-    handles: Vec<ShardHandle>,
     stopper: Stopper,
     threads: Vec<Thread>,
 }
@@ -142,22 +127,22 @@ impl Mesh {
             routes.nodes().await.expect("memory is there")
         });
         for node in &self.nodes {
-            let others = rows.iter().filter(|row| row.info.boot != node.me).cloned().collect();
+            let others = rows.iter().filter(|row| row.info.boot != *node.me()).cloned().collect();
             let seen =
                 PeerSnapshot { rows: rows.clone().into(), others, stale: false, may_be_incomplete, losses };
-            node.cluster.peers.set(seen);
+            node.broker.cluster.peers.set(seen);
         }
     }
 
     /// Ends the reading of a node's topic: what comes until it is read again goes to the feed that is handed out.
     pub fn take_topic(&self, nth: usize) -> Box<dyn NodeFeed> {
-        self.runtime.block_on(self.bus.consume_node(&self.nodes[nth].me)).expect("memory is there")
+        self.runtime.block_on(self.bus.consume_node(self.nodes[nth].me())).expect("memory is there")
     }
 
     /// Of the other nodes that one knows only these.
     pub fn know_only(&self, nth: usize, others: &[usize]) {
-        let peers = &self.nodes[nth].cluster.peers;
-        let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me == *run);
+        let peers = &self.nodes[nth].broker.cluster.peers;
+        let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me() == run);
         let seen = peers.snapshot();
         let known = seen.others.iter().filter(|row| is_known(&row.info.boot)).cloned().collect();
         peers.set(PeerSnapshot { others: known, ..seen });
@@ -225,7 +210,7 @@ impl Mesh {
             settings: BTreeMap::new(),
             request_id: Admin::fresh_request_id(),
         };
-        let answer = self.runtime.block_on(self.nodes[0].admin.change(change, 1));
+        let answer = self.runtime.block_on(self.nodes[0].broker.admin.change(change, 1));
         assert!(matches!(answer, SubmitAnswer::Accepted { .. }), "{answer:?}");
     }
 
@@ -243,149 +228,37 @@ impl Mesh {
                 link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
             },
         ));
+        // Owners of a mesh always answer first, which is the harder order (ADR 16).
         cluster.owned.unarchived().allow();
-        let (intake, outlets) = Intake::new(1 << 20);
-        let pending = Arc::new(Pending::default());
-        let admin = Admin::new(me.clone(), Arc::clone(&intake), Arc::clone(&pending));
-        let context = self.context(&cluster, &intake, &admin, numbers);
-        let metrics = context.metrics.clone();
-        let (directory, handles) = (Arc::clone(&context.directory), Arc::clone(&context.handles));
-        let end = Peer::new(
-            me.clone(),
-            Arc::clone(&directory),
-            Arc::clone(&handles),
-            Arc::clone(&pending),
-            metrics.clone(),
-        );
-        let (plain_me, shards, users) = (me.clone(), Arc::clone(&handles), Arc::clone(&directory));
-        let plain = move || {
-            let (directory, pending) = (Arc::clone(&directory), Arc::clone(&pending));
-            LocalDispatcher::new(plain_me.clone(), directory, Arc::clone(&shards), pending)
-        };
         let feed = self.runtime.block_on(cluster.ports.bus.consume_node(&me)).expect("a topic");
-        let crowds = GroupSubscriber::start(&cluster, &users, SMALL, feed, plain(), metrics.clone());
-        let end = end
-            .with_group_subscriber(Arc::clone(&crowds))
-            .with_answer_cache(Arc::default(), Arc::clone(&cluster));
-        self.link.add(me.clone(), Arc::new(end));
-        tokio::spawn(appender::append_all(outlets.records, intake, Arc::clone(&cluster), plain()));
-        tokio::spawn(login::answer_all(
-            outlets.logins,
-            Arc::clone(&cluster),
-            Arc::clone(&crowds),
-            plain.clone(),
-        ));
-        if nth == 0 {
-            self.own(&cluster, crowds, plain, metrics);
-        }
-        let rooms = Arc::clone(&context.rooms);
-        let (list, newcomers, mut threads) = run_shards(&context);
-        let (address, stopper, door) = open_door(newcomers, context.metrics.clone());
-        threads.push(door);
-        MeshNode {
-            me,
-            routes,
-            link,
-            bus,
-            store,
-            rooms,
-            address,
+        let metrics = metrics::install().0;
+        let (broker, outlets) = Broker::assemble(Parts {
             cluster,
-            admin,
-            handles: list,
-            stopper,
-            threads,
-        }
-    }
-
-    fn own(
-        &self,
-        cluster: &Arc<Cluster>,
-        crowds: Arc<GroupSubscriber>,
-        plain: impl Fn() -> LocalDispatcher + Send + Sync + 'static,
-        metrics: metrics::Metrics,
-    ) {
-        let (reaching, couriers) = (Arc::clone(cluster), PeerQueues::new(cluster, metrics.clone()));
-        let strays = BestEffortQueues::new(
-            Arc::clone(&cluster.ports.link),
-            self.runtime.handle().clone(),
-            metrics.clone(),
-        );
-        let spread = GroupPublisher::start(cluster, crowds, strays, metrics.clone());
-        let dispatcher = move || {
-            let router = Router::start(&reaching, Arc::clone(&couriers));
-            Dispatcher::clustered(plain(), router, Some(Arc::clone(&spread)))
-        };
-        tokio::spawn(assignment::own_all(owning(Arc::clone(cluster), Box::new(dispatcher), metrics)));
-    }
-
-    fn context(
-        &self,
-        cluster: &Arc<Cluster>,
-        intake: &Arc<Intake>,
-        admin: &Admin,
-        numbers: &Arc<dyn Numbers>,
-    ) -> Context {
-        let (directory, metrics) = (Arc::new(Directory::default()), metrics::install().0);
-        let runtime = self.runtime.handle();
-        let lanes = BestEffortQueues::new(Arc::clone(&cluster.ports.link), runtime.clone(), metrics.clone());
-        let rooms = Arc::new(Rooms::among_others(
-            Arc::clone(numbers),
-            Arc::clone(cluster),
-            Arc::clone(&directory),
-            Arc::clone(&lanes),
-            // The routes lose nothing here.
-            drop,
-        ));
-        runtime.spawn(Arc::clone(&rooms).keep());
-        Context {
-            index: 0,
-            node: cluster.me.node.clone(),
-            boot: cluster.me.boot,
-            limits: Default::default(),
-            small_group_max: SMALL,
-            recaller: Recaller { admin: admin.clone(), within: Duration::from_secs(120) },
-            caps: Caps { control: 128 * 1024, data: 256 * 1024 },
-            mailbox_bytes: 1 << 20,
-            frame_deadline: Duration::from_secs(10),
-            write_deadline: Duration::from_secs(10),
-            linger: Duration::from_secs(1),
-            upgrade: upgrade::Policy::default(),
-            verifier: Arc::new(Verifier::hs256(KEY)),
-            assigner: Arc::new(Assigner::new(
-                Arc::clone(cluster),
-                NodeDescription::default(),
-                Duration::from_secs(10),
-            )),
-            directory,
-            handles: ShardHandles::default(),
-            intake: Arc::clone(intake),
-            cluster: Arc::clone(cluster),
-            rooms,
-            best_effort: Some(BestEffortSender::start(runtime, cluster, lanes, metrics.clone())),
-            runtime: runtime.clone(),
-            metrics,
-            panic_on_msg_id: String::new(),
-            panic_in_shard: false,
-        }
+            peering: Peering::Clustered(feed),
+            numbers: Arc::clone(numbers),
+            settings: Settings::new(SMALL),
+            metrics: metrics.clone(),
+        });
+        self.link.add(me, Arc::new(broker.peer()));
+        let (newcomers, mut threads) = run_shards(&broker);
+        // The log in memory does not share its partitions out, so the other nodes own none.
+        broker.start(outlets, (nth == 0).then(owner_settings));
+        let (address, stopper, door) = open_door(newcomers, metrics);
+        threads.push(door);
+        MeshNode { broker, routes, link, bus, store, address, stopper, threads }
     }
 }
 
 type Thread = JoinHandle<std::io::Result<()>>;
 
-type Newcomers = Vec<NewcomerQueue<mio::net::TcpStream>>;
-
-fn run_shards(context: &Context) -> (Vec<ShardHandle>, Newcomers, Vec<Thread>) {
-    let build = |index| shard::build(Context { index, ..context.clone() }).expect("a poll");
-    let (drivers, newcomers): (Vec<_>, Newcomers) = (0..SHARDS).map(build).unzip();
-    let list: Vec<ShardHandle> = newcomers.iter().map(|it| it.shard().clone()).collect();
-    assert!(context.handles.set(list.clone()).is_ok(), "set once");
+fn run_shards(broker: &Broker) -> (Vec<DriverQueue>, Vec<Thread>) {
+    let context = broker.shard_context(ShardSettings::new(Verifier::hs256(KEY)));
     let start = Instant::now();
-    let threads = drivers.into_iter().map(|driver| thread::spawn(move || driver.run(start))).collect();
-    (list, newcomers, threads)
+    let run = |(driver, newcomers): (Driver, _)| (newcomers, thread::spawn(move || driver.run(start)));
+    broker.build_shards(&context, SHARDS).expect("a poll").into_iter().map(run).unzip()
 }
 
-fn open_door(shards: Newcomers, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+fn open_door(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
@@ -395,39 +268,37 @@ fn open_door(shards: Newcomers, metrics: metrics::Metrics) -> (SocketAddr, Stopp
     (address, stopper, thread::spawn(|| acceptor.run()))
 }
 
-fn owning(
-    cluster: Arc<Cluster>,
-    dispatcher: Box<dyn Fn() -> Dispatcher + Send + Sync>,
-    metrics: metrics::Metrics,
-) -> OwnerContext {
+fn owner_settings() -> owner::Settings {
     let retention = retention::Settings {
         node: Keep::parse("forever").expect("it is sound"),
         every: Duration::from_secs(86_400),
         keys: Duration::from_secs(86_400 * 30),
         wall_ms: || 1,
     };
-    let settings = owner::Settings {
+    owner::Settings {
         small_group_max: SMALL,
         retention,
         rules: rules::Settings::default(),
         answers_first: Some(Duration::ZERO),
         panic_on_msg_id: String::new(),
-    };
-    let leaving = CancellationToken::new();
-    OwnerContext { cluster, answered: None, logins: None, dispatcher, settings, metrics, leaving }
+    }
 }
 
 impl MeshNode {
+    fn me(&self) -> &NodeBoot {
+        &self.broker.cluster.me
+    }
+
     /// Connections that its shards have.
     pub fn conns(&self) -> usize {
-        self.handles.iter().map(ShardHandle::conns).sum()
+        self.broker.shards().iter().map(ShardHandle::conns).sum()
     }
 
     fn info(&self) -> NodeInfo {
         NodeInfo {
             peer_address: "127.0.0.1:1".into(),
-            owns: if self.me.node.as_str() == "n1" { vec![0] } else { Vec::new() },
-            ..NodeInfo::new(self.me.clone())
+            owns: if self.me().node.as_str() == "n1" { vec![0] } else { Vec::new() },
+            ..NodeInfo::new(self.me().clone())
         }
     }
 }
@@ -436,7 +307,7 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         for mut node in self.nodes.drain(..) {
             node.stopper.stop();
-            for handle in &node.handles {
+            for handle in node.broker.shards() {
                 self.runtime.block_on(handle.post(Mail::Stop(Code::Draining))).ok();
             }
             for thread in node.threads.drain(..) {

@@ -139,7 +139,7 @@ async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
     assert_eq!(queues.queues.peers().len(), 2, "open queues stay");
     time::sleep(QUEUE_IDLE_TIMEOUT * 3).await;
     queues.forget_ended(|run| *run == there);
-    assert_eq!(queues.queues.peers(), [there.clone()]);
+    assert_eq!(queues.queues.peers(), std::slice::from_ref(&there));
     peer.rejects_best_effort.store(false, Ordering::SeqCst);
     queues.send(&there, room_message("new"));
     settle().await;
