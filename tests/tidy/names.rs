@@ -40,7 +40,8 @@ fn public_type(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) "))?;
     let rest = ["struct ", "enum ", "trait ", "type "].iter().find_map(|kind| rest.strip_prefix(kind))?;
     let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
-    Some(&rest[..end])
+    // The name in a macro is a variable of it.
+    (end > 0).then_some(&rest[..end])
 }
 
 /// Functions that still have a tuple among their parameters: file and name. The list only shrinks.
