@@ -11,7 +11,6 @@ mod lone;
 #[path = "support/pipes.rs"]
 mod pipes;
 
-#[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "support/seed.rs"]
 mod seed;
 
