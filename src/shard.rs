@@ -20,6 +20,7 @@ mod query;
 mod read;
 mod room_send;
 mod signal;
+mod submit;
 mod sweep;
 mod trace_steps;
 mod write;
