@@ -1,4 +1,4 @@
-//! TCP transport of a shard: non-blocking sockets registered with the shard's poll, read and written by bare system
+//! TCP transport of a shard: non-blocking sockets and the poll that watches them, read and written by bare system
 //! calls.
 
 use std::{
@@ -7,20 +7,37 @@ use std::{
     time::Duration,
 };
 
-use mio::{Interest, Registry, Token, net::TcpStream};
+use mio::{Events, Interest, Poll, Registry, Token, net::TcpStream};
 use socket2::SockRef;
 
 use super::{io::Io, transfer};
 
 /// Sockets of one shard. Its methods are inlined into the shard, so that a fan-out pays for the system call alone.
 pub struct Tcp {
-    registry: Registry,
+    /// Owned here, because a second handle of its registry would cost each shard a file descriptor.
+    poll: Poll,
 }
 
 impl Tcp {
-    /// Creates the transport whose sockets are registered with `registry`.
-    pub fn new(registry: Registry) -> Self {
-        Self { registry }
+    /// Creates the transport with a poll of its own.
+    ///
+    /// # Errors
+    /// Fails if the kernel can't create the poll.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { poll: Poll::new()? })
+    }
+
+    /// Returns the registry of the poll, for wakers.
+    pub fn registry(&self) -> &Registry {
+        self.poll.registry()
+    }
+
+    /// Waits for readiness of the sockets or for a waker, at most for `timeout`.
+    ///
+    /// # Errors
+    /// Fails if polling fails, also when a signal interrupts it.
+    pub fn wait(&mut self, events: &mut Events, timeout: Duration) -> io::Result<()> {
+        self.poll.poll(events, Some(timeout))
     }
 }
 
@@ -29,12 +46,12 @@ impl Io for Tcp {
 
     #[inline]
     fn register(&mut self, stream: &mut TcpStream, slot: u32) -> io::Result<()> {
-        self.registry.register(stream, Token(slot as usize), Interest::READABLE | Interest::WRITABLE)
+        self.poll.registry().register(stream, Token(slot as usize), Interest::READABLE | Interest::WRITABLE)
     }
 
     #[inline]
     fn deregister(&mut self, stream: &mut TcpStream) -> io::Result<()> {
-        self.registry.deregister(stream)
+        self.poll.registry().deregister(stream)
     }
 
     #[inline]

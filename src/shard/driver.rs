@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc, task::Wake, time::Instant};
 
-use mio::{Events, Poll, Token, net::TcpStream};
+use mio::{Events, Token, net::TcpStream};
 use tidegate_protocol::Time;
 
 use super::{Context, Shard, newcomer::NewcomerQueue};
@@ -16,9 +16,8 @@ const EVENTS_MAX: usize = 1_024;
 
 const WAKER: Token = Token(usize::MAX);
 
-/// Shard on sockets, with the poll that watches them.
+/// Shard on sockets, whose transport has the poll that watches them.
 pub struct Driver {
-    poll: Poll,
     shard: Shard<Tcp>,
 }
 
@@ -45,11 +44,10 @@ impl Wake for PollWaker {
 /// # Errors
 /// Fails if the kernel can't create the poll or its waker.
 pub fn build(context: Context) -> io::Result<(Driver, DriverQueue)> {
-    let poll = Poll::new()?;
-    let transport = Tcp::new(poll.registry().try_clone()?);
-    let waker = Arc::new(PollWaker(mio::Waker::new(poll.registry(), WAKER)?));
+    let transport = Tcp::new()?;
+    let waker = Arc::new(PollWaker(mio::Waker::new(transport.registry(), WAKER)?));
     let (shard, newcomers) = Shard::new(context, transport, waker.into());
-    Ok((Driver { poll, shard }, newcomers))
+    Ok((Driver { shard }, newcomers))
 }
 
 impl Driver {
@@ -74,7 +72,8 @@ impl Driver {
     /// Fails if polling fails.
     pub fn wait(&mut self, events: &mut Events) -> io::Result<()> {
         self.shard.about_to_sleep();
-        let polled = self.poll.poll(events, Some(self.shard.idle_for()));
+        let idle_for = self.shard.idle_for();
+        let polled = self.shard.io.wait(events, idle_for);
         self.shard.awoke();
         match polled {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),

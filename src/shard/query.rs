@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     bus::partition_of,
+    clock::wall_ms,
     cluster::Cluster,
     conversation::{
         clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, recall::RecallOutcome,
@@ -97,19 +98,19 @@ impl<I: Io> Shard<I> {
 
     fn recall(&self, user: UserId, conversation: ConversationId, seq: u64, appends: Arc<AtomicBool>) -> Work {
         let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
-        let wall_ms = self.wall_ms;
+        // The barrier may take seconds, so each step reads the clock, not the turn.
         Box::pin(async move {
             let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
-            let mut checked = recaller.check(store, &user, &conversation, seq, first, wall_ms).await;
+            let mut checked = recaller.check(store, &user, &conversation, seq, first, wall_ms()).await;
             if first == BeyondHead::Unknown && matches!(checked, Err((Code::NotYet, _))) {
                 let above = beyond_head_after_barrier(&cluster, &conversation).await;
-                checked = recaller.check(store, &user, &conversation, seq, above, wall_ms).await;
+                checked = recaller.check(store, &user, &conversation, seq, above, wall_ms()).await;
             }
             let ack = match checked? {
                 RecallOutcome::Done(ack) => ack,
                 RecallOutcome::Allowed(recall) => {
                     appends.store(true, Ordering::Relaxed);
-                    recaller.recall(recall, wall_ms).await?
+                    recaller.recall(recall, wall_ms()).await?
                 }
             };
             Ok(QueryResult::Accepted(Box::new(ack)))
