@@ -190,8 +190,15 @@ impl Broker {
         start: Instant,
         admission: &Arc<Admission>,
     ) -> Arc<Drainer> {
-        let drained = (Arc::clone(admission), Arc::clone(&self.intake), Arc::clone(&self.assigner));
-        let drainer = Drainer::new(settings, start, self.shards().to_vec(), drained, self.metrics.clone());
+        let drainer = Drainer::new(
+            settings,
+            start,
+            self.shards().to_vec(),
+            Arc::clone(admission),
+            Arc::clone(&self.intake),
+            Arc::clone(&self.assigner),
+            self.metrics.clone(),
+        );
         tokio::spawn(Arc::clone(&drainer).run());
         drainer
     }

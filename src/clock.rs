@@ -9,11 +9,11 @@ use tidegate_protocol::Time;
 pub struct Now {
     /// Time since the start of the node, for deadlines.
     pub at: Time,
-    /// Wall clock in ms since 1970, for display and for times of messages.
+    /// Wall clock in ms since 1970, for display, times of messages, ages of entries and the expiry of tokens.
     pub wall_ms: u64,
 }
 
-/// Returns the wall clock in ms since 1970, for display only, never for decisions.
+/// Returns the wall clock in ms since 1970, which may jump; never for deadlines.
 pub(crate) fn wall_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }

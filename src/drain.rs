@@ -70,7 +70,9 @@ impl Drainer {
         settings: Settings,
         start: Instant,
         shards: Vec<ShardHandle>,
-        (admission, intake, assigner): (Arc<Admission>, Arc<Intake>, Arc<Assigner>),
+        admission: Arc<Admission>,
+        intake: Arc<Intake>,
+        assigner: Arc<Assigner>,
         metrics: Metrics,
     ) -> Arc<Self> {
         let mut machine = Drain::new(settings);

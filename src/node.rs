@@ -182,7 +182,7 @@ impl Node {
         let services = services_runtime().context("the services runtime could not start")?;
         let token_key = secure_files(config)?;
         let ((sockets, addresses), (metrics, rendered)) = (ListenSockets::open(config)?, metrics::install());
-        let parts = startup_wait::parts(config, start, &sockets, (&metrics, &rendered), waits);
+        let parts = startup_wait::parts(config, start, &sockets, &metrics, &rendered, waits);
         let (config, claim, built) = services.block_on(parts)?;
         let (config, runtime) = (&config, services.handle().clone());
         let _guard = runtime.enter();
@@ -193,13 +193,13 @@ impl Node {
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
         let (running, newcomers) = RunningBroker::start(parts, config, &token_key, start)?;
         let broker = &running.broker;
-        tokio::spawn(memory::watch((&admission, broker), metrics.clone(), &config.limits));
+        tokio::spawn(memory::watch(&admission, broker, metrics.clone(), &config.limits));
         let drainer = broker.start_drainer(config.drain_settings(), start, &admission);
         let client = start_listening(sockets.client, &config.listen)?;
-        let announcement = announcement(config, &addresses, &running, (&admission, &drainer))?;
+        let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
-        let acceptor = start_acceptor(client, &admission, newcomers, (config.socket.clone(), metrics))?;
-        serve_apis((sockets.admin, sockets.monitor), api(broker, admission, &drainer, rendered))?;
+        let acceptor = start_acceptor(client, &admission, newcomers, config.socket.clone(), metrics)?;
+        serve_apis(sockets.admin, sockets.monitor, api(broker, admission, &drainer, rendered))?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
@@ -336,7 +336,8 @@ fn announcement(
     config: &Config,
     addresses: &Addresses,
     RunningBroker { broker, listener, .. }: &RunningBroker,
-    (admission, drainer): (&Arc<Admission>, &Arc<Drainer>),
+    admission: &Arc<Admission>,
+    drainer: &Arc<Drainer>,
 ) -> anyhow::Result<NodeAnnouncement> {
     let client_addresses = match config.assign.addresses.as_slice() {
         // A wildcard address can't be connected to: clients keep to the address that they know.
@@ -367,7 +368,8 @@ fn start_acceptor(
     client: TcpListener,
     admission: &Arc<Admission>,
     newcomers: Vec<DriverQueue>,
-    (socket, metrics): (config::SocketConfig, Metrics),
+    socket: config::SocketConfig,
+    metrics: Metrics,
 ) -> anyhow::Result<(Stopper, Thread)> {
     let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), newcomers, socket, metrics)?;
     let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
@@ -380,7 +382,7 @@ fn api(broker: &Broker, admission: Arc<Admission>, drainer: &Arc<Drainer>, metri
 }
 
 /// Serves the admin port, and the port for probes if there is one.
-fn serve_apis((admin, monitor): (TcpListener, Option<TcpListener>), api: Api) -> io::Result<()> {
+fn serve_apis(admin: TcpListener, monitor: Option<TcpListener>, api: Api) -> io::Result<()> {
     if let Some(monitor) = monitor {
         serve_api(monitor, api.clone(), "monitor", api::monitor::serve)?;
     }

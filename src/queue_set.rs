@@ -180,9 +180,10 @@ impl<T, S> Queue<T, S> {
             Ok(item) => item.map(Next::Item),
             Err(_) if retry_after.is_some() => Some(Next::Retry),
             Err(_) => {
-                // Close first, then take what was queued in the meantime.
+                // Close first, then take what was queued in the meantime. Waits for a sender that is adding an item:
+                // `try_recv` would miss that item, which the sender counts as accepted.
                 self.items.close();
-                self.try_next().map(Next::Item)
+                self.items.recv().await.map(Next::Item)
             }
         }
     }

@@ -1,16 +1,16 @@
 //! Shard: runs its connections, with their sessions, outboxes and indexes, by calls that carry the time (ADRs 1, 20).
 //!
-//! No other thread touches a connection's state. A turn has a fixed order: ready connections, new connections,
-//! mail, drain and room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's sends and
-//! logins, signals, sweep. No step awaits, and none reads a clock.
+//! No other thread touches a connection's state. A turn has a fixed order: ready connections, mail,
+//! new connections, drain and room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's
+//! sends and logins, signals, sweep. No step awaits, and none reads a clock.
 
 mod actions;
 mod close;
 mod conn;
+mod conn_routes;
 mod context;
 mod drain;
 mod driver;
-mod epoch;
 mod fanout;
 mod hub;
 mod mailroom;
@@ -18,9 +18,9 @@ pub mod newcomer;
 mod outbox;
 mod query;
 mod read;
-mod reassert;
 mod room_send;
 mod signal;
+mod submit;
 mod sweep;
 mod trace_steps;
 mod write;
@@ -218,10 +218,10 @@ impl<I: Io> Shard<I> {
         for slot in std::mem::take(&mut self.revisit) {
             self.with_conn(slot, Self::read);
         }
-        // 2. New connections. They precede mail, which a full hub leaves in the mailbox.
-        self.take_newcomers(NEWCOMERS_BUDGET);
-        // 3. Mail, the drain, and numbers for room messages.
+        // 2. Mail. It precedes new connections, so that the end of a drain precedes those admitted after it.
         self.handle_mail(MAIL_BUDGET);
+        // 3. New connections, the drain, and numbers for room messages.
+        self.take_newcomers(NEWCOMERS_BUDGET);
         self.advance_drain();
         self.number_posts();
         // 4. Fan-out.

@@ -212,9 +212,12 @@ impl Tracer {
     }
 
     /// Counts a message against the rate. The count is approximate if several threads begin a second at once.
+    ///
+    /// The time is that of a turn, so a shard may still be in the second before the current one: its messages count in
+    /// the current one. A clock that was set back by more begins a second of its own.
     fn is_due(&self, now_ms: u64) -> bool {
-        let second = now_ms / 1_000;
-        if self.second.load(Ordering::Relaxed) != second {
+        let (second, current) = (now_ms / 1_000, self.second.load(Ordering::Relaxed));
+        if second != current && second + 1 != current {
             self.second.store(second, Ordering::Relaxed);
             self.traced.store(0, Ordering::Relaxed);
         }
@@ -346,6 +349,15 @@ mod tests {
         assert_eq!(tracer.begin(9_000, Some(given), "m", ["ann"]), Some(given));
         tracer.begin(9_000, None, "m", ["ann"]);
         assert!(tracer.begin(9_001, Some(given), "m", ["ann"]).is_none(), "a client can't have more");
+    }
+
+    #[test]
+    fn late_turn_of_the_last_second_does_not_raise_the_rate() {
+        let tracer = Tracer::new(2, 100);
+        let begun = |now| tracer.begin(now, None, "m", ["ann"]).is_some();
+        assert_eq!([5_000, 4_999, 5_000, 4_999].map(begun), [true, true, false, false]);
+        assert!(begun(3_999), "the clock was set back");
+        assert!(begun(6_000), "a later second");
     }
 
     #[test]

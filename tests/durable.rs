@@ -2,7 +2,6 @@
 //! moved to another node.
 #![allow(clippy::unwrap_used)]
 
-#[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "support/seed.rs"]
 mod seed;
 #[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]

@@ -11,7 +11,6 @@ mod lone;
 #[path = "support/pipes.rs"]
 mod pipes;
 
-#[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "support/seed.rs"]
 mod seed;
 
@@ -28,12 +27,13 @@ use lone::{Lone, Sockets, push, push_to};
 use network::{Memory, Network};
 use support::{Client, Said, ask, hello, text_of};
 use tidegate::{
-    mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
+    mail::{Audience, ConnKey, DrainCommand, DrainProgress, Item, Lag, Mail, Reassert},
     routes::Route,
 };
 use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
+    machine::drain::Pace,
 };
 
 /// Runs each story over both transports.
@@ -64,6 +64,8 @@ over_both!(
     close_while_reading_is_paused_arrives_without_a_reset,
     routes_are_listed_in_pages_and_lost_ones_close_replaced,
     frozen_shard_reads_input_before_it_judges_silence,
+    connection_queued_behind_the_end_of_a_drain_is_served,
+    stopped_shard_counts_no_connection_that_was_queued,
 );
 
 fn id(text: &str) -> ConversationId {
@@ -309,4 +311,35 @@ fn frozen_shard_reads_input_before_it_judges_silence<N: Network>() {
         (0..3).for_each(|_| lone.turn(0));
         assert!(matches!(client.reply(id), Said::Pong(_)));
     }
+}
+
+fn connection_queued_behind_the_end_of_a_drain_is_served<N: Network>() {
+    let mut lone = Lone::<N>::new(1, |_, _| {});
+    let pace = Pace { start: lone.now, window: Duration::from_secs(60), handover: Duration::ZERO };
+    let progress = Arc::new(DrainProgress::not_begun(1));
+    lone.post(0, Mail::Drain(DrainCommand::Begin(pace, progress)));
+    lone.turn(0);
+    // The abort and the connection wait for the same turn.
+    lone.post(0, Mail::Drain(DrainCommand::Forget));
+    let mut bob = login(&mut lone, 0, "bob", &[]);
+    let id = bob.say(ask::ping());
+    lone.turn(0);
+    assert!(matches!(bob.reply(id), Said::Pong(_)));
+}
+
+fn stopped_shard_counts_no_connection_that_was_queued<N: Network>() {
+    let mut lone = Lone::<N>::new(1, |_, _| {});
+    let _early = N::connect(&mut lone);
+    lone.accept(0);
+    lone.post(0, Mail::Stop(Code::Draining));
+    lone.turn(0);
+    let _late = N::connect(&mut lone);
+    lone.accept(0);
+    assert_eq!(lone.handles[0].conns(), 2, "one lingers, the other is queued");
+    lone.turn(0);
+    assert_eq!(lone.handles[0].conns(), 1, "the later one is dropped");
+    // The first turns after this time count as a freeze, so the sweep comes a little later.
+    lone.now = lone.now + Duration::from_secs(60);
+    (0..3).for_each(|_| lone.turn(0));
+    assert_eq!(lone.handles[0].conns(), 0, "the shard can end");
 }

@@ -3,13 +3,13 @@
 //! The caller owns the bytes and passes everything received and not yet consumed to [`Decoder::next`]:
 //!
 //! ```
-//! use tidegate_protocol::ws::{Decoder, Event, Kind, Limits, Step};
+//! use tidegate_protocol::ws::{Decoder, Kind, WsEvent, WsLimits, WsStep};
 //!
-//! let limits = Limits { message_bytes_max: 65_536, fragments_max: 64 };
+//! let limits = WsLimits { message_bytes_max: 65_536, fragments_max: 64 };
 //! let mut decoder = Decoder::server();
 //! let mut input = [0x81, 0x82, 1, 2, 3, 4, b'h' ^ 1, b'i' ^ 2];
-//! assert_eq!(decoder.next(&mut input[..3], &limits), Ok(Step::Need { at_least: 8 }));
-//! let Ok(Step::Frame { consumed: 8, event: Event::Message { kind: Kind::Text, payload } }) =
+//! assert_eq!(decoder.next(&mut input[..3], &limits), Ok(WsStep::Need { at_least: 8 }));
+//! let Ok(WsStep::Frame { consumed: 8, event: WsEvent::Message { kind: Kind::Text, payload } }) =
 //!     decoder.next(&mut input, &limits)
 //! else {
 //!     panic!("one whole text message");

@@ -16,18 +16,20 @@ const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Sets admission by the memory pressure and makes the shards shed, for as long as the node runs.
 pub(super) fn watch(
-    (admission, broker): (&Arc<Admission>, &Broker),
+    admission: &Arc<Admission>,
+    broker: &Broker,
     metrics: Metrics,
     limits: &LimitsConfig,
 ) -> impl Future<Output = ()> + Send + use<> {
     let (admission, intake) = (Arc::clone(admission), Arc::clone(&broker.intake));
     let shards = broker.shards().to_vec();
     let (limit, with_sockets) = (budget::memory_limit(limits.memory_bytes), limits.memory_counts_sockets);
-    async move { run((admission, intake), shards, metrics, limit, with_sockets).await }
+    async move { run(admission, intake, shards, metrics, limit, with_sockets).await }
 }
 
 async fn run(
-    (admission, intake): (Arc<Admission>, Arc<Intake>),
+    admission: Arc<Admission>,
+    intake: Arc<Intake>,
     shards: Vec<ShardHandle>,
     metrics: Metrics,
     limit: u64,

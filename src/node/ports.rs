@@ -96,7 +96,8 @@ pub(super) fn is_unavailable(error: &anyhow::Error) -> bool {
 /// Wraps the routes so that they record online and offline events, and builds the publisher of the events.
 fn with_events(
     routes: Arc<dyn Routes>,
-    (me, source): (&NodeBoot, &str),
+    me: &NodeBoot,
+    source: &str,
     sink: Option<Arc<dyn EventSink>>,
     metrics: &Metrics,
 ) -> (Arc<dyn Routes>, EventPublisher) {
@@ -184,7 +185,7 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), failure)
     };
     let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
-    let (routes, event_publisher) = with_events(routes, (&me, &config.node.id), None, metrics);
+    let (routes, event_publisher) = with_events(routes, &me, &config.node.id, None, metrics);
     let ports = Ports {
         bus,
         store,
@@ -215,7 +216,7 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
     let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
     let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
-    let (routes, event_publisher) = with_events(routes, (&me, &config.kafka.topic), sink, metrics);
+    let (routes, event_publisher) = with_events(routes, &me, &config.kafka.topic, sink, metrics);
     let ports = Ports {
         bus: Arc::new(bus),
         store,

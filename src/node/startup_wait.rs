@@ -33,7 +33,8 @@ pub(super) async fn parts(
     config: &Config,
     start: Instant,
     sockets: &ListenSockets,
-    (metrics, rendered): (&Metrics, &PrometheusHandle),
+    metrics: &Metrics,
+    rendered: &PrometheusHandle,
     waits: &watch::Sender<bool>,
 ) -> anyhow::Result<Parts> {
     // Serves probes from the beginning, because the first attempt may take long too.

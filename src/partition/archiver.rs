@@ -58,7 +58,8 @@ struct PendingBatch {
 impl Archiver {
     /// Creates the archiver of an owner that has just taken over; reports to `progress` and `mark`.
     pub(super) fn new(
-        (partition, fence): (u32, Fence),
+        partition: u32,
+        fence: Fence,
         cluster: &Arc<Cluster>,
         progress: LagTracker,
         mark: UnarchivedMark,

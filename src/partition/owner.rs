@@ -180,7 +180,7 @@ impl Owner {
         let answer_log = answered.map(|answered| AnswerLog::begin(answered, partition, fence, next));
         let progress = LagTracker::begin(partition, &cluster.owned, taken.position.offset, bounds.next);
         let mark = cluster.owned.unarchived().begin(partition, taken.position.offset, bounds.next);
-        let archive = Archiver::new((partition, fence), cluster, progress, mark, settings.retention.wall_ms);
+        let archive = Archiver::new(partition, fence, cluster, progress, mark, settings.retention.wall_ms);
         Ok(Self {
             partition,
             fence,
@@ -219,7 +219,7 @@ impl Owner {
         loop {
             let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
             logins_first = !logins_first;
-            let step = self.step((next, archived), read_after, (&mut checks, logins), logins_first);
+            let step = self.step(next, archived, read_after, &mut checks, logins, logins_first);
             let step = tokio::select! {
                 biased;
                 () = lost.cancelled() => return self.archive.end(&mut self.ledger).await,
@@ -234,7 +234,7 @@ impl Owner {
                 Step::Checked(check) => check.verify(&mut self.ledger),
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
                 Step::Archived(done) => done.and_then(|took| self.archive.advance(&mut self.ledger, took)),
-                Step::Read(Ok(batch)) => self.decide_all(batch, (logins, out), stopping, lost).await,
+                Step::Read(Ok(batch)) => self.decide_all(batch, logins, out, stopping, lost).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
                     tracing::warn!(error, partition = self.partition, "log unavailable; retrying");
                     read_after = Some(Instant::now() + PORT_RETRY_INTERVAL);
@@ -254,9 +254,11 @@ impl Owner {
     /// first, then logins and log reads in alternation, so that neither starves the other.
     async fn step(
         &mut self,
-        (next, archived): (u64, Position),
+        next: u64,
+        archived: Position,
         read_after: Option<Instant>,
-        (checks, logins): (&mut PositionChecks, &mut Logins),
+        checks: &mut PositionChecks,
+        logins: &mut Logins,
         logins_first: bool,
     ) -> Step {
         let (writes, partition, cluster) = (self.archive.is_writing(), self.partition, &self.cluster);
@@ -336,7 +338,8 @@ impl Owner {
     async fn decide_all(
         &mut self,
         batch: Batch,
-        (logins, out): (&mut Logins, &mut Dispatcher),
+        logins: &mut Logins,
+        out: &mut Dispatcher,
         stopping: &CancellationToken,
         lost: &CancellationToken,
     ) -> Result<(), OwnerExit> {

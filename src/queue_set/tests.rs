@@ -48,6 +48,20 @@ async fn idle_queue_ends_and_keeps_its_state_only_if_asked_to() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn idle_queue_takes_the_item_that_is_being_added() {
+    let set = Set::new(3, EndedQueues::KeepState);
+    assert!(set.send(&peer(1), 1, 1, 100, start).is_ok());
+    let items = set.lock()[&peer(1)].items.clone();
+    // A send on another thread that was stopped halfway.
+    let adding = items.try_reserve().unwrap();
+    time::sleep(QUEUE_IDLE_TIMEOUT * 2).await;
+    assert!(!set.is_open(&peer(1)));
+    adding.send(0);
+    time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(*set.state(&peer(1), start).lock(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn ended_queues_are_removed() {
     let (dropping, keeping) = (Set::new(3, EndedQueues::Drop), Set::new(3, EndedQueues::KeepState));
     for set in [&dropping, &keeping] {

@@ -4,10 +4,9 @@ use std::{collections::VecDeque, sync::Arc};
 
 use tidegate_protocol::{
     Code, codec,
-    id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
-    machine::session::{Action, Alarm, ChainSaved, LoggedIn, Submit, SubmitAnswer},
+    id::{ConversationId, DeviceId, MsgId, UserId},
+    machine::session::{Action, Alarm, ChainSaved, LoggedIn, SubmitAnswer},
     pb::{self, server_frame::Body as FrameBody},
-    record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
 use super::{
@@ -15,7 +14,6 @@ use super::{
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
-    ingest::intake,
     login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
     net::io::Io,
@@ -193,53 +191,6 @@ impl<I: Io> Shard<I> {
                 let handle = handle.clone();
                 let mail = mail();
                 self.context.runtime.spawn(async move { handle.post(mail).await.ok() });
-            }
-        }
-    }
-
-    fn submit(&mut self, conn: &mut Conn, submit: Submit) {
-        self.context.metrics.sends.increment(1);
-        let planned = !self.context.panic_in_shard && submit.msg_id.as_str() == self.context.panic_on_msg_id;
-        if cfg!(debug_assertions) && planned {
-            panic!("fault injected by fault.panic_on_msg_id");
-        }
-        if matches!(submit.conversation.kind(), ConversationKind::Room(_)) {
-            return self.publish(conn, submit);
-        }
-        let Some(login) = &conn.login else { return };
-        let (ticket, order) = (submit.ticket, submit.order);
-        let message = Message {
-            conversation: submit.conversation,
-            sender: login.route.user.clone(),
-            device: login.route.device.clone(),
-            msg_id: submit.msg_id,
-            attempt: submit.attempt,
-            body_hash: body_hash(&submit.content),
-            content: submit.content,
-            order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
-            flags: submit.flags,
-        };
-        let origin = Origin {
-            node: self.context.node.clone(),
-            boot: self.context.boot,
-            conn: conn.key.pack(),
-            request: ticket,
-        };
-        // A refusal here leaves the chain waiting for the client's retry; a refusal
-        // by the log would close the connection.
-        let refusal = intake::refusal(&self.context.cluster, &message.conversation);
-        let received_at = self.wall_ms;
-        let trace = self.trace_received(submit.trace, &message, received_at);
-        let record = Record { origin, received_at, body: Body::Message(message), trace };
-        let reserved = match refusal {
-            Some(code) => Err(code),
-            None => self.context.intake.reserve(intake::weight(&record)),
-        };
-        match reserved {
-            Ok(()) => self.batch.push(record),
-            Err(code) => {
-                let limits = &self.context.limits;
-                conn.session.submit_refused(ticket, code, "", limits, self.now, &mut self.buffers.actions);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Mail of a shard: handles mail from other threads in order, and hands the turn's sends and logins to the intake.
+//! Mail of a shard: handles mail from other threads, and from the shard itself, in order.
 
 use std::{collections::VecDeque, mem};
 
@@ -6,13 +6,11 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, UserId},
     machine::session::SubmitAnswer,
-    record::Record,
 };
 use tokio::sync::oneshot::Sender;
 
 use super::{Shard, conn::LoginState, newcomer::NEWCOMERS_MAX};
 use crate::{
-    ingest::intake,
     link::RoutedSession,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     net::io::Io,
@@ -186,25 +184,6 @@ impl<I: Io> Shard<I> {
             tracing::warn!(bytes, "memory is short; closing a connection with a full outbox");
             self.context.metrics.slow.increment(1);
             self.with_conn(slot, Self::reset);
-        }
-    }
-
-    /// Hands this turn's sends and logins to the intake; those that it does not take now are offered again next turn.
-    pub(super) fn submit_turn(&mut self) {
-        let is_planned = |record: &Record| intake::is_message(record, &self.context.panic_on_msg_id);
-        if cfg!(debug_assertions) && self.context.panic_in_shard && self.batch.iter().any(is_planned) {
-            panic!("fault injected by fault.panic_on_msg_id in fault.panic_in=shard");
-        }
-        if !self.batch.is_empty() {
-            self.batch = self.context.intake.offer_records(mem::take(&mut self.batch));
-        }
-        if !self.logins.is_empty() {
-            self.logins = self.context.intake.offer_logins(mem::take(&mut self.logins));
-            // Connections that closed meanwhile need no memberships.
-            self.logins.retain(|(key, _)| self.conns.find(*key).is_some());
-        }
-        if self.frames_in > 0 {
-            self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));
         }
     }
 }

@@ -10,7 +10,6 @@ mod bus;
 mod node;
 mod owners;
 mod rules;
-#[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "../support/seed.rs"]
 mod seed;
 mod slow;

@@ -112,11 +112,7 @@ fn admin_api_creates_changes_and_dissolves_a_group() {
     assert_eq!(node.admin("GET", "/v1/groups/tea", &Value::Null).0, 404);
     assert_eq!(node.admin("POST", "/v1/groups", &body).0, 409, "a dissolved group keeps its id");
     assert_eq!(all(&mut cid, "g:tea").0, (1..=9).collect::<Vec<_>>(), "the history stays");
-    assert_eq!(
-        cid.refused(ask::after("g:tea", 9, 0)),
-        Code::NotAMember,
-        "a dissolved group gets no more messages"
-    );
+    assert_eq!(cid.refused(ask::after("g:tea", 9, 0)), Code::NotAMember, "no messages follow");
 }
 
 #[test]

@@ -7,7 +7,7 @@ const DEFAULT: u64 = 0;
 
 /// Returns the number in `TIDEGATE_SEED`. `cargo xtask test` derives it from the commit; `cargo xtask soak` sets new
 /// ones.
-pub fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     static SAID: Once = Once::new();
     let seed = std::env::var("TIDEGATE_SEED")
         .map_or(DEFAULT, |text| text.parse().unwrap_or_else(|error| panic!("TIDEGATE_SEED={text}: {error}")));

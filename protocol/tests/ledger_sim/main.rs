@@ -11,7 +11,6 @@ mod mutants;
 mod ops;
 mod owner;
 mod rng;
-#[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "../../../tests/support/seed.rs"]
 mod seed;
 mod store;

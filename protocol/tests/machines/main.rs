@@ -15,7 +15,6 @@ mod assign;
 mod chain;
 mod drain;
 mod ledger;
-#[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "../../../tests/support/seed.rs"]
 mod seed;
 mod session;

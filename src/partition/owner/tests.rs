@@ -123,7 +123,7 @@ impl World {
         let from = self.cluster.ports.bus.append(0, records).await.unwrap().first;
         let batch = self.cluster.ports.bus.read(0, from, usize::MAX, usize::MAX).await.unwrap();
         let never = CancellationToken::new();
-        self.owner.decide_all(batch, (&mut None, &mut self.out), &never, &never).await.unwrap();
+        self.owner.decide_all(batch, &mut None, &mut self.out, &never, &never).await.unwrap();
         let mut tracked = Vec::new();
         while let Some(mail) = self.mailbox.take() {
             let Mail::Deliver(items) = mail else { continue };

@@ -5,6 +5,7 @@ mod slope;
 use std::{
     fs::{self, OpenOptions},
     io::Write as _,
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -123,7 +124,7 @@ impl Book<'_> {
         }
         let verdict = match &outcome {
             Ok(()) => "clean".to_owned(),
-            Err(error) => verdict(error, &row),
+            Err(error) => verdict(error, &row, &self.shell.root),
         };
         // These replace the fields that chaos writes into its own row.
         let own = [
@@ -148,11 +149,13 @@ impl Book<'_> {
     }
 }
 
-/// Returns the verdict of a failed item: that of chaos, which names the broken rules, or the first line of the error.
-fn verdict(error: &anyhow::Error, figures: &Figures) -> String {
+/// Returns the verdict of a failed item: that of chaos, which names the broken rules, or the first line of the error. Paths
+/// below `root` become relative, so that a row does not depend on where the clone is.
+fn verdict(error: &anyhow::Error, figures: &Figures, root: &Path) -> String {
     let said = figures.get("verdict").and_then(Value::as_str).filter(|it| it.starts_with("BROKEN"));
     let first = || format!("BROKEN {}", format!("{error:#}").lines().next().unwrap_or_default());
-    said.map_or_else(first, str::to_owned)
+    let verdict = said.map_or_else(first, str::to_owned);
+    verdict.replace(&format!("{}/", root.display()), "")
 }
 
 fn fresh_seed() -> anyhow::Result<u64> {
@@ -241,10 +244,17 @@ mod tests {
 
     #[test]
     fn the_verdict_of_a_failed_item_names_the_broken_rules() {
-        let error = anyhow::anyhow!("it ended\nwith a log");
-        assert_eq!(verdict(&error, &Figures::new()), "BROKEN it ended");
+        let (error, root) = (anyhow::anyhow!("it ended\nwith a log"), Path::new("/clone"));
+        assert_eq!(verdict(&error, &Figures::new(), root), "BROKEN it ended");
         let row = |said: &str| Figures::from_iter([("verdict".to_owned(), json!(said))]);
-        assert_eq!(verdict(&error, &row("BROKEN lost-acked 1")), "BROKEN lost-acked 1");
-        assert_eq!(verdict(&error, &row("clean")), "BROKEN it ended");
+        assert_eq!(verdict(&error, &row("BROKEN lost-acked 1"), root), "BROKEN lost-acked 1");
+        assert_eq!(verdict(&error, &row("clean"), root), "BROKEN it ended");
+    }
+
+    #[test]
+    fn the_verdict_has_no_path_of_the_clone() {
+        let error = anyhow::anyhow!("exit status: 1: fuzz --target-dir /clone/target /clone/fuzz/corpus");
+        let expected = "BROKEN exit status: 1: fuzz --target-dir target fuzz/corpus";
+        assert_eq!(verdict(&error, &Figures::new(), Path::new("/clone")), expected);
     }
 }

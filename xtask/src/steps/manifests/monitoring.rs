@@ -69,7 +69,7 @@ pub(super) fn check(shell: &Shell, documents: &[Value], scratch: &Path) -> anyho
     let written = known.runbook.clone();
     let slips = [
         ("(#tidegatenodedied)", "(#tidegatenodegone)", "has no section #tidegatenodegone"),
-        ("`a_killed_owner_", "`a_killed_user_", "has no test a_killed_user_"),
+        ("`killed_owner_", "`killed_user_", "has no test killed_user_"),
     ];
     for (right, wrong, expected) in slips {
         known.runbook = written.replacen(right, wrong, 1);

@@ -1,9 +1,10 @@
-//! Epoch renewal, for a connection whose epoch is below one that the ledger has seen from its device.
+//! Routes of the shard's connections: re-asserted after a loss, and renewed with a newer epoch.
 //!
-//! Such a connection was either replaced and has not learned of it, or it logged in after the clock of the routes was
-//! set back. The first fails the compare-and-set of its route and is closed with `REPLACED`. The second continues with
-//! a newer epoch: its void sends are answered `UNKNOWN`, and the client resends them once under the new epoch. A
-//! chained connection is closed with `RESYNC` instead, because a chain's numbers belong to its epoch (ADR 9).
+//! An epoch is renewed for a connection whose epoch is below one that the ledger has seen from its device. Such a
+//! connection was either replaced and has not learned of it, or it logged in after the clock of the routes was set
+//! back. The first fails the compare-and-set of its route and is closed with `REPLACED`. The second continues with a
+//! newer epoch: its void sends are answered `UNKNOWN`, and the client resends them once under the new epoch. A chained
+//! connection is closed with `RESYNC` instead, because a chain's numbers belong to its epoch (ADR 9).
 
 use std::sync::Arc;
 
@@ -12,12 +13,55 @@ use tidegate_protocol::{Code, machine::session::SubmitAnswer};
 use super::{Shard, conn::Conn};
 use crate::{
     login,
-    mail::{ConnKey, Mail, Outdated},
+    mail::{ConnKey, Mail, Outdated, Reassert, Slice},
     net::io::Io,
     routes::{Route, RoutesError},
 };
 
+/// Most slots that are read for one mail.
+const SLOTS_PER_MAIL: u32 = 4_096;
+
+/// Most routes that one mail lists.
+const ROUTES_PER_MAIL: usize = 500;
+
 impl<I: Io> Shard<I> {
+    /// Handles an order to re-assert routes after a loss: lists this shard's routes, or closes the connections whose
+    /// routes are not current.
+    pub(super) fn on_reassert(&mut self, order: Reassert) {
+        match order {
+            // The caller stops waiting only when the node stops.
+            Reassert::Collect(from, reply) => drop(reply.send(self.routes_from(from))),
+            Reassert::Settle(results) => {
+                for (key, route, is_current) in results {
+                    let conn_slot = self.conns.find(key).filter(|slot| {
+                        let login = self.conns.peek(*slot).and_then(|conn| conn.login.as_deref());
+                        login.is_some_and(|login| login.route == route)
+                    });
+                    match (conn_slot, is_current) {
+                        (Some(slot), false) => self.close_now(slot, Code::Replaced),
+                        // The connection closed before its row was re-asserted, so the row has no owner.
+                        (None, true) => self.unregister(route),
+                        (Some(_), true) | (None, false) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn routes_from(&self, from: u32) -> Slice {
+        let slots = u32::try_from(self.conns.hot.len()).unwrap_or(u32::MAX);
+        let (mut rows, mut slot) = (Vec::new(), from);
+        while slot < slots && slot - from < SLOTS_PER_MAIL && rows.len() < ROUTES_PER_MAIL {
+            if let Some(conn) = self.conns.peek(slot)
+                && let Some(login) = conn.login.as_deref()
+            {
+                rows.push((conn.key, login.route.clone()));
+            }
+            slot += 1;
+        }
+        Slice { rows, next: (slot < slots).then_some(slot) }
+    }
+
     /// Handles a void send: renews the epoch, or answers the send if the epoch is already newer.
     pub(super) fn on_outdated(&mut self, conn: &mut Conn, it: Outdated) {
         let Some(login) = conn.login.as_mut().filter(|_| conn.ending.is_none()) else { return };

@@ -1,0 +1,81 @@
+//! Submission: collects the records of a turn's sends, and hands them to the intake together with the turn's logins.
+
+use std::mem;
+
+use tidegate_protocol::{
+    id::ConversationKind,
+    machine::session::Submit,
+    record::{Body, Message, Origin, Record, SenderOrder, body_hash},
+};
+
+use super::{Shard, conn::Conn};
+use crate::{ingest::intake, net::io::Io};
+
+impl<I: Io> Shard<I> {
+    /// Adds the record of a send to the turn's batch, or refuses the send; a room message goes to its room instead.
+    pub(super) fn submit(&mut self, conn: &mut Conn, submit: Submit) {
+        self.context.metrics.sends.increment(1);
+        let planned = !self.context.panic_in_shard && submit.msg_id.as_str() == self.context.panic_on_msg_id;
+        if cfg!(debug_assertions) && planned {
+            panic!("fault injected by fault.panic_on_msg_id");
+        }
+        if matches!(submit.conversation.kind(), ConversationKind::Room(_)) {
+            return self.publish(conn, submit);
+        }
+        let Some(login) = &conn.login else { return };
+        let (ticket, order) = (submit.ticket, submit.order);
+        let message = Message {
+            conversation: submit.conversation,
+            sender: login.route.user.clone(),
+            device: login.route.device.clone(),
+            msg_id: submit.msg_id,
+            attempt: submit.attempt,
+            body_hash: body_hash(&submit.content),
+            content: submit.content,
+            order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
+            flags: submit.flags,
+        };
+        let origin = Origin {
+            node: self.context.node.clone(),
+            boot: self.context.boot,
+            conn: conn.key.pack(),
+            request: ticket,
+        };
+        // A refusal here leaves the chain waiting for the client's retry; a refusal
+        // by the log would close the connection.
+        let refusal = intake::refusal(&self.context.cluster, &message.conversation);
+        let received_at = self.wall_ms;
+        let trace = self.trace_received(submit.trace, &message, received_at);
+        let record = Record { origin, received_at, body: Body::Message(message), trace };
+        let reserved = match refusal {
+            Some(code) => Err(code),
+            None => self.context.intake.reserve(intake::weight(&record)),
+        };
+        match reserved {
+            Ok(()) => self.batch.push(record),
+            Err(code) => {
+                let limits = &self.context.limits;
+                conn.session.submit_refused(ticket, code, "", limits, self.now, &mut self.buffers.actions);
+            }
+        }
+    }
+
+    /// Hands this turn's sends and logins to the intake; those that it does not take now are offered again next turn.
+    pub(super) fn submit_turn(&mut self) {
+        let is_planned = |record: &Record| intake::is_message(record, &self.context.panic_on_msg_id);
+        if cfg!(debug_assertions) && self.context.panic_in_shard && self.batch.iter().any(is_planned) {
+            panic!("fault injected by fault.panic_on_msg_id in fault.panic_in=shard");
+        }
+        if !self.batch.is_empty() {
+            self.batch = self.context.intake.offer_records(mem::take(&mut self.batch));
+        }
+        if !self.logins.is_empty() {
+            self.logins = self.context.intake.offer_logins(mem::take(&mut self.logins));
+            // Connections that closed meanwhile need no memberships.
+            self.logins.retain(|(key, _)| self.conns.find(*key).is_some());
+        }
+        if self.frames_in > 0 {
+            self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));
+        }
+    }
+}
