@@ -163,7 +163,7 @@ impl Admission {
         }
     }
 
-    /// Notes that `used` of `limit` bytes are in use, and returns the resulting pressure.
+    /// Records that `used` of `limit` bytes are in use, and returns the resulting pressure.
     pub fn note_memory(&self, used: u64, limit: u64) -> Pressure {
         let percent = used.saturating_mul(100) / limit.max(1);
         let level = u8::from(percent >= MEMORY_REFUSE_PERCENT)

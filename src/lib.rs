@@ -1,15 +1,15 @@
-//! Tidegate: a connection broker. This page is the map of the house; arrows go down only.
+//! Tidegate, a connection broker. The table lists the modules by layer; imports go down or stay on their layer.
 //!
-//! | floor | rooms | what for |
+//! | layer | modules | what for |
 //! |---|---|---|
-//! | 8 | `main`, [`cli`], [`node`] | flags, subcommands, composition root: only `node` names adapters |
+//! | 8 | `main`, [`cli`], [`node`] | flags, subcommands, adapters and sockets: only `node` names adapters |
 //! | 7 | [`broker`], [`accept`], [`api`], [`drain`], [`lease`] | composition between ports and listeners; client listener; admin HTTP; planned stop; lease of this run among the others |
 //! | 6 | [`partition`], [`shard`] | owners of partitions: ledger, archive, publish; threads with their own connections |
-//! | 5 | [`conversation`], [`login`], [`peer`] | queries and marks of users; logins; calls from other nodes |
+//! | 5 | [`conversation`], [`login`], [`peer`] | queries, marks and changes by users; logins; calls from other nodes |
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`] | appending sends to the log; groups with members on many nodes; CloudEvents |
 //! | 3 | [`delivery`], [`room`] | pushes and replies to shards and peers; live rooms |
-//! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`] | durable ports, and the disk under them; the five ports together, and with what a node knows of the others; messages to shards; assignment of clients |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`private`], `queue_set`, [`redis`], [`trace`] | ports that may be lost; leaves |
+//! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`] | durable ports, and the disk under them; the five ports together; the ports with what a node knows of the others; messages to shards; assignment of clients |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`inline`], [`metrics`], [`net`], [`private`], `queue_set`, [`redis`], [`trace`] | ports that may lose what they hold; leaves |
 
 pub mod accept;
 pub mod api;

@@ -31,7 +31,7 @@ pub(crate) struct QueueSet<T, S = ()> {
     queues: Mutex<HashMap<NodeBoot, QueueSender<T, S>>>,
 }
 
-/// What a set does with the state of an ended queue.
+/// Treatment of the state of an ended queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndedQueues {
     /// Dropped when any queue is opened.

@@ -1,4 +1,4 @@
-//! The house rules that a program can check, each proven by a violation planted in a string.
+//! The rules of this repository that a program can check, each proven by a violation planted in a string.
 //!
 //! A rule without a plant fails, and so does a plant that no rule catches. There is no allow-list.
 
@@ -22,7 +22,7 @@ use std::{env, fs, path::Path};
 use rules::RULES;
 use source::Source;
 
-/// Folders that hold nothing of the project.
+/// Folders without files of the project.
 const SKIPPED: [&str; 8] = [
     ".git",
     "target",
@@ -41,7 +41,7 @@ fn the_tree_is_tidy() {
     read_tree(Path::new(&root), "", &mut sources);
     assert!(sources.iter().any(|source| source.path == "src/lib.rs"), "the tree was not found");
     let findings: Vec<String> = RULES.iter().flat_map(|(name, _)| check(name, &sources)).collect();
-    assert!(findings.is_empty(), "{} broken house rules:\n{}", findings.len(), findings.join("\n"));
+    assert!(findings.is_empty(), "{} broken rules:\n{}", findings.len(), findings.join("\n"));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn the_longest_allowed_file_and_function_pass() {
     assert!(check("function-length", &with_map("src/node.rs", &function_of(70))).is_empty());
 }
 
-/// A folder with that many Rust files, and more in a folder below it.
+/// Builds a folder with that many Rust files, and more in a folder below it.
 fn folder_of(folder: &str, files: usize) -> Vec<Source> {
     let paths = (0..files).map(|n| format!("{folder}/file_{n}.rs"));
     paths
@@ -283,7 +283,7 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("no-lock-urls", "tests/third_party/package-lock.json", "\"resolved\": \"a url\",\n"),
 ];
 
-/// (path, text) that every rule must pass: the false alarms we have had or feared.
+/// Texts that every rule must pass, each with its path: former or likely false alarms.
 const CLEAN: &[(&str, &str)] = &[
     (
         "src/node.rs",

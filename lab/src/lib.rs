@@ -1,10 +1,11 @@
-//! Everything that measures, breaks and judges a node from outside. Arrows go down only; nothing in `tidegate` knows this crate.
+//! Load generator, chaos and checker: measure, break and judge a node from outside. `tidegate` does not depend on this
+//! crate. The table lists the modules by layer; imports go down or stay on their layer.
 //!
-//! | floor | rooms | what for |
+//! | layer | modules | what for |
 //! |---|---|---|
 //! | 3 | `main`, [`cli`] | subcommands |
 //! | 2 | [`bench`](mod@bench), [`chaos`] | load against baselines of the same run; faults under load |
-//! | 1 | [`checker`], [`cluster_sets`], [`link`], [`node_binary`], [`node_store`], [`ports`], [`proc_stat`], [`proxy`] | the rules that a recorded history is held against; the settings of a cluster; a client's connection; the program under test, what it stored and where it listens; what the kernel says of a process; a network that fails on request |
+//! | 1 | [`checker`], [`cluster_sets`], [`link`], [`node_binary`], [`node_store`], [`ports`], [`proc_stat`], [`proxy`] | rules that a recorded history must keep; settings of a cluster; connection of a client; program under test, its store and its ports; CPU and memory of a process; network that fails on request |
 
 pub mod bench;
 pub mod chaos;

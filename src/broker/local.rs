@@ -1,4 +1,4 @@
-//! Ways to the connections of this node.
+//! Local delivery: what every component needs to reach the connections of this node.
 
 use std::sync::Arc;
 

@@ -112,7 +112,7 @@ enum Disconnect {
     Final(anyhow::Error),
     /// The node is draining, and the client is connected to another node.
     Moved(Box<Client>),
-    /// It broke, or was closed temporarily.
+    /// Connection broken, or closed temporarily.
     Lost(anyhow::Error),
 }
 

@@ -1,4 +1,4 @@
-//! A node of the simulation: its way to the log, its owners and its receiving end, without shards and sockets.
+//! Node of the simulation: a broker that appends, owns partitions and receives calls, without shards and sockets.
 
 use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
@@ -24,16 +24,16 @@ use tidegate_protocol::{Time, id::NodeId, machine::session::SubmitAnswer, record
 
 use super::{World, bus::NodeBus};
 
-/// Of a thousand calls.
+/// Faults per thousand calls.
 const RATES: Rates = Rates { fail: 20, lose_answer: 20, delay: 200 };
 
-/// For so long all nodes have agreed before the rules are switched.
+/// How long all nodes must have agreed before the rules are switched.
 const RULES_SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// Above this a group is large; none of the simulation is.
+/// Most members of a small group; no group of the simulation is larger.
 const SMALL_GROUP_MAX: usize = 500;
 
-/// A running node; dropped, it ends as a crash does.
+/// Running node. Dropping it amounts to a crash.
 pub(crate) struct SimNode {
     me: NodeBoot,
     broker: Arc<Broker>,
@@ -45,7 +45,7 @@ pub(crate) struct SimNode {
     lease: Cell<Lease>,
 }
 
-/// A client's way through a node; the node may be gone meanwhile.
+/// Client's access to the log through a node, which may have ended.
 pub(crate) struct Way(Admin);
 
 impl Way {
@@ -113,7 +113,7 @@ impl SimNode {
         Way(self.broker.admin.clone())
     }
 
-    /// What it says of itself to the others.
+    /// Returns the row that the other nodes see.
     pub(crate) fn row(&self) -> NodeRow {
         let owned = &self.broker.cluster.owned;
         let info = NodeInfo {
@@ -125,7 +125,7 @@ impl SimNode {
         NodeRow { info, beat: 1, lease: self.lease.get() }
     }
 
-    /// What its lease is from here on.
+    /// Sets the state of the lease.
     pub(crate) fn set_lease(&self, lease: Lease) {
         self.lease.set(lease);
     }
@@ -161,7 +161,7 @@ impl SimNode {
         &self.end
     }
 
-    /// What it knows and wants of the ledger's rules.
+    /// Returns the known and wanted versions of the ledger's rules.
     pub(crate) fn rules(&self) -> rules::Settings {
         self.rules
     }

@@ -81,7 +81,7 @@ pub struct MeshNode {
 }
 
 impl Mesh {
-    /// So many nodes, whose rooms are numbered by that.
+    /// Starts that many nodes, whose rooms are numbered by `numbers`.
     pub fn start(count: usize, numbers: &Arc<dyn Numbers>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -117,7 +117,7 @@ impl Mesh {
         &self.nodes[nth]
     }
 
-    /// What all nodes think of the others: whether the routes may name too few, and how often they lost something.
+    /// Sets what all nodes know of the routes: whether they may be incomplete, and how often they lost something.
     pub fn introduce(&self, may_be_incomplete: bool, losses: u64) {
         let routes = &self.routes;
         let rows: Vec<_> = self.runtime.block_on(async {
@@ -139,7 +139,7 @@ impl Mesh {
         self.runtime.block_on(self.bus.consume_node(self.nodes[nth].me())).expect("memory is there")
     }
 
-    /// Of the other nodes that one knows only these.
+    /// Limits the peers that a node has discovered to these.
     pub fn know_only(&self, nth: usize, others: &[usize]) {
         let peers = &self.nodes[nth].broker.cluster.peers;
         let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me() == run);

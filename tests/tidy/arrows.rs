@@ -1,9 +1,9 @@
-//! Who may import whom: floors from the tables in `src/lib.rs` and `lab/src/lib.rs`, arrows down only; the product never
-//! names the lab.
+//! Rules of imports: modules import downwards, by the layers in `src/lib.rs` and `lab/src/lib.rs`; the product never names
+//! the lab.
 
 use crate::{rules::Finding, source::Source};
 
-/// Rooms that must not know each other: neither imports the other, whatever their floors are.
+/// Modules of which neither may import the other, whatever their layers are.
 const APART: [[&str; 2]; 10] = [
     ["partition", "shard"],
     ["conversation", "login"],
@@ -18,7 +18,7 @@ const APART: [[&str; 2]; 10] = [
     ["room", "partition"],
 ];
 const PORTS: [&str; 5] = ["bus", "store", "routes", "scratch", "link"];
-/// The room that has adapters of two ports.
+/// Module that has adapters of two ports.
 const EMBEDDED: &str = "embedded";
 /// Private modules of ports that have adapters.
 const ADAPTER_MODULES: [&str; 6] = ["local", "kafka", "postgres", "memory", "redis", "grpc"];
@@ -26,7 +26,7 @@ const ADAPTER_MODULES: [&str; 6] = ["local", "kafka", "postgres", "memory", "red
 const ADAPTER_OF: [&str; 7] = ["Local", "Kafka", "Embedded", "Postgres", "Memory", "Redis", "Grpc"];
 const ADAPTER_TO: [&str; 8] = ["Bus", "Events", "Store", "Routes", "Scratch", "Numbers", "Floors", "Link"];
 
-/// Arrows go down or stay on the floor, never between the rooms that are kept apart, and only `node` names adapters.
+/// Reports imports that go up or join modules of [`APART`], and adapters named outside `node`.
 pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
     let mut found: Vec<Finding> = sources.iter().flat_map(lab).collect();
     for folder in ["src/", "lab/src/"] {
@@ -35,10 +35,10 @@ pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
     found
 }
 
-/// What the product is built from: cargo refuses a circle of crates, but neither a file of the lab nor a test's dependency.
+/// Files that the product is built from. Cargo refuses a circle of crates, but not a path into the lab.
 const PRODUCT: [&str; 4] = ["src/", "protocol/", "examples/", "Cargo.toml"];
 
-/// The product and its manifest name nothing of the lab. Its tests may: they share the proxy.
+/// Reports names of the lab in the product and its manifest. Its tests may use the lab: they share the proxy.
 fn lab(source: &Source) -> Vec<Finding> {
     if !PRODUCT.iter().any(|part| source.path.starts_with(part)) {
         return Vec::new();
@@ -54,7 +54,7 @@ fn lab(source: &Source) -> Vec<Finding> {
         .collect()
 }
 
-/// The arrows of one crate, by the table in its `lib.rs`.
+/// Checks the imports of one crate by the table in its `lib.rs`.
 fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
     let map = format!("{folder}lib.rs");
     let floors = sources.iter().find(|source| source.path == map).map(floors).unwrap_or_default();
@@ -68,7 +68,7 @@ fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
             continue;
         }
         let Some(floor) = floor_of(&floors, room) else {
-            found.push(Finding::new(source, 1, format!("`{room}` has no floor in the table of {map}")));
+            found.push(Finding::new(source, 1, format!("`{room}` has no layer in the table of {map}")));
             continue;
         };
         // The lab and tests compose their own, and the embedded bus is built on the local one.
@@ -83,7 +83,7 @@ fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
                 && let Some(below) = floor_of(&floors, target)
                 && (below > floor || APART.iter().any(|pair| pair.contains(&room) && pair.contains(&target)))
             {
-                let why = format!("`{room}` (floor {floor}) may not import `{target}` (floor {below})");
+                let why = format!("`{room}` (layer {floor}) may not import `{target}` (layer {below})");
                 found.push(Finding::new(source, line, why));
             }
             let names_adapter = (PORTS.contains(&target) || target == EMBEDDED)
@@ -106,7 +106,7 @@ fn is_adapter(name: &str) -> bool {
     ADAPTER_MODULES.contains(&name) || ADAPTER_OF.iter().any(is_type)
 }
 
-/// `docs/internals/ARCHITECTURE.md` names every room of the table, so that the map for readers does not fall behind.
+/// Reports modules that `docs/internals/ARCHITECTURE.md` does not name.
 pub(crate) fn map(sources: &[Source]) -> Vec<Finding> {
     let find = |path: &str| sources.iter().find(|source| source.path == path);
     let (Some(lib), Some(page)) = (find("src/lib.rs"), find("docs/internals/ARCHITECTURE.md")) else {
@@ -116,7 +116,7 @@ pub(crate) fn map(sources: &[Source]) -> Vec<Finding> {
     missing.map(|(room, _)| Finding::new(page, 1, format!("the map does not name `{room}`"))).collect()
 }
 
-/// Rows like `//! | 4 | `shard` | … |`: the floor, and the rooms in backticks in the second column.
+/// Returns the modules and their layers, from rows like `//! | 4 | `shard` | … |`.
 fn floors(lib: &Source) -> Vec<(String, u32)> {
     let mut floors = Vec::new();
     for line in lib.text.lines().filter(|line| line.starts_with("//! |")) {
@@ -133,8 +133,8 @@ fn floor_of(floors: &[(String, u32)], room: &str) -> Option<u32> {
     floors.iter().find(|(name, _)| name == room).map(|(_, floor)| *floor)
 }
 
-/// Every path that starts at the crate's root, with its line: by `crate::`, by enough `super::`, in `main.rs` by the
-/// crate's name, and a port or `embedded` named bare after an import of it.
+/// Returns every path that starts at the crate's root, with its line: by `crate::`, by enough `super::`, in `main.rs` by
+/// the crate's name, or by the name of an imported port or of `embedded`.
 fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     let depth = module.split('/').count();
     let to_root = "super::".repeat(depth);
@@ -161,7 +161,7 @@ fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     found
 }
 
-/// The paths of a use tree: `a::{b, c::d}` gives `a::b` and `a::c::d`. Stops where the tree stops.
+/// Returns the paths of a use tree: `a::b` and `a::c::d` for `a::{b, c::d}`. Ignores text after the tree.
 pub(crate) fn expand(tree: &str) -> Vec<Vec<String>> {
     let tree = tree.trim_start();
     if let Some(inside) = tree.strip_prefix('{') {
@@ -179,7 +179,7 @@ pub(crate) fn expand(tree: &str) -> Vec<Vec<String>> {
     tails.into_iter().map(|tail| [vec![head.clone()], tail].concat()).collect()
 }
 
-/// The parts between commas of the braces that `inside` begins in.
+/// Splits the contents of braces at its commas; `inside` begins after the opening brace.
 fn branches(inside: &str) -> Vec<&str> {
     let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
     for (at, c) in inside.char_indices() {

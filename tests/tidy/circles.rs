@@ -1,16 +1,16 @@
-//! No circles: neither of rooms nor of files. A parent and its children may name each other.
+//! Rules against circles of modules and of files. A parent and its children may name each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{arrows::expand, rules::Finding, source::Source};
 
-/// The folders whose modules are looked at, each the source of one crate.
+/// Source folders of the checked crates.
 const CRATES: [&str; 4] = ["src/", "lab/src/", "protocol/src/", "xtask/src/"];
 
-/// Who names whom: by name, the names and the first line that says so.
+/// Imports: by importing module, the imported ones with the first line that names them.
 type Arrows = BTreeMap<String, BTreeMap<String, usize>>;
 
-/// Reports every circle of rooms, which are the modules of a crate's root.
+/// Reports every circle of the modules of a crate's root.
 pub(crate) fn of_rooms(sources: &[Source]) -> Vec<Finding> {
     let room = |module: &str| module.split("::").next().unwrap_or(module).to_owned();
     CRATES
@@ -34,7 +34,7 @@ pub(crate) fn of_files(sources: &[Source]) -> Vec<Finding> {
     CRATES.iter().flat_map(|folder| report(folder, &arrows_of(folder, sources), sources, "files")).collect()
 }
 
-/// The arrows between the files of a crate, outside its tests.
+/// Returns the imports between the files of a crate, outside its tests.
 fn arrows_of(folder: &str, sources: &[Source]) -> Arrows {
     let modules: BTreeMap<String, &Source> =
         sources.iter().filter_map(|it| Some((module(folder, it)?, it))).collect();
@@ -59,13 +59,13 @@ fn is_below(child: &str, parent: &str) -> bool {
     child.strip_prefix(parent).is_some_and(|rest| rest.starts_with("::"))
 }
 
-/// The module of a file: `src/shard/hub.rs` is `shard::hub`. `lib.rs` is none.
+/// Returns the module of a file: `shard::hub` for `src/shard/hub.rs`; `None` for `lib.rs`.
 fn module(folder: &str, source: &Source) -> Option<String> {
     let path = source.path.strip_prefix(folder)?.strip_suffix(".rs")?;
     (path != "lib").then(|| path.replace('/', "::"))
 }
 
-/// The paths that a file names, from the root of its crate, with their lines.
+/// Returns the paths that a file names, from the root of its crate, with their lines.
 fn paths(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     let own: Vec<String> = module.split("::").map(str::to_owned).collect();
     let mut found = Vec::new();
@@ -89,7 +89,7 @@ fn paths(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     found
 }
 
-/// One finding for each circle, at an arrow that it consists of.
+/// Returns a finding for each circle, at one of its imports.
 fn report(folder: &str, arrows: &Arrows, sources: &[Source], what: &str) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
@@ -112,7 +112,7 @@ fn report(folder: &str, arrows: &Arrows, sources: &[Source], what: &str) -> Vec<
     found
 }
 
-/// Everything that can be reached from a name; the name itself only by a circle.
+/// Returns all names reachable from a name, which is among them only if it is in a circle.
 fn reach<'a>(arrows: &'a Arrows, from: &str) -> BTreeSet<&'a String> {
     let mut reached = BTreeSet::new();
     let mut open: Vec<&String> = arrows.get(from).into_iter().flat_map(BTreeMap::keys).collect();

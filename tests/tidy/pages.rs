@@ -1,4 +1,4 @@
-//! The module paths of pages: `delivery/router` and `protocol/src/id.rs` name a file or a folder of the tree.
+//! Rule of the module paths in pages: `delivery/router` and `protocol/src/id.rs` name a file or a folder of the tree.
 
 use crate::{rules::Finding, source::Source};
 
@@ -23,7 +23,7 @@ pub(crate) fn paths(sources: &[Source]) -> Vec<Finding> {
     found
 }
 
-/// The path of words in backticks, if they are one: with a slash inside, without an item (`::item`, `: item`) at its end.
+/// Returns the path that the words in backticks are, without an item (`::item`, `: item`); `None` if they are no path.
 fn path(words: &str) -> Option<&str> {
     let path = words.split(':').next().unwrap_or(words);
     let is_of_path = |c: char| c.is_alphanumeric() || "_-./".contains(c);

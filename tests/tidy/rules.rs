@@ -1,4 +1,4 @@
-//! The rules that look at one file, or at one file against the rest. Messages say what to do.
+//! The list of rules, and those that check one file, or one file against the rest. Messages name the cure.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 const FOLDER_FILES_MAX: usize = 20;
 
-/// The folder of the modules of the product's root, which the table in `src/lib.rs` sorts.
+/// Folder exempt from the limit on files, because the table in `src/lib.rs` sorts its modules.
 const UNLIMITED_FOLDER: &str = "src";
 
-/// A broken rule and where.
+/// Violation of a rule, with its place.
 pub(crate) struct Finding {
     pub(crate) path: String,
     pub(crate) line: usize,
@@ -24,7 +24,7 @@ impl Finding {
     }
 }
 
-/// A rule looks at the whole tree, so that some can compare files.
+/// Rule: a check of the whole tree, because some compare files.
 pub(crate) type Rule = fn(&[Source]) -> Vec<Finding>;
 
 /// All rules, by the name that messages and planted violations use.
@@ -59,7 +59,7 @@ fn each(sources: &[Source], rule: fn(&Source) -> Vec<Finding>) -> Vec<Finding> {
     sources.iter().flat_map(rule).collect()
 }
 
-/// Findings for every code line in which one of `words` stands as a word of its own.
+/// Reports every code line that contains one of `words` as a whole word.
 fn forbid(source: &Source, words: &[&str], why: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     for (number, line) in source.lines() {
@@ -107,7 +107,7 @@ fn function_length(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Rust files lie flat in a folder up to a number; beyond it they need folders by meaning.
+/// Reports folders with too many Rust files.
 fn folder_size(sources: &[Source]) -> Vec<Finding> {
     let mut folders: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in sources.iter().filter(|source| source.is_rust()) {
@@ -189,12 +189,12 @@ fn honest_tests(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Calls that let time pass in a test.
+/// Calls that wait in a test.
 const SLEEPS: [&str; 5] = ["thread::sleep(", "sleep(", "sleep_until(", "park_timeout(", "thread::yield_now("];
-/// The one file of tests that sleeps.
+/// The only file of tests that may sleep.
 const SLEEPS_HERE: &str = "tests/support/time.rs";
 
-/// The lines of calls of `eventually` that check nothing but the clock.
+/// Returns the lines of calls of `eventually` that check only the clock.
 fn timers(code: &str) -> impl Iterator<Item = usize> {
     let calls = code.match_indices("eventually").filter_map(|(at, name)| {
         let rest = &code[at + name.len()..];
@@ -209,7 +209,7 @@ fn timers(code: &str) -> impl Iterator<Item = usize> {
     calls.map(|at| code[..at].matches('\n').count() + 1)
 }
 
-/// The text between the bracket that `text` begins with and the one that closes it.
+/// Returns the text between the bracket that `text` begins with and the one that closes it.
 fn in_brackets(text: &str) -> Option<&str> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -246,7 +246,7 @@ fn no_dead_code(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// `name(…);` is a call, `words (in brackets);` is prose.
+/// Returns whether a comment is a call, such as `name(…);`, and not prose, such as `words (in brackets);`.
 fn is_call(comment: &str) -> bool {
     let opens = |(at, _)| comment[..at].ends_with(|c: char| c.is_alphanumeric() || "_!>".contains(c));
     comment.ends_with(");") && comment.match_indices('(').any(opens)

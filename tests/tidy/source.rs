@@ -1,8 +1,8 @@
-//! A file as the rules see it: its text, its code without comments and string contents, its comments alone.
+//! Source: a file with its text, its code without comments and string contents, and its comments alone.
 
 /// One text file of the tree.
 pub(crate) struct Source {
-    /// Relative to the root of the repository, with `/`.
+    /// Path from the root of the repository, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
     /// The text with comments and the insides of string literals blanked; same lines.
@@ -90,7 +90,7 @@ fn function_name(line: &str) -> Option<&str> {
     (end > 0).then(|| &after[..end])
 }
 
-/// Splits Rust text into code and comments. Quotes stay in the code, what they hold does not.
+/// Splits Rust text into code and comments. Quotes stay in the code, their contents do not.
 fn split(text: &str) -> (String, String) {
     let mut code = String::with_capacity(text.len());
     let mut comments = String::with_capacity(text.len());
@@ -120,7 +120,7 @@ enum Kind {
     Comment,
 }
 
-/// The length of what begins here, and what it is; `before` is the last character of code.
+/// Returns length and kind of the token that begins here; `before` is the last character of code.
 fn token(rest: &str, before: Option<char>) -> (usize, Kind) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), Kind::Comment);

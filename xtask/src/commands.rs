@@ -1,4 +1,4 @@
-//! Commands that are not steps of `cargo xtask test`, and what is made of several steps.
+//! Commands of `cargo xtask` that are not steps of the test run, or combine several steps.
 
 pub(crate) mod bench;
 pub(crate) mod docs;

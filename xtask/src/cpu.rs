@@ -8,7 +8,7 @@ use std::{
 /// `sysconf(_SC_CLK_TCK)`: 100 on every Linux that Rust supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// CPU time of servers that this process started and that others collect, in ticks.
+/// CPU time of servers that this process started and another one reaps, in ticks.
 static SERVERS: AtomicU64 = AtomicU64::new(0);
 
 /// Counts a server that is about to be stopped, unless it is a child of this process, which is counted anyway.
@@ -30,24 +30,24 @@ fn ticks(pid: u32) -> u64 {
     TIMES.map(|nth| field(pid, nth)).sum()
 }
 
-/// The parent, among the fields of `/proc/PID/stat` behind the name.
+/// Index of the parent among the fields of `/proc/PID/stat` after the name.
 const PARENT: usize = 1;
 /// utime, stime, cutime, cstime.
 const TIMES: std::ops::RangeInclusive<usize> = 11..=14;
 
-/// The nth field behind the name, as a number; 0 if there is no such process.
+/// Returns the nth field after the name, as a number; 0 if there is no such process.
 fn field(pid: u32, nth: usize) -> u64 {
     stat(pid).and_then(|fields| fields.get(nth)?.parse().ok()).unwrap_or_default()
 }
 
-/// The fields of `/proc/PID/stat` behind the name, which may hold anything, blanks and brackets too.
+/// Returns the fields of `/proc/PID/stat` after the name, which may itself contain blanks and brackets.
 pub(crate) fn stat(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
     Some(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// A process and all its descendants.
+/// Returns a process and all its descendants.
 pub(crate) fn family(pid: u32) -> Vec<u32> {
     let all: Vec<u32> = fs::read_dir("/proc")
         .into_iter()

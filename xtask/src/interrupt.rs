@@ -1,4 +1,4 @@
-//! Ctrl-C: a run ends what it started before it ends itself.
+//! Ctrl-C: a run stops the processes that it started before it exits.
 
 use std::sync::{
     Arc, LazyLock,
@@ -12,8 +12,8 @@ use signal_hook::{
 
 static CAME: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Makes Ctrl-C only set [`came`]: programs that this process waits for get the signal from the terminal as well and end, and
-/// this process stops its servers. A second Ctrl-C ends it at once.
+/// Makes Ctrl-C only set [`came`]: child programs get the signal from the terminal as well and end, then this process
+/// stops its servers. A second Ctrl-C ends it at once.
 pub(crate) fn watch() -> anyhow::Result<()> {
     // In this order: the first signal finds the flag unset, and sets it for the second.
     flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&CAME))?;
@@ -21,7 +21,7 @@ pub(crate) fn watch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes all signals that end a process only set [`came`], for one that looks at it all the time and then ends by itself.
+/// Makes all terminating signals only set [`came`], for a process that polls it and then exits.
 pub(crate) fn watch_all() -> anyhow::Result<()> {
     [SIGINT, SIGTERM, SIGHUP].into_iter().try_for_each(|signal| {
         flag::register(signal, Arc::clone(&CAME))?;
@@ -29,7 +29,7 @@ pub(crate) fn watch_all() -> anyhow::Result<()> {
     })
 }
 
-/// Returns whether such a signal came.
+/// Returns whether a signal was received.
 pub(crate) fn came() -> bool {
     CAME.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! The project's own commands: CI and a newcomer run `cargo xtask test`.
+//! `cargo xtask`: the project's own commands. CI and new contributors run `cargo xtask test`.
 
 mod commands;
 mod cpu;
@@ -34,70 +34,70 @@ struct Flags {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Formatting, lints, tests, conformance, other people's clients and instruction counts.
+    /// Run all checks: formatting, lints, tests, conformance, chaos, third-party clients, instruction counts.
     Test {
-        /// Run these steps only (see --list), and those that they need; the order stays.
+        /// Run only these steps (see --list) and those that they need, in the usual order.
         steps: Vec<String>,
         /// Print the steps.
         #[arg(long)]
         list: bool,
-        /// Only formatting, lints, unit tests, stories, simulation, house rules and pages.
+        /// Run only formatting, lints, unit tests, stories, simulation, tidy and pages.
         #[arg(long, conflicts_with_all = ["steps", "list"])]
         quick: bool,
     },
     /// Run the tests whose names contain a filter, built as CI builds them, with servers if they need them.
     #[command(name = "t")]
     Matching {
-        /// A part of a test's name; `--test NAME` and `--lib` keep the build to these programs. Options of nextest's `run` go
-        /// with their value in one word, as in `--retries=3`.
+        /// Part of a test's name; `--test NAME` and `--lib` limit the build to these programs. Options of nextest's `run` need
+        /// their value in the same word, as in `--retries=3`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         words: Vec<String>,
     },
     /// Run one step in this process; `test` calls it.
     #[command(hide = true)]
     Step { name: String },
-    /// Licences, banned crates and sources (installs cargo-deny).
+    /// Check licences, banned crates and sources (installs cargo-deny).
     Deny,
     /// Fuzz every target (installs cargo-fuzz).
     Fuzz {
         /// Seconds for each target.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// Only this target.
+        /// Fuzz only this target.
         target: Option<String>,
     },
-    /// Passes everything on to `tidegate-lab bench`, both programs built for published figures (profile `dist`). For kafka,
-    /// redis, cluster and groups it starts servers, Kafka with its production JVM, unless --services names some.
+    /// Run `tidegate-lab bench` with these arguments, on programs built for published figures (profile `dist`). For kafka,
+    /// redis, cluster and groups, start servers, Kafka with its production JVM, unless --services names some.
     #[command(disable_help_flag = true)]
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Break a node and its network while clients talk, check every promise, print a row for `docs/results/`.
+    /// Break a node and its network under load, check every promise, and print a row for `docs/results/`.
     Chaos(ChaosArgs),
-    /// A rollout without a cluster: real processes and clients, by every number of the rendered manifests.
+    /// Rehearse a rollout without Kubernetes: real processes and clients, with every number of the rendered manifests.
     Rehearse {
-        /// The folder of k8s/ that is rendered.
+        /// Folder of k8s/ to render.
         #[arg(default_value = "base")]
         folder: String,
     },
-    /// Real servers for tests and for trying out: Kafka, Redis 7 and 6.2, Postgres, private to this target folder.
+    /// Manage real servers for tests and for trying out: Kafka, Redis 7 and 6.2, Postgres, private to this target folder.
     Services {
         #[command(subcommand)]
         what: Services,
     },
-    /// The checks that are too long for every commit, with fresh seeds: simulation, fuzzing, chaos, three brokers, the
-    /// overlays of a cluster with a StatefulSet, an hour's slope of memory. Results go to docs/results/.
+    /// Run the checks that are too long for every commit, with fresh seeds: simulation, fuzzing, chaos, three brokers, the
+    /// overlays of a cluster with a StatefulSet, growth of memory. Results go to docs/results/.
     Soak {
         /// Minutes for the items whose duration can be chosen; builds and the simulation take another half hour.
         #[arg(long, default_value_t = 60)]
         minutes: u64,
-        /// The items to run; all without any.
+        /// Items to run; all by default.
         items: Vec<String>,
     },
     /// Write the pages that are generated from the code.
     Docs {
-        /// Only check that they are current.
+        /// Check that they are current, and write nothing.
         #[arg(long)]
         check: bool,
     },
@@ -105,11 +105,11 @@ enum Command {
 
 #[derive(Args)]
 struct ChaosArgs {
-    /// A minute and a half, as a step of the tests; with --cluster one broker, and faults of at most 10 s.
+    /// Run for 90 s, as the step of `test` does; with --cluster, use one broker and faults of at most 10 s.
     #[arg(long, conflicts_with = "seconds")]
     short: bool,
-    /// Three nodes over three brokers of Kafka, a Redis and a Postgres that are started for it, and break too, for up to
-    /// a minute each.
+    /// Run three nodes over three Kafka brokers, a Redis and a Postgres of the run, which break too, for up to a minute
+    /// each.
     #[arg(long, conflicts_with = "drain")]
     cluster: bool,
     /// Only drain a node with 10,000 clients under load.
@@ -118,7 +118,7 @@ struct ChaosArgs {
     /// Only restart three nodes one after the other, this many times, under 15,000 clients.
     #[arg(long, value_name = "RESTARTS", conflicts_with_all = ["seconds", "short", "drain", "cluster", "seed"])]
     rolling: Option<usize>,
-    /// Clients of that.
+    /// Clients of the rolling restarts.
     #[arg(long, default_value_t = 15_000, requires = "rolling")]
     clients: usize,
     /// Seconds during which things break.
@@ -127,7 +127,7 @@ struct ChaosArgs {
     /// The seed of all random choices; two runs of one seed differ in timing only.
     #[arg(long)]
     seed: Option<u64>,
-    /// Passed on to `tidegate-lab chaos`.
+    /// Arguments for `tidegate-lab chaos`.
     #[arg(last = true)]
     args: Vec<String>,
 }
@@ -201,7 +201,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// The forms of `cargo xtask chaos`.
+/// Runs the chosen form of `cargo xtask chaos`.
 fn break_things(shell: &Shell, args: &ChaosArgs) -> anyhow::Result<()> {
     let ChaosArgs { short, cluster, drain, rolling, clients, seconds, seed, args } = args;
     match (rolling, drain, cluster, short) {

@@ -1,4 +1,4 @@
-//! Runs the steps: lanes side by side, each step a process with a log and a limit; a failure doesn't end the run.
+//! Runner of the steps: parallel lanes, each step a process with a log and a time limit. A failure does not end the run.
 
 mod report;
 
@@ -32,7 +32,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// Lines of the log that a failed step shows.
 const SHOWN: usize = 60;
 
-/// Runs these steps, all when none is named, and those that they need.
+/// Runs the named steps, or all if none is named, and those that they need.
 pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     if let Some(unknown) = wanted.iter().find(|name| steps::find(name).is_none()) {
         let known: Vec<&str> = STEPS.iter().map(|step| step.name).collect();
@@ -75,7 +75,7 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     bail!("{} failed; their logs: {}", failed.join(", "), evidence::home(shell).display())
 }
 
-/// Runs a step, unless the one that it needs has failed, and writes down its end.
+/// Runs a step, unless one that it needs has failed, and records its outcome.
 fn one(shell: &Shell, step: &'static TestStep, began: Instant, outcomes: &Mutex<Vec<StepOutcome>>) {
     let has_failed = |name: &str| {
         let outcomes = outcomes.lock();
@@ -101,13 +101,13 @@ fn one(shell: &Shell, step: &'static TestStep, began: Instant, outcomes: &Mutex<
     outcomes.lock().push(outcome);
 }
 
-/// Minutes and seconds since the run began.
+/// Formats the time since the run began as minutes and seconds.
 fn clock(began: Instant) -> String {
     let seconds = began.elapsed().as_secs();
     format!("[{:>2}:{:02}]", seconds / 60, seconds % 60)
 }
 
-/// The last lines of a failed step's log, which is kept whole.
+/// Returns the last lines of a failed step's log, and keeps the whole log.
 fn end_of_log(shell: &Shell, step: &TestStep) -> String {
     let log = log(shell, step.name);
     evidence::keep_of(shell, step.name, &log, "log");
@@ -122,12 +122,12 @@ fn log(shell: &Shell, step: &str) -> PathBuf {
     logs(shell).join(format!("{step}.log"))
 }
 
-/// The file in which the process of a step writes its CPU time and its cases.
+/// Returns the file to which the process of a step writes its CPU time and its cases.
 fn result_file(shell: &Shell, step: &str) -> PathBuf {
     logs(shell).join(format!("{step}.json"))
 }
 
-/// Starts the process of a step, waits for it, and ends it where it hangs.
+/// Starts the process of a step and waits for it; ends it if it hangs.
 fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome> {
     let result = result_file(shell, step.name);
     fs::remove_file(&result).ok();
@@ -201,7 +201,7 @@ fn cases_of(said: &Value) -> Option<Cases> {
     Some(Cases { passed, failed, slowest })
 }
 
-/// Runs a step in this process, and writes down its CPU time and its cases.
+/// Runs a step in this process, and records its CPU time and its cases.
 pub(crate) fn in_this_process(shell: &Shell, name: &str) -> anyhow::Result<()> {
     let step = steps::find(name).with_context(|| format!("there is no step `{name}`"))?;
     let mut result: BTreeMap<&str, Value> = BTreeMap::new();

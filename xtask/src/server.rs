@@ -1,4 +1,4 @@
-//! Processes that a step starts and that must not outlive it.
+//! Processes of a step, which end with it.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ impl Running {
         Ok(Self(child.with_context(|| format!("starting {:?}", command.get_program()))?))
     }
 
-    /// Fails if it has ended by itself.
+    /// Fails if the process has ended.
     fn check_alive(&mut self) -> anyhow::Result<()> {
         match self.0.try_wait()? {
             Some(status) => bail!("it ended by itself: {status}"),
@@ -40,13 +40,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only when it has ended already, as it should.
+        // Both fail only if it has ended already, as intended.
         drop(self.0.kill());
         drop(self.0.wait());
     }
 }
 
-/// An example that prints its port as the first line of stdout.
+/// Example program that prints its port as the first line of stdout.
 pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Result<(Running, u16)> {
     let program = shell.built("examples").join(name);
     let mut running = Running::start(shell.command(&program).stdout(Stdio::piped()), log)
@@ -56,7 +56,7 @@ pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Re
     thread::spawn(move || {
         let mut line = String::new();
         let read = BufReader::new(stdout).read_line(&mut line);
-        // The receiver is gone when the step gave up waiting.
+        // The receiver was dropped if the step stopped waiting.
         drop(sender.send(read.map(|_| line)));
     });
     let line = lines.recv_timeout(READY_MAX).with_context(|| format!("{name} printed no port"))??;
@@ -65,7 +65,7 @@ pub(crate) fn start_example(shell: &Shell, name: &str, log: &Path) -> anyhow::Re
     Ok((running, port))
 }
 
-/// A node on ports of its own, ready for clients.
+/// Node on ports of its own, ready for clients.
 pub(crate) struct ServerNode {
     running: Running,
     program: PathBuf,
@@ -75,7 +75,7 @@ pub(crate) struct ServerNode {
 }
 
 impl ServerNode {
-    /// Starts it with its data in the (empty) folder `data`, and waits for `node.json`.
+    /// Starts a node with its data in the empty folder `data`, and waits for `node.json`.
     pub(crate) fn start(shell: &Shell, data: &Path) -> anyhow::Result<Self> {
         let program = shell.built("tidegate");
         let mut command = shell.command(&program);
@@ -93,7 +93,7 @@ impl ServerNode {
         self.running.0.id()
     }
 
-    /// A token of that user, from the command that people use.
+    /// Returns a token of that user, created by `tidegate token`.
     pub(crate) fn token(&self, user: &str) -> anyhow::Result<String> {
         let (out, _) =
             shell::output(Command::new(&self.program).args(["token", user, "--data"]).arg(&self.data))?;
@@ -109,7 +109,7 @@ impl ServerNode {
         self.data.join("token.key")
     }
 
-    /// Asks it to stop, as an operator would, and checks that it leaves with success.
+    /// Stops the node by SIGTERM, and checks that it exits successfully.
     pub(crate) fn stop(mut self) -> anyhow::Result<()> {
         self.running.check_alive().context("before it was asked to stop")?;
         let pid = self.running.0.id().to_string();

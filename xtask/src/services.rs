@@ -1,7 +1,7 @@
 //! `cargo xtask services up|down|status`: real servers for the tests, private to this target folder.
 //!
-//! Each listens on a free port of 127.0.0.1 and keeps its data below `target/services`, so several work trees do not meet.
-//! `target/services/services.json` has their addresses, which tests read there.
+//! Each server listens on a free port of 127.0.0.1 and keeps its data below `target/services`, so several work trees do
+//! not conflict. Tests read the addresses from `target/services/services.json`.
 
 mod certificate;
 mod kafka;
@@ -40,7 +40,7 @@ const REDIS: Service =
 const POSTGRES: Service =
     Service { install: postgres::install, start: postgres::start, answers: postgres::answers, end: "-INT" };
 
-/// The servers by their names in `services.json`, in the order in which they start; a shell says which of them it wants.
+/// Servers by their names in `services.json`, in the order in which they start; a shell selects some of them.
 const SERVICES: &[(&str, Service)] = &[
     ("kafka", KAFKA),
     // Further brokers; together with the first they elect the controller.
@@ -55,29 +55,29 @@ fn wanted(shell: &Shell) -> impl DoubleEndedIterator<Item = &'static (&'static s
     SERVICES.iter().filter(|(name, _)| shell.wanted.contains(name))
 }
 
-/// A port may be taken between choosing and listening, and a machine under load is slow; then a start is tried again.
+/// Attempts to start a server: its port may be taken before it listens, or the machine may be too slow.
 const TRIES: u32 = 3;
 const READY_MAX: Duration = Duration::from_secs(60);
-/// The patience with a server that was ready before: it answers sooner, or it hangs.
+/// Time for the answer of a server that was ready before; a server that needs longer hangs.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(50);
 
 struct Service {
-    /// Gets the programs, once, and returns the path by which `start` finds them.
+    /// Installs the programs if they are missing, and returns the path that `start` needs.
     install: fn(&Shell) -> anyhow::Result<PathBuf>,
     /// Starts the server with its data in an empty folder.
     start: fn(&Shell, &Start<'_>) -> anyhow::Result<Process>,
-    /// Fails unless the server answers; returns what else `services.json` says of it.
+    /// Fails unless the server answers; returns its other fields for `services.json`.
     answers: fn(&Start<'_>) -> anyhow::Result<Value>,
-    /// The signal that ends the server soon, even while clients are connected.
+    /// Signal that stops the server quickly, even while clients are connected.
     end: &'static str,
 }
 
-/// The parts of one start.
+/// Arguments of one start.
 struct Start<'a> {
-    /// The path that `Service::install` returned.
+    /// Path that `Service::install` returned.
     program: &'a Path,
-    /// A folder for this service alone, which exists and is empty.
+    /// Empty folder for this service alone.
     folder: &'a Path,
     port: u16,
 }
@@ -91,7 +91,7 @@ impl Start<'_> {
         self.folder.join("log")
     }
 
-    /// The folder of another service of the same shell.
+    /// Returns the folder of another service of the same shell.
     fn sibling(&self, name: &str) -> PathBuf {
         self.folder.with_file_name(name)
     }
@@ -101,12 +101,12 @@ fn home(shell: &Shell) -> PathBuf {
     shell.target.join(shell.services)
 }
 
-/// The file that says where the servers are.
+/// Returns the path of the list of servers, `services.json`.
 fn list(shell: &Shell) -> PathBuf {
     home(shell).join("services.json")
 }
 
-/// The folder of the servers' data: a user other than root, as Postgres wants one, has to be able to enter it.
+/// Returns the folder of the servers' data, which users other than root can enter, because Postgres refuses root.
 fn data_home(shell: &Shell) -> PathBuf {
     let home = home(shell);
     if shell::first_closed(&home).is_none() {
@@ -116,7 +116,7 @@ fn data_home(shell: &Shell) -> PathBuf {
     std::env::temp_dir().join(format!("tidegate-services-{name:016x}"))
 }
 
-/// The same folder, made where it lies outside the target folder.
+/// Returns that folder, and creates it if it lies outside the target folder.
 fn make_data_home(shell: &Shell) -> anyhow::Result<PathBuf> {
     let folder = data_home(shell);
     if folder == home(shell) {
@@ -134,7 +134,7 @@ fn record(shell: &Shell, name: &str) -> PathBuf {
     home(shell).join(format!("{name}.process.json"))
 }
 
-/// Starts the servers that do not run.
+/// Starts the servers that are not running.
 pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     fs::create_dir_all(home(shell))?;
     let mut said = Map::new();
@@ -177,7 +177,7 @@ fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> 
     let begun = Instant::now();
     let mut problem = None;
     for _ in 0..TRIES {
-        // One that runs but is not on the list never became ready.
+        // A running server that is not on the list never became ready.
         stop(shell, name, service)?;
         fs::create_dir_all(&folder)?;
         let start = Start { program: &program, folder: &folder, port: process::free_port()? };
@@ -238,27 +238,27 @@ pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
     for (name, service) in SERVICES.iter().rev() {
         stop(shell, name, service)?;
     }
-    // It stays where something else lies in it.
+    // The folder stays if it has other contents.
     fs::remove_dir(data_home(shell)).ok();
     Ok(())
 }
 
-/// The folders of the servers of every kind of run.
+/// Returns the server folders of every kind of run.
 const FOLDERS: &[&str] =
     &[SERVICES_OF_TESTS, SERVICES_OF_CHAOS, SERVICES_OF_BROKERS, SERVICES_OF_REHEARSAL, SERVICES_OF_BENCH];
 
-/// Stops the servers of every kind of run, also those that a killed run left.
+/// Stops the servers of every kind of run, including those that a killed run left behind.
 pub(crate) fn down_everywhere(shell: &Shell) -> anyhow::Result<()> {
     down_all_but(shell, &[])
 }
 
-/// The same, without those of some folders.
+/// Stops the servers of every kind of run, except those in some folders.
 pub(crate) fn down_all_but(shell: &Shell, kept: &[&str]) -> anyhow::Result<()> {
     let folders = FOLDERS.iter().filter(|folder| !kept.contains(folder));
     folders.copied().try_for_each(|folder| down(&shell.apart(folder, shell.wanted)))
 }
 
-/// The folders whose servers run, or some of them.
+/// Returns the folders with at least one running server.
 pub(crate) fn running(shell: &Shell) -> Vec<&'static str> {
     let runs = |folder: &&&'static str| {
         let apart = shell.apart(folder, shell.wanted);
@@ -312,7 +312,7 @@ fn said_before(shell: &Shell) -> Map<String, Value> {
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Writes the list under another name first, so that no reader finds half of it.
+/// Writes the list under another name and renames it, so that no reader finds a partial list.
 fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
     let file = list(shell);
     let draft = file.with_extension("tmp");
@@ -320,7 +320,7 @@ fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
     Ok(fs::rename(draft, file)?)
 }
 
-/// Runs `work` with all services up, and stops afterwards those that did not run before.
+/// Runs `work` with all services up; afterwards stops those that were not running before.
 pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let runs = |name: &str| Process::recorded(&record(shell, name)).is_some();
     let (ran, new): (Vec<_>, Vec<_>) = wanted(shell).partition(|(name, _)| runs(name));
@@ -339,14 +339,14 @@ pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> 
     done.and(stopped)
 }
 
-/// Runs `work` with new servers and the path of their list. A killed run may have left others, which are stopped first.
+/// Runs `work` with new servers and the path of their list. First stops servers that a killed run left behind.
 pub(crate) fn with_new(shell: &Shell, work: impl FnOnce(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
     down(shell)?;
     let done = with(shell, || work(&list(shell).display().to_string()));
     done.and(down(shell))
 }
 
-/// Keeps the logs of the servers, since a failure removes them with the data.
+/// Copies the logs of the servers to the evidence, because a failure removes them with the data.
 fn keep_logs(shell: &Shell) {
     let home = data_home(shell);
     for (name, _) in wanted(shell) {

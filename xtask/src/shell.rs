@@ -1,5 +1,5 @@
-//! Running other programs: echoed, from the root of the repository, with errors that name the command. Questions about files
-//! and accounts that several steps ask are here as well.
+//! Shell: runs other programs from the root of the repository, prints their command lines, and names the command in errors.
+//! It also has checks of files and accounts that several steps need.
 
 use std::{
     env,
@@ -21,17 +21,17 @@ pub(crate) struct Shell {
     pub(crate) target: PathBuf,
     /// The cargo profile of the programs that are run: `ci` in all steps.
     pub(crate) profile: &'static str,
-    /// The folder in it that has the data and the list of the servers.
+    /// Folder in it with the data and the list of the servers.
     pub(crate) services: &'static str,
     /// The names of those servers.
     pub(crate) wanted: &'static [&'static str],
-    /// They are set up to be measured, as in production, not to start soon.
+    /// Whether they are set up as in production, for measurements, and not for a quick start.
     pub(crate) are_measured: bool,
 }
 
 /// The folder of the servers of the tests.
 pub(crate) const SERVICES_OF_TESTS: &str = "services";
-/// The folders of servers that a step or a command starts for itself: they are broken, restarted or measured.
+/// Folders of the servers of single steps and commands, which break, restart or measure them.
 pub(crate) const SERVICES_OF_CHAOS: &str = "chaos-services";
 pub(crate) const SERVICES_OF_BROKERS: &str = "chaos-brokers";
 pub(crate) const SERVICES_OF_REHEARSAL: &str = "services-rehearsal";
@@ -42,7 +42,7 @@ const WANTED: &[&str] = &["kafka", "redis7", "redis62", "postgres"];
 
 impl Shell {
     pub(crate) fn here() -> anyhow::Result<Self> {
-        // Read when it runs, not when it is compiled: a target folder may serve several work trees.
+        // Read at run time, not at compile time: several work trees may share a target folder.
         let crate_dir = env::var_os("CARGO_MANIFEST_DIR").context("run me as `cargo xtask`")?;
         let root = Path::new(&crate_dir).parent().context("xtask lies in the repository")?.to_owned();
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
@@ -57,17 +57,17 @@ impl Shell {
         })
     }
 
-    /// The same with servers of its own.
+    /// Returns a shell with servers of its own.
     pub(crate) fn apart(&self, services: &'static str, wanted: &'static [&'static str]) -> Self {
         Self { services, wanted, ..self.clone() }
     }
 
-    /// The same with programs of another profile.
+    /// Returns a shell with programs of another profile.
     pub(crate) fn with_profile(&self, profile: &'static str) -> Self {
         Self { profile, ..self.clone() }
     }
 
-    /// Waits until no other run uses this target folder; none if there is nothing to wait for.
+    /// Waits until no other run uses this target folder, and locks it; `None` if no lock is needed.
     pub(crate) fn turn(&self, is_needed: bool) -> anyhow::Result<Option<File>> {
         if !is_needed {
             return Ok(None);
@@ -81,8 +81,8 @@ impl Shell {
         Ok(Some(file))
     }
 
-    /// The seed of everything random in a run: `TIDEGATE_SEED`, else a number made of the commit, so that a commit is judged
-    /// by the same events each time.
+    /// Returns the seed of a run: `TIDEGATE_SEED`, else a number derived from the commit, so that each run of a commit has
+    /// the same faults.
     pub(crate) fn seed(&self) -> anyhow::Result<u64> {
         if let Ok(seed) = env::var("TIDEGATE_SEED") {
             return seed.parse().with_context(|| format!("TIDEGATE_SEED={seed} is not a number"));
@@ -94,7 +94,7 @@ impl Shell {
         u64::from_str_radix(commit.trim().get(..8).unwrap_or_default(), 16).context("a commit is hexadecimal")
     }
 
-    /// The commit of the work tree, and true where nothing differs from it.
+    /// Returns the commit of the work tree, and whether the tree is clean.
     pub(crate) fn commit(&self) -> anyhow::Result<(String, bool)> {
         let Ok((commit, _)) = output(self.command("git").args(["rev-parse", "HEAD"])) else {
             return Ok(("unknown".to_owned(), false));
@@ -127,7 +127,7 @@ impl Shell {
         let mut command = self.command(cargo);
         command.args(words).env("CARGO_TARGET_DIR", &self.target);
         if self.profile == "dist" {
-            // In place of that of .cargo/config.toml, which is for builds that are soon done.
+            // Replaces the flags of .cargo/config.toml, which are for quick builds.
             command.env("CFLAGS", "-g");
         }
         command
@@ -160,7 +160,7 @@ pub(crate) fn tail(file: &Path, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// The first folder on the way there that other users may not enter; folders that do not exist are passed over.
+/// Returns the first folder of the path that other users may not enter; ignores folders that do not exist.
 pub(crate) fn first_closed(folder: &Path) -> Option<PathBuf> {
     let mut way: Vec<&Path> = folder.ancestors().collect();
     way.reverse();
@@ -184,7 +184,7 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Runs to the end with the output shown; anything but success is an error.
+/// Runs a command to its end and shows its output; any failure is an error.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     eprintln!("$ {}", words(command));
     let status = command.status().with_context(|| format!("starting {}", words(command)))?;
@@ -194,7 +194,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs to the end and returns its stdout and stderr; anything but success is an error that shows both.
+/// Runs a command to its end and returns its stdout and stderr; any failure is an error that shows both.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<(String, String)> {
     let output = command.output().with_context(|| format!("starting {}", words(command)))?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -205,7 +205,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<(String, String)> 
     Ok((out, err))
 }
 
-/// Runs to the end with stderr shown and returns stdout; anything but success is an error.
+/// Runs a command to its end, shows its stderr and returns its stdout; any failure is an error.
 pub(crate) fn stdout(command: &mut Command) -> anyhow::Result<String> {
     eprintln!("$ {}", words(command));
     let output = command.stderr(Stdio::inherit()).output();
@@ -223,7 +223,7 @@ pub(crate) fn have(program: &str) -> bool {
     env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The command as one would type it; long arguments (tokens) cut short.
+/// Formats the command as typed in a shell; shortens long arguments, such as tokens.
 fn words(command: &Command) -> String {
     let shown = |word: &OsStr| {
         let word = word.to_string_lossy();

@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`: their work, their budgets of time, and which run side by side.
+//! Steps of `cargo xtask test`: their work, their time budgets, and which of them run in parallel.
 
 mod autobahn;
 pub(crate) mod chaos;
@@ -18,24 +18,24 @@ use std::time::Duration;
 
 use crate::shell::Shell;
 
-/// The time planned for a whole run on two cores; a longer run is reported, not failed.
+/// Planned duration of a whole run on two cores; a longer run is reported and does not fail.
 pub(crate) const WHOLE_MAX: Duration = Duration::from_secs(1_500);
 
-/// One step: a process of its own, with its output in a log of its own.
+/// Step of the test run, executed as a separate process with its own log.
 pub(crate) struct TestStep {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    /// Seconds that it may take on two cores within a whole run; it fails at 1.5 times as many. A whole run stays within 25
-    /// minutes: a change may add 60 s, and saves elsewhere what it adds beyond.
+    /// Budget on two cores within a whole run; the step fails at 1.5 times this. A whole run stays within 25
+    /// minutes: a change that adds more than 60 s must save the rest elsewhere.
     pub(crate) budget: Duration,
     pub(crate) needs: Needs,
-    /// It takes CPU time only when no other step wants it.
+    /// Whether it runs at low CPU priority.
     pub(crate) gentle: bool,
     /// Returns the cases, if it counts any.
     pub(crate) run: fn(&Shell) -> anyhow::Result<Option<Cases>>,
 }
 
-/// The step that has to be done before another.
+/// Step that must finish before another starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
     Nothing,
@@ -80,7 +80,7 @@ const fn step(
     TestStep { name, what, budget: Duration::from_secs(budget), needs, gentle: false, run }
 }
 
-/// The same for a step that gives way to others.
+/// Builds a step of low CPU priority.
 const fn gentle(step: TestStep) -> TestStep {
     TestStep { gentle: true, ..step }
 }
@@ -192,7 +192,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     ),
 ];
 
-/// Phases, one after the other; in each, lanes side by side; in each lane, steps one after the other. Steps that wait share
+/// Schedule: consecutive phases of parallel lanes, whose steps run one after the other. Steps that wait share
 /// the machine with steps that compute; rolling restarts judge the pauses of clients, so they run alone.
 pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema"]],
@@ -202,7 +202,7 @@ pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["rolling"]],
 ];
 
-/// A step by its name.
+/// Returns a step by its name.
 pub(crate) fn find(name: &str) -> Option<&'static TestStep> {
     STEPS.iter().find(|step| step.name == name)
 }
@@ -212,7 +212,7 @@ pub(crate) fn list() {
     STEPS.iter().for_each(|step| println!("{}", listed(step)));
 }
 
-/// A step as `--list` shows it.
+/// Formats a step for `--list`.
 pub(crate) fn listed(step: &TestStep) -> String {
     format!("{:<12} {}", step.name, step.what)
 }

@@ -1,4 +1,4 @@
-//! The programs that the steps need: found, installed, or refused with the way to get them. None is skipped in silence.
+//! Programs that the steps need: found, installed, or reported as missing with a cure. No step is skipped silently.
 //!
 //! Programs of Debian come through apt-get. Everything else lies in a cache outside the clone, a folder for each name and
 //! version, or list of pins. Hashes in this repository verify what comes from PyPI, npm, Maven and Go; apt-get and cargo

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// reports.
 const LOOK: Duration = Duration::from_millis(3_500);
 
-/// What the nodes of a run share. The database is dropped with it; topics stay.
+/// Resources that the nodes of a run share. The database is removed on drop; topics stay.
 pub(super) struct TestBed {
     /// Parsed settings that all nodes share.
     pub(super) config: Config,

@@ -1,5 +1,5 @@
-//! `tidegate-lab bench` of a build for published figures. Scenarios of a cluster get servers of their own, set up as in
-//! production.
+//! `cargo xtask bench`: runs `tidegate-lab bench` on a build for published figures. Scenarios of a cluster get their own
+//! servers, set up as in production.
 
 use crate::{
     services,
@@ -7,12 +7,12 @@ use crate::{
     steps::compile,
 };
 
-/// The servers that the bench starts for itself.
+/// Servers that the bench starts.
 const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
 /// Scenarios that need them.
 const OF_A_CLUSTER: &[&str] = &["kafka", "redis", "cluster", "groups"];
 
-/// Runs the bench with `args`; unless these name the servers, with new ones where the scenario needs some.
+/// Runs the bench with `args`; starts the servers that the scenario needs, unless `args` name some.
 pub(crate) fn run(shell: &Shell, args: &[String]) -> anyhow::Result<()> {
     // Help needs no build for figures.
     let shell = &shell.with_profile(if wants_help(args) { "ci" } else { "dist" });

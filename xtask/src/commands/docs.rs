@@ -1,5 +1,5 @@
-//! Pages that are generated from the code, so that they can't say anything else. Their tests write them too; the list of
-//! steps is written here.
+//! `cargo xtask docs`: writes the pages that are generated from the code. Their own tests write them; this module writes
+//! the list of steps.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {
     nextest::pages(shell, !check)
 }
 
-/// The page with the steps as `cargo xtask test --list` prints them.
+/// Returns the page with the steps as `cargo xtask test --list` prints them.
 fn with_steps(page: &str) -> Option<String> {
     let (begin, end) = ("<!-- steps -->\n", "<!-- /steps -->\n");
     let (before, rest) = page.split_once(begin)?;

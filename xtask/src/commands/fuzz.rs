@@ -1,4 +1,4 @@
-//! Fuzzing every decoder with libFuzzer; the short stable replay of the kept inputs is part of `cargo test`.
+//! `cargo xtask fuzz`: fuzzes every decoder with libFuzzer. `cargo test` replays the kept inputs on the stable toolchain.
 
 use anyhow::bail;
 
@@ -7,13 +7,13 @@ use crate::{
     tools,
 };
 
-/// The names of the targets.
+/// Returns the names of the targets.
 pub(crate) fn targets(shell: &Shell) -> anyhow::Result<Vec<String>> {
     let (list, _) = shell::output(tools::cargo_fuzz(shell)?.arg("list"))?;
     Ok(list.lines().map(str::to_owned).collect())
 }
 
-/// Runs each target for that long, on one core. New inputs go to a scratch folder; those that are worth keeping are copied to
+/// Runs each target for that long, on one core. New inputs go to a scratch folder; copy those worth keeping to
 /// `fuzz/corpus/` by hand.
 pub(crate) fn run(shell: &Shell, seconds: u64, only: Option<&str>) -> anyhow::Result<()> {
     let all = targets(shell)?;

@@ -1,4 +1,4 @@
-//! `cargo xtask test --quick`: the checks that an author runs before each commit; no server, no node as a process.
+//! `cargo xtask test --quick`: the checks to run before each commit. They need no server and no node process.
 
 use std::time::Instant;
 
@@ -10,14 +10,14 @@ use crate::{
     steps::{compile, lint, nextest},
 };
 
-/// The programs that are built for it; the protocol crate comes whole.
+/// Programs built for these checks, in addition to the whole protocol crate.
 const PROGRAMS: &[&str] =
     &["--lib", "--bins", "--test", "stories", "--test", "sim", "--test", "tidy", "--test", "docs"];
 
-/// Seconds that it may take where only changes are built.
+/// Limit in seconds, for an incremental build.
 const WARM_MAX: u32 = 150;
 
-/// Runs all of them and lists those that failed.
+/// Runs all checks and lists those that failed.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     let began = Instant::now();
     let mut failed = Vec::new();

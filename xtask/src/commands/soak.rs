@@ -22,23 +22,24 @@ use crate::{
     steps::{chaos, compile, counts, rehearse},
 };
 
-/// One line for each item of each run.
+/// File of results, with a line for each item of each run.
 const LINES: &str = "docs/results/soak.jsonl";
 
 /// Seeds of the simulation in each run.
 const SEEDS: u64 = 10_000;
 
-/// The folders of k8s/ that are rehearsed: those with a StatefulSet and nodes of a cluster.
+/// Folders of k8s/ that are rehearsed: those of a cluster with a StatefulSet.
 const OVERLAYS: &[&str] = &["base", "overlays/prod"];
 
-/// The figures of an item: fields of its row, as docs/results/README.md has them.
+/// Figures of an item: fields of its row, as described in docs/results/README.md.
 type Figures = Map<String, Value>;
 
-/// An item: its share of the minutes in percent, 0 where its duration can't be chosen.
+/// Item of a soak.
 struct Item {
     name: &'static str,
+    /// Share of the minutes in percent; 0 if its duration can't be chosen.
     share: u32,
-    /// Adds its figures, also those of a run that fails.
+    /// Runs the item and adds its figures, even if it fails.
     run: fn(&Shell, Duration, u64, &mut Figures) -> anyhow::Result<()>,
 }
 
@@ -59,10 +60,10 @@ const ITEMS: &[Item] = &[
     },
 ];
 
-/// The item that runs in parallel with all others, for at least the given minutes.
+/// Item that runs in parallel with all others, for at least the given minutes.
 const SLOPE: &str = "slope";
 
-/// Runs every item, also after one that failed, and appends the row of each.
+/// Runs every item, even after a failed one, and appends a row for each.
 pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Result<()> {
     let known: Vec<&str> = ITEMS.iter().map(|item| item.name).chain([SLOPE]).collect();
     if let Some(unknown) = only.iter().find(|name| !known.contains(&name.as_str())) {
@@ -81,7 +82,7 @@ pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Resul
         if is_chosen(SLOPE) {
             scope.spawn(|| book.keep(SLOPE, |row| slope::run(&shell, time, &is_over, row)));
         }
-        // Dropped also where an item panics: the slope waits for it.
+        // Dropped even if an item panics, because the slope waits for it.
         let _others = Others(&is_over);
         for item in ITEMS.iter().filter(|item| is_chosen(item.name) && !interrupt::came()) {
             println!("\n== {}", item.name);
@@ -93,7 +94,7 @@ pub(crate) fn run(shell: &Shell, minutes: u64, only: &[String]) -> anyhow::Resul
     if failed.is_empty() { Ok(()) } else { bail!("{} failed", failed.join(", ")) }
 }
 
-/// The items other than the slope, as long as they run.
+/// Guard that exists while the items other than the slope run.
 struct Others<'a>(&'a AtomicBool);
 
 impl Drop for Others<'_> {
@@ -102,7 +103,7 @@ impl Drop for Others<'_> {
     }
 }
 
-/// The data that all rows of a run share, and the items that failed.
+/// Data that all rows of a run share, and the failed items.
 struct Book<'a> {
     shell: &'a Shell,
     commit: String,
@@ -148,7 +149,7 @@ impl Book<'_> {
     }
 }
 
-/// The verdict of a failed item: that of chaos, which names the broken rules, or the first line of the error. Paths
+/// Returns the verdict of a failed item: that of chaos, which names the broken rules, or the first line of the error. Paths
 /// below `root` become relative, so that a row does not depend on where the clone is.
 fn verdict(error: &anyhow::Error, figures: &Figures, root: &Path) -> String {
     let said = figures.get("verdict").and_then(Value::as_str).filter(|it| it.starts_with("BROKEN"));
@@ -161,13 +162,13 @@ fn fresh_seed() -> anyhow::Result<u64> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64 % 1_000_000_000)
 }
 
-/// The date in UTC, by the program that every system has.
+/// Returns the date in UTC, by the program `date`.
 fn date() -> anyhow::Result<String> {
     let (date, _) = shell::output(std::process::Command::new("date").args(["--utc", "+%Y-%m-%d"]))?;
     Ok(date.trim().to_owned())
 }
 
-/// Appends a row, in one write, as another item may append at the same time.
+/// Appends a row with a single write, because another item may append at the same time.
 fn append(shell: &Shell, line: &Value) -> anyhow::Result<()> {
     let file = shell.root.join(LINES);
     fs::create_dir_all(file.parent().context("a file lies in a folder")?)?;
@@ -175,13 +176,13 @@ fn append(shell: &Shell, line: &Value) -> anyhow::Result<()> {
     Ok(file.write_all(format!("{line}\n").as_bytes())?)
 }
 
-/// The instructions of the build that is shipped.
+/// Counts the instructions of the shipped build.
 fn counts_dist(shell: &Shell, _: Duration, _: u64, row: &mut Figures) -> anyhow::Result<()> {
     row.insert("count_limits_held".to_owned(), json!(counts::run(shell)?));
     Ok(())
 }
 
-/// Whole nodes in one process, on a clock and a network of the test's own.
+/// Runs the simulation: whole nodes in one process, with a simulated clock and network.
 fn simulation(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyhow::Result<()> {
     let shell = shell.with_profile("ci");
     compile::chosen(&shell, &["--test", "sim"])?;
@@ -192,7 +193,7 @@ fn simulation(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyho
     Ok(())
 }
 
-/// A rollout by each overlay.
+/// Rehearses a rollout by each overlay.
 fn overlays(shell: &Shell, _: Duration, _: u64, row: &mut Figures) -> anyhow::Result<()> {
     OVERLAYS.iter().try_for_each(|folder| rehearse::run(shell, folder))?;
     row.insert("rollouts".to_owned(), json!(OVERLAYS.len()));
@@ -207,7 +208,7 @@ fn fuzz_all(shell: &Shell, time: Duration, _: u64, row: &mut Figures) -> anyhow:
     Ok(())
 }
 
-/// One node, or three over three brokers with faults of up to a minute and clocks that jump.
+/// Runs chaos on one node, or on three over three brokers with faults of up to a minute and clock jumps.
 fn break_things(
     shell: &Shell,
     time: Duration,
@@ -223,7 +224,7 @@ fn break_things(
     } else {
         chaos::run(shell, seconds, Some(seed), &words)
     };
-    // A run that breaks a promise writes its figures too; one that does not come to its end has none.
+    // A run that breaks a promise writes its figures too; an incomplete run writes none.
     if let Ok(text) = fs::read_to_string(&result) {
         *row = serde_json::from_str(&text).context("chaos writes its figures as JSON")?;
     } else if outcome.is_ok() {

@@ -13,22 +13,22 @@ use crate::{
     steps::{self, Cases, STEPS, WHOLE_MAX},
 };
 
-/// The end of a step.
+/// Outcome of a step.
 #[derive(Clone)]
 pub(crate) struct StepOutcome {
     pub(crate) name: &'static str,
-    /// The time that it took; none if it did not run.
+    /// Duration of the step; `None` if it did not run.
     pub(crate) wall: Option<Duration>,
     pub(crate) cpu: f64,
     pub(crate) cases: Option<Cases>,
-    /// The reason why it failed; none if it didn't.
+    /// Reason of its failure; `None` if it passed.
     pub(crate) failure: Option<String>,
 }
 
 /// A run of steps.
 pub(crate) struct Run {
     pub(crate) commit: String,
-    /// The work tree was that commit, and nothing else.
+    /// Whether the work tree was exactly that commit.
     pub(crate) is_clean: bool,
     pub(crate) is_whole: bool,
     pub(crate) wall: Duration,
@@ -105,7 +105,7 @@ impl Run {
         text
     }
 
-    /// Keeps a whole run for tools and notes.
+    /// Writes the report of a whole run as JSON.
     pub(crate) fn save(&self, shell: &Shell) -> anyhow::Result<()> {
         if !self.is_whole {
             return Ok(());
@@ -144,7 +144,7 @@ fn step(outcome: &StepOutcome) -> Value {
     })
 }
 
-/// The seconds, rounded to a tenth.
+/// Returns the seconds, rounded to a tenth.
 fn rounded(seconds: f64) -> f64 {
     (seconds * 10.0).round() / 10.0
 }

@@ -1,4 +1,4 @@
-//! A certificate for 127.0.0.1, signed by an authority of its own, for servers that are to speak TLS.
+//! Certificate for 127.0.0.1, signed by its own authority, for test servers with TLS.
 
 use std::{fs, os::unix::process::CommandExt as _, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use crate::shell;
 
-/// Makes `ca.pem`, `cert.pem` and `key.pem` in the folder, as that user.
+/// Creates `ca.pem`, `cert.pem` and `key.pem` in the folder, as that user.
 pub(super) fn make(folder: &Path, user: Option<(u32, u32)>) -> anyhow::Result<()> {
     let openssl = |words: &str| -> anyhow::Result<()> {
         let mut command = Command::new("openssl");

@@ -1,5 +1,5 @@
-//! Brokers of Apache Kafka in KRaft mode, of the jars that Maven Central has: one that is its own controller, or three that
-//! vote for theirs.
+//! Brokers of Apache Kafka in KRaft mode, from the jars of Maven Central: one that is its own controller, or three that
+//! elect one.
 
 use std::{
     fs,
@@ -26,10 +26,10 @@ use crate::{
 const VERSION: &str = "4.3.0";
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A JVM that is small, and quick to start rather than quick for long.
+/// Options of a small JVM that starts quickly, at the cost of its peak speed.
 const JVM: &[&str] = &["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
 
-/// The options by which Kafka's own scripts start a broker (`kafka-server-start.sh`, `kafka-run-class.sh`).
+/// Options with which Kafka's own scripts start a broker (`kafka-server-start.sh`, `kafka-run-class.sh`).
 const PRODUCTION_JVM: &[&str] = &[
     "-Xms1g",
     "-Xmx1g",
@@ -94,7 +94,7 @@ fn pom() -> String {
     )
 }
 
-/// The file of the first broker that all others read: the ports of the controllers, the id of the cluster.
+/// File of the first broker that all others read: the ports of the controllers and the id of the cluster.
 const CLUSTER: &str = "cluster.json";
 
 /// The file of each broker with its ports.
@@ -169,7 +169,7 @@ fn java(jvm: &[&str], jars: &Path) -> Command {
     command
 }
 
-/// The user that the guarded doors let in.
+/// User of the listeners that authenticate.
 const USER: &str = "tidegate";
 const PASSWORD: &str = "tidal-secret";
 
@@ -215,11 +215,11 @@ ssl.truststore.location={trusted}
     }
 }
 
-/// Nodes of a cluster that is broken, each of which gets a way of its own.
+/// Nodes in a chaos run of a cluster, each of which gets a listener of its own.
 const WAYS: usize = 3;
 
-/// A port that is advertised as another, where a proxy may stand: brokers redirect their clients, so a proxy before the open
-/// door would be left behind at once.
+/// Port that is advertised as another one, for a proxy: brokers redirect their clients to the advertised ports, so a proxy
+/// before the plain listener would be bypassed at once.
 struct Way {
     listens: u16,
     advertised: u16,
@@ -250,7 +250,7 @@ struct Broker {
 }
 
 impl Broker {
-    /// The settings: topics are made on purpose only, groups form at once, little is preallocated.
+    /// Returns the settings: no automatic topics, no delay when a group forms, little preallocation.
     fn properties(&self) -> String {
         let Self { id, port, controllers, doors, ways, folder } = self;
         let ways = |text: fn(usize, &Way) -> String| -> String {
@@ -264,7 +264,7 @@ impl Broker {
         let (of, controller) = (controllers.len(), controllers[id - 1]);
         let voters = (1..).zip(controllers).map(|(id, port)| format!("{id}@127.0.0.1:{port}"));
         let voters = voters.collect::<Vec<_>>().join(",");
-        // Of three, two must have what is confirmed.
+        // A confirmed record is on at least two of three brokers.
         let in_step = if of > 2 { 2 } else { 1 };
         format!(
             "process.roles=broker,controller
@@ -301,13 +301,13 @@ num.io.threads=4
 fn base64(bytes: [u8; 16]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let number = u128::from_be_bytes(bytes);
-    // 22 digits of 6 bits, of which the last has 4 bits of nothing.
+    // 22 digits of 6 bits; the last 4 bits are padding.
     let digit = |at: u32| if at == 21 { (number << 4) as usize } else { (number >> (122 - 6 * at)) as usize };
     (0..22).map(|at| char::from(ALPHABET[digit(at) & 63])).collect()
 }
 
-/// Fails unless the broker is ready. Of several the first can't be without a second, as no controller is elected: it has to
-/// listen to the others, and the last one is ready when all are.
+/// Fails unless the broker is ready. The first of several brokers can't be ready alone, because no controller is elected
+/// yet: it only has to listen. The last one is ready when all are.
 pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     let (_, controllers) = cluster(start)?;
     let (id, last) = (number(start), controllers.len());

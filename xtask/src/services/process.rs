@@ -1,4 +1,4 @@
-//! A server that outlives the command that started it, known again by pid and start time.
+//! Process of a server that outlives the command that started it, identified by pid and start time.
 
 use std::{
     fs,
@@ -15,17 +15,17 @@ use serde_json::{Value, json};
 
 use crate::{cpu, port, shell};
 
-/// A server is asked to stop, then made to: its data is thrown away anyway.
+/// Time from the stop signal to SIGKILL; short, because the data is discarded anyway.
 const POLITE: Duration = Duration::from_secs(3);
 const FORCED: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(20);
 
-/// A pid may be given to another program later; together with the start time it is one process.
+/// Identity of a process: a pid alone may be reused by another program.
 pub(super) struct Process {
     pid: u32,
-    /// The time of its start, in clock ticks since that of the machine, as the kernel says it.
+    /// Start time in clock ticks since the boot of the machine, as the kernel reports it.
     started: u64,
-    /// The words that started it; empty where another process did.
+    /// Command line that started it; empty if another process did.
     command: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ impl Process {
         Ok(Self { pid, started, command })
     }
 
-    /// The process that `write` recorded there, if it still runs.
+    /// Returns the process that `write` recorded there, if it is still running.
     pub(super) fn recorded(file: &Path) -> Option<Self> {
         let value: Value = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
         // After a restart of the machine the same pid and start time may be another process. The lab, which starts servers
@@ -73,11 +73,11 @@ impl Process {
         started(self.pid) == Some(self.started)
     }
 
-    /// Ends it, with that signal first; returns when it is gone.
+    /// Stops the process, with that signal first; returns once it has ended.
     pub(super) fn stop(&self, signal: &str) -> anyhow::Result<()> {
         for (signal, patience) in [(signal, POLITE), ("-KILL", FORCED)] {
             if self.runs() {
-                // It may end between the question and the signal.
+                // The process may end between the check and the signal.
                 drop(shell::output(Command::new("kill").args([signal, &self.pid.to_string()])));
             }
             let until = Instant::now() + patience;
@@ -92,7 +92,7 @@ impl Process {
     }
 }
 
-/// The start of the machine.
+/// Returns the boot time of the machine.
 fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

@@ -32,7 +32,7 @@ pub(super) fn install_7(shell: &Shell) -> anyhow::Result<PathBuf> {
 
 pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
     let mut command = Command::new(start.program);
-    // Nothing is written to disk by itself: after a restart the server is empty, as tests want it.
+    // No automatic snapshots: tests need a server that is empty after a restart.
     command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"]);
     command.arg(start.port.to_string()).arg("--dir").arg(start.folder).current_dir(start.folder);
     Process::start(&mut command, &start.log())

@@ -1,4 +1,4 @@
-//! The Autobahn cases, by kosoku, against `examples/ws_echo`: all that apply pass.
+//! Step `autobahn`: runs the Autobahn cases, by kosoku, against `examples/ws_echo`. All that apply must pass.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ const NOT_OFFERED: [&str; 2] = ["12.*", "13.*"];
 /// Kosoku's words for cases that passed.
 const PASSED: [&str; 3] = ["OK", "NON-STRICT", "INFORMATIONAL"];
 
-/// Runs them, and returns the number that passed.
+/// Runs the cases, and returns the number that passed.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let python = tools::python(shell)?;
     let folder = shell.scratch("autobahn")?;
@@ -34,7 +34,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     outcome.map(|()| CASES)
 }
 
-/// A short suite is a failure too: nothing may be left out in silence.
+/// Fails if cases are missing, because none may be skipped silently.
 fn judge(index: &str) -> anyhow::Result<()> {
     let index: serde_json::Value = serde_json::from_str(index)?;
     let agents = index.as_object().context("the report is an object by agent")?;

@@ -1,4 +1,4 @@
-//! `tidegate-lab chaos`, by name of the commit.
+//! Steps and commands that run `tidegate-lab chaos`, with the name of the commit.
 
 use std::{env, fs, path::PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
     tools,
 };
 
-/// Seconds of faults in the test run; with the quiet at the end and the checker it takes below three minutes.
+/// Seconds of faults in the test run; with the quiet phase and the checker it takes less than three minutes.
 pub(crate) const SHORT: u64 = 90;
 
 /// Seconds of faults over three brokers.
@@ -19,7 +19,7 @@ const BROKERS_SHORT: u64 = 60;
 /// Seconds of faults in the step cluster, without the start of its servers: most faults come twice.
 pub(crate) const CLUSTER_SHORT: u64 = 100;
 
-/// The step of `cargo xtask test`; then losses are planted into the history. Returns how many of them the checker named.
+/// Runs the step `chaos`, then plants losses into the history. Returns how many of them the checker found.
 pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
     let history = shell.scratch("chaos-history")?.join("history.jsonl");
     let words = ["--history".to_owned(), history.display().to_string()];
@@ -31,7 +31,7 @@ pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
     Ok(named.lines().filter(|line| line.starts_with("planted: ")).count())
 }
 
-/// Breaks things for that many seconds, then checks.
+/// Injects faults into one node for that many seconds, then checks the history.
 pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
     let (seconds, commit) = (seconds.to_string(), shell.commit_name()?);
     let seed = seed.map(|seed| seed.to_string());
@@ -41,26 +41,26 @@ pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String
     chaos(shell, &words)
 }
 
-/// The servers that a run with several nodes breaks.
+/// Servers of a run with several nodes, which breaks them too.
 const ONE_BROKER: &[&str] = &["kafka", "redis7", "postgres"];
 const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgres"];
 
-/// The step of `cargo xtask test`.
+/// Runs the step `cluster`: three nodes over one broker.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
     cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
 }
 
-/// The step of `cargo xtask test` with three brokers, one of which may break.
+/// Runs the step `brokers`: three brokers, one of which may break.
 pub(crate) fn brokers_short(shell: &Shell) -> anyhow::Result<()> {
     cluster(&shell.apart(shell::SERVICES_OF_BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
 }
 
-/// The short form with a seed of choice.
+/// Runs the short form, with a given seed if there is one.
 pub(crate) fn cluster_again(shell: &Shell, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
     cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, seed, more)
 }
 
-/// The long form: three brokers, faults of up to a minute, clocks that jump.
+/// Runs the long form: three brokers, faults of up to a minute, clock jumps.
 pub(crate) fn cluster_long(
     shell: &Shell,
     seconds: u64,
@@ -71,7 +71,7 @@ pub(crate) fn cluster_long(
     cluster(&shell.apart(shell::SERVICES_OF_CHAOS, THREE_BROKERS), seconds, seed, &[&words, more].concat())
 }
 
-/// Breaks several nodes, and the servers that are started for them.
+/// Injects faults into several nodes and the servers that are started for them.
 fn cluster(apart: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
     services::with_new(apart, |list| {
         let words = ["--cluster".to_owned(), list.to_owned()];
@@ -79,7 +79,7 @@ fn cluster(apart: &Shell, seconds: u64, seed: Option<u64>, more: &[String]) -> a
     })
 }
 
-/// Restarts three nodes one after the other, so many times, under so many clients.
+/// Restarts three nodes in turn, `restarts` times in all, under `clients` clients.
 pub(crate) fn rolling(shell: &Shell, restarts: usize, clients: usize, more: &[String]) -> anyhow::Result<()> {
     let apart = shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER);
     services::with_new(&apart, |list| {
@@ -90,14 +90,14 @@ pub(crate) fn rolling(shell: &Shell, restarts: usize, clients: usize, more: &[St
     })
 }
 
-/// The step of `cargo xtask test`: each node once, the second while something breaks that differs by seed.
+/// Runs the step `rolling`: each node restarts once, the second during a fault that the seed selects.
 pub(crate) fn rolling_short(shell: &Shell) -> anyhow::Result<()> {
     let seed = shell.seed()?.to_string();
     let words = ["--seed", &seed, "--with", "kill,redis,kafka"].map(str::to_owned);
     rolling(shell, 3, ROLLING_SHORT, &words)
 }
 
-/// Clients of the short form.
+/// Clients of the step `rolling`.
 const ROLLING_SHORT: usize = 1_500;
 
 /// The library of Debian's `faketime` for programs with threads.
@@ -116,10 +116,10 @@ pub(crate) fn drain(shell: &Shell, more: &[String]) -> anyhow::Result<()> {
     chaos(shell, &words)
 }
 
-/// Runs the program that was built, which finds the node next to itself. A run that broke a promise leaves the data of the
-/// nodes, their logs and the history, until the next one of the same step.
+/// Runs the built program, which finds the node in its own folder. A run that broke a promise keeps the data and logs of
+/// the nodes and the history, until the next run of the step.
 fn chaos(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
-    // Steps run side by side.
+    // Steps run in parallel.
     let step = env::var(evidence::STEP).unwrap_or_else(|_| "by-hand".to_owned());
     let folder = shell.scratch(&format!("chaos-{step}"))?;
     let mut command = shell.command(shell.built("tidegate-lab"));

@@ -1,4 +1,4 @@
-//! The step `build`: compiles once what all other steps run. Steps that need it do not call cargo to build.
+//! Step `build`: compiles all programs of the other steps once, so that these do not call cargo to build.
 
 use std::{fs, path::PathBuf};
 
@@ -10,13 +10,13 @@ use crate::{
     tools,
 };
 
-/// The features of the image, and so of everything that is tested: Kafka's TLS and SCRAM (ADR 8).
+/// Features of the image, with which everything is tested: Kafka's TLS and SCRAM (ADR 8).
 pub(crate) const FEATURES: &[&str] = &["--features", "tidegate/kafka-tls"];
 
-/// Everything but the protocol crate, whose own tests plant faults into it: the node under test has none of them.
+/// Packages without the protocol crate: its own tests compile planted faults into it, and the node under test must have none.
 pub(crate) const PRODUCT: &[&str] = &["--workspace", "--exclude", "tidegate-protocol"];
 
-/// The protocol crate, with its planted faults.
+/// Protocol crate, with its planted faults.
 pub(crate) const PROTOCOL: &[&str] = &["--package", "tidegate-protocol"];
 
 /// The files that nextest reads: the test programs that were built, and the packages as cargo describes them.
@@ -60,7 +60,7 @@ pub(crate) fn test_program(shell: &Shell, name: &str) -> anyhow::Result<PathBuf>
     Ok(PathBuf::from(path.with_context(|| format!("{name} was not built"))?))
 }
 
-/// The two lists as one.
+/// Merges the two lists.
 fn merged(mut all: Value, more: Value) -> anyhow::Result<Value> {
     let Some(programs) = all["rust-binaries"].as_object_mut() else { bail!("no programs in {all}") };
     let Value::Object(more) = more["rust-binaries"].clone() else { bail!("no programs in {more}") };

@@ -1,7 +1,7 @@
 //! Instruction counts of hot paths, by callgrind, against the limits in `benches/counts.toml`.
 //!
-//! `examples/counts` runs one named function n times. The difference between n and 2n leaves out everything but the
-//! function, and is the same on every run of one compiler, so a limit can be tight where a clock would need slack.
+//! `examples/counts` runs a named function n times. The difference between n and 2n runs is the cost of the function alone,
+//! and is equal in all runs of one compiler, so limits can be tighter than limits on time.
 
 use std::{fs, path::Path};
 
@@ -14,10 +14,10 @@ use crate::{
 
 const ITERATIONS: u64 = 1_000;
 
-/// The share of its limit below which a count has become so good that the limit no longer holds it.
+/// Share of its limit below which a count makes the limit useless, so that the limit must be lowered.
 const SLACK: f64 = 0.8;
 
-/// Counts, and returns the number of limits that held.
+/// Counts the instructions, and returns the number of limits that held.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "valgrind", "valgrind")?;
     let limits = read_limits(&fs::read_to_string(shell.root.join("benches/counts.toml"))?, shell.profile)?;
@@ -58,7 +58,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
 struct Limit {
     name: String,
     limit: u64,
-    /// The function inside which instructions count; none = everywhere.
+    /// Function inside which instructions are counted; `None` counts all.
     within: Option<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! Steps of the compiler: they look at the code and run none of it.
+//! Steps `fmt`, `clippy`, `rustdoc` and `fuzz-build`, which check the code without running it.
 
 use super::compile::{FEATURES, PRODUCT, PROTOCOL};
 use crate::{
@@ -19,7 +19,7 @@ pub(crate) fn clippy(shell: &Shell) -> anyhow::Result<()> {
     shell.cargo(&[&words[..], PROTOCOL, &strict[..]].concat())
 }
 
-/// Finds links that lead nowhere, and examples that don't compile.
+/// Fails on broken links and on examples that do not compile.
 pub(crate) fn rustdoc(shell: &Shell) -> anyhow::Result<()> {
     let words = [
         "doc",
@@ -35,7 +35,7 @@ pub(crate) fn rustdoc(shell: &Shell) -> anyhow::Result<()> {
     shell.cargo(&[&["test", "--doc", "--profile", shell.profile, "--locked"], PROTOCOL].concat())
 }
 
-/// The fuzz crate is a workspace of its own, since libFuzzer wants nightly; it is to compile all the same.
+/// Checks that the fuzz crate compiles. It is a separate workspace, because libFuzzer needs a nightly toolchain.
 pub(crate) fn fuzz(shell: &Shell) -> anyhow::Result<()> {
     let manifest = ["--manifest-path", "fuzz/Cargo.toml"];
     shell.cargo(&[&["check", "--locked", "--bins"], &manifest[..]].concat())

@@ -1,6 +1,6 @@
-//! The step `manifests`: renders what `k8s/` has, validates it strictly, and compares it with the binary and its pages.
+//! Step `manifests`: renders `k8s/`, validates it strictly, and compares it with the binary and its pages.
 //!
-//! Faults are planted as well, each for one check, which has to report it: a check that can't fail is none.
+//! It also plants faults, each of which one check must report.
 
 mod agree;
 mod monitoring;
@@ -32,9 +32,9 @@ pub(crate) struct ManifestFacts {
     paths: BTreeSet<String>,
     /// User and group of the image.
     user: String,
-    /// The page that says what is made by hand.
+    /// Page that describes the objects to create by hand.
     page: String,
-    /// The seconds that `tidegate drain-plan` grants a node that is as full as the settings allow.
+    /// Seconds that `tidegate drain-plan` needs for a node that is as full as the settings allow.
     grace: u64,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lints the Dockerfile, and tries the linter on a file that it has to refuse.
+/// Lints the Dockerfile, and checks that the linter refuses a faulty file.
 fn lint(shell: &Shell, scratch: &Path) -> anyhow::Result<()> {
     let hadolint = tools::hadolint(shell)?;
     let words = ["--no-color", "--failure-threshold", "info"];
@@ -126,7 +126,7 @@ impl ManifestFacts {
     }
 }
 
-/// The seconds that the binary, with the settings of the pods, would grant a drain of as many clients as it takes.
+/// Returns the seconds that the binary, with the settings of the pods, plans for the drain of a full node.
 ///
 /// # Errors
 /// The binary refuses the settings.

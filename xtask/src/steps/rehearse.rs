@@ -1,8 +1,8 @@
-//! `cargo xtask rehearse`: a rollout without a cluster. Plays the kubelet and the StatefulSet against real processes.
+//! `cargo xtask rehearse`: rehearses a rollout without Kubernetes, as kubelet and StatefulSet of real processes.
 //!
-//! Every number comes from the rendered manifests: probes, ports, settings, `preStop`, grace, how many there are, and in which order they
-//! go. Only addresses are others. Clients talk all the while, and must miss nothing. Then faults are planted into the manifests,
-//! each of which has to make it fail.
+//! Every number comes from the rendered manifests: probes, ports, settings, `preStop`, grace, replicas and order. Only the
+//! addresses differ. Clients send messages throughout, and must miss none. Then faults are planted into the manifests; each
+//! must make the rehearsal fail.
 
 pub(crate) mod clients;
 pub(crate) mod plan;
@@ -31,18 +31,18 @@ use crate::{
     shell::{self, Shell},
 };
 
-/// The servers that are started for it.
+/// Servers that are started for the rehearsal.
 const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
 
-/// Pairs of clients that talk.
+/// Pairs of clients.
 const PAIRS: usize = 6;
-/// The pause between two looks at the pods.
+/// Interval between two steps of the kubelets.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Ports that clients may be sent to, as a Service would know them.
+/// Ports of the ready pods, as the endpoints of a Service.
 pub(crate) type Endpoints = Arc<Mutex<Vec<u16>>>;
 
-/// The step of `cargo xtask test`.
+/// Runs the step `rehearsal`.
 pub(crate) fn step(shell: &Shell) -> anyhow::Result<()> {
     run(shell, "base")
 }
@@ -71,7 +71,7 @@ pub(crate) fn run(shell: &Shell, overlay: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Checks that the grace holds a drain of a full node, by the binary; the few clients here would never show it.
+/// Checks by the binary that the grace period fits the drain of a full node, which the few clients here can't show.
 fn on_paper(shell: &Shell, documents: &[Value], folder: &Path) -> anyhow::Result<()> {
     let plan = Plan::of(documents, "on paper")?;
     let needed = manifests::granted(shell, documents, folder)? + plan.before.as_secs();
@@ -82,7 +82,7 @@ fn on_paper(shell: &Shell, documents: &[Value], folder: &Path) -> anyhow::Result
     Ok(())
 }
 
-/// The keys, servers and folders of the pods on this machine.
+/// Prepares the keys, servers and folders of the pods on this machine.
 fn place(shell: &Shell, folder: &Path, list: &str) -> anyhow::Result<Place> {
     let keys = folder.join("keys");
     fs::create_dir_all(&keys)?;
@@ -109,7 +109,7 @@ fn place(shell: &Shell, folder: &Path, list: &str) -> anyhow::Result<Place> {
     Ok(Place { program: shell.built("tidegate"), folder: folder.to_owned(), keys, servers })
 }
 
-/// Starts the pods, rolls them one after the other while clients talk, and ends them.
+/// Starts the pods, rolls them one after the other under load, and stops them.
 fn rehearse(plan: &Plan, place: &Place) -> anyhow::Result<()> {
     let began = Instant::now();
     let endpoints = Endpoints::default();
@@ -132,7 +132,7 @@ fn rehearse(plan: &Plan, place: &Place) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rolls the pods: the highest ordinal first, one at a time, each when the one before is ready again.
+/// Rolls the pods one at a time, the highest ordinal first, each once the previous one is ready again.
 fn roll(plan: &Plan, place: &Place, pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
     for nth in (0..pods.len()).rev() {
         let began = Instant::now();
@@ -164,7 +164,7 @@ fn roll(plan: &Plan, place: &Place, pods: &mut [Pod], endpoints: &Endpoints) -> 
     Ok(())
 }
 
-/// Waits until all are available: ready for as long as the set wants.
+/// Waits until all pods are available, that is ready for `minReadySeconds`.
 fn until_ready(pods: &mut [Pod], endpoints: &Endpoints, available: Duration) -> anyhow::Result<()> {
     loop {
         look(pods, endpoints)?;
@@ -175,7 +175,7 @@ fn until_ready(pods: &mut [Pod], endpoints: &Endpoints, available: Duration) -> 
     }
 }
 
-/// Lets the kubelet of each pod act once, and publishes the ready pods to the clients.
+/// Runs one step of each pod's kubelet, and publishes the ready pods to the clients.
 fn look(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
     for pod in pods.iter_mut() {
         pod.look()?;
@@ -185,13 +185,13 @@ fn look(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets the kubelets act once, and returns whether all pods have ended.
+/// Runs one step of each kubelet, and returns whether all pods have ended.
 fn settled(pods: &mut [Pod], endpoints: &Endpoints) -> anyhow::Result<bool> {
     look(pods, endpoints)?;
     Ok(pods.iter().all(Pod::has_ended))
 }
 
-/// Plants: (the fault, a part of the error that the rehearsal has to end with, the manifests with it).
+/// Returns the planted faults: name, part of the error that the rehearsal must end with, and the faulty manifests.
 fn plants(documents: &[Value]) -> Vec<(&'static str, &'static str, Vec<Value>)> {
     let planted = |changes: &[(&str, Value)]| {
         let mut documents = documents.to_vec();

@@ -1,4 +1,4 @@
-//! Clients that others wrote hold a conversation through a node.
+//! Step `third-party`: clients built on third-party libraries hold a conversation through a node.
 
 use std::{path::Path, process::Command};
 
@@ -54,7 +54,7 @@ pub(crate) fn schema(shell: &Shell) -> anyhow::Result<()> {
     shell::run(shell.command(check).args(["--builtin-schema", "vendor.compose-spec", "compose.yaml"]))
 }
 
-/// Lets each client talk, and returns the number of clients.
+/// Runs each client, and returns the number of clients.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let python = tools::python(shell)?.join("python");
     let npm = tools::node(shell)?;
@@ -63,7 +63,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     for (name, program, script, before, issuer) in CLIENTS {
         let mut command = program.command(&python);
         command.current_dir(&shell.root).arg(scripts.join(script)).args(*before).arg(&node.client);
-        // Users of their own, so that every conversation begins with seq 1.
+        // Separate users, so that every conversation begins with seq 1.
         for person in ["alice", "bob"] {
             let user = format!("{person}-{name}");
             let token = match issuer {

@@ -1,4 +1,4 @@
-//! The step `user`: tests of processes and of the store on disk as an ordinary user, since CI and containers often are root.
+//! Step `user`: runs the tests of processes and of the store on disk as an ordinary user, because CI often runs as root.
 
 use std::{
     fs,
@@ -17,8 +17,8 @@ const USER: &str = "65534";
 /// The test programs, as nextest calls them.
 const PROGRAMS: &[&str] = &["tidegate::process", "tidegate::durable"];
 
-/// Shows the folders of the clone to a user that may not enter a folder above them: in mounts of this process alone, an
-/// empty folder that everybody may enter takes the place of the closed one, and the clone lies in it as before.
+/// Makes the clone accessible to a user that may not enter a folder above it. In a mount namespace of this process, an
+/// empty accessible folder replaces the closed one, and the clone is mounted below it at its old path.
 const OPEN: &str = r#"set -e
 umask 022
 work=$1 closed=$2 root=$3 target=$4
@@ -31,7 +31,7 @@ mkdir -p "$root" && mount --bind "$work/root" "$root"
 mkdir -p "$target" && mount --bind "$work/target" "$target"
 exec "$@""#;
 
-/// Runs them, and returns the number of cases that passed.
+/// Runs the tests, and returns the number of cases that passed.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let mut passed = 0;
     for name in PROGRAMS {
@@ -61,7 +61,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // The mounts were in a namespace that is gone.
+        // The mounts ended with their namespace.
         fs::remove_dir_all(&self.0).ok();
     }
 }

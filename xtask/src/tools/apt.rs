@@ -1,4 +1,4 @@
-//! Programs of Debian's packages.
+//! Installation of programs from Debian packages.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use super::cache;
 use crate::shell::{self, Shell};
 
-/// Makes sure that `program` is there, from the Debian package of that name if need be.
+/// Installs `program` from its Debian package, unless it exists.
 pub(crate) fn ensure_program(shell: &Shell, program: &str, package: &str) -> anyhow::Result<()> {
     if shell::have(program) {
         return Ok(());
@@ -23,7 +23,7 @@ pub(crate) fn ensure_program(shell: &Shell, program: &str, package: &str) -> any
 /// Installs the headers of OpenSSL, for the feature `kafka-tls`.
 pub(crate) fn ensure_openssl(shell: &Shell) -> anyhow::Result<()> {
     if Path::new("/usr/include/openssl/ssl.h").is_file() || !shell::have("apt-get") {
-        // On other systems the build says what it lacks.
+        // On other systems the build names what is missing.
         return Ok(());
     }
     eprintln!("the headers of OpenSSL are missing: installing the package `libssl-dev`");
@@ -32,7 +32,7 @@ pub(crate) fn ensure_openssl(shell: &Shell) -> anyhow::Result<()> {
 
 /// Installs a Debian package.
 pub(crate) fn install(shell: &Shell, package: &str) -> anyhow::Result<()> {
-    // Steps run side by side, and dpkg refuses a second one.
+    // Steps run in parallel, and dpkg refuses a second process.
     let _turn = cache::lock("apt")?;
     as_root(shell, &["update", "--quiet"])?;
     as_root(shell, &["install", "--quiet", "--yes", "--no-install-recommends", package])

@@ -1,4 +1,4 @@
-//! The cache of tools, outside the clone: a folder for each name and version, or list of pins, made once, by one process at a time.
+//! Cache of tools, outside the clone: one folder per name and version or list of pins, created once, by one process at a time.
 
 use std::{
     env,
@@ -14,7 +14,7 @@ use crate::shell;
 pub(crate) struct Cached {
     name: String,
     folder: PathBuf,
-    /// Names and hashes of its parts; another text is another tool.
+    /// Names and hashes of its parts; a different text means a different tool.
     pins: String,
 }
 
@@ -33,7 +33,7 @@ impl Cached {
         Ok(Self { name, folder, pins: pins.to_owned() })
     }
 
-    /// Returns the folder of the tool; `make` fills it, empty, if it is not there yet.
+    /// Returns the folder of the tool; `make` fills the empty folder if it does not exist yet.
     pub(crate) fn ensure(&self, make: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
         let _turn = lock(&self.name)?;
         let stamp = self.folder.join(STAMP);
@@ -54,7 +54,7 @@ fn home() -> anyhow::Result<PathBuf> {
     Ok(cache.context("neither XDG_CACHE_HOME nor HOME is set: tools have no place")?.join("tidegate-tools"))
 }
 
-/// Waits for its turn; the turn ends when the result is dropped.
+/// Waits for the lock of the cache, which is released when the result is dropped.
 pub(super) fn lock(name: &str) -> anyhow::Result<File> {
     let home = home()?;
     fs::create_dir_all(&home).with_context(|| format!("making {}", home.display()))?;

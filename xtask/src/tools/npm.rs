@@ -1,4 +1,4 @@
-//! Packages of npm.
+//! Installation of npm packages.
 
 use std::{fs, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! The item `slope`: a node that serves the same load for a long time must not hold ever more memory or files.
+//! Item `slope` of a soak: under a constant load, a node's memory and open files must not keep growing.
 
 use std::{
     fs,
@@ -25,21 +25,21 @@ use crate::{
 /// Pairs of clients that talk, at 20 messages a second each.
 const PAIRS: usize = 25;
 const SAMPLE: Duration = Duration::from_secs(5);
-/// The growth in an hour that is allowed once everything is warm, in MiB; caches of the store fill slowly.
+/// Allowed growth of memory after the warm-up, in MiB per hour; caches of the store fill slowly.
 const GROWTH_MAX: f64 = 64.0;
-/// Descriptors that may come in addition: segments of the log.
+/// Allowed growth of open files per hour: segments of the log.
 const FILES_MAX: f64 = 64.0;
-/// The part of the run in which everything gets warm.
+/// Share of the run that is the warm-up.
 const WARM: f64 = 0.33;
 
-/// One look at the node.
+/// Measurement of the node.
 struct Sample {
     hours: f64,
     memory_mib: f64,
     files: f64,
 }
 
-/// Loads a node for that long, and until everything else is over. Fails if the lines through its memory or its files rise.
+/// Loads a node for that long, and until all other items have ended. Fails if its memory or open files grow too fast.
 pub(super) fn run(
     shell: &Shell,
     time: Duration,
@@ -86,7 +86,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Anonymous memory in MiB, and open files.
+/// Returns the anonymous memory in MiB and the number of open files.
 fn look(pid: u32) -> anyhow::Result<(f64, f64)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the node ended")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -94,7 +94,7 @@ fn look(pid: u32) -> anyhow::Result<(f64, f64)> {
     Ok((kib / 1024.0, fs::read_dir(format!("/proc/{pid}/fd"))?.count() as f64))
 }
 
-/// The slope of the line through the samples with the least squares, by hour.
+/// Returns the slope per hour of the least-squares line through the samples.
 fn slope(samples: &[Sample], value: fn(&Sample) -> f64) -> f64 {
     let count = samples.len() as f64;
     let mean = |of: &dyn Fn(&Sample) -> f64| samples.iter().map(of).sum::<f64>() / count;

@@ -1,4 +1,4 @@
-//! Checks that no schema has: names, ports, files and times in the manifests that belong together, or to the binary.
+//! Checks beyond the schemas: names, ports, files and times must agree within the manifests and with the binary.
 
 use serde_json::Value;
 
@@ -79,7 +79,7 @@ impl<'a> Look<'a> {
         self.settings.value(key).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Settings and variables are those of the binary.
+    /// Checks that the binary knows all settings and variables.
     fn names(&self, found: &mut Found) {
         for key in self.settings.keys() {
             found.need(self.facts.keys.contains(&key), || format!("tidegate.toml: {key} is no setting"));
@@ -102,7 +102,7 @@ impl<'a> Look<'a> {
         });
     }
 
-    /// Each node has an id of its own: that of its pod where it stays, else one on lease, of more than there are pods.
+    /// Checks that each node has its own id: that of its pod if it is stable, else a leased one, of more ids than pods.
     fn ids(&self, found: &mut Found) {
         let id = &self.variable("TIDEGATE__NODE__ID")["valueFrom"]["fieldRef"]["fieldPath"];
         if !self.is_deployment() {
@@ -118,14 +118,14 @@ impl<'a> Look<'a> {
         let surge = self.set["spec"]["strategy"]["rollingUpdate"]["maxSurge"].as_u64().unwrap_or(0);
         for scaler in self.of_kind("HorizontalPodAutoscaler") {
             let (pods, ids) = (scaler["spec"]["maxReplicas"].as_u64().unwrap_or(0), self.number("node.ids"));
-            // All of them may have died a moment ago, and hold their ids until their leases are over.
+            // All pods may just have died, and hold their ids until their leases expire.
             found.need(ids >= 2 * pods && surge == 1 && ids > pods + surge, || {
                 format!("{ids} ids (node.ids) for up to {pods} pods and {surge} more in a rollout")
             });
         }
     }
 
-    /// An init container makes the topics, as the node makes none: those of all ids that are leased, or that of the pod.
+    /// Checks that an init container creates the topics, of all leasable ids or of the pod's own, as nodes create none.
     fn topics(&self, found: &mut Found) {
         let ensure = ["topics", "ensure", "--node", "$(TIDEGATE__NODE__ID)"];
         let ensure = if self.is_deployment() { &ensure[..2] } else { &ensure[..] };
@@ -143,7 +143,7 @@ impl<'a> Look<'a> {
         entries.find(|entry| entry["name"] == name).unwrap_or(&Value::Null)
     }
 
-    /// The ports of the pod are those that the settings listen on.
+    /// Checks that the ports of the pod are those that the settings listen on.
     fn ports(&self, found: &mut Found) {
         let listened = [("client", "listen.client"), ("link", "link.listen"), ("monitor", "listen.monitor")];
         for (name, key) in listened {
@@ -191,7 +191,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// All selectors select these pods, and all references to the workload name it.
+    /// Checks that all selectors select these pods, and all references to the workload name it.
     fn selectors(&self, found: &mut Found) {
         let labels = &self.set["spec"]["template"]["metadata"]["labels"];
         let spread = self.spec["topologySpreadConstraints"].as_array().into_iter().flatten();
@@ -236,7 +236,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Times fit each other: probes, drain, grace, and the load in a rollout.
+    /// Checks that times fit: probes, drain, grace period, and the load in a rollout.
     fn times(&self, found: &mut Found) {
         let whole = |value: &Value| value.as_u64().unwrap_or(0);
         let readiness = &self.node()["readinessProbe"];
@@ -258,7 +258,7 @@ impl<'a> Look<'a> {
             format!("drain.grace_ms is {set}; of {given} s the node has what preStop ({before} s) leaves")
         });
         let is_local = |service: &Value| service["spec"]["externalTrafficPolicy"] == "Local";
-        // Three looks of a balancer at a machine, 10 s apart, as clouds have it.
+        // Three health checks of a load balancer, 10 s apart, as clouds use.
         found.need(before >= 30 || !self.of_kind("Service").any(is_local), || {
             format!("preStop is {before} s: a balancer goes on sending to a machine whose pod takes nobody any more")
         });
@@ -271,7 +271,7 @@ impl<'a> Look<'a> {
             let each = metric["target"]["averageValue"].as_str().and_then(|text| text.parse::<u64>().ok());
             let (each, least) = (each.unwrap_or(0), whole(&scaler["spec"]["minReplicas"]));
             let most = i32::try_from(whole(&scaler["spec"]["maxReplicas"])).unwrap_or(i32::MAX);
-            // Each that leaves makes the others this much fuller, and comes back empty: the last one has what all before it added.
+            // Each leaving node fills the others by this factor and returns empty, so the last one carries the sum.
             let fuller = f64::from(most) / f64::from((most - 1).max(1));
             let last = each as f64 * fuller.powi(most - 1);
             found.need(least > 1 && each > 0 && last <= full as f64, || {
@@ -280,7 +280,7 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Files that the settings name are mounted, and k8s/README.md says how to make them.
+    /// Checks that files in the settings are mounted, and that k8s/README.md says how to create them.
     fn files(&self, found: &mut Found) {
         let keys = self.settings.keys();
         let named = keys.iter().filter(|key| key.ends_with("_file"));

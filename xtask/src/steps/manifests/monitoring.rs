@@ -1,4 +1,4 @@
-//! Checks of alerts, dashboard and scrapes: by schemas, by Prometheus itself, and by the metrics and pages that there are.
+//! Checks of alerts, dashboard and scrapes, against schemas, Prometheus itself, and the existing metrics and pages.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{object, render::Settings};
 use crate::{shell, shell::Shell, tools};
 
-/// Our words for kinds that are not Kubernetes's own.
+/// Schemas of kinds that are not built into Kubernetes.
 const SCHEMAS: &[(&str, &str)] = &[
     ("PodMonitor", "k8s/components/monitoring/schemas/podmonitor.json"),
     ("PrometheusRule", "k8s/components/monitoring/schemas/prometheusrule.json"),
@@ -88,7 +88,7 @@ struct Known {
     runbook: String,
     tests: String,
     root: PathBuf,
-    /// The partitions of the log, unless the settings say otherwise.
+    /// Default number of partitions of the log.
     partitions: String,
 }
 

@@ -1,4 +1,4 @@
-//! The check of the NetworkPolicy: it lets in the peers and clients of a node, and out to its peers and servers, and no others.
+//! Check of the NetworkPolicy: it must allow a node's clients, peers and servers, and nothing else.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub(super) struct Pods<'a> {
 }
 
 impl Pods<'_> {
-    /// All that is wrong with a policy, each as a sentence.
+    /// Returns the problems of a policy, each as a sentence.
     pub(super) fn problems(&self, policy: &Value) -> Vec<String> {
         let mut found = Vec::new();
         let spec = &policy["spec"];
@@ -42,7 +42,7 @@ impl Pods<'_> {
                 }
                 let name = port["port"].as_str().unwrap_or_default();
                 let_in.insert(name.to_owned());
-                // Clients come from anywhere; peers are nodes, and figures are not read from outside.
+                // Clients may connect from anywhere, peers are nodes, and metrics stay inside.
                 let right = match name {
                     "link" => self.is_for_pods(rule, "from"),
                     "monitor" => !is_open(rule, "from"),
@@ -109,7 +109,7 @@ impl Pods<'_> {
     fn is_pods(&self, peer: &Value) -> bool {
         let wanted = peer["podSelector"]["matchLabels"].as_object().filter(|wanted| !wanted.is_empty());
         let all = wanted.is_some_and(|it| it.iter().all(|(key, value)| self.labels[key] == *value));
-        // Those of another namespace are others.
+        // Pods of another namespace do not match.
         all && peer["namespaceSelector"].is_null() && peer["ipBlock"].is_null()
     }
 }

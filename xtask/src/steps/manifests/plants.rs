@@ -1,4 +1,4 @@
-//! Faults that are planted into rendered manifests. The check that a fault is for has to find it.
+//! Faults planted into rendered manifests, each of which its check must report.
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
@@ -141,7 +141,7 @@ fn of_pods() -> Vec<Plant> {
     ]
 }
 
-/// Faults by which a pod may do, read or use more than it should.
+/// Faults that give a pod too many rights, files or resources.
 fn of_security() -> Vec<Plant> {
     let open = "\"tidegate\" may do more than it needs";
     let token = "a pod gets a token of Kubernetes";
@@ -287,7 +287,7 @@ fn of_settings(text: &str) -> Vec<Plant> {
     ]
 }
 
-/// Faults of the ways that the NetworkPolicy leaves into a node.
+/// Faults of the connections that the NetworkPolicy allows into a node.
 fn of_ways_in() -> Vec<Plant> {
     let link = "lets others than it should in at link";
     let no_port = "in, which is not a port of a node";
@@ -321,7 +321,7 @@ fn of_ways_in() -> Vec<Plant> {
     ]
 }
 
-/// Faults of the ways that the NetworkPolicy leaves out of a node.
+/// Faults of the connections that the NetworkPolicy allows out of a node.
 fn of_ways_out() -> Vec<Plant> {
     let many = ", which is not one port";
     vec![

@@ -1,4 +1,4 @@
-//! Clients that talk during a rollout: JSON lines, a new connection whenever one is closed, and a count of everything.
+//! Clients of a rollout: they use JSON lines, reconnect whenever a connection is closed, and count all messages.
 
 use std::{
     collections::BTreeMap,
@@ -20,37 +20,37 @@ use serde_json::{Value, json};
 use super::{Endpoints, plan::Place};
 use crate::shell;
 
-/// The pause between two messages of one client.
+/// Interval between two messages of one client.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The pause before another try.
+/// Delay before a retry.
 const AGAIN: Duration = Duration::from_millis(100);
-/// The time for which one thing may be tried: far longer than a node takes to leave.
+/// Limit on the retries of one operation: far longer than a node takes to drain.
 const PATIENCE: Duration = Duration::from_secs(60);
 const READ: Duration = Duration::from_millis(200);
 
 /// Pairs of clients, one of which writes and one of which receives.
 pub(crate) struct Talk {
     over: Arc<AtomicBool>,
-    /// Set when their verdict is of no more use.
+    /// Whether the clients must end without a verdict.
     alone: Arc<AtomicBool>,
     pairs: Vec<(Ending<Sent>, Ending<Got>)>,
 }
 
-/// The thread of a client, which returns what it has when the talk is over.
+/// Thread of a client, which returns its messages at the end.
 type Ending<T> = JoinHandle<anyhow::Result<T>>;
 
-/// The acks of a writer.
+/// Acks of a writer.
 struct Sent {
-    /// The number of each message, by the seq of its ack.
+    /// Number of each message, by the seq of its ack.
     acked: BTreeMap<u64, u64>,
-    /// The longest wait for an ack, and when it began, from the first message on.
+    /// Longest wait for an ack, and the time from the first message to its start.
     longest: (Duration, Duration),
     logins: usize,
 }
 
-/// The messages of a receiver.
+/// Messages of a receiver.
 struct Got {
-    /// The number of each message, by seq.
+    /// Number of each message, by seq.
     received: BTreeMap<u64, u64>,
     logins: usize,
 }
@@ -60,7 +60,7 @@ impl Talk {
     pub(crate) fn begin(pairs: usize, endpoints: &Endpoints, place: &Place) -> anyhow::Result<Self> {
         let [over, alone] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         let mut talk = Self { over: Arc::clone(&over), alone: Arc::clone(&alone), pairs: Vec::new() };
-        // The users are of this run alone: conversations begin with seq 1.
+        // New users in each run, so that conversations begin with seq 1.
         let run = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_millis();
         for nth in 0..pairs {
             let person = |role: &str| -> anyhow::Result<Person> {
@@ -88,7 +88,7 @@ impl Talk {
         Ok(talk)
     }
 
-    /// Ends the clients without a verdict, since something else went wrong.
+    /// Ends the clients without a verdict, after another failure.
     pub(crate) fn abandon(self) {
         self.over.store(true, Ordering::SeqCst);
         self.alone.store(true, Ordering::SeqCst);
@@ -187,7 +187,7 @@ fn receive(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Re
         if wanted != usize::MAX && waited.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
             bail!("{}: {whole} of {wanted} messages came", me.user);
         }
-        // A hole, or the end: ask for it, now and then.
+        // Pull what is missing, at a hole or at the end.
         let behind = wanted != usize::MAX || received.len() > whole;
         let mut step = || -> anyhow::Result<()> {
             if behind && pulled.elapsed() > READ {
@@ -212,7 +212,7 @@ fn receive(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Re
                 return Err(error);
             }
             conn = me.login()?;
-            // The messages of the meantime.
+            // The messages sent while the client was disconnected.
             conn.pull(conversation, whole as u64).ok();
         }
     }
@@ -223,7 +223,7 @@ fn numbers(push: &Value) -> anyhow::Result<(u64, u64)> {
     Ok((push["seq"].as_u64().context("a push without seq")?, number.context("a push without msgId")?))
 }
 
-/// A client that comes back.
+/// Client that reconnects.
 struct Person {
     user: String,
     token: String,
@@ -233,7 +233,7 @@ struct Person {
     logins: usize,
 }
 
-/// A connection that is over; any node may have the next.
+/// Error of a closed connection; the client may reconnect to any node.
 #[derive(Debug)]
 struct Lost(String);
 
@@ -251,7 +251,7 @@ struct Conn {
 }
 
 impl Person {
-    /// A new connection to a node that a Service names.
+    /// Connects to a node that the Service names.
     fn login(&mut self) -> anyhow::Result<Conn> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE && !self.alone.load(Ordering::SeqCst) {
@@ -292,7 +292,7 @@ impl Conn {
         Ok(())
     }
 
-    /// The next frame; none when nothing comes for a moment.
+    /// Returns the next frame; `None` if none arrives in a short time.
     fn next(&mut self) -> anyhow::Result<Option<Value>> {
         match self.reader.read_until(b'\n', &mut self.line) {
             Ok(0) => bail!(Lost("closed".to_owned())),
@@ -317,7 +317,7 @@ impl Conn {
         Ok(Some(frame))
     }
 
-    /// The seq of the message; none when it is to be tried again.
+    /// Returns the seq of the message; `None` if it must be retried.
     fn send(&mut self, number: u64, attempt: u32, to: &str) -> anyhow::Result<Option<u64>> {
         let id = number * 1_000 + u64::from(attempt);
         let content = json!({"text": number.to_string()});

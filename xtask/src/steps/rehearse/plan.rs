@@ -1,4 +1,4 @@
-//! The numbers of a rollout, as the manifests have them, and a place for its containers on this machine.
+//! Plan of a rollout: its numbers, from the manifests, and the folders and ports of its containers on this machine.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,35 +7,35 @@ use serde_json::Value;
 
 use crate::steps::manifests::render::{self, Settings};
 
-/// The numbers and containers of the pods.
+/// Numbers and containers of the pods.
 pub(super) struct Plan {
-    /// The name of the rollout, for people.
+    /// Name of the rollout, for display.
     pub(super) name: String,
     /// The number of pods.
     pub(super) replicas: usize,
     /// The time from the deletion of a pod to SIGKILL.
     pub(super) grace: Duration,
-    /// The part of the grace that `preStop` waits.
+    /// Time that `preStop` waits, which is part of the grace period.
     pub(super) before: Duration,
-    /// The time for which a pod has to be ready until it counts.
+    /// Time for which a pod must be ready before it is available.
     pub(super) available: Duration,
-    /// The time from SIGTERM during which newcomers are taken.
+    /// Time after SIGTERM in which the node still accepts new clients.
     pub(super) door: Duration,
     /// The name of the set, by which pods are named.
     pub(super) set: String,
     /// The text of the settings that are mounted.
     pub(super) settings: String,
-    /// The container of the node, and those before it.
+    /// Container of the node, and its init containers.
     pub(super) node: Value,
     pub(super) init: Vec<Value>,
 }
 
-/// The place of containers, volumes and Services on this machine.
+/// Folders and addresses of containers, volumes and Services on this machine.
 pub(crate) struct Place {
     pub(crate) program: PathBuf,
     pub(crate) folder: PathBuf,
     pub(crate) keys: PathBuf,
-    /// Settings that lead to the servers here.
+    /// Settings with the addresses of the servers on this machine.
     pub(crate) servers: Vec<String>,
 }
 
@@ -108,7 +108,7 @@ impl Plan {
 /// Names and values of variables.
 pub(super) type Environment = Vec<(String, String)>;
 
-/// The words and the environment of a container, with paths on this machine for those of mounts.
+/// Returns command line and environment of a container, with the paths of mounts on this machine.
 pub(super) fn command(
     container: &Value,
     pod: &str,
@@ -121,7 +121,7 @@ pub(super) fn command(
     Ok((args, environment))
 }
 
-/// The folder at which each volume of a container is mounted, and its folder here.
+/// Returns the mount path of each volume of a container, and its folder on this machine.
 pub(super) fn mounts(
     container: &Value,
     volumes: &[(&str, PathBuf)],
@@ -136,7 +136,7 @@ pub(super) fn mounts(
     found.collect()
 }
 
-/// A path below a mount, as it is here; anything else stays.
+/// Translates a path below a mount to this machine; other texts are unchanged.
 pub(super) fn placed(text: &str, mounts: &[(String, PathBuf)]) -> String {
     let below =
         |mount: &str| text.strip_prefix(mount).filter(|rest| rest.is_empty() || rest.starts_with('/'));

@@ -1,4 +1,4 @@
-//! A pod on this machine: its init containers, the node, and a kubelet that probes, waits, signals and kills as the manifests say.
+//! Pod on this machine: its init containers, the node, and a kubelet that probes, signals and kills by the manifests.
 
 use std::{
     fs,
@@ -15,24 +15,24 @@ use anyhow::{Context as _, bail};
 use super::plan::{self, Place, Plan, Probe};
 use crate::{services, shell};
 
-/// The pauses before an init container that failed is run again, as kubelets make them.
+/// Delays before a failed init container is restarted, as kubelets use.
 const BACK_OFF: &[Duration] = &[Duration::from_secs(1), Duration::from_secs(10), Duration::from_secs(20)];
 
-/// One pod; killed when dropped.
+/// Pod, killed on drop.
 pub(super) struct Pod {
     pub(super) name: String,
     child: Child,
     log: std::path::PathBuf,
-    /// The private port in place of each port of the container, by its name.
+    /// Port on this machine for each port of the container, by name.
     ports: Vec<(String, u16)>,
     startup: ProbeState,
     readiness: ProbeState,
     liveness: ProbeState,
     started: bool,
-    /// When the node was started.
+    /// Time at which the node was started.
     began: Instant,
     ready: Option<Instant>,
-    /// Whether it has been ready once; until then a kubelet only waits.
+    /// Whether the pod was ready at least once; until then a failed readiness probe is tolerated for a limited time.
     was_ready: bool,
     leaving: Option<Leaving>,
     ended: bool,
@@ -42,13 +42,13 @@ pub(super) struct Pod {
 
 struct Leaving {
     since: Instant,
-    /// When SIGTERM was sent, and how many readiness probes had run by then.
+    /// Time of SIGTERM, and the number of readiness probes run before it.
     terminated: Option<(Instant, u64)>,
-    /// The readiness probe has seen it, that long after SIGTERM.
+    /// Time from SIGTERM until the readiness probe failed.
     seen: Option<Duration>,
 }
 
-/// A probe, when it runs next, and its consecutive failures.
+/// Probe with the time of its next run and its consecutive failures.
 struct ProbeState {
     probe: Probe,
     next: Instant,
@@ -62,13 +62,13 @@ impl ProbeState {
         Self { next: Instant::now() + probe.initial, runs: 0, failures: 0, probe }
     }
 
-    /// The time after which a kubelet gives up on a probe that never succeeds.
+    /// Returns the time after which a probe that never succeeds counts as failed.
     fn longest(&self) -> Duration {
         self.probe.initial
             + self.probe.period.saturating_mul(u32::try_from(self.probe.failures_max).unwrap_or(u32::MAX))
     }
 
-    /// Runs the probe if it is due; returns nothing until it succeeds, or has failed as often as it may.
+    /// Runs the probe if it is due; returns `None` until it succeeds or reaches its failure threshold.
     fn look(&mut self, ports: &[(String, u16)]) -> Option<ProbeResult> {
         if Instant::now() < self.next {
             return None;
@@ -88,12 +88,12 @@ impl ProbeState {
 
 enum ProbeResult {
     Well,
-    /// It failed as often as it may; the last status.
+    /// Failure threshold reached, with the last status.
     Failed(Option<u16>),
 }
 
 impl Pod {
-    /// Runs the init containers to their end, and starts the node.
+    /// Runs the init containers to completion, then starts the node.
     pub(super) fn begin(plan: &Plan, place: &Place, nth: usize) -> anyhow::Result<Self> {
         let name = format!("{}-{nth}", plan.set);
         let folder = shell::emptied(place.folder.join(&name))?;
@@ -153,32 +153,32 @@ impl Pod {
         })
     }
 
-    /// The port that clients reach it at.
+    /// Returns the client port on this machine.
     pub(super) fn client_port(&self) -> u16 {
         self.ports.iter().find(|(name, _)| name == "client").map_or(0, |(_, port)| *port)
     }
 
-    /// The time for which it has been ready, if it is.
+    /// Returns how long the pod has been ready; `None` if it is not.
     pub(super) fn ready_for(&self) -> Option<Duration> {
         self.ready.map(|since| since.elapsed())
     }
 
-    /// Returns whether a Service would send clients to it.
+    /// Returns whether a Service would send clients to the pod.
     pub(super) fn is_endpoint(&self) -> bool {
         self.ready.is_some() && self.leaving.is_none()
     }
 
-    /// Returns whether its process is gone, as it should be.
+    /// Returns whether the process has ended after its deletion.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// The time from SIGTERM until the readiness probe saw that it leaves.
+    /// Returns the time from SIGTERM until the readiness probe failed.
     pub(super) fn seen_leaving(&self) -> Option<Duration> {
         self.leaving.as_ref()?.seen
     }
 
-    /// Begins the grace, and `preStop` with it.
+    /// Starts the grace period with `preStop`.
     pub(super) fn delete(&mut self) -> anyhow::Result<()> {
         if self.leaving.is_some() {
             bail!("{} is leaving already", self.name);
@@ -187,7 +187,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Lets the kubelet act: it probes, signals and kills what is due.
+    /// Runs one step of the kubelet: the probes and signals that are due.
     ///
     /// # Errors
     /// The pod is dead, or a kubelet would have to kill it.
@@ -225,7 +225,7 @@ impl Pod {
                 self.ready.get_or_insert_with(Instant::now);
                 self.was_ready = true;
             }
-            // A node that waits for its services is alive and not ready, and a rollout waits for it; not for ever here.
+            // A node that waits for its services is alive and not ready, and a rollout waits for it; here with a limit.
             Some(ProbeResult::Failed(_))
                 if !self.was_ready
                     && self.leaving.is_none()
@@ -236,7 +236,7 @@ impl Pod {
                     return Err(self.failed(&self.readiness, status));
                 };
                 if let Some((terminated, runs)) = leaving.terminated {
-                    // By the numbers: that this machine stood still meanwhile says nothing of them.
+                    // Judged by the manifests alone, so that a stall of this machine does not count.
                     let probes = u32::try_from(self.readiness.runs - runs).unwrap_or(u32::MAX);
                     let latest = self.readiness.probe.period.saturating_mul(probes);
                     leaving.seen.get_or_insert(latest.min(terminated.elapsed()));
@@ -244,7 +244,7 @@ impl Pod {
             }
             None => {}
         }
-        // The liveness of a pod that leaves is not probed.
+        // Kubelets do not probe the liveness of a terminating pod.
         if self.leaving.is_none()
             && let Some(ProbeResult::Failed(status)) = self.liveness.look(&self.ports)
         {
@@ -282,13 +282,13 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both fail only if the process has ended already.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-/// A free port in place of each of the container's.
+/// Returns a free port for each port of the container.
 fn private_ports(plan: &Plan) -> anyhow::Result<Vec<(String, u16)>> {
     let ports = plan.node["ports"].as_array().into_iter().flatten();
     let named = ports.filter_map(|port| port["name"].as_str());
@@ -309,7 +309,7 @@ fn sets(ports: &[(String, u16)], place: &Place) -> anyhow::Result<Vec<String>> {
         format!("listen.monitor=127.0.0.1:{monitor}"),
         format!("link.listen=127.0.0.1:{link}"),
         format!("link.advertise=127.0.0.1:{link}"),
-        // They share the sockets that are counted for one container.
+        // All pods here share the machine's socket memory, which each would count as its own.
         "limits.memory_counts_sockets=false".to_owned(),
     ]);
     Ok(sets)
@@ -323,7 +323,7 @@ fn command(place: &Place, args: &[String], environment: &[(String, String)], set
     command
 }
 
-/// The status that a GET is answered with, in that time.
+/// Returns the HTTP status of a GET within a time limit.
 fn get(port: u16, path: &str, within: Duration) -> Option<u16> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut stream = TcpStream::connect_timeout(&address, within).ok()?;
