@@ -155,7 +155,7 @@ impl Mesh {
         client
     }
 
-    /// A connection that has said hello and not heard an answer.
+    /// A connection that has sent Hello and has no reply yet.
     pub fn hello(&self, nth: usize, wire: Wire, user: &str, device: &str) -> Client {
         let mut client = Client::connect(self.nodes[nth].address, wire);
         client.say(ask::hello(hello(&auth::sign(KEY, user, None, Duration::from_secs(600)), device)));
@@ -243,8 +243,8 @@ impl Mesh {
         let (newcomers, mut threads) = run_shards(&broker);
         // The log in memory does not share its partitions out, so the other nodes own none.
         broker.start(outlets, (nth == 0).then(owner_settings));
-        let (address, stopper, door) = open_door(newcomers, metrics);
-        threads.push(door);
+        let (address, stopper, acceptor) = open_listener(newcomers, metrics);
+        threads.push(acceptor);
         MeshNode { broker, routes, link, bus, store, address, stopper, threads }
     }
 }
@@ -258,7 +258,7 @@ fn run_shards(broker: &Broker) -> (Vec<DriverQueue>, Vec<Thread>) {
     broker.build_shards(&context, SHARDS).expect("a poll").into_iter().map(run).unzip()
 }
 
-fn open_door(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+fn open_listener(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");

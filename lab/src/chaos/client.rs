@@ -80,7 +80,7 @@ struct Client {
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
     sync_state: SyncState,
-    /// Connections so far; each goes to the next door.
+    /// Connections so far; each goes to the next client address.
     connects: usize,
 }
 
@@ -159,13 +159,13 @@ impl Client {
     async fn login(&mut self) -> anyhow::Result<Session> {
         self.connects += 1;
         let me = self.me();
-        let nth = self.connects % self.world.doors.len();
+        let nth = self.connects % self.world.client_addresses.len();
         let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
         let first = self.unanswered.iter().find_map(|message| message.number).unwrap_or(self.next);
         let next_id = if me.chained { self.id(first) } else { String::new() };
         let device = me.device.clone();
         let hello = pb::Hello { token, device, next_id, ..Default::default() };
-        let mut link = ClientSocket::log_in(self.world.doors[nth], me.wire, hello).await?;
+        let mut link = ClientSocket::log_in(self.world.client_addresses[nth], me.wire, hello).await?;
         let number = self.world.next_session();
         self.say(HistoryEvent::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();

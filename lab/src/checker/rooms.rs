@@ -92,9 +92,9 @@ impl Checker<'_> {
         let Some(send) = self.sends.get(&cid).filter(|send| send.attempts == 1) else { return };
         let before = stay.heard.insert(send.session, send.first);
         if !is_new {
-            self.told("room-copy", got);
+            self.report_delivery("room-copy", got);
         } else if before.is_some_and(|before| before > send.first) {
-            self.told("room-order", got);
+            self.report_delivery("room-order", got);
         }
     }
 
