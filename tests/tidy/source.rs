@@ -28,7 +28,7 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// Returns whether `line`, counted from 1, is test code: in a folder `tests/`, or below the file's `#[cfg(test)] mod … {`.
+    /// Returns whether `line`, counted from 1, is in a folder `tests/` or below the file's `#[cfg(test)] mod … {`.
     pub(crate) fn is_test(&self, line: usize) -> bool {
         self.path.starts_with("tests/") || self.path.contains("/tests/") || line > self.tests_begin()
     }

@@ -41,7 +41,7 @@ enum Command {
         /// Print the steps.
         #[arg(long)]
         list: bool,
-        /// Only formatting, lints, unit tests, stories, simulation, house rules and pages.
+        /// Only formatting, lints, unit tests, stories, simulation, codebase rules and pages.
         #[arg(long, conflicts_with_all = ["steps", "list"])]
         quick: bool,
     },
