@@ -156,7 +156,7 @@ fn room_survives_a_routes_outage_and_refuses_without_numbers() {
         // A notice that messages may be missing comes, too.
         bob.inbox.drain(..).find(|frame| matches!(frame.body, Some(Said::Push(_))))
     });
-    mesh.introduce(true, 0);
+    mesh.set_peers(true, 0);
     ann.text("r:hall", "m3", "in doubt, everybody");
     expect_text(&mut bob, "in doubt, everybody");
     counter.away.store(true, Ordering::SeqCst);
@@ -168,7 +168,7 @@ fn room_survives_a_routes_outage_and_refuses_without_numbers() {
         |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if push.msg_id == "m4");
     assert!(!bob.inbox.iter().any(refused), "a refused message is not delivered");
     // After a loss that the nodes notice, no earlier number is given again.
-    mesh.introduce(true, 1);
+    mesh.set_peers(true, 1);
     eventually("the numbers are above the lost ones", || {
         (ann.text("r:hall", "m6", "x") > before + 1_000).then_some(())
     });
@@ -259,7 +259,7 @@ fn session_is_replaced_when_the_routes_reply_is_lost() {
     mesh.node(1).routes.plan("register", Fault::LoseAnswer);
     let mut new = mesh.login(1, Wire::Tcp, "ann", "phone");
     assert_eq!(old.expect_close(), Code::Replaced);
-    assert_eq!(mesh.places("ann"), ["n1", "n2"]);
+    assert_eq!(mesh.nodes_of("ann"), ["n1", "n2"]);
     assert_silent(&mut [&mut desk, &mut new]);
 }
 
@@ -278,7 +278,7 @@ fn login_with_lost_replies_leaves_no_row_or_old_session() {
         mesh.node(1).routes.forget("register");
         assert_eq!(old.expect_close(), Code::Replaced);
         let here = format!("n{}", nth + 1);
-        eventually("its row is removed", || (mesh.places(user) == [here.as_str()]).then_some(()));
+        eventually("its row is removed", || (mesh.nodes_of(user) == [here.as_str()]).then_some(()));
         assert_silent(&mut [&mut desk]);
     }
 }

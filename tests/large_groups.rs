@@ -352,11 +352,11 @@ fn member_joining_on_an_undiscovered_node_gets_the_change() {
     let mesh = mesh();
     let mut members = large_group(&mesh, 6, 2);
     let mut late = mesh.login(2, Wire::Tcp, "late", "phone");
-    mesh.know_only(0, &[1]);
+    mesh.limit_peers(0, &[1]);
     mesh.join("big", &["late"]);
     send_text(&mut members[0], "pushed to the discovered node");
     up_to(&mut members[1], "pushed to the discovered node");
-    mesh.introduce(false, 0);
+    mesh.set_peers(false, 0);
     let push = late.expect_push();
     assert_eq!((kind(&push), push.seq), (Some(pb::MemberChange::Joined), 2));
 }
