@@ -266,7 +266,7 @@ fn small_group_changes_and_messages_keep_their_order() {
     let (mesh, mut ann) = mesh();
     let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
     let tea = mesh.group("tea", &["ann", "bob"]);
-    let mut heard = 0;
+    let mut last_seq = 0;
     for round in 0..100 {
         if round % 2 == 0 {
             mesh.join("tea", &["cid"])
@@ -276,14 +276,14 @@ fn small_group_changes_and_messages_keep_their_order() {
         ann.text(&tea, &format!("m{round}"), "text");
         // Its creation, and two in each round. Pushes that are not acked for 5 s are resent.
         if round % 10 == 9 {
-            for seq in heard + 1..=2 * round + 3 {
+            for seq in last_seq + 1..=2 * round + 3 {
                 assert_eq!(bob.expect_push().seq, seq);
             }
-            heard = 2 * round + 3;
-            bob.ack(&tea, heard);
+            last_seq = 2 * round + 3;
+            bob.ack(&tea, last_seq);
         }
     }
-    assert_eq!(heard, 201);
+    assert_eq!(last_seq, 201);
 }
 
 /// Creates a large group of ann and others, waits until each has its creation, and until all nodes list `nodes` as

@@ -204,9 +204,9 @@ impl Checker<'_> {
             return self.report_delivery("non-monotonic", got);
         }
         let view = self.sessions.views.get(&(got.session, got.conv));
-        let told = |seq: u64| view.is_some_and(|view| view.is_told(seq));
+        let is_reported = |seq: u64| view.is_some_and(|view| view.is_told(seq));
         let missed = (last + 1..got.seq)
-            .any(|seq| self.is_due(got.conv, seq, got.user, got.device, None) && !told(seq));
+            .any(|seq| self.is_due(got.conv, seq, got.user, got.device, None) && !is_reported(seq));
         if missed {
             self.report_delivery("silent-skip", got);
         }
