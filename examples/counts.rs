@@ -13,12 +13,12 @@ use std::{
 use prost::Message as _;
 use tidegate_protocol::{content::Content, id::ConversationId, pb};
 
-#[path = "../tests/support/lone.rs"]
-mod lone;
+#[path = "../tests/support/manual_shards.rs"]
+mod manual_shards;
 
-use lone::{Sockets, push};
+use manual_shards::{Sockets, push};
 
-type Lone = lone::Lone<Sockets>;
+type ManualShards = manual_shards::ManualShards<Sockets>;
 
 type HotPath = fn(u64);
 
@@ -77,46 +77,46 @@ fn send_decode(iterations: u64) {
 
 /// Serves one more member by a fan-out to a hundred on real sockets, including a hundredth of the turn's other costs.
 fn fan_out(iterations: u64) {
-    let (mut lone, group) = (Lone::new(1, |_, _| {}), harbour());
+    let (mut shards, group) = (ManualShards::new(1, |_, _| {}), harbour());
     let mut members: Vec<TcpStream> = (0..FAN_OUT_MEMBERS)
         .map(|n| {
-            let mut member = hello(&lone, &format!("m{n}"));
-            lone.accept(0);
-            lone.admit(0, std::slice::from_ref(&group));
+            let mut member = hello(&shards, &format!("m{n}"));
+            shards.accept(0);
+            shards.admit(0, std::slice::from_ref(&group));
             read_frame(&mut member);
             member
         })
         .collect();
     let text = "x".repeat(128);
     for seq in 1..=iterations.div_ceil(FAN_OUT_MEMBERS) {
-        assert!(lone.push(0, push(&group, seq, &text)), "the mailbox is empty");
-        counted(&mut lone);
+        assert!(shards.push(0, push(&group, seq, &text)), "the mailbox is empty");
+        counted(&mut shards);
         members.iter_mut().for_each(read_frame);
     }
 }
 
 /// Takes a connection through the shard: accept, Hello, Welcome, close.
 fn accept_path(iterations: u64) {
-    let mut lone = Lone::new(1, |_, _| {});
+    let mut shards = ManualShards::new(1, |_, _| {});
     for number in 0..iterations {
-        let mut client = hello(&lone, &format!("u{number:06}"));
-        lone.accept(0);
+        let mut client = hello(&shards, &format!("u{number:06}"));
+        shards.accept(0);
         // One turn each: registered, Hello read, Welcome sent, closed.
-        counted(&mut lone);
-        counted(&mut lone);
-        assert!(lone.answer_logins(0, &[]), "a login");
-        counted(&mut lone);
+        counted(&mut shards);
+        counted(&mut shards);
+        assert!(shards.answer_logins(0, &[]), "a login");
+        counted(&mut shards);
         read_frame(&mut client);
         drop(client);
-        counted(&mut lone);
-        assert_eq!(lone.handles[0].conns(), 0);
+        counted(&mut shards);
+        assert_eq!(shards.handles[0].conns(), 0);
     }
 }
 
 /// Runs one turn of the shard; only instructions inside this function are counted (`xtask/src/steps/counts.rs`).
 #[inline(never)]
-fn counted(lone: &mut Lone) {
-    lone.turn(0);
+fn counted(shards: &mut ManualShards) {
+    shards.turn(0);
 }
 
 /// Number of members in the group of the fan-out.
@@ -127,9 +127,9 @@ fn harbour() -> ConversationId {
 }
 
 /// Connects and sends Hello, before the shard accepts the connection.
-fn hello(lone: &Lone, user: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(lone.address()).expect("it listens");
-    let hello = pb::Hello { version: 1, token: lone.token(user), device: "d".into(), ..Default::default() };
+fn hello(shards: &ManualShards, user: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(shards.address()).expect("it listens");
+    let hello = pb::Hello { version: 1, token: shards.token(user), device: "d".into(), ..Default::default() };
     let frame = pb::ClientFrame { id: 1, body: Some(pb::client_frame::Body::Hello(hello)) };
     let bytes = [b"TG/1\n".to_vec(), frame.encode_length_delimited_to_vec()].concat();
     stream.write_all(&bytes).expect("a small frame fits");

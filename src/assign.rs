@@ -94,7 +94,7 @@ impl Assigner {
         let snapshot = self.cluster.peers.snapshot();
         let draining = snapshot.others.iter().filter(|row| row.info.state != NodeState::Ready).count() as u64;
         let ready = snapshot.others.iter().filter(|row| row.info.state == NodeState::Ready);
-        let all: u64 = ready.map(|row| u64::from(row.info.about.accepts)).sum();
+        let all: u64 = ready.map(|row| u64::from(row.info.description.accepts)).sum();
         (all > 0).then(|| u32::try_from(all / (draining + 1)).unwrap_or(u32::MAX).max(1))
     }
 
@@ -158,10 +158,10 @@ fn candidate(info: &NodeInfo) -> Candidate<'_> {
         node: info.boot.node.as_str(),
         conns: info.conns,
         capacity: info.capacity,
-        weight: info.about.weight,
-        version: &info.about.version,
-        share: info.about.share,
-        zone: &info.about.zone,
+        weight: info.description.weight,
+        version: &info.description.version,
+        share: info.description.share,
+        zone: &info.description.zone,
     }
 }
 

@@ -77,7 +77,7 @@ pub struct Settings {
     /// Largest member count of a group that is not large.
     pub small_group_max: usize,
     /// Description of the node, for the assignment of clients.
-    pub about: NodeDescription,
+    pub description: NodeDescription,
     /// Time for which a client may use an assignment.
     pub assign_ttl: Duration,
 }
@@ -85,8 +85,8 @@ pub struct Settings {
 impl Settings {
     /// Creates settings with 1 MiB for sends that wait, of a node that has no description.
     pub fn new(small_group_max: usize) -> Self {
-        let (about, assign_ttl) = (NodeDescription::default(), Duration::from_secs(10));
-        Self { intake_bytes_max: 1 << 20, small_group_max, about, assign_ttl }
+        let (description, assign_ttl) = (NodeDescription::default(), Duration::from_secs(10));
+        Self { intake_bytes_max: 1 << 20, small_group_max, description, assign_ttl }
     }
 }
 
@@ -120,7 +120,7 @@ impl Broker {
     /// log and the owner reads the outlets itself.
     pub fn assemble(parts: Parts) -> (Arc<Self>, Outlets) {
         let Parts { cluster, peering, numbers, settings, metrics } = parts;
-        let Settings { intake_bytes_max, small_group_max, about, assign_ttl } = settings;
+        let Settings { intake_bytes_max, small_group_max, description, assign_ttl } = settings;
         let (intake, outlets) = Intake::new(intake_bytes_max);
         let local = LocalDelivery::new(&cluster, &metrics);
         let admin = Admin::new(cluster.me.clone(), Arc::clone(&intake), Arc::clone(&local.pending));
@@ -133,7 +133,7 @@ impl Broker {
             Peering::Single | Peering::LogOnly => (Arc::new(Rooms::alone(numbers)), None),
         };
         let broker = Self {
-            assigner: Arc::new(Assigner::new(Arc::clone(&cluster), about, assign_ttl)),
+            assigner: Arc::new(Assigner::new(Arc::clone(&cluster), description, assign_ttl)),
             cluster,
             admin,
             intake,

@@ -136,7 +136,7 @@ impl EventPublisher {
         let sorted = sort(&*self.routes, rows).await?;
         sorted.gone.iter().for_each(|row| self.events.offline(row));
         // Moved rows too, which stay listed until they are removed once more.
-        let ended = [sorted.standing, sorted.moved].concat();
+        let ended = [sorted.registered, sorted.moved].concat();
         for (row, removed) in ended.iter().zip(self.routes.remove(&ended).await?) {
             if removed {
                 self.events.offline(row);

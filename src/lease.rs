@@ -148,10 +148,10 @@ impl NodeLease {
         let routes = Arc::clone(&self.cluster.ports.routes);
         let state = info.state;
         self.view.on_renewal_sent();
-        let beat = call_routes(routes.renew(&info)).await?;
+        let renewals = call_routes(routes.renew(&info)).await?;
         let was_stale = self.view.is_stale();
-        if self.view.renewed(beat, state, Instant::now()) {
-            tracing::warn!(beat, "routes unavailable or lost; re-asserting local routes");
+        if self.view.renewed(renewals, state, Instant::now()) {
+            tracing::warn!(renewals, "routes unavailable or lost; re-asserting local routes");
             self.metrics.routes_lost.increment(1);
             self.losses.record();
             // Peers that noticed no loss must learn of this one soon.

@@ -183,7 +183,7 @@ pub enum Mail {
     /// Closes the device's connections with an older epoch as `REPLACED`; replies whether there was one.
     Replaced(UserId, DeviceId, u64, Option<oneshot::Sender<bool>>),
     /// Number of frames of a room that were lost on the way to this shard, to be reported to its members.
-    Missed(ConversationId, u64),
+    RoomLoss(ConversationId, u64),
     /// Volatile frame.
     Signal(Volatile),
     /// Size of a group, or why the lookup failed; for a volatile frame that the connection sent under this request id.
@@ -336,7 +336,7 @@ impl Mail {
             | Self::LoginDone(..)
             | Self::EpochRenewed(..)
             | Self::Replaced(..)
-            | Self::Missed(..)
+            | Self::RoomLoss(..)
             | Self::RoomNumbers(..)
             | Self::RoomJoined(..)
             | Self::Drain(_)

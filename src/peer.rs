@@ -38,7 +38,7 @@ pub struct Peer {
     shards: ShardHandles,
     pending: Arc<Pending>,
     metrics: Metrics,
-    missed: best_effort::Missed,
+    missed: best_effort::RoomLosses,
     tracer: Arc<Tracer>,
     /// Subscriber of large groups; `None` if this node takes no part in them.
     subscriber: Option<Arc<GroupSubscriber>>,
@@ -61,7 +61,7 @@ impl Peer {
             shards,
             pending,
             metrics,
-            missed: best_effort::Missed::default(),
+            missed: best_effort::RoomLosses::default(),
             tracer: Arc::default(),
             subscriber: None,
             cache: None,

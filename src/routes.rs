@@ -99,7 +99,7 @@ pub struct NodeInfo {
     /// Whether the node is re-asserting its routes after a loss, so that lookups may be incomplete.
     pub asserting: bool,
     /// Details for client assignment, and for display.
-    pub about: NodeDescription,
+    pub description: NodeDescription,
     /// Highest version of the ledger's rules that the node supports; 1 if it announces none.
     pub rules: u32,
 }
@@ -118,7 +118,7 @@ impl NodeInfo {
             owns: Vec::new(),
             partition_lags: Vec::new(),
             asserting: false,
-            about: NodeDescription::default(),
+            description: NodeDescription::default(),
             rules: 1,
         }
     }
@@ -163,7 +163,7 @@ pub struct NodeRow {
     /// Last announcement of the node.
     pub info: NodeInfo,
     /// Renewal counter, which rises with each lease renewal.
-    pub beat: u64,
+    pub renewals: u64,
     /// State of the lease.
     pub lease: Lease,
 }

@@ -64,7 +64,7 @@ pub struct Membership {
     /// Conversation id.
     pub conversation: ConversationId,
     /// State of the user in it.
-    pub standing: MemberView,
+    pub member_view: MemberView,
     /// Head of the conversation.
     pub head: Head,
     /// Number of users currently in it.
@@ -79,7 +79,7 @@ pub struct Summary {
     /// Number of users currently in it.
     pub members: u64,
     /// State of the requested user; `None` if the user was never a member.
-    pub standing: Option<MemberView>,
+    pub member_view: Option<MemberView>,
 }
 
 /// Row of a conversation's history as stored.

@@ -66,7 +66,7 @@ fn assert_silent(clients: &mut [&mut Client]) {
         // Volatile frames are sent at the end of a turn, which is after the first pong.
         client.settle();
         client.settle();
-        let heard = client.inbox.iter().find(|frame| match &frame.body {
+        let received = client.inbox.iter().find(|frame| match &frame.body {
             // The creation of a large group goes over the node topics, and may arrive after a login.
             Some(Said::Push(push)) => {
                 push.event.as_ref().is_none_or(|event| event.change() != pb::MemberChange::Created)
@@ -74,7 +74,7 @@ fn assert_silent(clients: &mut [&mut Client]) {
             Some(Said::Signal(_) | Said::Receipt(_) | Said::Cleared(_)) => true,
             _ => false,
         });
-        assert!(heard.is_none(), "unexpected: {heard:?}");
+        assert!(received.is_none(), "unexpected: {received:?}");
     }
 }
 
@@ -130,10 +130,10 @@ fn room_burst_of_one_sender_keeps_its_order_everywhere() {
     let numbers: Vec<u64> = ids.into_iter().map(|id| speaker.expect_ack(id).seq).collect();
     assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
     for listener in [&mut here, &mut there] {
-        let heard: Vec<(u64, String)> =
+        let received: Vec<(u64, String)> =
             listener.pushes(300).iter().map(|push| (push.seq, text_of(push).to_owned())).collect();
         let said: Vec<_> = numbers.iter().zip(0..).map(|(seq, n)| (*seq, n.to_string())).collect();
-        assert_eq!(heard, said);
+        assert_eq!(received, said);
     }
 }
 
@@ -156,7 +156,7 @@ fn room_survives_a_routes_outage_and_refuses_without_numbers() {
         // A notice that messages may be missing comes, too.
         bob.inbox.drain(..).find(|frame| matches!(frame.body, Some(Said::Push(_))))
     });
-    mesh.introduce(true, 0);
+    mesh.set_peers(true, 0);
     ann.text("r:hall", "m3", "in doubt, everybody");
     expect_text(&mut bob, "in doubt, everybody");
     counter.away.store(true, Ordering::SeqCst);
@@ -168,7 +168,7 @@ fn room_survives_a_routes_outage_and_refuses_without_numbers() {
         |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if push.msg_id == "m4");
     assert!(!bob.inbox.iter().any(refused), "a refused message is not delivered");
     // After a loss that the nodes notice, no earlier number is given again.
-    mesh.introduce(true, 1);
+    mesh.set_peers(true, 1);
     eventually("the numbers are above the lost ones", || {
         (ann.text("r:hall", "m6", "x") > before + 1_000).then_some(())
     });
@@ -208,9 +208,9 @@ fn signals_reach_members_on_other_nodes_only() {
         (mesh.login(1, Wire::Tcp, "dan", "phone"), mesh.login(1, Wire::Tcp, "eve", "phone"));
     phone.expect_done(ask::signal("bob", "typing", "half a w"));
     for client in [&mut bob, &mut desk] {
-        let heard = client.expect_signal();
-        assert_eq!((heard.sender.as_str(), heard.conversation.as_str()), ("ann", "d:ann:bob"));
-        assert_eq!(heard.content, Some(tidegate_protocol::content::Content::text("half a w")));
+        let received = client.expect_signal();
+        assert_eq!((received.sender.as_str(), received.conversation.as_str()), ("ann", "d:ann:bob"));
+        assert_eq!(received.content, Some(tidegate_protocol::content::Content::text("half a w")));
     }
     assert_silent(&mut [&mut phone, &mut cid, &mut dan, &mut eve]);
     phone.expect_done(ask::signal(&tea, "typing", ""));
@@ -259,7 +259,7 @@ fn session_is_replaced_when_the_routes_reply_is_lost() {
     mesh.node(1).routes.plan("register", Fault::LoseAnswer);
     let mut new = mesh.login(1, Wire::Tcp, "ann", "phone");
     assert_eq!(old.expect_close(), Code::Replaced);
-    assert_eq!(mesh.places("ann"), ["n1", "n2"]);
+    assert_eq!(mesh.nodes_of("ann"), ["n1", "n2"]);
     assert_silent(&mut [&mut desk, &mut new]);
 }
 
@@ -278,7 +278,7 @@ fn login_with_lost_replies_leaves_no_row_or_old_session() {
         mesh.node(1).routes.forget("register");
         assert_eq!(old.expect_close(), Code::Replaced);
         let here = format!("n{}", nth + 1);
-        eventually("its row is removed", || (mesh.places(user) == [here.as_str()]).then_some(()));
+        eventually("its row is removed", || (mesh.nodes_of(user) == [here.as_str()]).then_some(()));
         assert_silent(&mut [&mut desk]);
     }
 }

@@ -24,7 +24,7 @@ use tidegate::{
 use tidegate_protocol::{Code, codec::Wire};
 
 /// Client listener whose shards only store the connections they get.
-struct Door {
+struct TestListener {
     address: SocketAddr,
     mailboxes: Vec<Mailbox>,
     newcomers: Vec<Newcomers<mio::net::TcpStream>>,
@@ -32,7 +32,7 @@ struct Door {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Door {
+impl TestListener {
     /// Opens a listener with one shard for each number, which is its count of existing connections.
     fn open(conns: &[usize], socket: config::SocketConfig) -> Self {
         Self::with_queues_of(NEWCOMERS_MAX, conns, socket)
@@ -64,11 +64,11 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for TestListener {
     fn drop(&mut self) {
         self.stopper.stop();
         if let Some(thread) = self.thread.take() {
-            thread.join().expect("the door");
+            thread.join().expect("the acceptor ends without a panic");
         }
     }
 }
@@ -81,9 +81,9 @@ fn accepted_socket_has_the_configured_options() {
         user_timeout_ms: 7_000,
     };
     for wished in [config::SocketConfig::default(), wished] {
-        let mut door = Door::open(&[0], wished.clone());
-        let _client = TcpStream::connect(door.address).expect("it accepts");
-        let stream = door.next(0);
+        let mut listener = TestListener::open(&[0], wished.clone());
+        let _client = TcpStream::connect(listener.address).expect("it accepts");
+        let stream = listener.next(0);
         let socket = SockRef::from(&stream);
         assert!(socket.tcp_nodelay().expect("an option"));
         let buffer = socket.send_buffer_size().expect("an option");
@@ -99,9 +99,9 @@ fn accepted_socket_has_the_configured_options() {
 #[test]
 fn disabled_options_are_left_to_the_kernel() {
     let off = config::SocketConfig { send_buffer_bytes: 0, notsent_lowat_bytes: 0, user_timeout_ms: 0 };
-    let mut door = Door::open(&[0], off);
-    let client = TcpStream::connect(door.address).expect("it accepts");
-    let stream = door.next(0);
+    let mut listener = TestListener::open(&[0], off);
+    let client = TcpStream::connect(listener.address).expect("it accepts");
+    let stream = listener.next(0);
     let (ours, theirs) = (SockRef::from(&stream), SockRef::from(&client));
     assert!(ours.tcp_nodelay().expect("an option"));
     // Asked for 0 bytes, the kernel sets 4,608.
@@ -115,11 +115,11 @@ fn disabled_options_are_left_to_the_kernel() {
 fn connections_are_spread_evenly_over_the_shards() {
     // A shard with more connections gets none until the others have caught up.
     for (before, given) in [([0, 0, 0], [10, 10, 10]), ([9, 0, 0], [4, 13, 13]), ([50, 0, 0], [0, 15, 15])] {
-        let door = Door::open(&before, config::SocketConfig::default());
+        let listener = TestListener::open(&before, config::SocketConfig::default());
         let _clients: Vec<TcpStream> =
-            (0..30).map(|_| TcpStream::connect(door.address).expect("it accepts")).collect();
+            (0..30).map(|_| TcpStream::connect(listener.address).expect("it accepts")).collect();
         let counts = || -> Vec<usize> {
-            let conns = door.mailboxes.iter().map(|it| it.conns.load(Ordering::Relaxed));
+            let conns = listener.mailboxes.iter().map(|it| it.conns.load(Ordering::Relaxed));
             conns.zip(before).map(|(now, before)| now - before).collect()
         };
         eventually("all connections are accepted", || (counts().iter().sum::<usize>() == 30).then_some(()));
@@ -129,18 +129,18 @@ fn connections_are_spread_evenly_over_the_shards() {
 
 #[test]
 fn busy_shard_delays_no_connection_and_full_shards_refuse() {
-    let mut door = Door::with_queues_of(2, &[0, 100], config::SocketConfig::default());
+    let mut listener = TestListener::with_queues_of(2, &[0, 100], config::SocketConfig::default());
     // The first shard takes nothing from its queue; after two connections the second gets the others.
     let _waiting: Vec<TcpStream> =
-        (0..4).map(|_| TcpStream::connect(door.address).expect("it accepts")).collect();
-    let counts = |door: &Door| -> Vec<usize> {
-        door.mailboxes.iter().map(|it| it.conns.load(Ordering::Relaxed)).collect()
+        (0..4).map(|_| TcpStream::connect(listener.address).expect("it accepts")).collect();
+    let counts = |listener: &TestListener| -> Vec<usize> {
+        listener.mailboxes.iter().map(|it| it.conns.load(Ordering::Relaxed)).collect()
     };
-    eventually("all are queued", || (counts(&door) == [2, 102]).then_some(()));
-    let mut refused = Client::connect(door.address, Wire::JsonLine);
+    eventually("all are queued", || (counts(&listener) == [2, 102]).then_some(()));
+    let mut refused = Client::connect(listener.address, Wire::JsonLine);
     assert_eq!(refused.expect_close(), Code::Overloaded);
-    assert_eq!(counts(&door), [2, 102], "a refused connection is not counted");
-    drop(door.next(0));
-    let _next = TcpStream::connect(door.address).expect("it accepts");
-    eventually("the shard gets connections again", || (counts(&door) == [3, 102]).then_some(()));
+    assert_eq!(counts(&listener), [2, 102], "a refused connection is not counted");
+    drop(listener.next(0));
+    let _next = TcpStream::connect(listener.address).expect("it accepts");
+    eventually("the shard gets connections again", || (counts(&listener) == [3, 102]).then_some(()));
 }

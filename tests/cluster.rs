@@ -326,8 +326,8 @@ fn signals_and_marks_reach_other_nodes_but_no_removed_member() {
     let (mut cid, mut eve) = (cluster.login(1, Wire::Tcp, "cid"), cluster.login(1, Wire::Tcp, "eve"));
     ann.expect_done(ask::signal("bob", "typing", "half a w"));
     for client in [&mut bob, &mut desk] {
-        let heard = client.expect_signal();
-        assert_eq!((heard.sender.as_str(), heard.conversation.as_str()), ("ann", "d:ann:bob"));
+        let received = client.expect_signal();
+        assert_eq!((received.sender.as_str(), received.conversation.as_str()), ("ann", "d:ann:bob"));
     }
     ann.expect_done(ask::signal(&group, "typing", ""));
     for client in [&mut bob, &mut desk, &mut cid] {
@@ -346,8 +346,8 @@ fn signals_and_marks_reach_other_nodes_but_no_removed_member() {
     for client in [&mut bob, &mut eve] {
         client.settle();
         client.settle();
-        let heard = client.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Signal(_))));
-        assert!(heard.is_none(), "unexpected: {heard:?}");
+        let received = client.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Signal(_))));
+        assert!(received.is_none(), "unexpected: {received:?}");
     }
     for n in 1..=3 {
         assert_eq!(bob.text("ann", &format!("m{n}"), "text"), n);

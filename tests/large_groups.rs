@@ -33,11 +33,12 @@ fn large_group(mesh: &Mesh, members: usize, online: usize) -> Vec<Client> {
     // A member who logs in at once may get the creation as a push. Each node gets a change of another group after it,
     // and so has both by then.
     let scouts = ["s0", "s1", "s2"];
-    let mut heard: Vec<Client> = (0..3).map(|nth| mesh.login(nth, Wire::Tcp, scouts[nth], "phone")).collect();
+    let mut scout_clients: Vec<Client> =
+        (0..3).map(|nth| mesh.login(nth, Wire::Tcp, scouts[nth], "phone")).collect();
     let names = names(members);
     mesh.group("big", &names.iter().map(String::as_str).collect::<Vec<_>>());
     mesh.group("scouts", &[&scouts[..], &["s3", "s4"]].concat());
-    heard.iter_mut().for_each(|scout| drop(scout.expect_push()));
+    scout_clients.iter_mut().for_each(|scout| drop(scout.expect_push()));
     // The nodes have nothing more to declare for them.
     eventually("their nodes have declared interest", || {
         (mesh.interested("g:scouts") == ["n1", "n2", "n3"]).then_some(())
@@ -109,9 +110,9 @@ fn removed_member_gets_nothing_until_it_joins_again() {
             }
         }
         for (n, member) in members.iter_mut().enumerate().skip(1) {
-            let heard = up_to(member, &text("c"));
-            let told: Vec<_> =
-                heard.iter().map(|push| (kind(push), text_or_empty(push).to_owned())).collect();
+            let received = up_to(member, &text("c"));
+            let seen_pushes: Vec<_> =
+                received.iter().map(|push| (kind(push), text_or_empty(push).to_owned())).collect();
             let all = [
                 (None, text("a")),
                 (Some(pb::MemberChange::Kicked), String::new()),
@@ -121,8 +122,8 @@ fn removed_member_gets_nothing_until_it_joins_again() {
             ];
             let expected: Vec<_> =
                 all.into_iter().filter(|it| n != out || *it != (None, text("b"))).collect();
-            assert_eq!(told, expected, "u{n} in round {round}");
-            assert!(heard.is_sorted_by(|a, b| a.seq < b.seq));
+            assert_eq!(seen_pushes, expected, "u{n} in round {round}");
+            assert!(received.is_sorted_by(|a, b| a.seq < b.seq));
         }
         // The removed member gets both changes, too.
         assert_eq!(members[0].pushes(2).len(), 2);
@@ -145,8 +146,8 @@ fn node_that_missed_a_removal_reads_it_before_its_next_push() {
     eventually("the link was used", || (mesh.node(0).link.calls("send_best_effort") >= 2).then_some(()));
     let seq = members[0].text("g:big", "m2", "after");
     for n in [2, 4, 5] {
-        let heard = up_to(&mut members[n], "after");
-        assert_eq!(heard[heard.len() - 1].seq, seq, "u{n}");
+        let received = up_to(&mut members[n], "after");
+        assert_eq!(received[received.len() - 1].seq, seq, "u{n}");
     }
     assert_eq!(
         kind(&members[3].expect_push()),
@@ -166,7 +167,7 @@ fn node_that_missed_a_removal_reads_it_before_its_next_push() {
 fn group_crossing_the_size_limit_loses_and_leaks_nothing() {
     let mesh = mesh();
     let mut members = large_group(&mesh, 4, 3);
-    let (mut late, mut heard) = (Vec::new(), vec![Vec::new(); 3]);
+    let (mut late, mut received) = (Vec::new(), vec![Vec::new(); 3]);
     for round in 0..3 {
         let text = |part: &str| format!("{part} {round}");
         let newcomers: Vec<String> = ["x", "y"].iter().map(|name| format!("{name}{round}")).collect();
@@ -177,25 +178,25 @@ fn group_crossing_the_size_limit_loses_and_leaks_nothing() {
         send_text(&mut members[0], &text("large"));
         mesh.kick("big", &newcomers);
         send_text(&mut members[0], &text("again"));
-        for (member, heard) in members.iter_mut().zip(&mut heard).skip(1) {
+        for (member, received) in members.iter_mut().zip(&mut received).skip(1) {
             // A push of the small group may arrive after one of the large: they take different paths.
             for push in member.pushes(5) {
                 member.ack("g:big", push.seq);
-                heard.push((push.seq, text_or_empty(&push).to_owned()));
+                received.push((push.seq, text_or_empty(&push).to_owned()));
             }
         }
         // The removed user's last push, its removal, takes the path of a small group.
         let newcomer = &mut late[round];
-        let mut told: Vec<_> =
+        let mut seen_pushes: Vec<_> =
             newcomer.pushes(3).iter().map(|push| (push.seq, text_or_empty(push).to_owned())).collect();
-        told.sort();
-        let texts: Vec<&str> = told.iter().map(|(_, text)| text.as_str()).collect();
+        seen_pushes.sort();
+        let texts: Vec<&str> = seen_pushes.iter().map(|(_, text)| text.as_str()).collect();
         assert_eq!(texts, ["", &text("large"), ""], "round {round}");
-        newcomer.ack("g:big", told[2].0);
+        newcomer.ack("g:big", seen_pushes[2].0);
     }
-    for heard in &mut heard[1..] {
-        heard.sort();
-        let seqs: Vec<u64> = heard.iter().map(|(seq, _)| *seq).collect();
+    for received in &mut received[1..] {
+        received.sort();
+        let seqs: Vec<u64> = received.iter().map(|(seq, _)| *seq).collect();
         assert_eq!(seqs, (2..=16).collect::<Vec<u64>>());
     }
     late.iter_mut().for_each(Client::no_push);
@@ -233,8 +234,9 @@ fn refusing_topic_is_replaced_by_the_link() {
         (0..5).map(|n| members[1].say(ask::send(send("g:big", &format!("m{n}"), &n.to_string())))).collect();
     ids.into_iter().for_each(|id| drop(members[1].expect_ack(id)));
     for (n, member) in members.iter_mut().enumerate().filter(|(n, _)| *n != 1) {
-        let heard: Vec<String> = member.pushes(5).iter().map(|push| text_or_empty(push).to_owned()).collect();
-        assert_eq!(heard, ["0", "1", "2", "3", "4"], "u{n}");
+        let received: Vec<String> =
+            member.pushes(5).iter().map(|push| text_or_empty(push).to_owned()).collect();
+        assert_eq!(received, ["0", "1", "2", "3", "4"], "u{n}");
     }
 }
 
@@ -352,11 +354,11 @@ fn member_joining_on_an_undiscovered_node_gets_the_change() {
     let mesh = mesh();
     let mut members = large_group(&mesh, 6, 2);
     let mut late = mesh.login(2, Wire::Tcp, "late", "phone");
-    mesh.know_only(0, &[1]);
+    mesh.limit_peers(0, &[1]);
     mesh.join("big", &["late"]);
     send_text(&mut members[0], "pushed to the discovered node");
     up_to(&mut members[1], "pushed to the discovered node");
-    mesh.introduce(false, 0);
+    mesh.set_peers(false, 0);
     let push = late.expect_push();
     assert_eq!((kind(&push), push.seq), (Some(pb::MemberChange::Joined), 2));
 }
@@ -455,12 +457,12 @@ fn login_does_not_wait_for_a_read_of_a_very_large_group() {
         eventually("the push is repeated", || {
             count += 1;
             let seq = send_text(&mut first[0], &format!("after {count}"));
-            let heard = member.take("a push or a hint", |frame| match &frame.body {
+            let received = member.take("a push or a hint", |frame| match &frame.body {
                 Some(Said::Push(push)) => push.seq >= seq,
                 Some(Said::Behind(behind)) => behind.max_seq >= seq,
                 _ => false,
             });
-            matches!(heard.body, Some(Said::Push(_))).then_some(())
+            matches!(received.body, Some(Said::Push(_))).then_some(())
         });
     }
 }
@@ -483,11 +485,11 @@ fn failed_read_of_a_very_large_group_is_repeated() {
     eventually("the push is repeated", || {
         count += 1;
         let seq = send_text(&mut members[0], &format!("after {count}"));
-        let heard = members[1].take("a push or a hint", |frame| match &frame.body {
+        let received = members[1].take("a push or a hint", |frame| match &frame.body {
             Some(Said::Push(push)) => push.seq >= seq,
             Some(Said::Behind(behind)) => behind.max_seq >= seq,
             _ => false,
         });
-        matches!(heard.body, Some(Said::Push(_))).then_some(())
+        matches!(received.body, Some(Said::Push(_))).then_some(())
     });
 }

@@ -204,8 +204,8 @@ async fn certificates_of_another_authority_or_host_are_refused() {
         let (end, peer) = (Arc::new(End::default()), node("there", 1));
         let listener = listen(peer.clone(), &end, there);
         let link = caller(here, &[(peer.clone(), listener.address())]);
-        let heard = call(&link, &peer).await;
-        assert!(matches!(heard, Err(LinkError::Unavailable(_))), "{heard:?}");
+        let reply = call(&link, &peer).await;
+        assert!(matches!(reply, Err(LinkError::Unavailable(_))), "{reply:?}");
         assert_eq!(end.answers.load(Ordering::SeqCst), 0);
     }
 }
@@ -389,10 +389,10 @@ async fn call_without_reply_is_unknown_and_unsent_call_is_not_done() {
         let user = tidegate_protocol::id::UserId::new("ann").unwrap();
         vec![RoutedSession { user, device: tidegate_protocol::id::DeviceId::new("phone").unwrap(), epoch: 1 }]
     };
-    let heard = link.stop_sessions(&peer, session()).await;
-    assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
-    let heard = link.stop_sessions(&silent, session()).await;
-    assert!(matches!(heard, Err(LinkError::Unavailable(_))), "{heard:?}");
+    let reply = link.stop_sessions(&peer, session()).await;
+    assert!(matches!(reply, Err(LinkError::Unknown(_))), "{reply:?}");
+    let reply = link.stop_sessions(&silent, session()).await;
+    assert!(matches!(reply, Err(LinkError::Unavailable(_))), "{reply:?}");
 }
 
 #[tokio::test]
@@ -407,14 +407,14 @@ async fn replies_that_fit_no_call_are_rejected() {
         sent_by: None,
         traceparent: String::new(),
     };
-    let heard = link.deliver(&peer, vec![push()]).await;
-    assert!(matches!(heard, Err(LinkError::Unknown(_))), "{heard:?}");
-    let heard = link.traces(&peer, TraceFilter::default()).await;
-    assert!(matches!(&heard, Err(LinkError::Unknown(why)) if why.contains("too large")), "{heard:?}");
+    let reply = link.deliver(&peer, vec![push()]).await;
+    assert!(matches!(reply, Err(LinkError::Unknown(_))), "{reply:?}");
+    let reply = link.traces(&peer, TraceFilter::default()).await;
+    assert!(matches!(&reply, Err(LinkError::Unknown(why)) if why.contains("too large")), "{reply:?}");
     // Neither reply ended the connection.
     assert_eq!(call(&link, &peer).await, Ok(()));
     let huge = PeerPush { push: vec![0; 33 << 20].into(), ..push() };
-    let heard = link.deliver(&peer, vec![huge]).await;
-    assert!(matches!(&heard, Err(LinkError::Unavailable(why)) if why.contains("too large")), "{heard:?}");
+    let reply = link.deliver(&peer, vec![huge]).await;
+    assert!(matches!(&reply, Err(LinkError::Unavailable(why)) if why.contains("too large")), "{reply:?}");
     assert_eq!(call(&link, &peer).await, Ok(()));
 }

@@ -64,7 +64,7 @@ struct Peer {
     cluster: Arc<Cluster>,
     plan: Arc<FaultPlan>,
     state: Arc<Mutex<NodeState>>,
-    told: Arc<Mutex<Vec<(NodeBoot, String)>>>,
+    published_peers: Arc<Mutex<Vec<(NodeBoot, String)>>>,
     conns: Arc<Mutex<Conns>>,
     task: JoinHandle<String>,
     shard: JoinHandle<()>,
@@ -83,7 +83,7 @@ impl Peer {
         let plan = FaultPlan::none();
         let inner: Arc<dyn Routes> = Arc::clone(routes) as Arc<dyn Routes>;
         let cluster = cluster(run_of(name, boot), Arc::new(Faulty::new(inner, Arc::clone(&plan))));
-        let (state, told) = (Arc::new(Mutex::new(NodeState::Ready)), Arc::default());
+        let (state, published_peers) = (Arc::new(Mutex::new(NodeState::Ready)), Arc::default());
         let conns = Arc::default();
         let (handle, shard) = shard(Arc::clone(&conns));
         let said = (Arc::clone(&cluster), Arc::clone(&state));
@@ -95,13 +95,13 @@ impl Peer {
             partition_lags: said.0.owned.partition_lags(),
             ..NodeInfo::new(said.0.me.clone())
         };
-        let heard: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&told);
-        let tell = move |peers| *heard.lock().unwrap() = peers;
+        let published: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&published_peers);
+        let tell = move |peers| *published.lock().unwrap() = peers;
         let (counted, _) = metrics::install();
         let mut member = NodeLease::new(Arc::clone(&cluster), LEASES.node, vec![handle], say, tell, counted);
         member.announce().await.unwrap();
         let task = tokio::spawn(Box::pin(member.run()));
-        Self { cluster, plan, state, told, conns, task, shard }
+        Self { cluster, plan, state, published_peers, conns, task, shard }
     }
 
     /// Stops the node without a trace, as SIGKILL does.
@@ -201,7 +201,7 @@ async fn nodes_see_peers_their_partitions_and_departures() {
     let (a, b) = (Peer::start(&routes, "a", 1).await, Peer::start(&routes, "b", 1).await);
     seconds(4).await;
     assert_eq!(a.others(), ["b/1"]);
-    assert_eq!(*a.told.lock().unwrap(), [(run_of("b", 1), "b:7802".to_owned())]);
+    assert_eq!(*a.published_peers.lock().unwrap(), [(run_of("b", 1), "b:7802".to_owned())]);
     assert!(!a.cluster.peers.may_be_incomplete());
     // A change is announced before the next renewal is due, and a requested refresh shows it at once.
     b.cluster.owned.set(3, true);

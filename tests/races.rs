@@ -220,7 +220,7 @@ fn late_logout_removes_no_route_of_a_login_elsewhere() {
         for id in ["m1", "m2", "m3"] {
             assert_next_push(&mut ann, &mut new, id);
         }
-        assert_eq!(mesh.places("bob"), ["n3"]);
+        assert_eq!(mesh.nodes_of("bob"), ["n3"]);
     }
 }
 
@@ -240,7 +240,7 @@ fn logout_during_a_newer_login_removes_no_route() {
     for id in ["m1", "m2", "m3"] {
         assert_next_push(&mut ann, &mut new, id);
     }
-    assert_eq!(mesh.places("bob"), ["n3"]);
+    assert_eq!(mesh.nodes_of("bob"), ["n3"]);
 }
 
 #[test]
@@ -250,14 +250,14 @@ fn s2_connection_closed_during_its_login_leaves_no_route() {
     node.routes.plan("lookup", Fault::Hold(gate.clone()));
     let bob = mesh.hello(1, Wire::Tcp, "bob", "phone");
     wait_for_held_call(&gate, 1);
-    assert_eq!(mesh.places("bob"), ["n2"]);
+    assert_eq!(mesh.nodes_of("bob"), ["n2"]);
     drop(bob);
-    eventually("its row is removed", || mesh.places("bob").is_empty().then_some(()));
+    eventually("its row is removed", || mesh.nodes_of("bob").is_empty().then_some(()));
     let before = node.routes.calls("remove");
     gate.open();
     // The login finds no row, treats it as lost and restores it.
     eventually("the row is removed again", || (node.routes.calls("remove") > before).then_some(()));
-    eventually("no route is left", || mesh.places("bob").is_empty().then_some(()));
+    eventually("no route is left", || mesh.nodes_of("bob").is_empty().then_some(()));
     assert_eq!(node.routes.calls("reassert"), 1);
 }
 
@@ -266,7 +266,7 @@ fn small_group_changes_and_messages_keep_their_order() {
     let (mesh, mut ann) = mesh();
     let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
     let tea = mesh.group("tea", &["ann", "bob"]);
-    let mut heard = 0;
+    let mut last_seq = 0;
     for round in 0..100 {
         if round % 2 == 0 {
             mesh.join("tea", &["cid"])
@@ -276,14 +276,14 @@ fn small_group_changes_and_messages_keep_their_order() {
         ann.text(&tea, &format!("m{round}"), "text");
         // Its creation, and two in each round. Pushes that are not acked for 5 s are resent.
         if round % 10 == 9 {
-            for seq in heard + 1..=2 * round + 3 {
+            for seq in last_seq + 1..=2 * round + 3 {
                 assert_eq!(bob.expect_push().seq, seq);
             }
-            heard = 2 * round + 3;
-            bob.ack(&tea, heard);
+            last_seq = 2 * round + 3;
+            bob.ack(&tea, last_seq);
         }
     }
-    assert_eq!(heard, 201);
+    assert_eq!(last_seq, 201);
 }
 
 /// Creates a large group of ann and others, waits until each has its creation, and until all nodes list `nodes` as

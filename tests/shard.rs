@@ -5,8 +5,8 @@
 #[path = "support/mod.rs"]
 mod support;
 
-#[path = "support/lone.rs"]
-mod lone;
+#[path = "support/manual_shards.rs"]
+mod manual_shards;
 
 #[path = "support/pipes.rs"]
 mod pipes;
@@ -23,7 +23,7 @@ mod network;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use lone::{Lone, Sockets, push, push_to};
+use manual_shards::{ManualShards, Sockets, push, push_to};
 use network::{Memory, Network};
 use support::{Client, Said, ask, hello, text_of};
 use tidegate::{
@@ -73,30 +73,35 @@ fn id(text: &str) -> ConversationId {
 }
 
 /// Connects and sends Hello; the shard has the user but not the groups.
-fn connect<N: Network>(lone: &mut Lone<N>, shard: usize, user: &str) -> Client {
-    let mut client = N::connect(lone);
-    lone.accept(shard);
-    lone.turn(shard);
-    client.say(ask::hello(hello(&lone.token(user), "d")));
+fn connect<N: Network>(shards: &mut ManualShards<N>, shard: usize, user: &str) -> Client {
+    let mut client = N::connect(shards);
+    shards.accept(shard);
+    shards.turn(shard);
+    client.say(ask::hello(hello(&shards.token(user), "d")));
     client
 }
 
-fn login<N: Network>(lone: &mut Lone<N>, shard: usize, user: &str, groups: &[ConversationId]) -> Client {
-    let mut client = connect(lone, shard, user);
-    lone.admit(shard, groups);
+fn login<N: Network>(
+    shards: &mut ManualShards<N>,
+    shard: usize,
+    user: &str,
+    groups: &[ConversationId],
+) -> Client {
+    let mut client = connect(shards, shard, user);
+    shards.admit(shard, groups);
     assert!(matches!(client.reply(1), Said::Welcome(_)));
     client
 }
 
-fn join<N: Network>(lone: &mut Lone<N>, shard: usize, client: &mut Client, room: &str) {
+fn join<N: Network>(shards: &mut ManualShards<N>, shard: usize, client: &mut Client, room: &str) {
     let id = client.say(ask::join(room));
-    lone.turn(shard);
+    shards.turn(shard);
     assert!(matches!(client.reply(id), Said::Done(_)));
 }
 
 fn omitted_pushes_show_as_behind_at_their_position<N: Network>() {
-    let (mut lone, g) = (Lone::<N>::new(1, |_, _| {}), id("g:harbour"));
-    let mut bob = login(&mut lone, 0, "bob", std::slice::from_ref(&g));
+    let (mut shards, g) = (ManualShards::<N>::new(1, |_, _| {}), id("g:harbour"));
+    let mut bob = login(&mut shards, 0, "bob", std::slice::from_ref(&g));
     let direct = id("d:alice:bob");
     let bobs = Audience::Users([UserId::new("bob").expect("a good id")].into());
     let left_out = [
@@ -105,8 +110,8 @@ fn omitted_pushes_show_as_behind_at_their_position<N: Network>() {
         Item::Push(push(&g, 4, "four")),
         Item::Behind(Lag { conversation: direct.clone(), max_seq: 9, audience: bobs }),
     ];
-    lone.post(0, Mail::Deliver(left_out.into()));
-    (0..3).for_each(|_| lone.turn(0));
+    shards.post(0, Mail::Deliver(left_out.into()));
+    (0..3).for_each(|_| shards.turn(0));
     let mut shown = Vec::new();
     while shown.len() < 3 {
         match bob.take("pushes and hints", |_| true).body {
@@ -126,22 +131,22 @@ fn omitted_pushes_show_as_behind_at_their_position<N: Network>() {
 fn room_frames_lost_between_shards_are_counted_in_shed<N: Network>() {
     const FRAMES: u64 = 40;
     // The mailbox has capacity for a few of them.
-    let mut lone = Lone::<N>::new(2, |context, _| context.mailbox_bytes = 8 * 1_400);
-    let mut speaker = login(&mut lone, 0, "speaker", &[]);
-    let mut guest = login(&mut lone, 1, "guest", &[]);
-    join(&mut lone, 0, &mut speaker, "hall");
-    join(&mut lone, 1, &mut guest, "hall");
+    let mut shards = ManualShards::<N>::new(2, |context, _| context.mailbox_bytes = 8 * 1_400);
+    let mut speaker = login(&mut shards, 0, "speaker", &[]);
+    let mut guest = login(&mut shards, 1, "guest", &[]);
+    join(&mut shards, 0, &mut speaker, "hall");
+    join(&mut shards, 1, &mut guest, "hall");
     let text = "x".repeat(1_000);
     for n in 0..FRAMES {
         let id = speaker.say(ask::send(support::send("r:hall", &format!("m{n}"), &text)));
-        lone.turn(0);
+        shards.turn(0);
         assert!(matches!(speaker.reply(id), Said::SendAck(_)), "the room continues");
     }
-    (0..4).for_each(|_| lone.turn(1));
+    (0..4).for_each(|_| shards.turn(1));
     // The next sweep reports what did not fit then.
-    lone.now = lone.now + std::time::Duration::from_secs(1);
-    lone.turn(0);
-    (0..4).for_each(|_| lone.turn(1));
+    shards.now = shards.now + std::time::Duration::from_secs(1);
+    shards.turn(0);
+    (0..4).for_each(|_| shards.turn(1));
     let (mut got, mut shed) = (0, 0);
     while got + shed < FRAMES {
         match guest.take("frames, then how many were shed", |_| true).body {
@@ -155,32 +160,32 @@ fn room_frames_lost_between_shards_are_counted_in_shed<N: Network>() {
 }
 
 fn push_before_welcome_waits_for_welcome<N: Network>() {
-    let (mut lone, g) = (Lone::<N>::new(1, |_, _| {}), id("g:harbour"));
-    let mut bob = connect(&mut lone, 0, "bob");
-    lone.turn(0);
+    let (mut shards, g) = (ManualShards::<N>::new(1, |_, _| {}), id("g:harbour"));
+    let mut bob = connect(&mut shards, 0, "bob");
+    shards.turn(0);
     // The route is registered and the user is indexed; the owner has not answered yet.
-    assert!(lone.push(0, push_to("bob", &id("d:alice:bob"), 1, "early")));
-    (0..3).for_each(|_| lone.turn(0));
+    assert!(shards.push(0, push_to("bob", &id("d:alice:bob"), 1, "early")));
+    (0..3).for_each(|_| shards.turn(0));
     bob.listen(std::time::Duration::from_millis(50));
     assert!(bob.inbox.is_empty(), "{:?}", bob.inbox);
-    lone.admit(0, std::slice::from_ref(&g));
+    shards.admit(0, std::slice::from_ref(&g));
     let welcome = bob.take("the first frame", |_| true);
     assert!(matches!(welcome.body, Some(Said::Welcome(_))), "{welcome:?}");
     assert_eq!(text_of(&bob.expect_push()), "early");
 }
 
 fn new_member_gets_no_push_from_before_its_join<N: Network>() {
-    let (mut lone, g) = (Lone::<N>::new(1, |_, _| {}), id("g:harbour"));
-    let mut alice = login(&mut lone, 0, "alice", std::slice::from_ref(&g));
-    let mut bob = connect(&mut lone, 0, "bob");
-    (0..3).for_each(|_| lone.turn(0));
+    let (mut shards, g) = (ManualShards::<N>::new(1, |_, _| {}), id("g:harbour"));
+    let mut alice = login(&mut shards, 0, "alice", std::slice::from_ref(&g));
+    let mut bob = connect(&mut shards, 0, "bob");
+    (0..3).for_each(|_| shards.turn(0));
     // The mailbox has it all when the turn begins: two messages, bob's groups, one more message.
     for (seq, text) in [(1, "before"), (2, "before")] {
-        assert!(lone.push(0, push(&g, seq, text)));
+        assert!(shards.push(0, push(&g, seq, text)));
     }
-    assert!(lone.answer_logins(0, std::slice::from_ref(&g)), "bob's login waits");
-    assert!(lone.push(0, push(&g, 3, "after")));
-    (0..4).for_each(|_| lone.turn(0));
+    assert!(shards.answer_logins(0, std::slice::from_ref(&g)), "bob's login waits");
+    assert!(shards.push(0, push(&g, 3, "after")));
+    (0..4).for_each(|_| shards.turn(0));
     let seqs: Vec<u64> = (0..3).map(|_| alice.expect_push().seq).collect();
     assert_eq!(seqs, [1, 2, 3]);
     assert_eq!(bob.expect_push().seq, 3);
@@ -190,23 +195,23 @@ fn new_member_gets_no_push_from_before_its_join<N: Network>() {
 }
 
 fn full_stream_is_not_written_to_until_it_takes_bytes<N: Network>() {
-    let mut lone = Lone::<N>::new(1, |context, socket| {
+    let mut shards = ManualShards::<N>::new(1, |context, socket| {
         socket.send_buffer_bytes = 16 * 1024;
         context.caps.data = 64 * 1024;
     });
     let g = id("g:harbour");
-    let mut bob = login(&mut lone, 0, "bob", std::slice::from_ref(&g));
+    let mut bob = login(&mut shards, 0, "bob", std::slice::from_ref(&g));
     let text = "x".repeat(4_000);
     let mut seq = 0;
     let mut wasted = Vec::new();
     for _ in 0..750 {
         for _ in 0..2 {
             seq += 1;
-            assert!(lone.push(0, push(&g, seq, &text)));
+            assert!(shards.push(0, push(&g, seq, &text)));
         }
-        let before = lone.transport.writes();
-        lone.turn(0);
-        wasted.push(lone.transport.writes() - before);
+        let before = shards.transport.writes();
+        shards.turn(0);
+        wasted.push(shards.transport.writes() - before);
     }
     // One try per turn would be 300. The kernel may move bytes to the reader and report it a few times.
     let tries: u64 = wasted.iter().rev().take(300).sum();
@@ -214,7 +219,7 @@ fn full_stream_is_not_written_to_until_it_takes_bytes<N: Network>() {
     // Bob reads at last: each push arrives, or a hint about it.
     let mut next = 1;
     while next <= seq {
-        lone.turn(0);
+        shards.turn(0);
         bob.listen(std::time::Duration::from_millis(1));
         while let Some(frame) = bob.inbox.pop_front() {
             match frame.body {
@@ -228,48 +233,49 @@ fn full_stream_is_not_written_to_until_it_takes_bytes<N: Network>() {
 }
 
 fn close_while_reading_is_paused_arrives_without_a_reset<N: Network>() {
-    let mut lone = Lone::<N>::new(1, |context, _| context.limits.in_flight_max = 1);
-    let mut bob = login(&mut lone, 0, "bob", &[]);
+    let mut shards = ManualShards::<N>::new(1, |context, _| context.limits.in_flight_max = 1);
+    let mut bob = login(&mut shards, 0, "bob", &[]);
     // The owner never answers: the shard stops reading after the first send, and the rest waits in the stream.
     for n in 0..2_000 {
         bob.say(ask::send(support::send("alice", &format!("m{n}"), &"x".repeat(500))));
         if n % 100 == 0 {
-            lone.turn(0);
+            shards.turn(0);
         }
     }
-    lone.post(0, Mail::Stop(Code::Draining));
+    shards.post(0, Mail::Stop(Code::Draining));
     // The shard waits for the answer to the send, then writes the last frames, then discards input for a while.
     for _ in 0..40 {
-        lone.turn(0);
-        lone.now = lone.now + std::time::Duration::from_millis(300);
+        shards.turn(0);
+        shards.now = shards.now + std::time::Duration::from_millis(300);
     }
-    assert_eq!(lone.handles[0].conns(), 0, "the shard has closed it");
+    assert_eq!(shards.handles[0].conns(), 0, "the shard has closed it");
     assert!(!N::is_reset(&bob), "a reset");
     assert_eq!(bob.expect_close(), Code::Draining);
 }
 
 fn routes_are_listed_in_pages_and_lost_ones_close_replaced<N: Network>() {
     let mut routes = None;
-    let mut lone = Lone::<N>::new(1, |context, _| routes = Some(Arc::clone(&context.cluster.ports.routes)));
+    let mut shards =
+        ManualShards::<N>::new(1, |context, _| routes = Some(Arc::clone(&context.cluster.ports.routes)));
     let routes = routes.expect("the context was built");
-    let mut stays = login(&mut lone, 0, "ann", &[]);
-    let mut other = login(&mut lone, 0, "bob", &[]);
-    let guest = N::connect(&mut lone);
-    lone.accept(0);
-    lone.turn(0);
-    let collect = |lone: &mut Lone<N>, from| {
+    let mut stays = login(&mut shards, 0, "ann", &[]);
+    let mut other = login(&mut shards, 0, "bob", &[]);
+    let guest = N::connect(&mut shards);
+    shards.accept(0);
+    shards.turn(0);
+    let collect = |shards: &mut ManualShards<N>, from| {
         let (reply, mut slice) = tokio::sync::oneshot::channel();
-        lone.post(0, Mail::Reassert(Reassert::Collect(from, reply)));
-        lone.turn(0);
+        shards.post(0, Mail::Reassert(Reassert::Collect(from, reply)));
+        shards.turn(0);
         slice.try_recv().expect("the shard answers in the same turn")
     };
-    let all = collect(&mut lone, 0);
+    let all = collect(&mut shards, 0);
     let users = |rows: &[(ConnKey, Route)]| -> Vec<String> {
         rows.iter().map(|(_, route)| route.user.to_string()).collect()
     };
     assert_eq!((users(&all.rows), all.next), (vec!["ann".to_owned(), "bob".to_owned()], None));
-    assert_eq!(users(&collect(&mut lone, 1).rows), ["bob"], "from that slot on");
-    assert!(collect(&mut lone, 9).rows.is_empty(), "beyond the last slot");
+    assert_eq!(users(&collect(&mut shards, 1).rows), ["bob"], "from that slot on");
+    assert!(collect(&mut shards, 9).rows.is_empty(), "beyond the last slot");
     drop(guest);
     // A row whose connection closed during the re-assertion has no owner.
     let (key, mut gone) = all.rows[0].clone();
@@ -282,39 +288,40 @@ fn routes_are_listed_in_pages_and_lost_ones_close_replaced<N: Network>() {
         (all.rows[1].0, all.rows[1].1.clone(), false),
         (key, gone.clone(), true),
     ];
-    lone.post(0, Mail::Reassert(Reassert::Settle(settled)));
-    (0..3).for_each(|_| lone.turn(0));
+    shards.post(0, Mail::Reassert(Reassert::Settle(settled)));
+    (0..3).for_each(|_| shards.turn(0));
     assert_eq!(other.expect_close(), Code::Replaced);
     let places = [gone.user, all.rows[0].1.user.clone(), all.rows[1].1.user.clone()];
     let rows = routes.lookup(&places).now_or_never().expect("at once").expect("it answers");
     let counts: Vec<usize> = rows.iter().map(Vec::len).collect();
     assert_eq!(counts, [0, 1, 0], "the row without an owner and that of the closed connection are removed");
     stays.say(ask::ping());
-    lone.turn(0);
+    shards.turn(0);
     assert!(matches!(stays.take("a pong", |_| true).body, Some(Said::Pong(_))));
 }
 
 fn frozen_shard_reads_input_before_it_judges_silence<N: Network>() {
-    let mut lone = Lone::<N>::new(1, |_, _| {});
-    let mut clients: Vec<Client> = (0..12).map(|n| login(&mut lone, 0, &format!("user-{n}"), &[])).collect();
-    lone.limit_events(4);
+    let mut shards = ManualShards::<N>::new(1, |_, _| {});
+    let mut clients: Vec<Client> =
+        (0..12).map(|n| login(&mut shards, 0, &format!("user-{n}"), &[])).collect();
+    shards.limit_events(4);
     let mut silent = clients.split_off(11);
     let asked: Vec<u64> = clients.iter_mut().map(|client| client.say(ask::ping())).collect();
-    lone.now = lone.now + Duration::from_secs(3_600);
-    (0..6).for_each(|_| lone.turn(0));
+    shards.now = shards.now + Duration::from_secs(3_600);
+    (0..6).for_each(|_| shards.turn(0));
     for (client, id) in clients.iter_mut().zip(asked) {
         assert!(matches!(client.reply(id), Said::Pong(_)));
     }
     assert_eq!(silent[0].expect_close(), Code::HeartbeatMissed);
     for client in &mut clients {
         let id = client.say(ask::ping());
-        (0..3).for_each(|_| lone.turn(0));
+        (0..3).for_each(|_| shards.turn(0));
         assert!(matches!(client.reply(id), Said::Pong(_)));
     }
 }
 
 fn connection_queued_behind_the_end_of_a_drain_is_served<N: Network>() {
-    let mut lone = Lone::<N>::new(1, |_, _| {});
+    let mut lone = ManualShards::<N>::new(1, |_, _| {});
     let pace = Pace { start: lone.now, window: Duration::from_secs(60), handover: Duration::ZERO };
     let progress = Arc::new(DrainProgress::not_begun(1));
     lone.post(0, Mail::Drain(DrainCommand::Begin(pace, progress)));
@@ -328,7 +335,7 @@ fn connection_queued_behind_the_end_of_a_drain_is_served<N: Network>() {
 }
 
 fn stopped_shard_counts_no_connection_that_was_queued<N: Network>() {
-    let mut lone = Lone::<N>::new(1, |_, _| {});
+    let mut lone = ManualShards::<N>::new(1, |_, _| {});
     let _early = N::connect(&mut lone);
     lone.accept(0);
     lone.post(0, Mail::Stop(Code::Draining));

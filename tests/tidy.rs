@@ -1,11 +1,11 @@
-//! The rules of this repository that a program can check, each proven by a violation planted in a string.
+//! Codebase rules that a program can check. Each rule must catch the violations that are planted for it in strings.
 //!
-//! A rule without a plant fails, and so does a plant that no rule catches. There is no allow-list.
+//! A rule without a plant fails, and so does a plant that its rule misses.
 
-#[path = "tidy/arrows.rs"]
-mod arrows;
-#[path = "tidy/circles.rs"]
-mod circles;
+#[path = "tidy/cycles.rs"]
+mod cycles;
+#[path = "tidy/layers.rs"]
+mod layers;
 #[path = "tidy/names.rs"]
 mod names;
 #[path = "tidy/pages.rs"]
@@ -22,7 +22,7 @@ use std::{env, fs, path::Path};
 use rules::RULES;
 use source::Source;
 
-/// Folders without files of the project.
+/// Folders without files of the project: build output, data and generated inputs.
 const SKIPPED: [&str; 8] = [
     ".git",
     "target",
@@ -35,17 +35,17 @@ const SKIPPED: [&str; 8] = [
 ];
 
 #[test]
-fn the_tree_is_tidy() {
-    let root = env::var("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate");
+fn tree_breaks_no_rule() {
+    let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets the crate's folder");
     let mut sources = Vec::new();
     read_tree(Path::new(&root), "", &mut sources);
-    assert!(sources.iter().any(|source| source.path == "src/lib.rs"), "the tree was not found");
+    assert!(sources.iter().any(|source| source.path == "src/lib.rs"), "no source tree at {root}");
     let findings: Vec<String> = RULES.iter().flat_map(|(name, _)| check(name, &sources)).collect();
-    assert!(findings.is_empty(), "{} broken rules:\n{}", findings.len(), findings.join("\n"));
+    assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
 #[test]
-fn every_rule_catches_its_planted_violations() {
+fn each_rule_catches_its_planted_violations() {
     let long = [("file-length", file_of(501)), ("function-length", function_of(71))];
     let long = long.iter().map(|(rule, text)| (*rule, "src/node.rs", text.as_str()));
     let plants: Vec<(&str, &str, &str)> = PLANTS.iter().copied().chain(long).collect();
@@ -63,14 +63,14 @@ fn every_rule_catches_its_planted_violations() {
     }
 }
 
-/// Violations that need several files: the rule, and each file with its text.
+/// Violations across files: the rule, then each file's path and text.
 const PLANTS_OF_FILES: &[(&str, &[(&str, &str)])] = &[
     (
-        "circle-of-rooms",
+        "module-cycle",
         &[("src/bus.rs", "use crate::store::rows::Row;\n"), ("src/store/rows.rs", "use crate::bus::Bus;\n")],
     ),
     (
-        "circle-of-rooms",
+        "module-cycle",
         &[
             ("xtask/src/steps/chaos.rs", "use crate::run::report;\n"),
             ("xtask/src/run.rs", "use crate::{shell, steps::STEPS};\n"),
@@ -78,7 +78,7 @@ const PLANTS_OF_FILES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
-        "circle-of-files",
+        "file-cycle",
         &[
             ("src/shard/a.rs", "use super::b::B;\n"),
             ("src/shard/b.rs", "use crate::shard::{c::C};\n"),
@@ -92,19 +92,19 @@ const PLANTS_OF_FILES: &[(&str, &[(&str, &str)])] = &[
 ];
 
 #[test]
-fn rules_of_several_files_catch_their_plants() {
+fn rules_across_files_catch_their_plants() {
     for (rule, files) in PLANTS_OF_FILES {
         let sources: Vec<Source> = files.iter().map(|(path, text)| Source::new(path, text)).collect();
         assert!(!check(rule, &sources).is_empty(), "{rule} misses its plant {files:?}");
         assert!(
             check(rule, &sources[1..]).is_empty(),
-            "{rule} finds something in less than its plant {files:?}"
+            "{rule} has a finding without the first file of {files:?}"
         );
     }
 }
 
 #[test]
-fn clean_code_is_left_alone() {
+fn clean_code_has_no_findings() {
     for (path, text) in CLEAN {
         let sources = with_map(path, text);
         let findings: Vec<String> = RULES.iter().flat_map(|(name, _)| check(name, &sources)).collect();
@@ -113,19 +113,19 @@ fn clean_code_is_left_alone() {
 }
 
 #[test]
-fn a_full_folder_and_the_root_of_the_product_pass() {
+fn full_folder_and_product_root_pass() {
     for (folder, files) in [("xtask/src", 20), ("tests", 20), ("src", 41)] {
         assert!(check("folder-size", &folder_of(folder, files)).is_empty(), "{folder}");
     }
 }
 
 #[test]
-fn the_longest_allowed_file_and_function_pass() {
+fn file_and_function_at_the_limit_pass() {
     assert!(check("file-length", &with_map("src/node.rs", &file_of(500))).is_empty());
     assert!(check("function-length", &with_map("src/node.rs", &function_of(70))).is_empty());
 }
 
-/// Builds a folder with that many Rust files, and more in a folder below it.
+/// Builds a folder with `files` Rust files, and one more in a subfolder, which does not count.
 fn folder_of(folder: &str, files: usize) -> Vec<Source> {
     let paths = (0..files).map(|n| format!("{folder}/file_{n}.rs"));
     paths
@@ -145,7 +145,7 @@ fn function_of(lines: usize) -> String {
 }
 
 fn check(rule: &str, sources: &[Source]) -> Vec<String> {
-    let (_, run) = RULES.iter().find(|(name, _)| *name == rule).expect("a rule of that name");
+    let (_, run) = RULES.iter().find(|(name, _)| *name == rule).expect("the rule is listed");
     let findings = run(sources);
     findings.iter().map(|f| format!("{}:{}: {rule}: {}", f.path, f.line, f.what)).collect()
 }
@@ -184,28 +184,28 @@ fn read_tree(folder: &Path, prefix: &str, into: &mut Vec<Source>) {
     }
 }
 
-/// (rule, path, text with the violation)
+/// Violations within one file: rule, path and text.
 const PLANTS: &[(&str, &str, &str)] = &[
     ("purpose", "src/node.rs", "use std::fmt;\n"),
     ("purpose", "xtask/src/main.rs", "// Not a purpose.\n"),
-    ("arrows", "src/bus.rs", "use crate::shard::Shard;\n"),
-    ("arrows", "src/shard/hub.rs", "use crate::{\n    bus::Bus,\n    cli::{Flags},\n};\n"),
-    ("arrows", "src/shard/hub.rs", "fn f() -> super::super::node::Node {\n}\n"),
-    ("arrows", "src/conversation/history.rs", "use crate::login::Login;\n"),
-    ("arrows", "src/conversation/history.rs", "use crate::bus::{Bus, local::LocalBus};\n"),
-    ("arrows", "src/shard.rs", "fn f() {\n    routes::memory::new();\n}\n"),
-    ("arrows", "src/conversation.rs", "use crate::{bus::Bus, store::PostgresStore};\n"),
-    ("arrows", "src/cli/store.rs", "use crate::embedded::{EmbeddedStore, Stats};\n"),
-    ("arrows", "src/shard.rs", "fn f() -> embedded::EmbeddedBus {\n}\n"),
-    ("arrows", "src/room.rs", "use crate::delivery::Router;\n"),
-    ("arrows", "src/delivery/router.rs", "use crate::{bus::Bus, room::Rooms};\n"),
-    ("arrows", "src/peer.rs", "use crate::room::Rooms;\n"),
-    ("arrows", "src/attic.rs", "use std::fmt;\n"),
-    ("arrows", "src/node.rs", "use tidegate_lab::proxy::Proxy;\n"),
-    ("arrows", "src/node.rs", "#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
-    ("arrows", "Cargo.toml", "tidegate-lab = { path = \"lab\" }\n"),
-    ("arrows", "lab/src/proxy.rs", "use crate::bench::Args;\n"),
-    ("arrows", "lab/src/attic.rs", "use std::fmt;\n"),
+    ("layers", "src/bus.rs", "use crate::shard::Shard;\n"),
+    ("layers", "src/shard/hub.rs", "use crate::{\n    bus::Bus,\n    cli::{Flags},\n};\n"),
+    ("layers", "src/shard/hub.rs", "fn f() -> super::super::node::Node {\n}\n"),
+    ("layers", "src/conversation/history.rs", "use crate::login::Login;\n"),
+    ("layers", "src/conversation/history.rs", "use crate::bus::{Bus, local::LocalBus};\n"),
+    ("layers", "src/shard.rs", "fn f() {\n    routes::memory::new();\n}\n"),
+    ("layers", "src/conversation.rs", "use crate::{bus::Bus, store::PostgresStore};\n"),
+    ("layers", "src/cli/store.rs", "use crate::embedded::{EmbeddedStore, Stats};\n"),
+    ("layers", "src/shard.rs", "fn f() -> embedded::EmbeddedBus {\n}\n"),
+    ("layers", "src/room.rs", "use crate::delivery::Router;\n"),
+    ("layers", "src/delivery/router.rs", "use crate::{bus::Bus, room::Rooms};\n"),
+    ("layers", "src/peer.rs", "use crate::room::Rooms;\n"),
+    ("layers", "src/attic.rs", "use std::fmt;\n"),
+    ("layers", "src/node.rs", "use tidegate_lab::proxy::Proxy;\n"),
+    ("layers", "src/node.rs", "#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
+    ("layers", "Cargo.toml", "tidegate-lab = { path = \"lab\" }\n"),
+    ("layers", "lab/src/proxy.rs", "use crate::bench::Args;\n"),
+    ("layers", "lab/src/attic.rs", "use std::fmt;\n"),
     ("banned-words", "src/node.rs", "//! Sends it anew.\n"),
     ("banned-words", "src/node.rs", "fn f() {\n    warn!(\"whoever comes\");\n}\n"),
     ("banned-words", "docs/a.md", "A node that is no more.\n"),
@@ -283,7 +283,7 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("no-lock-urls", "tests/third_party/package-lock.json", "\"resolved\": \"a url\",\n"),
 ];
 
-/// Texts that every rule must pass, each with its path: former or likely false alarms.
+/// Files without a violation, by path and text: past and likely false alarms.
 const CLEAN: &[(&str, &str)] = &[
     (
         "src/node.rs",

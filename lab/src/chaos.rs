@@ -235,9 +235,10 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
         Box::pin(Cluster::start(&binary(args)?, list, directory, clock, SETS, &mut rng)).await?;
     cluster.servers.recover_quickly().await;
     let recorder = Arc::new(Recorder::new());
-    let doors = cluster.nodes.iter().map(|node| node.door.address).collect();
+    let client_addresses = cluster.nodes.iter().map(|node| node.client_proxy.address).collect();
     let (users, rate) = args.load();
-    let world = Arc::new(World::new(users, rate, doors, cluster.key().to_vec(), Arc::clone(&recorder)));
+    let world =
+        Arc::new(World::new(users, rate, client_addresses, cluster.key().to_vec(), Arc::clone(&recorder)));
     for (nth, node) in cluster.nodes.iter().enumerate() {
         world.admin.set_address(nth, node.process.admin);
     }

@@ -52,10 +52,10 @@ impl NodeAnnouncement {
         let (cluster, assigner) = (&self.broker.cluster, &self.broker.assigner);
         let (conns, capacity) = self.admission.load();
         let (drain, node_topic) = (self.drainer.progress(), cluster.ports.bus.node_lag());
-        let mut about = NodeDescription { drain, node_topic, ..assigner.description() };
+        let mut description = NodeDescription { drain, node_topic, ..assigner.description() };
         if conns >= capacity {
             // A full node accepts no clients from draining nodes either.
-            about.accepts = 0;
+            description.accepts = 0;
         }
         let info = NodeInfo {
             boot: cluster.me.clone(),
@@ -74,7 +74,7 @@ impl NodeAnnouncement {
             partition_lags: cluster.owned.partition_lags(),
             // Set by the lease.
             asserting: false,
-            about,
+            description,
             rules: self.rules.announced(),
         };
         assigner.set_announced(&info);

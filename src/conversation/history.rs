@@ -75,7 +75,7 @@ async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, R
             (Code::NotAMember, "")
         });
     };
-    let member_view = summary.standing.ok_or((Code::NotAMember, ""))?;
+    let member_view = summary.member_view.ok_or((Code::NotAMember, ""))?;
     let view = reader.view(store, &pull.conversation, &summary.head, &member_view).await?;
     let is_beyond = match &pull.which {
         Which::After(cursor) => *cursor >= view.max(),

@@ -99,7 +99,7 @@ pub(crate) async fn current_view(
             (Code::NotAMember, "")
         });
     };
-    let member_view = summary.standing.ok_or((Code::NotAMember, ""))?;
+    let member_view = summary.member_view.ok_or((Code::NotAMember, ""))?;
     Ok(View::new(conversation, &summary.head, &member_view))
 }
 

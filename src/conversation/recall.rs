@@ -114,7 +114,7 @@ async fn find(
             (false, _) => (Code::NotAMember, ""),
         });
     };
-    let member_view = summary.standing.filter(|it| it.member.is_in()).ok_or((Code::NotAMember, ""))?;
+    let member_view = summary.member_view.filter(|it| it.member.is_in()).ok_or((Code::NotAMember, ""))?;
     let view = View::new(conversation, &summary.head, &member_view);
     above.check(&view, seq)?;
     if !view.sees(seq) {

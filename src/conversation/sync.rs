@@ -80,7 +80,7 @@ async fn state(
     positions: &Positions,
     membership: &Membership,
 ) -> Result<pb::ConversationState, Refusal> {
-    let (conversation, member_view) = (&membership.conversation, &membership.standing);
+    let (conversation, member_view) = (&membership.conversation, &membership.member_view);
     let view = reader.view(store, conversation, &membership.head, member_view).await?;
     let has_all = positions.get(&membership.conversation).is_some_and(|seq| *seq >= view.max());
     let last = if has_all { None } else { last(store, &membership.conversation, &view).await? };
@@ -143,7 +143,7 @@ pub async fn changed(
         let whole = page.len() < MEMBERSHIPS_PAGE_ROWS;
         after = page.last().map(|it| it.conversation.clone());
         for it in page {
-            let seq = View::new(&it.conversation, &it.head, &it.standing).max();
+            let seq = View::new(&it.conversation, &it.head, &it.member_view).max();
             let named = positions.get(&it.conversation);
             left = left.saturating_sub(usize::from(named.is_some()));
             let to = match named {

@@ -31,7 +31,7 @@ pub(crate) async fn groups_of(store: &dyn Store, user: &UserId) -> Result<Vec<Gr
         after = Some(last.conversation.clone());
         let is_last = page.len() < MEMBERSHIPS_PAGE_ROWS;
         let is_group = |id: &ConversationId| matches!(id.kind(), ConversationKind::Group(_));
-        let mine = page.into_iter().filter(|row| row.standing.member.is_in() && row.head.deleted_seq == 0);
+        let mine = page.into_iter().filter(|row| row.member_view.member.is_in() && row.head.deleted_seq == 0);
         let mine = mine.filter(|row| is_group(&row.conversation));
         groups.extend(mine.map(|row| GroupMembership {
             group: row.conversation,

@@ -167,8 +167,10 @@ impl<'a> SnapshotReader<'a> {
                 break;
             }
             let id = embedded::conversation_id(id)?;
-            if let (Some(standing), Some((head, members))) = (self.member_view(&id, user)?, self.head(&id)?) {
-                found.push(Membership { conversation: id, standing, head, members });
+            if let (Some(member_view), Some((head, members))) =
+                (self.member_view(&id, user)?, self.head(&id)?)
+            {
+                found.push(Membership { conversation: id, member_view, head, members });
             }
         }
         Ok(found)
@@ -198,8 +200,8 @@ impl<'a> SnapshotReader<'a> {
 
     fn summary(&self, id: &ConversationId, of: Option<&UserId>) -> Result<Option<Summary>, DatabaseError> {
         let Some((head, members)) = self.head(id)? else { return Ok(None) };
-        let standing = of.map(|user| self.member_view(id, user)).transpose()?.flatten();
-        Ok(Some(Summary { head, members, standing }))
+        let member_view = of.map(|user| self.member_view(id, user)).transpose()?.flatten();
+        Ok(Some(Summary { head, members, member_view }))
     }
 
     fn settings(&self, user: &UserId) -> Result<UserSettings, DatabaseError> {

@@ -35,7 +35,7 @@ impl AnnouncedRoutes {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sorted {
     /// Rows that still exist and are to be removed.
-    pub standing: Vec<Route>,
+    pub registered: Vec<Route>,
     /// Rows whose device has a newer connection, on any node.
     pub moved: Vec<Route>,
     /// Rows whose device has left, and has no row.
@@ -52,7 +52,7 @@ pub async fn sort(routes: &dyn Routes, rows: Vec<Route>) -> Result<Sorted, Route
     let mut sorted = Sorted::default();
     for (row, devices) in rows.into_iter().zip(found) {
         match devices.into_iter().find(|(device, _)| *device == row.device) {
-            Some((_, token)) if token == row.token => sorted.standing.push(row),
+            Some((_, token)) if token == row.token => sorted.registered.push(row),
             Some((_, token)) if token.epoch > row.token.epoch => sorted.moved.push(row),
             // An older row was restored by a rollback; its connection has closed as well.
             Some(_) | None => sorted.gone.push(row),

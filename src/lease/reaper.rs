@@ -87,7 +87,7 @@ pub(super) async fn sweep(
         after = Some((last.user.clone(), last.device.clone()));
         let sorted = sort(routes, page).await?;
         // Includes devices that moved, whose entries are removed.
-        let removable = [sorted.standing, sorted.moved].concat();
+        let removable = [sorted.registered, sorted.moved].concat();
         if !removable.is_empty() {
             // The routes record the departures.
             let gone = routes.remove(&removable).await?;

@@ -20,7 +20,7 @@ const INTERVAL_TOLERANCE: Duration = Duration::from_secs(1);
 pub(super) struct ClusterView {
     me: NodeBoot,
     lease: Duration,
-    beat: u64,
+    renewals: u64,
     /// When the last renewal was answered.
     renewed: Option<Instant>,
     announced: Option<NodeState>,
@@ -57,7 +57,7 @@ impl ClusterView {
         Self {
             me,
             lease,
-            beat: 0,
+            renewals: 0,
             renewed: None,
             announced: None,
             unavailable: false,
@@ -86,14 +86,14 @@ impl ClusterView {
     }
 
     /// Takes the counter of a renewal; true if rows may have been lost, so that this node must re-assert its own.
-    pub(super) fn renewed(&mut self, beat: u64, announced: NodeState, now: Instant) -> bool {
+    pub(super) fn renewed(&mut self, renewals: u64, announced: NodeState, now: Instant) -> bool {
         // While the lease was expired, peers passed this node over as if its rows were gone.
         let was_over =
             self.renewed.replace(now).is_some_and(|before| now - before + INTERVAL_TOLERANCE > self.lease);
         // After an outage no counter value can be trusted; a late renewal may have counted.
-        let is_next = beat > self.beat && beat <= self.beat + self.attempts.max(1);
+        let is_next = renewals > self.renewals && renewals <= self.renewals + self.attempts.max(1);
         let lost = self.unavailable || was_over || !is_next;
-        (self.beat, self.attempts, self.announced) = (beat, 0, Some(announced));
+        (self.renewals, self.attempts, self.announced) = (renewals, 0, Some(announced));
         (self.unavailable, self.late) = (false, 0);
         if lost {
             // By then each node has renewed its lease, and so has noticed its loss and announces that it re-asserts its
@@ -143,7 +143,8 @@ impl ClusterView {
             let run = &row.info.boot;
             let before = self.known.remove(run);
             let is_kept = self.doubt_until.is_some() && before.as_ref().is_some_and(KnownRun::is_counted);
-            let last_renewal = before.filter(|it| it.row.beat == row.beat).map_or(now, |it| it.last_renewal);
+            let last_renewal =
+                before.filter(|it| it.row.renewals == row.renewals).map_or(now, |it| it.last_renewal);
             let mut is_spared = false;
             match row.lease {
                 Lease::Live => others.push(row.clone()),
@@ -194,9 +195,9 @@ mod tests {
         NodeBoot { node: NodeId::new(name).unwrap(), boot }
     }
 
-    fn row(of: &NodeBoot, beat: u64, lease: Lease) -> NodeRow {
+    fn row(of: &NodeBoot, renewals: u64, lease: Lease) -> NodeRow {
         let info = NodeInfo { peer_address: "127.0.0.1:7802".into(), ..NodeInfo::new(of.clone()) };
-        NodeRow { info, beat, lease }
+        NodeRow { info, renewals, lease }
     }
 
     fn names(rows: &[NodeRow]) -> Vec<String> {
@@ -204,11 +205,11 @@ mod tests {
     }
 
     /// Returns a view of node a after that many renewals without failure, and its time.
-    fn view(beats: u64) -> (ClusterView, Instant) {
+    fn view(count: u64) -> (ClusterView, Instant) {
         let mut view = ClusterView::new(run("a", 1), LEASE);
         let mut now = Instant::now();
-        for beat in 1..=beats {
-            assert!(!view.renewed(beat, NodeState::Ready, now), "beat {beat} is the next one");
+        for renewals in 1..=count {
+            assert!(!view.renewed(renewals, NodeState::Ready, now), "renewal {renewals} is the next one");
             now += RENEW_INTERVAL;
         }
         (view, now)
@@ -216,10 +217,10 @@ mod tests {
 
     #[test]
     fn unexpected_counter_or_return_is_a_loss() {
-        for beat in [1, 3, 4, 6] {
+        for renewals in [1, 3, 4, 6] {
             let (mut view, now) = view(4);
-            assert!(view.renewed(beat, NodeState::Ready, now), "{beat} after 4");
-            assert!(!view.renewed(beat + 1, NodeState::Ready, now), "the counter continues from there");
+            assert!(view.renewed(renewals, NodeState::Ready, now), "{renewals} after 4");
+            assert!(!view.renewed(renewals + 1, NodeState::Ready, now), "the counter continues from there");
         }
         let (mut unavailable, now) = view(4);
         assert!(unavailable.failed().stale);
@@ -233,23 +234,26 @@ mod tests {
     #[test]
     fn late_reply_is_no_loss_if_the_counter_continues() {
         // The late renewal counted, or did not; or it was answered, and the list of nodes was late.
-        for (asked, beat) in [(2, 5), (2, 6), (1, 5), (3, 5), (3, 7)] {
+        for (asked, renewals) in [(2, 5), (2, 6), (1, 5), (3, 5), (3, 7)] {
             let (mut view, now) = view(4);
             (1..asked).for_each(|_| view.on_renewal_sent());
             let snapshot = view.late();
             assert!(snapshot.stale && snapshot.may_be_incomplete && view.is_stale());
             view.on_renewal_sent();
-            assert!(!view.renewed(beat, NodeState::Ready, now), "{beat} after 4, asked {asked} times");
+            assert!(
+                !view.renewed(renewals, NodeState::Ready, now),
+                "{renewals} after 4, asked {asked} times"
+            );
             let (snapshot, _) = view.fetched(Vec::new(), now);
             assert!(!snapshot.stale && !snapshot.may_be_incomplete && snapshot.losses == 0);
         }
-        for (late, asked, beat) in [(1, 2, 4), (1, 2, 1), (1, 2, 7), (3, 4, 5), (0, 1, 6)] {
+        for (late, asked, renewals) in [(1, 2, 4), (1, 2, 1), (1, 2, 7), (3, 4, 5), (0, 1, 6)] {
             let (mut view, now) = view(4);
             (0..asked).for_each(|_| view.on_renewal_sent());
             (0..late).for_each(|_| drop(view.late()));
             assert!(
-                view.renewed(beat, NodeState::Ready, now),
-                "{beat} after 4, {late} late, asked {asked} times"
+                view.renewed(renewals, NodeState::Ready, now),
+                "{renewals} after 4, {late} late, asked {asked} times"
             );
         }
         let (mut view, now) = view(4);
@@ -382,9 +386,9 @@ mod tests {
         assert!(view.renewed(1, NodeState::Ready, now), "emptied");
         now += LEASE;
         b.info.asserting = true;
-        for beat in 8..60 {
+        for renewals in 8..60 {
             // Its hundreds of thousands of routes take longer than a lease; its other state does not matter.
-            b.beat = beat;
+            b.renewals = renewals;
             assert!(view.fetched(vec![b.clone()], now).0.may_be_incomplete);
             now += RENEW_INTERVAL;
         }

@@ -25,7 +25,7 @@ pub(super) fn broker(config: &Config) -> broker::Settings {
     broker::Settings {
         intake_bytes_max: config.limits.intake_bytes_max,
         small_group_max: config.limits.small_group_max,
-        about: node_description(&config.assign),
+        description: node_description(&config.assign),
         assign_ttl: Duration::from_millis(config.assign.ttl_ms),
     }
 }

@@ -141,7 +141,7 @@ mod tests {
 
     fn row(name: &str, rules: u32, lease: Lease) -> NodeRow {
         let info = NodeInfo { rules, ..NodeInfo::new(run(name)) };
-        NodeRow { info, beat: 1, lease }
+        NodeRow { info, renewals: 1, lease }
     }
 
     fn snapshot(rows: &[NodeRow]) -> PeerSnapshot {

@@ -22,13 +22,13 @@ use crate::{
 };
 
 /// Unreported losses that are tracked, one per shard and room; further ones count only in the metrics.
-const MISSED_ROOMS_MAX: usize = 4_096;
+const ROOM_LOSSES_MAX: usize = 4_096;
 
 /// Messages that did not fit a shard's mailbox and are not reported yet; losses of unknown size are separate.
-pub(super) type Missed = Mutex<HashMap<(usize, ConversationId, Counted), u64>>;
+pub(super) type RoomLosses = Mutex<HashMap<(usize, ConversationId, IsCounted), u64>>;
 
 /// Whether the number of lost messages is known.
-type Counted = bool;
+type IsCounted = bool;
 
 impl Peer {
     /// Passes messages, in order, to the shards with recipients; messages without local recipients are dropped.
@@ -122,7 +122,7 @@ impl Peer {
     fn note_missed(&self, shard: usize, room: &ConversationId, count: u64) {
         let mut missed = self.missed.lock();
         let key = (shard, room.clone(), count > 0);
-        if missed.len() < MISSED_ROOMS_MAX || missed.contains_key(&key) {
+        if missed.len() < ROOM_LOSSES_MAX || missed.contains_key(&key) {
             *missed.entry(key).or_default() += count;
         }
     }
@@ -131,7 +131,7 @@ impl Peer {
     fn report_missed(&self) {
         let mut missed = self.missed.lock();
         missed.retain(|(shard, room, _), count| {
-            self.handle(*shard).is_some_and(|it| !it.try_post(Mail::Missed(room.clone(), *count)))
+            self.handle(*shard).is_some_and(|it| !it.try_post(Mail::RoomLoss(room.clone(), *count)))
         });
     }
 }

@@ -187,7 +187,7 @@ async fn best_effort_messages_reach_only_their_recipients() {
     };
     let signalled =
         |frame| BestEffortMessage::Signal { conversation: tea.clone(), users: vec![user("ann")], frame };
-    let strays = vec![
+    let messages = vec![
         talk("r:hall", "r:hall"),
         talk("r:elsewhere", "r:elsewhere"),
         talk("r:hall", "d:ann:bob"),
@@ -200,12 +200,12 @@ async fn best_effort_messages_reach_only_their_recipients() {
         BestEffortMessage::RoomLoss { room: hall.clone(), count: 3 },
         BestEffortMessage::RoomLoss { room: tea.clone(), count: 3 },
     ];
-    peer.send_best_effort(&me(), strays).await.unwrap();
+    peer.send_best_effort(&me(), messages).await.unwrap();
     let Some(Mail::Signal(found)) = mailbox.take() else { panic!("a signal") };
     assert_eq!((found.audience, found.origin), (Audience::Members, None));
     assert_eq!(found.only.as_deref(), Some(&[user("ann")].into()));
     let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
-    let told: Vec<_> = items
+    let delivered: Vec<_> = items
         .iter()
         .map(|item| match item {
             Item::Push(push) => (push.conversation.clone(), push.seq, push.audience.clone()),
@@ -213,8 +213,8 @@ async fn best_effort_messages_reach_only_their_recipients() {
         })
         .collect();
     let anns = Audience::Users([user("ann")].into());
-    assert_eq!(told, [(hall.clone(), 5, Audience::Members), (tea.clone(), 2, anns)]);
-    let Some(Mail::Missed(room, 3)) = mailbox.take() else { panic!("what was missed") };
+    assert_eq!(delivered, [(hall.clone(), 5, Audience::Members), (tea.clone(), 2, anns)]);
+    let Some(Mail::RoomLoss(room, 3)) = mailbox.take() else { panic!("no report of the loss") };
     assert_eq!(room, hall);
     assert!(mailbox.take().is_none());
 }
@@ -234,12 +234,12 @@ async fn full_shard_delays_no_message_and_room_losses_are_reported() {
     }
     // A loss of unknown size is reported separately.
     peer.report_possible_loss(vec![ConversationId::parse("r:hall").unwrap()]);
-    let mut told = [mailbox.take(), mailbox.take()].map(|mail| match mail {
-        Some(Mail::Missed(_, count)) => count,
+    let mut delivered = [mailbox.take(), mailbox.take()].map(|mail| match mail {
+        Some(Mail::RoomLoss(_, count)) => count,
         _ => panic!("a report of losses"),
     });
-    told.sort_unstable();
-    assert_eq!(told, [0, 4]);
+    delivered.sort_unstable();
+    assert_eq!(delivered, [0, 4]);
     peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
     assert!(matches!(mailbox.take(), Some(Mail::Deliver(items)) if items.len() == 1));
 }

@@ -160,7 +160,7 @@ impl OneNode {
     fn set_peers(&self, others: &[&Self], may_be_incomplete: bool) {
         let row = |node: &&Self| crate::routes::NodeRow {
             info: node.info(),
-            beat: 1,
+            renewals: 1,
             lease: crate::routes::Lease::Live,
         };
         let others = others.iter().map(row).collect();

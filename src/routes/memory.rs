@@ -64,7 +64,7 @@ struct State {
 struct Run {
     /// Last announcement and its time; `None` before the first one.
     announced: Option<(NodeInfo, Time)>,
-    beat: u64,
+    renewals: u64,
     /// Rows of the run, the same as in `users`.
     rows: BTreeMap<(UserId, DeviceId), u64>,
 }
@@ -235,8 +235,8 @@ impl Routes for MemoryRoutes {
         state.refuse_retired(&info.boot)?;
         let run = state.runs.entry(info.boot.clone()).or_default();
         run.announced = Some((info.clone(), now));
-        run.beat += 1;
-        Ok(run.beat)
+        run.renewals += 1;
+        Ok(run.renewals)
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRow>, RoutesError> {
@@ -244,7 +244,7 @@ impl Routes for MemoryRoutes {
         let now = (self.now)();
         let row = |(boot, run): (&NodeBoot, &Run)| {
             let (info, _) = run.announced.clone()?;
-            Some(NodeRow { info, beat: run.beat, lease: state.lease(boot, self.leases, now) })
+            Some(NodeRow { info, renewals: run.renewals, lease: state.lease(boot, self.leases, now) })
         };
         let mut rows: Vec<_> = state.runs.iter().filter_map(row).collect();
         rows.sort_by(|a, b| a.info.boot.cmp(&b.info.boot));

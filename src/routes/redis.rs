@@ -88,9 +88,9 @@ impl RedisRoutes {
     async fn states(&self, runs: &[NodeBoot]) -> Result<Vec<RunState>, CallError> {
         let calls = runs.iter().map(|run| Call::script(&RUN_STATE, self.run_keys(run))).collect();
         let states = self.client.all::<(String, u64, String, u64)>(calls).await?;
-        let state = |(info, beat, lease, rows): (String, u64, String, u64)| RunState {
+        let state = |(info, renewals, lease, rows): (String, u64, String, u64)| RunState {
             info,
-            beat,
+            renewals,
             lease: match lease.as_str() {
                 "live" => Lease::Live,
                 "retired" => Lease::Retired,
@@ -119,7 +119,7 @@ impl RedisRoutes {
 
 struct RunState {
     info: String,
-    beat: u64,
+    renewals: u64,
     lease: Lease,
     rows: u64,
 }
@@ -216,8 +216,8 @@ impl Routes for RedisRoutes {
             .arg(codec::info_text(info))
             .arg(self.leases.node.as_millis())
             .arg(ROW_TTL.as_millis());
-        let beat: i64 = self.client.one(call).await.map_err(lease_error)?;
-        let beat = u64::try_from(beat).map_err(|_| RoutesError::LeaseLost)?;
+        let renewals: i64 = self.client.one(call).await.map_err(lease_error)?;
+        let renewals = u64::try_from(renewals).map_err(|_| RoutesError::LeaseLost)?;
         // Listed only after the announcement: a node that lists the runs drops unannounced ones.
         let listed = Call::command(["SADD", &self.runs_key(), &info.boot.to_string()]);
         let _: i64 = self.client.one(listed).await.map_err(lease_error)?;
@@ -226,7 +226,7 @@ impl Routes for RedisRoutes {
         if self.changes.swap(changes, Ordering::SeqCst) != changes {
             return Err(RoutesError::Unknown("reply from another server than before".to_owned()));
         }
-        Ok(beat)
+        Ok(renewals)
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRow>, RoutesError> {
@@ -237,7 +237,7 @@ impl Routes for RedisRoutes {
         for (run, state) in runs.iter().zip(self.states(&runs).await.map_err(lease_error)?) {
             match codec::info(run, &state.info) {
                 Some(info) if state.lease != Lease::Retired || state.rows > 0 => {
-                    rows.push(NodeRow { info, beat: state.beat, lease: state.lease });
+                    rows.push(NodeRow { info, renewals: state.renewals, lease: state.lease });
                 }
                 // Swept, or announced before a loss of the routes and not renewed since.
                 _ => ended.push(run.to_string()),

@@ -93,7 +93,7 @@ impl<I: Io> Shard<I> {
             .context
             .shards()
             .get(shard)
-            .is_none_or(|handle| handle.try_post(Mail::Missed(room.clone(), count)));
+            .is_none_or(|handle| handle.try_post(Mail::RoomLoss(room.clone(), count)));
         if sent {
             self.missed.remove(&key);
         }
@@ -109,7 +109,7 @@ impl<I: Io> Shard<I> {
     }
 
     /// Adds `count` lost frames of a room to the `Shed` of every member.
-    pub(super) fn on_missed(&mut self, room: &ConversationId, count: u64) {
+    pub(super) fn on_room_loss(&mut self, room: &ConversationId, count: u64) {
         for slot in self.hub.members_of(room) {
             self.with_conn(slot, |shard, conn| {
                 if conn.is_open() {

@@ -85,7 +85,7 @@ impl<I: Io> Shard<I> {
                 self.stopping = true;
                 self.close_all_gracefully(code);
             }
-            Mail::Missed(room, count) => self.on_missed(&room, count),
+            Mail::RoomLoss(room, count) => self.on_room_loss(&room, count),
             Mail::ShedMemory => self.shed_memory(),
         }
     }

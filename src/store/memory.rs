@@ -277,7 +277,7 @@ impl Store for MemoryStore {
             let kept = state.conversations.get(id)?;
             Some(Membership {
                 conversation: id.clone(),
-                standing: kept.view(user)?,
+                member_view: kept.view(user)?,
                 head: kept.head.clone()?,
                 members: kept.members_in,
             })
@@ -306,8 +306,8 @@ impl Store for MemoryStore {
     ) -> Result<Option<Summary>, StoreError> {
         let state = self.lock();
         let Some(kept) = state.conversations.get(conversation) else { return Ok(None) };
-        let standing = of.and_then(|user| kept.view(user));
-        Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, standing }))
+        let member_view = of.and_then(|user| kept.view(user));
+        Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, member_view }))
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {

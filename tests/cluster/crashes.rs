@@ -89,7 +89,7 @@ struct Shared {
     key: Vec<u8>,
     /// Client addresses, `None` while a node is down. Locked for as long as a login takes, so that no crash interrupts
     /// one.
-    doors: RwLock<Vec<Option<SocketAddr>>>,
+    addresses: RwLock<Vec<Option<SocketAddr>>>,
     /// No new message is written any more.
     quiet: AtomicBool,
     /// Number of acked messages by writer.
@@ -103,7 +103,7 @@ struct Shared {
 }
 
 /// Writers, each a thread: one message after the other to an offline user, resent until acked.
-struct Crowd {
+struct Writers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -112,13 +112,13 @@ fn writer(n: usize) -> String {
     format!("user-{n}")
 }
 
-impl Crowd {
+impl Writers {
     /// Starts `count` writers, the n-th on the n-th of three nodes; after losing their node, those with `comes_back`
     /// reconnect to another.
     fn start(cluster: &Cluster, count: usize, comes_back: fn(usize) -> bool) -> Self {
         let shared = Arc::new(Shared {
             key: auth::load_key(cluster.node(0).data()).expect("a key"),
-            doors: RwLock::new((0..3).map(|nth| Some(cluster.node(nth).address())).collect()),
+            addresses: RwLock::new((0..3).map(|nth| Some(cluster.node(nth).address())).collect()),
             quiet: AtomicBool::new(false),
             acked: (0..count).map(|_| AtomicU64::new(0)).collect(),
             at: (0..count).map(|_| AtomicUsize::new(NOWHERE)).collect(),
@@ -135,26 +135,26 @@ impl Crowd {
 
     /// Kills a node while the writers use it.
     fn kill(&self, cluster: &mut Cluster, nth: usize) {
-        let mut doors = self.doors();
-        doors[nth] = None;
+        let mut addresses = self.addresses();
+        addresses[nth] = None;
         cluster.kill(nth);
     }
 
     /// Freezes a node while the writers use it.
     fn freeze(&self, cluster: &Cluster, nth: usize) {
-        let mut doors = self.doors();
-        doors[nth] = None;
+        let mut addresses = self.addresses();
+        addresses[nth] = None;
         cluster.node(nth).signal(Signal::STOP);
         self.shared.frozen.store(nth, Ordering::Release);
     }
 
     /// Lets the writers use a node again.
     fn open(&self, cluster: &Cluster, nth: usize) {
-        self.doors()[nth] = Some(cluster.node(nth).address());
+        self.addresses()[nth] = Some(cluster.node(nth).address());
     }
 
-    fn doors(&self) -> RwLockWriteGuard<'_, Vec<Option<SocketAddr>>> {
-        self.shared.doors.write()
+    fn addresses(&self) -> RwLockWriteGuard<'_, Vec<Option<SocketAddr>>> {
+        self.shared.addresses.write()
     }
 
     /// Returns the writers that are on a node.
@@ -180,7 +180,7 @@ impl Crowd {
     }
 }
 
-impl Drop for Crowd {
+impl Drop for Writers {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Release);
     }
@@ -238,13 +238,13 @@ impl Shared {
 
     /// Logs in on the first node from `from` on that is up.
     fn log_in(&self, n: usize, from: usize) -> Client {
-        let doors = self.doors.read();
-        let mut nodes = (from..from + doors.len()).map(|at| at % doors.len());
-        let (at, door) = nodes.find_map(|at| Some((at, doors[at]?))).expect("some node is up");
+        let addresses = self.addresses.read();
+        let mut nodes = (from..from + addresses.len()).map(|at| at % addresses.len());
+        let (at, address) = nodes.find_map(|at| Some((at, addresses[at]?))).expect("some node is up");
         let token = auth::sign(&self.key, &writer(n), None, Duration::from_secs(86_400));
         let began = Instant::now();
         let client = loop {
-            let mut client = Client::connect(door, Wire::ALL[n % Wire::ALL.len()]);
+            let mut client = Client::connect(address, Wire::ALL[n % Wire::ALL.len()]);
             match client.ask(ask::hello(hello(&token, "phone"))) {
                 Said::Welcome(_) => break client,
                 Said::Error(error) if error.temporary && began.elapsed() < PATIENCE => {
@@ -287,19 +287,19 @@ fn killed_node_loses_its_users_and_reports_each_offline_once() {
     let names: Vec<String> = (0..24).map(writer).collect();
     // Half of the eight on n1 come back.
     let comes_back = |n: usize| !n.is_multiple_of(3) || n.is_multiple_of(2);
-    let crowd = Crowd::start(&cluster, names.len(), comes_back);
-    crowd.write_on(&(0..names.len()).collect::<Vec<_>>());
+    let writers = Writers::start(&cluster, names.len(), comes_back);
+    writers.write_on(&(0..names.len()).collect::<Vec<_>>());
     assert_eq!(online(&cluster, 2, &names), names);
 
     let (crash, watch) = (Instant::now(), Stopwatch::start());
-    crowd.kill(&mut cluster, 0);
+    writers.kill(&mut cluster, 0);
     eventually("no writer waits for n1", || {
-        let mut at = crowd.shared.at.iter().map(|at| at.load(Ordering::Acquire));
-        (at.all(|at| at != 0) && crowd.on_node().len() == 20).then_some(())
+        let mut at = writers.shared.at.iter().map(|at| at.load(Ordering::Acquire));
+        (at.all(|at| at != 0) && writers.on_node().len() == 20).then_some(())
     });
     // Independent of the lease of the dead node.
     assert!(watch.elapsed() < Duration::from_secs(5), "{:?}", watch.elapsed());
-    let there: BTreeSet<String> = crowd.on_node().into_iter().map(writer).collect();
+    let there: BTreeSet<String> = writers.on_node().into_iter().map(writer).collect();
     let back: Vec<String> = (0..24).step_by(6).map(writer).collect();
     assert!(back.iter().all(|name| there.contains(name)), "{there:?}");
     let left: Vec<String> = names.iter().filter(|name| !there.contains(*name)).cloned().collect();
@@ -315,12 +315,12 @@ fn killed_node_loses_its_users_and_reports_each_offline_once() {
     }
     assert!(crash.elapsed() < Duration::from_secs(15), "{:?}", crash.elapsed());
     listener.all_left(&left, crash);
-    crowd.write_on(&crowd.on_node());
+    writers.write_on(&writers.on_node());
     // No other user is reported offline, and none twice.
     listener.take(Duration::from_secs(1));
-    let told: Vec<&String> = names.iter().filter(|name| listener.offlines(name) > 0).collect();
-    assert_eq!(told, left.iter().collect::<Vec<_>>());
-    assert_all_stored(&cluster, 1, &crowd.stop(), comes_back);
+    let offline: Vec<&String> = names.iter().filter(|name| listener.offlines(name) > 0).collect();
+    assert_eq!(offline, left.iter().collect::<Vec<_>>());
+    assert_all_stored(&cluster, 1, &writers.stop(), comes_back);
     eventually("all left in the end", || listener.not_left(&names).is_empty().then_some(()));
     listener.take(Duration::from_secs(1));
     assert_eq!(listener.departed_twice(), BTreeSet::<String>::new());
@@ -331,26 +331,26 @@ fn frozen_node_adds_and_publishes_nothing_when_it_wakes() {
     let mut cluster = Cluster::start(3, &[]);
     let mut listener = Listener::start(&cluster);
     let names: Vec<String> = (0..12).map(writer).collect();
-    let crowd = Crowd::start(&cluster, names.len(), |_| true);
-    let everybody: Vec<usize> = (0..names.len()).collect();
-    crowd.write_on(&everybody);
+    let writers = Writers::start(&cluster, names.len(), |_| true);
+    let all: Vec<usize> = (0..names.len()).collect();
+    writers.write_on(&all);
     let began = Instant::now();
     // Bytes in flight to n1 stay in its sockets.
-    crowd.freeze(&cluster, 0);
+    writers.freeze(&cluster, 0);
     let_time_pass_since(began, "its partitions are taken over", Duration::from_secs(8));
-    crowd.write_on(&everybody);
-    assert!(crowd.shared.at.iter().all(|at| at.load(Ordering::Acquire) != 0), "all writers left n1");
+    writers.write_on(&all);
+    assert!(writers.shared.at.iter().all(|at| at.load(Ordering::Acquire) != 0), "all writers left n1");
     let_time_pass_since(began, "its lease ends", Duration::from_secs(11));
     wait_for_runs(&cluster, 1, 2);
     cluster.node(0).signal(Signal::CONT);
     let code = cluster.exit(0);
     assert!(code.is_some_and(|code| code != 0), "a lost lease ends the node with an error: {code:?}");
-    crowd.write_on(&everybody);
+    writers.write_on(&all);
     assert_eq!(online(&cluster, 1, &names), names);
     listener.take(Duration::from_secs(1));
-    let told: Vec<&String> = names.iter().filter(|name| listener.offlines(name) > 0).collect();
-    assert_eq!(told, Vec::<&String>::new(), "they moved");
-    assert_all_stored(&cluster, 1, &crowd.stop(), |_| true);
+    let offline: Vec<&String> = names.iter().filter(|name| listener.offlines(name) > 0).collect();
+    assert_eq!(offline, Vec::<&String>::new(), "they moved");
+    assert_all_stored(&cluster, 1, &writers.stop(), |_| true);
 }
 
 /// Waits until a node lists `count` runs: live ones, and dead ones that are not swept.
@@ -392,9 +392,9 @@ fn crash_after_crash_leaves_no_row_and_reports_departures_once() {
     let crashes = env::var("CRASHES").map_or(10, |count| count.parse().expect("a number"));
     let mut cluster = Cluster::start(3, &[]);
     let mut listener = Listener::start(&cluster);
-    let crowd = Crowd::start(&cluster, 12, |_| true);
-    let everybody: Vec<usize> = (0..12).collect();
-    crowd.write_on(&everybody);
+    let writers = Writers::start(&cluster, 12, |_| true);
+    let all: Vec<usize> = (0..12).collect();
+    writers.write_on(&all);
     let mut moved = Vec::new();
     for turn in 0..crashes {
         let nth = turn % 3;
@@ -412,17 +412,17 @@ fn crash_after_crash_leaves_no_row_and_reports_departures_once() {
                 client
             })
             .collect();
-        crowd.kill(&mut cluster, nth);
+        writers.kill(&mut cluster, nth);
         drop((guests, early));
         moved.push(cluster.login((nth + 1) % 3, Wire::Tcp, &guest(0)));
         cluster.restart(nth);
-        crowd.open(&cluster, nth);
+        writers.open(&cluster, nth);
         listener.take(Duration::from_millis(1));
     }
     let last = Instant::now();
     cluster.all_owned_within(TWO_SESSIONS);
-    crowd.write_on(&everybody);
-    assert_all_stored(&cluster, 0, &crowd.stop(), |_| true);
+    writers.write_on(&all);
+    assert_all_stored(&cluster, 0, &writers.stop(), |_| true);
     drop(moved);
     let why = "the lease of the last one ends, and those who tell of it have their time";
     let_time_pass_since(last, why, Duration::from_secs(15));
@@ -430,7 +430,7 @@ fn crash_after_crash_leaves_no_row_and_reports_departures_once() {
     (0..3).for_each(|nth| wait_for_runs(&cluster, nth, 3));
     let guests = (0..crashes).flat_map(|turn| (0..4).map(move |n| format!("guest-{turn}-{n}")));
     let guests: Vec<String> = guests.collect();
-    let names: Vec<String> = everybody.iter().map(|n| writer(*n)).chain(guests.iter().cloned()).collect();
+    let names: Vec<String> = all.iter().map(|n| writer(*n)).chain(guests.iter().cloned()).collect();
     eventually("all left in the end", || listener.not_left(&names).is_empty().then_some(()));
     for some in names.chunks(100) {
         assert_eq!(online(&cluster, 1, some), [""; 0]);

@@ -169,8 +169,8 @@ fn kafka_outage_refuses_sends_and_loses_nothing() {
     assert!(cluster.node(0).metric("kafka_appends_unknown_total") >= 1.0);
     assert_eq!(history(&mut bob, "d:ann:bob"), [(1, "m1".to_owned())]);
     let number = ann.text("r:hall", "w1", "still here");
-    let heard = bob.take("a room message", |frame| matches!(frame.body, Some(Said::Push(_))));
-    assert!(matches!(heard.body, Some(Said::Push(push)) if push.seq == number));
+    let received = bob.take("a room message", |frame| matches!(frame.body, Some(Said::Push(_))));
+    assert!(matches!(received.body, Some(Said::Push(push)) if push.seq == number));
     assert!(refusal(&cluster, 1, "cat").is_none(), "logins need no Kafka");
     kafka.freeze(false);
     send_and_expect(&mut ann, &mut bob, ("ann", "bob"), 2);

@@ -148,11 +148,11 @@ impl Tail {
             .spawn()
             .expect("the binary runs");
         let (said, mut out) = (Arc::new(Mutex::new(String::new())), child.stdout.take().expect("a pipe"));
-        let heard = Arc::clone(&said);
+        let received = Arc::clone(&said);
         thread::spawn(move || {
             let mut buffer = [0; 4_096];
             while let Ok(count @ 1..) = std::io::Read::read(&mut out, &mut buffer) {
-                heard
+                received
                     .lock()
                     .expect("no thread panicked")
                     .push_str(&String::from_utf8_lossy(&buffer[..count]));

@@ -168,20 +168,21 @@ fn removed_member_gets_nothing_and_new_member_gets_everything() {
     assert!(removed < joined && joined < last);
     for (nth, member) in members.iter_mut().enumerate().skip(1) {
         if gone.contains(&nth) {
-            let mut told: Vec<u64> = Vec::new();
-            while told.last() != Some(&removed) {
-                told.push(member.expect_push().seq);
+            let mut received: Vec<u64> = Vec::new();
+            while received.last() != Some(&removed) {
+                received.push(member.expect_push().seq);
             }
             let before: Vec<u64> = seqs.range(..removed).copied().chain([removed]).collect();
-            assert_eq!(told, before, "crowd{nth}");
+            assert_eq!(received, before, "crowd{nth}");
         } else {
-            let told: Vec<u64> = expect_group_pushes(member, "last").iter().map(|push| push.seq).collect();
-            assert!(told.windows(2).all(|pair| pair[0] + 1 == pair[1]), "crowd{nth} got {told:?}");
+            let received: Vec<u64> =
+                expect_group_pushes(member, "last").iter().map(|push| push.seq).collect();
+            assert!(received.windows(2).all(|pair| pair[0] + 1 == pair[1]), "crowd{nth} got {received:?}");
         }
     }
-    let told: Vec<u64> = expect_group_pushes(&mut late, "last").iter().map(|push| push.seq).collect();
+    let received: Vec<u64> = expect_group_pushes(&mut late, "last").iter().map(|push| push.seq).collect();
     let after: BTreeSet<u64> = seqs.range(joined..).copied().chain([joined, last]).collect();
-    assert_eq!(told, after.into_iter().collect::<Vec<u64>>(), "every message from the join on arrives");
+    assert_eq!(received, after.into_iter().collect::<Vec<u64>>(), "every message from the join on arrives");
     // The remaining members get one more message on each node; a message to the removed ones would have arrived by
     // then.
     members[0].text("g:big", "more", "more");
@@ -214,14 +215,14 @@ fn node_with_a_recreated_topic_reports_behind_to_its_members() {
         count += 1;
         let text = format!("again {count}");
         let seq = here.text("g:big", &format!("m{count}"), &text);
-        let told = there.take("a push or a hint", |frame| match &frame.body {
+        let received = there.take("a push or a hint", |frame| match &frame.body {
             Some(Said::Push(push)) => push.seq >= seq,
             Some(Said::Behind(behind)) => behind.max_seq >= seq,
             _ => false,
         });
         known = known.max(seq);
         let gaps = cluster.node(1).metric("node_topic_gaps_total");
-        (gaps >= 1.0 && matches!(told.body, Some(Said::Push(_)))).then_some(())
+        (gaps >= 1.0 && matches!(received.body, Some(Said::Push(_)))).then_some(())
     });
     assert_eq!(there.page(crate::support::ask::after("g:big", 0, 1_000)).messages.len() as u64, known);
 }

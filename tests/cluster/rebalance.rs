@@ -20,14 +20,14 @@ struct Pair {
     clients: [Client; 2],
     names: [String; 2],
     /// Seqs that each of them received.
-    heard: [BTreeSet<u64>; 2],
+    received: [BTreeSet<u64>; 2],
 }
 
 impl Pair {
     fn new(cluster: &Cluster, nth: usize) -> Self {
         let names = [format!("a{nth}"), format!("b{nth}")];
         let clients = [0, 1].map(|of| cluster.login((nth + of) % 3, Wire::ALL[nth % 4], &names[of]));
-        Self { place: format!("d:a{nth}:b{nth}"), clients, names, heard: Default::default() }
+        Self { place: format!("d:a{nth}:b{nth}"), clients, names, received: Default::default() }
     }
 
     /// Sends until `goes_on` is false; returns the number of messages and the longest wait for an ack.
@@ -47,15 +47,20 @@ impl Pair {
 
     /// Receives the available pushes: each seq is above all earlier ones, or repeats one of them.
     fn listen(&mut self, who: usize) {
-        let (client, heard) = (&mut self.clients[who], &mut self.heard[who]);
+        let (client, received) = (&mut self.clients[who], &mut self.received[who]);
         client.settle();
         let frames: Vec<_> = client.inbox.drain(..).collect();
         for frame in frames {
             if let Some(Said::Push(push)) = frame.body {
                 assert_eq!(text_of(&push), format!("m{}", push.seq), "in {}", self.place);
-                let again = heard.contains(&push.seq);
-                assert!(again || heard.last() < Some(&push.seq), "{} after {:?}", push.seq, heard.last());
-                heard.insert(push.seq);
+                let again = received.contains(&push.seq);
+                assert!(
+                    again || received.last() < Some(&push.seq),
+                    "{} after {:?}",
+                    push.seq,
+                    received.last()
+                );
+                received.insert(push.seq);
                 client.ack(&self.place, push.seq);
             }
         }

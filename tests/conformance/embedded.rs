@@ -240,7 +240,7 @@ async fn archived_messages_survive_a_restart_and_seqs_continue() {
     assert!(matches!(retry[..], [Outcome::Duplicate { seq: 2, .. }]), "{retry:?}");
     assert_eq!(accepted(&second.say(&["m4"], 0).await), [4]);
     let summary = second.store.summary(&direct(), Some(&user("ann"))).await.unwrap().unwrap();
-    assert_eq!((summary.members, summary.standing.unwrap().member.sent), (2, 4));
+    assert_eq!((summary.members, summary.member_view.unwrap().member.sent), (2, 4));
 }
 
 /// After a start, memory learns the stored keys in steps; here there are more keys than a step takes.

@@ -180,10 +180,10 @@ async fn replaced_sessions_are_stopped_or_already_closed(world: &World) {
 async fn archive_query_returns_when_the_end_replies(world: &World) {
     let level = Ok(ArchiveStatus::ArchivedUpTo(end::level()));
     assert_eq!(world.link.archive_status(&world.there, Vec::new(), Duration::ZERO).await, level);
-    let told = vec![PublishedMark { owner: 1, to: u64::MAX }, PublishedMark { owner: u64::MAX, to: 0 }];
+    let marks = vec![PublishedMark { owner: 1, to: u64::MAX }, PublishedMark { owner: u64::MAX, to: 0 }];
     assert_eq!(
-        world.link.archive_status(&world.there, told.clone(), Duration::ZERO).await,
-        Ok(ArchiveStatus::NotYet(told))
+        world.link.archive_status(&world.there, marks.clone(), Duration::ZERO).await,
+        Ok(ArchiveStatus::NotYet(marks))
     );
     let gate = world.end.hold();
     let link = Arc::clone(&world.link);
@@ -279,8 +279,8 @@ async fn best_effort_messages_and_deliveries_are_independent(world: &World) {
 async fn caller_gets_the_error_of_the_end(world: &World) {
     for failure in [LinkError::Unavailable("it leaves".into()), LinkError::Unknown("its shard died".into())] {
         world.end.fails.lock().unwrap().push(failure.clone());
-        let heard = world.link.deliver(&world.there, vec![delivery("x", Vec::new())]).await;
-        assert_eq!(heard, Err(failure));
+        let reply = world.link.deliver(&world.there, vec![delivery("x", Vec::new())]).await;
+        assert_eq!(reply, Err(failure));
     }
     assert!(world.link.deliver(&world.there, vec![delivery("x", Vec::new())]).await.is_ok());
 }

@@ -144,20 +144,20 @@ fn sync_is_split_into_bounded_parts() {
             said.content = Content::text("x".repeat(n * 20)).encode_to_vec().into();
             owner.run(&[Body::Message(said)]).await;
         }
-        let (mut after, mut told, mut parts) = (None, 0, 0);
+        let (mut after, mut state_count, mut parts) = (None, 0, 0);
         loop {
             let nothing = sync::Positions::default();
             let part =
                 sync::states(&*store, &Reader::new(user("ann")), &nothing, after.as_ref()).await.unwrap();
             let bytes: usize = part.states.iter().map(Message::encoded_len).sum();
             assert!(bytes <= 40 * 1024 && part.states.len() <= 128, "{bytes} bytes");
-            (told, parts) = (told + part.states.len(), parts + 1);
+            (state_count, parts) = (state_count + part.states.len(), parts + 1);
             after = part.next;
             if after.is_none() {
                 break;
             }
         }
-        assert_eq!(told, 300);
+        assert_eq!(state_count, 300);
         assert!(parts > 3, "{parts}");
     });
 }

@@ -375,9 +375,9 @@ async fn members_are_paged_and_counted(store: &Arc<dyn Store>) {
     let expected: Vec<_> = names.iter().filter(|name| *name != "u03").map(|name| user(name)).collect();
     assert_eq!(found, expected);
     let kicked = store.summary(&group("g"), Some(&user("u03"))).await.unwrap().unwrap();
-    assert_eq!(kicked.standing.map(|it| it.member.left_seq), Some(2), "a former member still has a row");
+    assert_eq!(kicked.member_view.map(|it| it.member.left_seq), Some(2), "a former member still has a row");
     let stranger = store.summary(&group("g"), Some(&user("eve"))).await.unwrap().unwrap();
-    assert_eq!(stranger.standing, None);
+    assert_eq!(stranger.member_view, None);
 }
 
 async fn memberships_are_listed_for_both_sides_and_after_a_leave(store: &Arc<dyn Store>) {
@@ -386,11 +386,11 @@ async fn memberships_are_listed_for_both_sides_and_after_a_leave(store: &Arc<dyn
     owner.run(&[change("h", MemberAction::Create, &["ann"], "r2"), say("m2")]).await;
     owner.run(&[change("g", MemberAction::Kick, &["ann"], "r3")]).await;
     let all = store.memberships(&user("ann"), None, 9).await.unwrap();
-    let told: Vec<_> = all
+    let listed: Vec<_> = all
         .iter()
-        .map(|it| (it.conversation.clone(), it.head.last_seq, it.standing.member.is_in()))
+        .map(|it| (it.conversation.clone(), it.head.last_seq, it.member_view.member.is_in()))
         .collect();
-    assert_eq!(told, [(direct(), 2, true), (group("g"), 2, false), (group("h"), 1, true)]);
+    assert_eq!(listed, [(direct(), 2, true), (group("g"), 2, false), (group("h"), 1, true)]);
     let rest = store.memberships(&user("ann"), Some(&direct()), 1).await.unwrap();
     assert_eq!(rest, all[1..2]);
     assert_eq!(store.memberships(&user("ann"), Some(&group("h")), 9).await.unwrap(), []);

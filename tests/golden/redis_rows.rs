@@ -280,9 +280,9 @@ fn node_row(it: &tidegate::routes::NodeRow) -> Value {
         "owns": info.owns,
         "stands": stands,
         "asserting": info.asserting,
-        "about": info.about,
+        "about": info.description,
         "rules": info.rules,
-        "beat": it.beat,
+        "beat": it.renewals,
         "lease": format!("{:?}", it.lease),
     })
 }
@@ -365,7 +365,7 @@ async fn redis_rows_of_every_version_change_as_before() {
         assert_eq!(routes.remove(&[of_bob(other), of_bob(bobs.clone())]).await, Ok(vec![false, true]));
         // A retired run can't write.
         let info = routes.nodes().await.expect("Redis answers").swap_remove(0).info;
-        assert_eq!(routes.renew(&info).await.map(|beat| beat > 1), Ok(true));
+        assert_eq!(routes.renew(&info).await.map(|renewals| renewals > 1), Ok(true));
         assert_eq!(routes.retire(&info.boot, Retire::Leaving).await, Ok(true));
         assert_eq!(routes.renew(&info).await, Err(RoutesError::LeaseLost));
         // Claims, windows and numbers continue where they were.

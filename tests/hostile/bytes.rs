@@ -71,9 +71,9 @@ fn session_may_be_split_at_every_position() {
         }
         for (at, (raw, _)) in cut.iter_mut().enumerate() {
             let what = format!("{wire:?} cut at {}", at + 1);
-            let heard = raw.until_end();
-            heard.assert_closed(wire, Code::Bye, &what);
-            assert_eq!(heard.frames.iter().filter(|frame| is_ack(frame)).count(), 1, "{what}: {heard:?}");
+            let output = raw.until_end();
+            output.assert_closed(wire, Code::Bye, &what);
+            assert_eq!(output.frames.iter().filter(|frame| is_ack(frame)).count(), 1, "{what}: {output:?}");
         }
     }
     honest.settle();
@@ -96,9 +96,9 @@ fn frames_of_one_write_are_answered_in_order() {
         bytes.extend(frame(wire, 9_999, ask::bye()));
         let mut raw = Raw::connect(node.address(), wire);
         raw.send(&bytes).expect("the node reads");
-        let heard = raw.until_end();
-        heard.assert_closed(wire, Code::Bye, "coalesced");
-        let seqs: Vec<(u64, u64)> = heard
+        let output = raw.until_end();
+        output.assert_closed(wire, Code::Bye, "coalesced");
+        let seqs: Vec<(u64, u64)> = output
             .frames
             .iter()
             .filter_map(|frame| match &frame.body {
@@ -108,7 +108,7 @@ fn frames_of_one_write_are_answered_in_order() {
             .collect();
         let expected: Vec<(u64, u64)> = (0..SENDS).map(|n| (2 + n, 1 + n)).collect();
         assert_eq!(seqs, expected, "{wire:?}");
-        let pongs = heard.frames.iter().filter(|frame| matches!(frame.body, Some(Said::Pong(_)))).count();
+        let pongs = output.frames.iter().filter(|frame| matches!(frame.body, Some(Said::Pong(_)))).count();
         assert_eq!(pongs as u64, SENDS, "{wire:?}");
     }
     chat.end();

@@ -57,8 +57,8 @@ fn refused_client_that_sends_first_gets_the_reason() {
     for _ in 0..50 {
         let mut raw = Raw::connect(node.address(), Wire::JsonLine);
         raw.send(&greeting).ok();
-        let heard = raw.until_end();
-        assert_eq!(heard.close(), Some(Code::Overloaded), "{heard:?}");
+        let output = raw.until_end();
+        assert_eq!(output.close(), Some(Code::Overloaded), "{output:?}");
     }
     chat.end();
 }

@@ -28,9 +28,9 @@ impl Chat {
         let mut pair = Pair::login(node);
         pair.round();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let talk = move || {
-            while !told.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 pair.round();
                 let_time_pass("a pause of the honest pair", Duration::from_millis(20));
             }

@@ -128,8 +128,8 @@ fn input_after_a_close_does_not_destroy_the_last_frames() {
     let mut http = Raw::connect(node.address(), Wire::WsText);
     http.send(b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n").expect("the node reads");
     http.send(&rest).expect("the node discards");
-    let heard = http.until_end();
-    assert!(heard.orderly && heard.head.starts_with("HTTP/1.1 426 "), "{heard:?}");
+    let output = http.until_end();
+    assert!(output.orderly && output.head.starts_with("HTTP/1.1 426 "), "{output:?}");
     chat.end();
 }
 
@@ -160,13 +160,13 @@ fn room_flooded_by_a_member_costs_no_memory() {
     let writer = talker.link.stream().try_clone().expect("a socket");
     let thread = std::thread::spawn(move || Raw::over(writer, Wire::Tcp).send(&said));
     let mut most = 0;
-    let mut heard = 0;
-    while heard < 40_000 {
+    let mut replies = 0;
+    while replies < 40_000 {
         match talker.take("an answer", |_| true).body {
-            Some(Said::SendAck(_) | Said::Error(_)) => heard += 1,
+            Some(Said::SendAck(_) | Said::Error(_)) => replies += 1,
             other => panic!("no answer: {other:?}"),
         }
-        if heard % 500 == 0 {
+        if replies % 500 == 0 {
             most = most.max(node.rss().saturating_sub(before));
         }
     }

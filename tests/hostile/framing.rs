@@ -130,9 +130,9 @@ fn websocket_framing_breaches_get_their_close_status() {
         let mut raw = live(&node, Wire::WsText, "breaker");
         // The node may have closed before the last byte.
         raw.send(&bytes).ok();
-        let heard = raw.until_end();
-        heard.assert_closed(Wire::WsText, code, what);
-        assert_eq!(heard.status, Some(status), "{what}");
+        let output = raw.until_end();
+        output.assert_closed(Wire::WsText, code, what);
+        assert_eq!(output.status, Some(status), "{what}");
     }
     chat.end();
 }

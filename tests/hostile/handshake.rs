@@ -59,9 +59,9 @@ fn request_without_an_upgrade_gets_an_http_response() {
     for (what, request, status) in requests {
         let mut raw = Raw::connect(node.address(), Wire::WsText);
         raw.send(request.as_bytes()).expect("the node reads");
-        let heard = raw.until_end();
-        assert!(heard.head.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {heard:?}");
-        assert!(heard.orderly, "{what}: a reset");
+        let output = raw.until_end();
+        assert!(output.head.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {output:?}");
+        assert!(output.orderly, "{what}: a reset");
     }
     chat.end();
 }
@@ -75,8 +75,8 @@ fn dribbled_request_ends_at_the_deadline() {
     raw.send(b"GET /v1/ws HTTP/1.1\r\nCookie: ").expect("the node reads");
     raw.repeat_until_answered(b"a", Duration::from_millis(20), Duration::from_millis(400) + LATE);
     assert!(began.elapsed() >= Duration::from_millis(350), "ended early: {:?}", began.elapsed());
-    let heard = raw.until_end();
-    assert!(heard.head.starts_with("HTTP/1.1 408 "), "{heard:?}");
+    let output = raw.until_end();
+    assert!(output.head.starts_with("HTTP/1.1 408 "), "{output:?}");
     chat.end();
 }
 

@@ -4,7 +4,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use crate::{
     id, login,
-    lone::{Lone, push},
+    manual_shards::{ManualShards, push},
     network::Memory,
     seed::seed,
     support::{Client, Said, ask},
@@ -61,27 +61,27 @@ fn members_get_each_push_or_a_hint_under_faults() {
 fn run(seed: u64) -> usize {
     let mut rng = StdRng::seed_from_u64(seed);
     let output_max = rng.random_range(1..=32) * 1_024;
-    let mut lone: Lone<Memory> = Lone::new(1, |context, socket| {
+    let mut shards: ManualShards<Memory> = ManualShards::new(1, |context, socket| {
         socket.send_buffer_bytes = output_max;
         context.caps.data = 32 * 1024;
     });
     let g = id("g:harbour");
     let mut members: Vec<Member> = (0..rng.random_range(3..=6))
         .map(|n| {
-            let client = login(&mut lone, 0, &format!("user-{n}"), std::slice::from_ref(&g));
+            let client = login(&mut shards, 0, &format!("user-{n}"), std::slice::from_ref(&g));
             Member { client, next: 1, pings: 0, pongs: 0, hints: 0 }
         })
         .collect();
-    lone.transport.pipes(0).begin_faults(seed, rng.random_range(3..=20));
-    lone.limit_events(rng.random_range(2..=8));
+    shards.transport.pipes(0).begin_faults(seed, rng.random_range(3..=20));
+    shards.limit_events(rng.random_range(2..=8));
     for seq in 1..=PUSHES {
         let text = "x".repeat(rng.random_range(1..3_000));
-        assert!(lone.push(0, push(&g, seq, &text)), "the shard takes its mail in each turn");
+        assert!(shards.push(0, push(&g, seq, &text)), "the shard takes its mail in each turn");
         let at = rng.random_range(0..members.len());
         members[at].client.say(ask::ping());
         members[at].pings += 1;
-        lone.turn(0);
-        lone.now = lone.now + std::time::Duration::from_millis(10);
+        shards.turn(0);
+        shards.now = shards.now + std::time::Duration::from_millis(10);
         for member in &mut members {
             // A member that reads in few turns fills its pipe and its outbox.
             if rng.random_range(0..8) == 0 {
@@ -89,9 +89,9 @@ fn run(seed: u64) -> usize {
             }
         }
     }
-    lone.transport.pipes(0).end_faults();
+    shards.transport.pipes(0).end_faults();
     for _ in 0..LAST_TURNS {
-        lone.turn(0);
+        shards.turn(0);
         members.iter_mut().for_each(|member| member.read(seed));
         if members.iter().all(Member::has_all) {
             return members.iter().map(|member| member.hints).sum();

@@ -9,7 +9,7 @@ use tidegate::{
 use tidegate_protocol::codec::{Framing, Wire};
 
 use crate::{
-    lone::{Lone, Sockets, Transport},
+    manual_shards::{ManualShards, Sockets, Transport},
     pipes::{self, ClientEnd, Pipes, Received, ShardEnd},
     support::{Client, Incoming, Link, MemoryLink, cut},
 };
@@ -23,7 +23,7 @@ const OUTPUT_MAX: usize = 64 * 1024;
 /// Transport with the client side of its connections.
 pub(crate) trait Network: Transport + Sized {
     /// Connects a client, which has sent only the preface.
-    fn connect(lone: &mut Lone<Self>) -> Client;
+    fn connect(shards: &mut ManualShards<Self>) -> Client;
 
     /// Returns how often shards wrote two slices or more, refused writes included.
     fn writes(&self) -> u64;
@@ -33,8 +33,8 @@ pub(crate) trait Network: Transport + Sized {
 }
 
 impl Network for Sockets {
-    fn connect(lone: &mut Lone<Self>) -> Client {
-        Client::connect(lone.address(), Wire::Tcp)
+    fn connect(shards: &mut ManualShards<Self>) -> Client {
+        Client::connect(shards.address(), Wire::Tcp)
     }
 
     /// Counts `write` and `writev` calls of this thread, failed ones included; two slices are written by `writev`.
@@ -91,9 +91,9 @@ impl Transport for Memory {
 }
 
 impl Network for Memory {
-    fn connect(lone: &mut Lone<Self>) -> Client {
-        let (stream, end) = pipes::connection(INPUT_MAX, lone.transport.output_max);
-        lone.transport.backlog.push_back(stream);
+    fn connect(shards: &mut ManualShards<Self>) -> Client {
+        let (stream, end) = pipes::connection(INPUT_MAX, shards.transport.output_max);
+        shards.transport.backlog.push_back(stream);
         end.write(b"TG/1\n");
         let framing = Framing::Proto;
         let end = Box::new(MemoryClient { end, buffer: Vec::new(), framing });

@@ -187,7 +187,7 @@ struct Reader {
 
 impl Reader {
     /// Asserts that the store shows every published message when a node's barrier has passed.
-    async fn look(&self, conversation: &ConversationId, told: u64, random: &mut StdRng) {
+    async fn look(&self, conversation: &ConversationId, published: u64, random: &mut StdRng) {
         let cluster: Vec<_> = self.nodes.borrow().iter().flatten().map(SimNode::cluster).collect();
         let Some(cluster) = cluster.get(random.random_range(0..NODES)) else { return };
         let partition = partition_of(conversation, PARTITIONS as u32);
@@ -197,7 +197,7 @@ impl Reader {
         if is_there && passed == Ok(true) {
             let summary = self.world.store.summary(conversation, None).await.expect("a valid value");
             let last = summary.map_or(0, |it| it.head.last_seq);
-            assert!(last >= told, "{conversation}: {told} was published, and {last} is shown");
+            assert!(last >= published, "{conversation}: {published} was published, and {last} is shown");
             self.shown.set(self.shown.get() + u64::from(self.world.answers_first));
         }
     }

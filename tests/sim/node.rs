@@ -122,7 +122,7 @@ impl SimNode {
             rules: self.rules.announced(),
             ..NodeInfo::new(self.me.clone())
         };
-        NodeRow { info, beat: 1, lease: self.lease.get() }
+        NodeRow { info, renewals: 1, lease: self.lease.get() }
     }
 
     /// Sets the state of the lease.

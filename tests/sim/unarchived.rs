@@ -247,18 +247,18 @@ fn owner_evicted_during_a_commit_publishes_it() {
         });
         pass(500).await;
         assert_eq!((commit.reached(), last_seq(&world, &group).await), (1, 1), "the change is archived");
-        let told = || with(&nodes, 1, |node| node.end_faults().calls("deliver"));
-        assert_eq!(told(), 0, "the change is not published");
+        let deliveries = || with(&nodes, 1, |node| node.end_faults().calls("deliver"));
+        assert_eq!(deliveries(), 0, "the change is not published");
         let former = with(&nodes, 0, SimNode::member).expect("the node is a member of the group");
         world.log.evict(former);
         pass(1_000).await;
         assert_eq!(with(&nodes, 1, SimNode::owns), [0, 1, 2]);
         world.log.notify_eviction(former);
         pass(1_000).await;
-        assert_eq!(told(), 0, "its successor starts after it");
+        assert_eq!(deliveries(), 0, "its successor starts after it");
         commit.open();
         pass(1_000).await;
-        assert!(told() > 0, "the change is published to the member");
+        assert!(deliveries() > 0, "the change is published to the member");
         assert!(seq_of(&made.await.expect("the task ends")).is_some());
     });
 }
@@ -371,8 +371,8 @@ fn partition_is_handed_over_after_its_published_is_archived() {
         let successor = with(&nodes, 1, SimNode::hold_archive);
         gate.open();
         left.await.expect("the task ends");
-        let told = last_seq(&world, &there).await;
-        assert!(told >= 7, "the former owner archives before its successor");
+        let stored = last_seq(&world, &there).await;
+        assert!(stored >= 7, "the former owner archives before its successor");
         successor.open();
         pass(1_000).await;
         assert_eq!(with(&nodes, 1, SimNode::owns), [0, 1, 2]);

@@ -51,15 +51,15 @@ fn client_with_a_valid_token_is_assigned_to_nodes() {
 fn assigned_addresses_are_the_configured_ones() {
     let named = ["wss://chat.example.org/v1/ws", "tcp://chat.example.org:7900", "10.0.0.1:7800"];
     let node = TestNode::start(|config| config.assign.addresses = named.map(str::to_owned).to_vec());
-    let told = |query: &str| {
+    let assigned = |query: &str| {
         let (status, said) = ask(&node, query, &node.token("ann"));
         assert_eq!(status, 200);
         let all = said["addresses"].as_array().expect("a list");
         all.iter().map(|it| it["address"].as_str().expect("text").to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(told(""), named);
-    assert_eq!(told("?transport=ws"), ["wss://chat.example.org/v1/ws", "ws://10.0.0.1:7800"]);
-    assert_eq!(told("?transport=tcp&count=1"), ["tcp://chat.example.org:7900"]);
+    assert_eq!(assigned(""), named);
+    assert_eq!(assigned("?transport=ws"), ["wss://chat.example.org/v1/ws", "ws://10.0.0.1:7800"]);
+    assert_eq!(assigned("?transport=tcp&count=1"), ["tcp://chat.example.org:7900"]);
 }
 
 #[test]
@@ -75,8 +75,8 @@ fn web_page_with_a_listed_origin_may_query() {
     let preflight = raw(node.address(), &request("OPTIONS", "https://chat.example.org"));
     assert!(preflight.starts_with("HTTP/1.1 204 ") && preflight.contains(allow), "{preflight}");
     assert!(preflight.contains("Access-Control-Allow-Headers: authorization\r\n"), "{preflight}");
-    let told = raw(node.address(), &request("GET", "https://chat.example.org"));
-    assert!(told.starts_with("HTTP/1.1 200 ") && told.contains(allow), "{told}");
+    let response = raw(node.address(), &request("GET", "https://chat.example.org"));
+    assert!(response.starts_with("HTTP/1.1 200 ") && response.contains(allow), "{response}");
     let refused = raw(node.address(), &request("GET", "https://evil.example"));
     assert!(refused.starts_with("HTTP/1.1 403 "), "{refused}");
 }

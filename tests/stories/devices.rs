@@ -70,19 +70,19 @@ fn concurrent_logins_of_a_device_leave_one_connection() {
         });
         eventually("bob and one more connection", || (node.conns() == 2).then_some(()));
         bob.text("alice", &format!("m{round}"), "who is left?");
-        let mut heard = 0;
+        let mut pushes_seen = 0;
         for mut client in clients {
             let is_push = |frame: &pb::ServerFrame| matches!(frame.body, Some(Said::Push(_)));
             // The remaining connection gets the push, the others their end.
             while !client.inbox.iter().any(is_push) && client.pump(Instant::now() + PATIENCE) {}
             if client.ended.is_none() {
                 client.expect_push();
-                heard += 1;
+                pushes_seen += 1;
             } else {
                 assert_eq!(client.expect_close(), Code::Replaced);
             }
         }
-        assert_eq!(heard, 1);
+        assert_eq!(pushes_seen, 1);
         eventually("bob alone", || (node.conns() == 1).then_some(()));
     }
 }

@@ -44,13 +44,13 @@ fn until_refused(client: &mut Client) -> (u64, Vec<String>) {
 }
 
 /// Asserts what needs no write: unacked pushes, volatile frames, and every way of reading.
-fn assert_reads_continue(node: &TestNode, alice: &mut Client, bob: &mut Client, told: u64) {
+fn assert_reads_continue(node: &TestNode, alice: &mut Client, bob: &mut Client, last_seq: u64) {
     bob.settle();
     bob.inbox.clear();
-    for seq in 1..=told {
+    for seq in 1..=last_seq {
         push_at(bob, DIRECT, seq);
     }
-    bob.ack(DIRECT, told);
+    bob.ack(DIRECT, last_seq);
     // A commit whose sync failed can be read, although it was not published.
     let last = bob.state(DIRECT).max_seq;
     assert!(matches!(alice.ask(ask::signal("bob", "typing", "")), Said::Done(_)));
@@ -102,8 +102,8 @@ fn full_disk_refuses_messages_and_the_node_recovers() {
         fs::write(&switch, fault).expect("a file");
         let (acked, in_doubt) = until_refused(&mut alice);
         assert_eq!(in_doubt.is_empty(), fault == "full", "{fault}: a failed commit may be on disk");
-        let told = acked.max(3);
-        assert_reads_continue(&node, &mut alice, &mut bob, told);
+        let last_seq = acked.max(3);
+        assert_reads_continue(&node, &mut alice, &mut bob, last_seq);
         assert_eq!(alice.refused(ask::send(send("bob", "again", "text"))), Code::BusUnavailable, "{fault}");
 
         fs::remove_file(&switch).expect("the file exists");
@@ -121,7 +121,7 @@ fn full_disk_refuses_messages_and_the_node_recovers() {
         }
         let end = alice.state(DIRECT).max_seq;
         assert_eq!(ack.seq, end, "{fault}");
-        for seq in told + 1..=end {
+        for seq in last_seq + 1..=end {
             push_at(&mut bob, DIRECT, seq);
         }
         let mut back = node.login(Wire::WsBinary, "bob", "phone");

@@ -81,17 +81,17 @@ fn sends_in_flight_are_answered_before_the_close() {
         let group = group.clone();
         std::thread::spawn(move || write_until_closed(sender, &group))
     });
-    let mut heard = bob.pushes(101);
+    let mut received = bob.pushes(101);
     node.drainer().signal();
     let ending = std::thread::spawn(move || node.wait());
     let rest = bob.until_end();
     let acked: BTreeSet<String> =
         writers.into_iter().flat_map(|writer| writer.join().expect("a good end")).collect();
-    heard.extend(bob.inbox.drain(..).chain(rest).filter_map(|frame| match frame.body {
+    received.extend(bob.inbox.drain(..).chain(rest).filter_map(|frame| match frame.body {
         Some(Said::Push(push)) => Some(push),
         _ => None,
     }));
-    for push in heard {
+    for push in received {
         assert!(acked.contains(&push.msg_id), "{} was accepted, and its sender got no ack", push.msg_id);
     }
     assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
@@ -112,11 +112,11 @@ fn recall_in_flight_is_answered_before_the_close() {
     let node = TestNode::start_on(&data, |_| {});
     // Every recall in the log was confirmed to its sender.
     for sender in senders {
-        let (wire, said, told) = sender.join().expect("a good end");
+        let (wire, said, recall_acks) = sender.join().expect("a good end");
         let mut again = node.login(wire, &format!("{wire:?}"), "d");
         let pages = said.chunks(150).map(|seqs| again.page(ask::seqs(&peer_of(wire), seqs)));
         let recalled: BTreeSet<u64> = pages.flat_map(|page| page.recalled).collect();
-        assert_eq!(recalled, told, "{wire:?}");
+        assert_eq!(recalled, recall_acks, "{wire:?}");
     }
 }
 
@@ -130,7 +130,7 @@ fn peer_of(wire: Wire) -> String {
 fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire, Vec<u64>, BTreeSet<u64>) {
     let (deadline, wire) = (Instant::now() + PATIENCE, sender.wire);
     let (mut sends, mut recalls) = (BTreeSet::new(), BTreeMap::new());
-    let (mut said, mut told, mut busy) = (Vec::new(), BTreeSet::new(), Some(busy));
+    let (mut said, mut recall_acks, mut busy) = (Vec::new(), BTreeSet::new(), Some(busy));
     let mut count = 0..;
     let mut say = |sender: &mut Client| {
         let msg_id = format!("m{}", count.next().unwrap_or(0));
@@ -145,7 +145,7 @@ fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire,
                     recalls.insert(sender.say(ask::recall(&peer_of(wire), ack.seq)), ack.seq);
                 }
                 Some(Said::SendAck(_)) => {
-                    told.insert(recalls.remove(&frame.id).expect("a recall that was asked for"));
+                    recall_acks.insert(recalls.remove(&frame.id).expect("a recall that was asked for"));
                     if let Some(busy) = busy.take() {
                         busy.send(()).expect("the test waits for it");
                     }
@@ -156,7 +156,7 @@ fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire,
             }
         }
         if sender.has_ended() {
-            return (wire, said, told);
+            return (wire, said, recall_acks);
         }
         assert!(Instant::now() < deadline, "the node does not close");
         sender.pump(deadline);

@@ -86,15 +86,18 @@ fn events_of_marks_and_chains_have_no_content() {
     }
     // A second may pass in between.
     let last = json!({"user": "bob", "conversation": "d:ann:bob", "seq": 3});
-    let mut told = until(&node, &mut cursor, 1);
-    while told.last().is_some_and(|event| event["data"] != last) {
-        told.extend(until(&node, &mut cursor, 1));
+    let mut events_read = until(&node, &mut cursor, 1);
+    while events_read.last().is_some_and(|event| event["data"] != last) {
+        events_read.extend(until(&node, &mut cursor, 1));
     }
-    assert!(kinds(&told).iter().all(|it| *it == ("tidegate.read", "bob")), "{told:?}");
+    assert!(kinds(&events_read).iter().all(|it| *it == ("tidegate.read", "bob")), "{events_read:?}");
     ann.say(ask::send(pb::Send { next_id: "c".into(), ..send("bob", "b", "a secret") }));
-    let told = until(&node, &mut cursor, 1);
-    assert_eq!(kinds(&told), [("tidegate.order-blocked", "ann")]);
-    assert_eq!((&told[0]["data"]["expected"], &told[0]["data"]["device"]), (&json!("a"), &json!("phone")));
+    let events_read = until(&node, &mut cursor, 1);
+    assert_eq!(kinds(&events_read), [("tidegate.order-blocked", "ann")]);
+    assert_eq!(
+        (&events_read[0]["data"]["expected"], &events_read[0]["data"]["device"]),
+        (&json!("a"), &json!("phone"))
+    );
     let (_, all) = node.admin("GET", "/v1/events", &Value::Null);
     assert!(!all.to_string().contains("secret"), "{all}");
 }

@@ -35,9 +35,9 @@ fn welcome_has_what_a_client_needs() {
 
 fn refused(node: &TestNode, wire: Wire, hello: pb::Hello) -> Code {
     let mut client = node.connect(wire);
-    let told = client.refused(ask::hello(hello));
-    assert_eq!(client.expect_close(), told, "the error and the close have the same code");
-    told
+    let refusal = client.refused(ask::hello(hello));
+    assert_eq!(client.expect_close(), refusal, "the error and the close have the same code");
+    refusal
 }
 
 #[test]

@@ -24,8 +24,8 @@ fn recall_takes_a_seq_and_removes_the_content_for_all() {
         for client in [&mut other, &mut tablet] {
             let pushes = client.pushes(3);
             assert_eq!(text_of(&pushes[1]), "oops");
-            let told = (pushes[2].seq, pushes[2].sender.as_str(), pushes[2].recall, pushes[2].time);
-            assert_eq!(told, (3, "alice", Some(pb::RecallEvent { seq: 2 }), ack.time));
+            let push_fields = (pushes[2].seq, pushes[2].sender.as_str(), pushes[2].recall, pushes[2].time);
+            assert_eq!(push_fields, (3, "alice", Some(pb::RecallEvent { seq: 2 }), ack.time));
             assert!(pushes[2].content.is_none());
             client.ack(&place, 3);
         }

@@ -33,28 +33,29 @@ fn user_settings(unread: &str, retention: &str, search: &str) -> pb::Settings {
 fn user_settings_hold_for_all_devices_and_after_a_restart() {
     let mut node = TestNode::start(|_| {});
     let nothing = pb::Settings::default();
-    let (_client, told) = login(&node, Wire::JsonLine, "ann", "phone", nothing.clone());
+    let (_client, welcome_settings) = login(&node, Wire::JsonLine, "ann", "phone", nothing.clone());
     let defaults = pb::Settings {
         ack_timeout_ms: 5_000,
         ack_tries: 3,
         heartbeat_ms: 30_000,
         ..user_settings("all", "forever", "on")
     };
-    assert_eq!(told, defaults);
+    assert_eq!(welcome_settings, defaults);
     let asked = pb::Settings { ack_tries: 200, heartbeat_ms: 60_000, ..user_settings("direct", "7d", "") };
-    let (_client, told) = login(&node, Wire::Tcp, "ann", "phone", asked);
+    let (_client, welcome_settings) = login(&node, Wire::Tcp, "ann", "phone", asked);
     let granted = pb::Settings { heartbeat_ms: 60_000, ..user_settings("direct", "7d", "on") };
     let granted = pb::Settings { ack_timeout_ms: 5_000, ack_tries: 3, ..granted };
-    assert_eq!(told, granted, "within the bounds of the node");
-    let (_client, told) = login(&node, Wire::WsText, "ann", "tablet", user_settings("", "1d", "off"));
+    assert_eq!(welcome_settings, granted, "within the bounds of the node");
+    let (_client, welcome_settings) =
+        login(&node, Wire::WsText, "ann", "tablet", user_settings("", "1d", "off"));
     let both = pb::Settings { retention: "1d".into(), search: "off".into(), ..granted };
-    assert_eq!(told, both, "settings are stored one by one, also for the other device");
+    assert_eq!(welcome_settings, both, "settings are stored one by one, also for the other device");
     let data = node.stop();
     node = TestNode::start_on(&data, |_| {});
-    let (_client, told) = login(&node, Wire::WsBinary, "ann", "phone", nothing.clone());
-    assert_eq!(told, both, "after a restart");
-    let (_client, told) = login(&node, Wire::WsBinary, "bob", "phone", nothing);
-    assert_eq!(told, defaults, "another user");
+    let (_client, welcome_settings) = login(&node, Wire::WsBinary, "ann", "phone", nothing.clone());
+    assert_eq!(welcome_settings, both, "after a restart");
+    let (_client, welcome_settings) = login(&node, Wire::WsBinary, "bob", "phone", nothing);
+    assert_eq!(welcome_settings, defaults, "another user");
     node.stop();
     std::fs::remove_dir_all(data).ok();
 }
@@ -76,8 +77,8 @@ fn stored_settings_pace_the_copies_and_the_close() {
     let impatient = pb::Settings { ack_timeout_ms: 300, ack_tries: 2, ..pb::Settings::default() };
     login(&node, Wire::Tcp, "bob", "phone", impatient);
     let patient = pb::Settings { ack_timeout_ms: 4_000, ..pb::Settings::default() };
-    let (mut cid, told) = login(&node, Wire::Tcp, "cid", "phone", patient);
-    assert_eq!(told.ack_timeout_ms, 4_000);
+    let (mut cid, welcome_settings) = login(&node, Wire::Tcp, "cid", "phone", patient);
+    assert_eq!(welcome_settings.ack_timeout_ms, 4_000);
     let mut bob = node.login(Wire::JsonLine, "bob", "tablet");
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     let (since, watch) = (Instant::now(), Stopwatch::start());

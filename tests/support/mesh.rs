@@ -1,9 +1,9 @@
-//! Several nodes in this process, on memory ports that they share: real shards, sockets and use-cases, and faults where a
-//! test plans them. The first node owns the log.
+//! Several nodes in this process on shared memory ports: real shards, sockets and use-cases, with faults that a test
+//! plans. The first node owns the log.
 //!
-//! A node here is composed as in production, with these differences: there is no lease and so no reaper, a test sets
-//! the peers that each node sees; there is no drain and no publisher of events; each node has a scratch of its own; and the
-//! clocks of routes and scratch stand still, so that no row of them expires.
+//! A node is composed as in production, except for these parts. It has no lease, reaper, drain or event publisher; a test
+//! sets the peers in its snapshot. Each node has a scratch of its own. The clocks of routes and scratch do not advance, so
+//! that no row expires.
 #![allow(dead_code, unreachable_pub, reason = "each user takes a part of it")]
 
 use std::{
@@ -51,8 +51,8 @@ use super::support::{Client, ask, hello};
 
 const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 const SHARDS: usize = 2;
-/// Groups up to this many members take signals.
-const SMALL: usize = 4;
+/// Largest member count of a group that accepts signals.
+const SMALL_GROUP_MAX: usize = 4;
 
 /// Nodes, `n1` and up.
 pub struct Mesh {
@@ -64,16 +64,16 @@ pub struct Mesh {
     runtime: Runtime,
 }
 
-/// One of them.
+/// Node of a mesh.
 pub struct MeshNode {
     broker: Arc<Broker>,
-    /// Faults of its routes.
+    /// Faults of the node's routes.
     pub routes: Arc<FaultPlan>,
-    /// Faults of its link.
+    /// Faults of the node's link.
     pub link: Arc<FaultPlan>,
-    /// Faults of its bus.
+    /// Faults of the node's bus.
     pub bus: Arc<FaultPlan>,
-    /// Faults of its store.
+    /// Faults of the node's store.
     pub store: Arc<FaultPlan>,
     address: SocketAddr,
     stopper: Stopper,
@@ -81,7 +81,7 @@ pub struct MeshNode {
 }
 
 impl Mesh {
-    /// Starts that many nodes, whose rooms are numbered by `numbers`.
+    /// Starts `count` nodes that share these room numbers.
     pub fn start(count: usize, numbers: &Arc<dyn Numbers>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -108,17 +108,17 @@ impl Mesh {
             let node = mesh.node_of(nth, numbers);
             mesh.nodes.push(node);
         }
-        mesh.introduce(false, 0);
+        mesh.set_peers(false, 0);
         mesh
     }
 
-    /// A running node, counted from 0.
+    /// Returns a running node, counted from 0.
     pub fn node(&self, nth: usize) -> &MeshNode {
         &self.nodes[nth]
     }
 
-    /// Sets what all nodes know of the routes: whether they may be incomplete, and how often they lost something.
-    pub fn introduce(&self, may_be_incomplete: bool, losses: u64) {
+    /// Sets the peer snapshot of all nodes: whether routes may be incomplete, and how often routes were lost.
+    pub fn set_peers(&self, may_be_incomplete: bool, losses: u64) {
         let routes = &self.routes;
         let rows: Vec<_> = self.runtime.block_on(async {
             for node in &self.nodes {
@@ -134,13 +134,13 @@ impl Mesh {
         }
     }
 
-    /// Ends the reading of a node's topic: what comes until it is read again goes to the feed that is handed out.
+    /// Stops reading a node's topic; returns the feed, which gets the later records until the topic is read again.
     pub fn take_topic(&self, nth: usize) -> Box<dyn NodeFeed> {
         self.runtime.block_on(self.bus.consume_node(self.nodes[nth].me())).expect("memory is there")
     }
 
-    /// Limits the peers that a node has discovered to these.
-    pub fn know_only(&self, nth: usize, others: &[usize]) {
+    /// Limits a node's peer snapshot to these nodes.
+    pub fn limit_peers(&self, nth: usize, others: &[usize]) {
         let peers = &self.nodes[nth].broker.cluster.peers;
         let is_known = |run: &NodeBoot| others.iter().any(|other| self.nodes[*other].me() == run);
         let seen = peers.snapshot();
@@ -148,21 +148,21 @@ impl Mesh {
         peers.set(PeerSnapshot { others: known, ..seen });
     }
 
-    /// A logged-in connection without a chain.
+    /// Opens a logged-in connection without a chain.
     pub fn login(&self, nth: usize, wire: Wire, user: &str, device: &str) -> Client {
         let mut client = Client::connect(self.nodes[nth].address, wire);
         client.login(hello(&auth::sign(KEY, user, None, Duration::from_secs(600)), device));
         client
     }
 
-    /// A connection that has said hello and not heard an answer.
+    /// Opens a connection and sends Hello, without waiting for the reply.
     pub fn hello(&self, nth: usize, wire: Wire, user: &str, device: &str) -> Client {
         let mut client = Client::connect(self.nodes[nth].address, wire);
         client.say(ask::hello(hello(&auth::sign(KEY, user, None, Duration::from_secs(600)), device)));
         client
     }
 
-    /// Makes a group, and gives its conversation key.
+    /// Creates a group and returns its conversation key.
     pub fn group(&self, id: &str, members: &[&str]) -> String {
         self.change(id, MemberAction::Create, members);
         format!("g:{id}")
@@ -173,12 +173,12 @@ impl Mesh {
         self.change(id, MemberAction::Kick, users);
     }
 
-    /// Takes users into a group.
+    /// Adds users to a group.
     pub fn join(&self, id: &str, users: &[&str]) {
         self.change(id, MemberAction::Join, users);
     }
 
-    /// The nodes that say that they have members of a conversation.
+    /// Returns the nodes that declare interest in a conversation.
     pub fn interested(&self, conversation: &str) -> Vec<String> {
         let id = ConversationId::parse(conversation).expect("a good id");
         let found = self.runtime.block_on(self.routes.interested(&[id])).expect("memory is there");
@@ -187,17 +187,17 @@ impl Mesh {
         names
     }
 
-    /// The nodes at which devices of a user are, by the routes.
-    pub fn places(&self, user: &str) -> Vec<String> {
+    /// Returns the nodes that a user's devices are connected to, by the routes.
+    pub fn nodes_of(&self, user: &str) -> Vec<String> {
         let user = UserId::new(user).expect("a good id");
         let found = self.runtime.block_on(self.routes.lookup(&[user])).expect("memory is there");
         found.into_iter().flatten().map(|(_, token)| token.at.node.to_string()).collect()
     }
 
-    /// Empties the routes, as when Redis was emptied, and lets the nodes notice.
+    /// Deletes all routes, as a flush of Redis does, and reports the loss to the nodes.
     pub fn lose_routes(&self) {
         self.routes.lose_everything();
-        self.introduce(false, 1);
+        self.set_peers(false, 1);
     }
 
     fn change(&self, id: &str, action: MemberAction, users: &[&str]) {
@@ -228,7 +228,7 @@ impl Mesh {
                 link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
             },
         ));
-        // Owners of a mesh always answer first, which is the harder order (ADR 16).
+        // Owners of a mesh always reply before they archive, which is the harder order (ADR 16).
         cluster.owned.unarchived().allow();
         let feed = self.runtime.block_on(cluster.ports.bus.consume_node(&me)).expect("a topic");
         let metrics = metrics::install().0;
@@ -236,15 +236,15 @@ impl Mesh {
             cluster,
             peering: Peering::Clustered(feed),
             numbers: Arc::clone(numbers),
-            settings: Settings::new(SMALL),
+            settings: Settings::new(SMALL_GROUP_MAX),
             metrics: metrics.clone(),
         });
         self.link.add(me, Arc::new(broker.peer()));
         let (newcomers, mut threads) = run_shards(&broker);
-        // The log in memory does not share its partitions out, so the other nodes own none.
+        // The in-memory log does not distribute its partitions, so the other nodes own none.
         broker.start(outlets, (nth == 0).then(owner_settings));
-        let (address, stopper, door) = open_door(newcomers, metrics);
-        threads.push(door);
+        let (address, stopper, acceptor) = open_listener(newcomers, metrics);
+        threads.push(acceptor);
         MeshNode { broker, routes, link, bus, store, address, stopper, threads }
     }
 }
@@ -258,7 +258,7 @@ fn run_shards(broker: &Broker) -> (Vec<DriverQueue>, Vec<Thread>) {
     broker.build_shards(&context, SHARDS).expect("a poll").into_iter().map(run).unzip()
 }
 
-fn open_door(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+fn open_listener(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
@@ -276,7 +276,7 @@ fn owner_settings() -> owner::Settings {
         wall_ms: || 1,
     };
     owner::Settings {
-        small_group_max: SMALL,
+        small_group_max: SMALL_GROUP_MAX,
         retention,
         rules: rules::Settings::default(),
         answers_first: Some(Duration::ZERO),
@@ -289,7 +289,7 @@ impl MeshNode {
         &self.broker.cluster.me
     }
 
-    /// Connections that its shards have.
+    /// Returns the number of connections on the node's shards.
     pub fn conns(&self) -> usize {
         self.broker.shards().iter().map(ShardHandle::conns).sum()
     }
@@ -311,7 +311,7 @@ impl Drop for Mesh {
                 self.runtime.block_on(handle.post(Mail::Stop(Code::Draining))).ok();
             }
             for thread in node.threads.drain(..) {
-                // A thread that panicked has said so.
+                // A thread that panicked has printed the reason.
                 thread.join().ok();
             }
         }

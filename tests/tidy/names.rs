@@ -1,4 +1,4 @@
-//! The rules of names: one meaning for a public type name, and parameters that are named one by one.
+//! Naming rules: one meaning per public type name, and one name per parameter.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use crate::{rules::Finding, source::Source};
 /// Folders whose public type names are compared.
 const CRATES: [&str; 4] = ["src/", "protocol/src/", "lab/src/", "xtask/src/"];
 
-/// Public type names that several modules have on purpose, each with its reason.
+/// Public type names that several modules share, each with the reason.
 const SHARED: [(&str, &str); 3] = [
     ("Args", "the arguments of one command, in its module"),
     ("Cli", "the command line of one program"),
     ("Settings", "the settings of one component, used with the name of its module"),
 ];
 
-/// Reports type names that are visible in a whole crate and that more than one type has.
+/// Reports type names that are visible in a whole crate and belong to more than one type.
 pub(crate) fn types(sources: &[Source]) -> Vec<Finding> {
     let mut by_name: BTreeMap<&str, Vec<(&Source, usize)>> = BTreeMap::new();
     let compared = |source: &&Source| source.is_rust() && CRATES.iter().any(|it| source.path.starts_with(it));
@@ -28,7 +28,7 @@ pub(crate) fn types(sources: &[Source]) -> Vec<Finding> {
     let is_shared = |name: &str| SHARED.iter().any(|(shared, _)| *shared == name);
     let mut found = Vec::new();
     for (name, places) in by_name.into_iter().filter(|(name, places)| places.len() > 1 && !is_shared(name)) {
-        let what = format!("`{name}` is the name of {} types: one name, one meaning", places.len());
+        let what = format!("{} types are named `{name}`: rename all but one", places.len());
         found.extend(places.into_iter().map(|(source, line)| Finding::new(source, line, what.clone())));
     }
     found
@@ -44,7 +44,7 @@ fn public_type(line: &str) -> Option<&str> {
     (end > 0).then_some(&rest[..end])
 }
 
-/// Reports tuple patterns among several parameters: they hide how many there are, from readers and from clippy.
+/// Reports tuple patterns among several parameters, which hide the parameter count from readers and from clippy.
 pub(crate) fn tuples(source: &Source) -> Vec<Finding> {
     let mut found = Vec::new();
     for (at, _) in source.code.match_indices("fn ") {
@@ -53,10 +53,11 @@ pub(crate) fn tuples(source: &Source) -> Vec<Finding> {
             continue;
         };
         let own = parameters.iter().filter(|it| !is_receiver(it)).count();
-        // A function of one value may take it apart.
+        // A function with one parameter may destructure it.
         if own > 1 && parameters.iter().any(|it| is_tuple(it)) {
             let line = source.code[..at].matches('\n').count() + 1;
-            let what = format!("`{name}` takes a tuple apart: name its parts, or give them a struct");
+            let what =
+                format!("`{name}` destructures a tuple parameter: pass its parts by name, or in a struct");
             found.push(Finding::new(source, line, what));
         }
     }
@@ -95,7 +96,7 @@ fn is_receiver(parameter: &str) -> bool {
     parameter.split(':').next().is_some_and(|name| name.split([' ', '&']).any(|word| word == "self"))
 }
 
-/// Whether the parameter is a pattern of several names, not the unit.
+/// Returns whether the parameter is a tuple pattern other than `()`.
 fn is_tuple(parameter: &str) -> bool {
     let pattern = parameter.trim_start_matches('&').strip_prefix('(').filter(|rest| !rest.starts_with(')'));
     pattern.and_then(|rest| rest.split_once("):")).is_some()

@@ -1,11 +1,11 @@
-//! Rule of the module paths in pages: `delivery/router` and `protocol/src/id.rs` name a file or a folder of the tree.
+//! Module paths in pages: each, such as `delivery/router`, must name a file or a folder of the tree.
 
 use crate::{rules::Finding, source::Source};
 
 /// Pages and folders of pages whose module paths are checked.
 const PAGES: [&str; 3] = ["docs/internals/ARCHITECTURE.md", "docs/GLOSSARY.md", "docs/internals/adr/"];
 
-/// Folders that a path may start in without naming them.
+/// Folders that paths may be relative to.
 const STARTS: [&str; 3] = ["", "src/", "docs/internals/"];
 
 /// Reports paths in backticks that name neither a file nor a folder; a file may be named without `.rs`.
@@ -16,18 +16,22 @@ pub(crate) fn paths(sources: &[Source]) -> Vec<Finding> {
             let missing =
                 line.split('`').skip(1).step_by(2).filter_map(path).filter(|path| !exists(path, sources));
             found.extend(missing.map(|path| {
-                Finding::new(page, index + 1, format!("`{path}` is neither a file nor a folder"))
+                Finding::new(
+                    page,
+                    index + 1,
+                    format!("`{path}` is neither a file nor a folder: correct the path"),
+                )
             }));
         }
     }
     found
 }
 
-/// Returns the path that the words in backticks are, without an item (`::item`, `: item`); `None` if they are no path.
+/// Returns the path in backticks without its item (`::item`, `: item`); `None` if the words are not a path.
 fn path(words: &str) -> Option<&str> {
     let path = words.split(':').next().unwrap_or(words);
     let is_of_path = |c: char| c.is_alphanumeric() || "_-./".contains(c);
-    // Routes of HTTP begin with a slash, and a build makes `target/`.
+    // HTTP routes start with a slash, and only a build creates `target/`.
     let is_path = path.contains('/') && !path.starts_with('/') && !path.starts_with("target/");
     (is_path && path.chars().all(is_of_path)).then(|| path.trim_end_matches('/'))
 }

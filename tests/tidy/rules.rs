@@ -1,20 +1,21 @@
-//! The list of rules, and those that check one file, or one file against the rest. Messages name the cure.
+//! Table of all rules, and the rules without a file of their own. A finding's message says what to do.
 
 use std::collections::BTreeMap;
 
-use crate::{arrows, circles, names, pages, source::Source, words};
+use crate::{cycles, layers, names, pages, source::Source, words};
 
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 const FOLDER_FILES_MAX: usize = 20;
 
-/// Folder exempt from the limit on files, because the table in `src/lib.rs` sorts its modules.
+/// Folder without a limit: the product's top-level modules, which the table in `src/lib.rs` assigns to layers.
 const UNLIMITED_FOLDER: &str = "src";
 
-/// Violation of a rule, with its place.
+/// Violation of a rule, with its position.
 pub(crate) struct Finding {
     pub(crate) path: String,
     pub(crate) line: usize,
+    /// What is wrong, and what to do.
     pub(crate) what: String,
 }
 
@@ -24,18 +25,18 @@ impl Finding {
     }
 }
 
-/// Rule: a check of the whole tree, because some compare files.
+/// Check of the whole tree, because some rules compare files.
 pub(crate) type Rule = fn(&[Source]) -> Vec<Finding>;
 
-/// All rules, by the name that messages and planted violations use.
+/// All rules, by the names that findings and planted violations use.
 pub(crate) const RULES: &[(&str, Rule)] = &[
     ("purpose", |all| each(all, purpose)),
     ("file-length", |all| each(all, file_length)),
     ("function-length", |all| each(all, function_length)),
     ("folder-size", folder_size),
-    ("arrows", arrows::arrows),
-    ("circle-of-rooms", circles::of_rooms),
-    ("circle-of-files", circles::of_files),
+    ("layers", layers::imports_point_down),
+    ("module-cycle", cycles::of_modules),
+    ("file-cycle", cycles::of_files),
     ("banned-words", |all| each(all, words::banned)),
     ("no-design", |all| each(all, words::design)),
     ("subject", |all| each(all, words::subject)),
@@ -46,7 +47,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("honest-tests", |all| each(all, honest_tests)),
     ("finished", |all| each(all, finished)),
     ("no-dead-code", |all| each(all, no_dead_code)),
-    ("map", arrows::map),
+    ("map", layers::map),
     ("page-paths", pages::paths),
     ("lua", lua),
     ("config-documented", config_documented),
@@ -59,7 +60,7 @@ fn each(sources: &[Source], rule: fn(&Source) -> Vec<Finding>) -> Vec<Finding> {
     sources.iter().flat_map(rule).collect()
 }
 
-/// Reports every code line that contains one of `words` as a whole word.
+/// Reports code lines that contain one of `words` as a whole word.
 fn forbid(source: &Source, words: &[&str], why: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     for (number, line) in source.lines() {
@@ -83,7 +84,7 @@ fn purpose(source: &Source) -> Vec<Finding> {
     if !source.is_rust() || source.text.starts_with("//! ") {
         return Vec::new();
     }
-    vec![Finding::new(source, 1, "open the file with `//!` and one sentence of purpose")]
+    vec![Finding::new(source, 1, "start the file with `//!` and one sentence of purpose")]
 }
 
 fn file_length(source: &Source) -> Vec<Finding> {
@@ -107,7 +108,7 @@ fn function_length(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Reports folders with too many Rust files.
+/// Reports folders with more than [`FOLDER_FILES_MAX`] Rust files; files in subfolders do not count.
 fn folder_size(sources: &[Source]) -> Vec<Finding> {
     let mut folders: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in sources.iter().filter(|source| source.is_rust()) {
@@ -146,7 +147,7 @@ fn bounded(source: &Source) -> Vec<Finding> {
         "unbounded::<",
         "SegQueue",
     ];
-    let mut found = forbid(source, &words, "every queue has a bound and an answer to full");
+    let mut found = forbid(source, &words, "use a bounded queue, and handle the case that it is full");
     for (number, line) in source.lines() {
         let after = line.split("mpsc::channel").nth(1).unwrap_or_default();
         let after =
@@ -163,53 +164,54 @@ fn bounded(source: &Source) -> Vec<Finding> {
 }
 
 fn honest_tests(source: &Source) -> Vec<Finding> {
-    let mut found = forbid(source, &["#[ignore", "should_panic"], "a test runs, and states what it expects");
-    if source.path == SLEEPS_HERE {
+    let mut found =
+        forbid(source, &["#[ignore", "should_panic"], "run the test always, and assert what it expects");
+    if source.path == SLEEPING_FILE {
         return found;
     }
-    let tests_alone = source.path.ends_with("/tests.rs");
-    let on_virtual_clock = tests_alone && source.text.contains("start_paused = true");
+    let is_test_file = source.path.ends_with("/tests.rs");
+    let on_virtual_clock = is_test_file && source.text.contains("start_paused = true");
     for (number, line) in source.lines() {
-        if !(tests_alone || source.is_test(number)) {
+        if !(is_test_file || source.is_test(number)) {
             continue;
         }
         let sleeps = SLEEPS.iter().find(|word| has_word(line, word));
         if let Some(word) = sleeps.filter(|word| !on_virtual_clock || word.contains("thread")) {
             let what = format!(
-                "`{word}` in a test: wait with `eventually`, drive the machine with a time, or say why with \
+                "`{word}` in a test: wait with `eventually`, pass a time to the machine, or give the reason to \
                  `let_time_pass`"
             );
             found.push(Finding::new(source, number, what));
         }
     }
     for line in timers(&source.code).filter(|line| source.is_test(*line)) {
-        let what = "`eventually` that waits for the clock alone: say why with `let_time_pass`";
+        let what = "`eventually` waits only for the clock: give the reason to `let_time_pass`";
         found.push(Finding::new(source, line, what));
     }
     found
 }
 
-/// Calls that wait in a test.
+/// Calls that let time pass in a test.
 const SLEEPS: [&str; 5] = ["thread::sleep(", "sleep(", "sleep_until(", "park_timeout(", "thread::yield_now("];
-/// The only file of tests that may sleep.
-const SLEEPS_HERE: &str = "tests/support/time.rs";
+/// Only test file that may sleep.
+const SLEEPING_FILE: &str = "tests/support/time.rs";
 
-/// Returns the lines of calls of `eventually` that check only the clock.
+/// Returns the lines of `eventually` calls whose condition checks only the clock.
 fn timers(code: &str) -> impl Iterator<Item = usize> {
     let calls = code.match_indices("eventually").filter_map(|(at, name)| {
         let rest = &code[at + name.len()..];
         let rest = ["_within", "_async"].iter().find_map(|end| rest.strip_prefix(end)).unwrap_or(rest);
         let call: String = in_brackets(rest)?.split_whitespace().collect();
-        let (_, look) = call.split_once("||")?;
-        let (condition, _) = look.trim_start_matches(['{', '(']).split_once(").then")?;
-        let asks_clock = condition.contains("elapsed()>") || condition.contains("Instant::now()>");
-        let asks_more = ["&&", "|", ";"].iter().any(|more| condition.contains(more));
-        (asks_clock && !asks_more).then_some(at)
+        let (_, poll) = call.split_once("||")?;
+        let (condition, _) = poll.trim_start_matches(['{', '(']).split_once(").then")?;
+        let checks_clock = condition.contains("elapsed()>") || condition.contains("Instant::now()>");
+        let checks_more = ["&&", "|", ";"].iter().any(|more| condition.contains(more));
+        (checks_clock && !checks_more).then_some(at)
     });
     calls.map(|at| code[..at].matches('\n').count() + 1)
 }
 
-/// Returns the text between the bracket that `text` begins with and the one that closes it.
+/// Returns the text between the bracket at the start of `text` and its closing bracket.
 fn in_brackets(text: &str) -> Option<&str> {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -222,7 +224,7 @@ fn in_brackets(text: &str) -> Option<&str> {
 }
 
 fn finished(source: &Source) -> Vec<Finding> {
-    forbid(source, &["todo!", "unimplemented!"], "finish it, or answer UNSUPPORTED")
+    forbid(source, &["todo!", "unimplemented!"], "implement it, or reply UNSUPPORTED")
 }
 
 fn no_dead_code(source: &Source) -> Vec<Finding> {
@@ -236,17 +238,13 @@ fn no_dead_code(source: &Source) -> Vec<Finding> {
                 || comment.contains(" = ")
                 || openings.iter().any(|word| comment.starts_with(word)));
         if statement || comment.ends_with('{') {
-            found.push(Finding::new(
-                source,
-                index + 1,
-                "commented-out code: the history keeps it, delete it",
-            ));
+            found.push(Finding::new(source, index + 1, "delete commented-out code; the history has it"));
         }
     }
     found
 }
 
-/// Returns whether a comment is a call, such as `name(…);`, and not prose, such as `words (in brackets);`.
+/// Returns whether the comment is a call: `name(…);` is, `words (in brackets);` is prose.
 fn is_call(comment: &str) -> bool {
     let opens = |(at, _)| comment[..at].ends_with(|c: char| c.is_alphanumeric() || "_!>".contains(c));
     comment.ends_with(");") && comment.match_indices('(').any(opens)
@@ -261,13 +259,13 @@ fn lua(sources: &[Source]) -> Vec<Finding> {
                 && source.text.lines().any(|line| line.contains("include_str!(") && line.contains(name))
         };
         if !sources.iter().any(included) {
-            found.push(Finding::new(script, 1, "no `include_str!` names this script"));
+            found.push(Finding::new(script, 1, "no `include_str!` names this script: load it or delete it"));
         }
         if !script.text.starts_with("-- KEYS") {
             found.push(Finding::new(
                 script,
                 1,
-                "open the script with its contract: `-- KEYS …`, `-- ARGV …`",
+                "start the script with its contract: `-- KEYS …`, `-- ARGV …`",
             ));
         }
     }
@@ -288,7 +286,11 @@ fn config_documented(sources: &[Source]) -> Vec<Finding> {
         };
         let documented = [format!("`{field}`"), format!(".{field}`"), format!("`{field}.")];
         if !documented.iter().any(|form| page.text.contains(form)) {
-            found.push(Finding::new(config, number, format!("`{field}` is not in docs/config.md")));
+            found.push(Finding::new(
+                config,
+                number,
+                format!("`{field}` is missing in docs/config.md: regenerate the page"),
+            ));
         }
     }
     found
@@ -302,7 +304,11 @@ fn metrics_enum(source: &Source) -> Vec<Finding> {
     for (number, line) in source.lines() {
         for form in ["counter!(\"", "gauge!(\"", "histogram!(\""] {
             if line.contains(form) {
-                found.push(Finding::new(source, number, "metric names come from the enum in src/metrics.rs"));
+                found.push(Finding::new(
+                    source,
+                    number,
+                    "take the metric's name from the enum in src/metrics.rs",
+                ));
             }
         }
     }
@@ -318,7 +324,11 @@ fn no_machine_paths(source: &Source) -> Vec<Finding> {
                 .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_-.}*/".contains(c)))
         };
         if homes.iter().any(absolute) {
-            found.push(Finding::new(source, index + 1, "an absolute path of somebody's machine"));
+            found.push(Finding::new(
+                source,
+                index + 1,
+                "absolute path of one machine: write a relative path",
+            ));
         }
     }
     found
@@ -330,7 +340,11 @@ fn no_lock_urls(source: &Source) -> Vec<Finding> {
     }
     let url = |(index, line): (usize, &str)| {
         line.contains("\"resolved\"").then(|| {
-            Finding::new(source, index + 1, "write the lock with `omit-lockfile-registry-resolved=true`")
+            Finding::new(
+                source,
+                index + 1,
+                "regenerate the lock file with `omit-lockfile-registry-resolved=true`",
+            )
         })
     };
     source.text.lines().enumerate().filter_map(url).collect()

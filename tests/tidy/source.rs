@@ -1,17 +1,17 @@
-//! Source: a file with its text, its code without comments and string contents, and its comments alone.
+//! File as the rules read it: its text, its code without comments and string contents, and its comments alone.
 
-/// One text file of the tree.
+/// Text file of the tree.
 pub(crate) struct Source {
-    /// Path from the root of the repository, with `/`.
+    /// Path relative to the root of the repository, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
-    /// The text with comments and the insides of string literals blanked; same lines.
+    /// Text with comments and the contents of string literals blanked; lines stay in place.
     pub(crate) code: String,
-    /// The text with everything but comments blanked; same lines.
+    /// Text with everything except comments blanked; lines stay in place.
     pub(crate) comments: String,
 }
 
-/// A function: its name and its first and last line, counted from 1.
+/// Function with its name and its first and last line, counted from 1.
 pub(crate) struct Function<'a> {
     pub(crate) name: &'a str,
     pub(crate) first: usize,
@@ -28,7 +28,7 @@ impl Source {
         self.path.ends_with(".rs")
     }
 
-    /// Whether `line` (from 1) is test code: a file under `tests/`, or below `#[cfg(test)] mod … {`, which is last.
+    /// Returns whether `line`, counted from 1, is in a folder `tests/` or below the file's `#[cfg(test)] mod … {`.
     pub(crate) fn is_test(&self, line: usize) -> bool {
         self.path.starts_with("tests/") || self.path.contains("/tests/") || line > self.tests_begin()
     }
@@ -43,12 +43,12 @@ impl Source {
             .unwrap_or(lines.len())
     }
 
-    /// Code lines with their numbers from 1.
+    /// Returns the code lines, numbered from 1.
     pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
         self.code.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
-    /// The functions with a body, found by the indentation that rustfmt gives.
+    /// Returns the functions with a body, found by rustfmt's indentation.
     pub(crate) fn functions(&self) -> Vec<Function<'_>> {
         let lines: Vec<&str> = self.code.lines().collect();
         let mut found = Vec::new();
@@ -66,7 +66,7 @@ impl Source {
                     found.push(Function { name, first: index + 1, last: end + 1 });
                     break;
                 }
-                // A declaration without a body, or the next function: this one has no end of its own.
+                // A declaration without a body, or the next function starts: skip this one.
                 if (later.starts_with(')') && later.ends_with(';')) || function_name(later).is_some() {
                     break;
                 }
@@ -90,7 +90,7 @@ fn function_name(line: &str) -> Option<&str> {
     (end > 0).then(|| &after[..end])
 }
 
-/// Splits Rust text into code and comments. Quotes stay in the code, their contents do not.
+/// Splits Rust text into code and comments. String literals are blanked in the code, except for their quotes.
 fn split(text: &str) -> (String, String) {
     let mut code = String::with_capacity(text.len());
     let mut comments = String::with_capacity(text.len());
@@ -120,7 +120,7 @@ enum Kind {
     Comment,
 }
 
-/// Returns length and kind of the token that begins here; `before` is the last character of code.
+/// Returns the length and kind of the token at the start of `rest`; `before` is the last character of code.
 fn token(rest: &str, before: Option<char>) -> (usize, Kind) {
     if rest.starts_with("//") {
         return (rest.find('\n').unwrap_or(rest.len()), Kind::Comment);

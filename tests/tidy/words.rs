@@ -1,8 +1,8 @@
-//! The rules of language: standard words, and doc comments with a subject.
+//! Language rules: standard words, and doc comments with a subject.
 
 use crate::{rules::Finding, source::Source};
 
-/// Words of comments, logs and pages that have a standard word in `docs/GLOSSARY.md`.
+/// Words that comments, logs and pages must replace by a standard word of `docs/GLOSSARY.md`.
 const BANNED: [&str; 12] = [
     "anew",
     "whoever",
@@ -18,7 +18,7 @@ const BANNED: [&str; 12] = [
     "is told",
 ];
 
-/// Files that quote the banned words.
+/// Files that may quote banned words.
 const QUOTES: [&str; 3] = ["CONTRIBUTING.md", "tests/tidy.rs", "tests/tidy/words.rs"];
 
 /// Reports banned words in comments, string literals and pages.
@@ -55,7 +55,9 @@ pub(crate) fn design(source: &Source) -> Vec<Finding> {
     }
     let lines = source.text.lines().enumerate().filter(|(_, line)| has_word(line, "DESIGN"));
     lines
-        .map(|(index, _)| Finding::new(source, index + 1, "cite an ADR, a section of SPEC or a flaw number"))
+        .map(|(index, _)| {
+            Finding::new(source, index + 1, "cite an ADR, a section of SPEC or a flaw number instead")
+        })
         .collect()
 }
 
@@ -65,13 +67,13 @@ fn has_word(line: &str, word: &str) -> bool {
         .any(|(at, _)| !line[..at].ends_with(is_letter) && !line[at + word.len()..].starts_with(is_letter))
 }
 
-/// First words of a doc comment that has no subject.
+/// First words of a doc comment without a subject.
 const OPENINGS: [&str; 15] = [
     "It", "They", "Those", "These", "That", "This", "Who", "Whom", "Whose", "Whoever", "What", "Where",
     "Which", "So", "The same",
 ];
 
-/// Reports doc comments that are a pronoun with at most three more words.
+/// Reports doc comments of at most five words that start with one of [`OPENINGS`].
 pub(crate) fn subject(source: &Source) -> Vec<Finding> {
     let mut found = Vec::new();
     if !source.is_rust() {

@@ -80,7 +80,7 @@ struct Client {
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
     sync_state: SyncState,
-    /// Connections so far; each goes to the next door.
+    /// Connections so far; each goes to the next client address.
     connects: usize,
 }
 
@@ -93,7 +93,7 @@ struct Session {
     ticks: u64,
     requests: u64,
     acks: BTreeMap<String, u64>,
-    heard: u64,
+    last_input: u64,
     /// Whether the client is in its room.
     inside: bool,
     request_state: RequestState,
@@ -159,20 +159,32 @@ impl Client {
     async fn login(&mut self) -> anyhow::Result<Session> {
         self.connects += 1;
         let me = self.me();
-        let nth = self.connects % self.world.doors.len();
+        let nth = self.connects % self.world.client_addresses.len();
         let token = auth::sign(&self.world.key, &me.user, None, Duration::from_secs(86_400));
         let first = self.unanswered.iter().find_map(|message| message.number).unwrap_or(self.next);
         let next_id = if me.chained { self.id(first) } else { String::new() };
         let device = me.device.clone();
         let hello = pb::Hello { token, device, next_id, ..Default::default() };
-        let mut link = ClientSocket::log_in(self.world.doors[nth], me.wire, hello).await?;
+        let mut link = ClientSocket::log_in(self.world.client_addresses[nth], me.wire, hello).await?;
         let number = self.world.next_session();
         self.say(HistoryEvent::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();
         link.send(&[pb::ClientFrame { id: JOIN, body: Some(Ask::Join(pb::Join { room })) }]).await?;
         let (acks, request_state, reading) = (BTreeMap::new(), RequestState::default(), Reading::default());
-        let (ticks, requests, heard, inside, hops) = (0, JOIN, 0, true, false);
-        Ok(Session { number, nth, link, ticks, requests, acks, heard, inside, request_state, reading, hops })
+        let (ticks, requests, last_input, inside, hops) = (0, JOIN, 0, true, false);
+        Ok(Session {
+            number,
+            nth,
+            link,
+            ticks,
+            requests,
+            acks,
+            last_input,
+            inside,
+            request_state,
+            reading,
+            hops,
+        })
     }
 
     /// Talks until the connection breaks, or until the broker closes it: then returns its code.
@@ -184,7 +196,7 @@ impl Client {
             self.me().waiting.store(self.unanswered.len() + self.sync_state.lacking(), Ordering::Release);
             tokio::select! {
                 frame = session.link.next() => {
-                    session.heard = session.ticks;
+                    session.last_input = session.ticks;
                     if let Some(code) = self.hear(session, frame?) {
                         return Ok(code);
                     }
@@ -202,9 +214,9 @@ impl Client {
                     if session.hops {
                         bail!("it goes to another node");
                     }
-                    let silent = TICK * u32::try_from(session.ticks - session.heard).unwrap_or(u32::MAX);
+                    let silent = TICK * u32::try_from(session.ticks - session.last_input).unwrap_or(u32::MAX);
                     if silent > DEAF {
-                        bail!("nothing was heard for {silent:?}");
+                        bail!("no frame received for {silent:?}");
                     }
                 }
             }

@@ -33,7 +33,7 @@ const RETIRED: &str = "was retired";
 pub(super) struct Node {
     pub(super) process: Process,
     /// Proxy in front of its client port.
-    pub(super) door: Proxy,
+    pub(super) client_proxy: Proxy,
     /// Proxy in front of its link, for the other nodes.
     pub(super) link: Proxy,
     /// Proxies between the node and its servers.
@@ -125,8 +125,8 @@ impl Cluster {
         ];
         let sets = [self.sets.as_slice(), &own].concat();
         let process = Process::start_by(binary, &data, &sets, self.clock.clone()).await?;
-        let door = Proxy::start(process.client).await?;
-        Ok(Node { process, door, link, redis, postgres, kafka, log: data.join("node.log"), since: 0 })
+        let client_proxy = Proxy::start(process.client).await?;
+        Ok(Node { process, client_proxy, link, redis, postgres, kafka, log: data.join("node.log"), since: 0 })
     }
 
     /// Returns the settings that all nodes share.
@@ -160,7 +160,7 @@ impl Cluster {
     pub(super) async fn come_back(&mut self, world: &World, nth: usize) -> anyhow::Result<()> {
         self.revive_plainly(nth).await?;
         let node = &mut self.nodes[nth];
-        node.door.set_target(node.process.client);
+        node.client_proxy.set_target(node.process.client);
         world.admin.set_address(nth, node.process.admin);
         Ok(())
     }

@@ -239,7 +239,7 @@ async fn strike(
         }
         Fault::Clients => {
             let spoil = spoil(rng);
-            spoiled(&[&cluster.nodes[nth].door], spoil, pace, rng).await;
+            spoiled(&[&cluster.nodes[nth].client_proxy], spoil, pace, rng).await;
         }
         Fault::Peers => {
             let links: Vec<&Proxy> = cluster.nodes.iter().map(|node| &node.link).collect();

@@ -63,7 +63,7 @@ struct Seen {
     /// Sends without an answer, and how long they had waited at the end.
     unanswered: Vec<(String, Duration)>,
     /// Time of the `goAway`, and the announced time from then to the end of the connection.
-    told: Option<(Instant, Duration)>,
+    announced: Option<(Instant, Duration)>,
     /// Time of the `close`; `None` if the connection ended without one.
     closed: Option<Instant>,
 }
@@ -180,7 +180,7 @@ fn hear(
         Say::Ping(_) => return Some(Ask::Pong(pb::Pong::default())),
         Say::GoAway(away) => {
             let end = Duration::from_millis(u64::from(away.after_ms) + u64::from(away.window_ms));
-            seen.told = Some((Instant::now(), end));
+            seen.announced = Some((Instant::now(), end));
         }
         Say::Close(_) => {
             seen.closed = Some(Instant::now());
@@ -225,12 +225,12 @@ fn report(plan: &Plan, settings: &Settings, seen: &[Seen], ends: &[Duration], to
     let busiest = busiest(ends, Duration::from_secs(1));
     let mut off: Vec<f64> = (seen.iter())
         .filter_map(|it| {
-            let ((told, end), closed) = (it.told?, it.closed?);
-            Some(closed.saturating_duration_since(told).as_secs_f64() * 1e3 - end.as_secs_f64() * 1e3)
+            let ((announced, end), closed) = (it.announced?, it.closed?);
+            Some(closed.saturating_duration_since(announced).as_secs_f64() * 1e3 - end.as_secs_f64() * 1e3)
         })
         .collect();
     off.sort_unstable_by(f64::total_cmp);
-    let untold = seen.iter().filter(|it| it.told.is_none()).count();
+    let unannounced = seen.iter().filter(|it| it.announced.is_none()).count();
     let slowest = seen.iter().map(|it| it.slowest).max().unwrap_or_default();
     println!("                     planned      seen");
     println!(
@@ -252,7 +252,7 @@ fn report(plan: &Plan, settings: &Settings, seen: &[Seen], ends: &[Duration], to
     if let (Some(early), Some(late)) = (off.first(), off.last()) {
         let middle = off[off.len() / 2];
         println!(
-            "closed after the end of the slot told: first {early:.0} ms, median {middle:.0} ms, last {late:.0} ms; {untold} not told"
+            "closed after the end of the announced slot: first {early:.0} ms, median {middle:.0} ms, last {late:.0} ms; {unannounced} not announced"
         );
     }
 }

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Polls every node until its report is right or the time is over, and records the last report.
 pub(super) async fn observe(world: &World, there: &BTreeSet<(String, String)>) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    for node in 0..world.doors.len() {
+    for node in 0..world.client_addresses.len() {
         let said = loop {
             let said = ask(world, node).await;
             let is_true = said.as_ref().is_ok_and(|said| said == there);

@@ -202,7 +202,7 @@ impl Process {
 /// which it waits.
 fn threads(process: u32) -> String {
     let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else { return String::new() };
-    let told = |task: fs::DirEntry| {
+    let thread_state = |task: fs::DirEntry| {
         let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let stat = read("stat");
         // The state is field 3, user and system time are 14 and 15, nice is 19.
@@ -211,5 +211,5 @@ fn threads(process: u32) -> String {
         let (name, wait) = (read("comm"), read("wchan"));
         format!("{} {} {}+{} nice {} {wait}\n", name.trim_end(), field(3), field(14), field(15), field(19))
     };
-    tasks.filter_map(Result::ok).map(told).collect()
+    tasks.filter_map(Result::ok).map(thread_state).collect()
 }

@@ -160,7 +160,7 @@ impl Shared {
             key,
             clients,
             pace: Duration::from_secs_f64(clients as f64 / f64::from(rate.max(1))),
-            doors: Mutex::default(),
+            client_addresses: Mutex::default(),
             quiet: AtomicBool::new(false),
             acked: zeros(),
             got: zeros(),
@@ -198,7 +198,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Resu
 
 /// Gives the clients the present addresses of the nodes.
 fn refresh(shared: &Shared, cluster: &Cluster) {
-    *shared.doors() = cluster.nodes.iter().map(|node| node.process.client).collect();
+    *shared.client_addresses() = cluster.nodes.iter().map(|node| node.process.client).collect();
 }
 
 /// Drains a node and starts it again, with a fault in between if there is one.
@@ -317,10 +317,10 @@ async fn ask(cluster: &Cluster, nth: usize, path: &str) -> anyhow::Result<Value>
 async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
     let token = tidegate::auth::sign(&shared.key, &name(0), None, Duration::from_secs(3_600));
     for node in &cluster.nodes {
-        let door = [node.process.client.to_string()];
+        let address = [node.process.client.to_string()];
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let said = Assigned::ask(&door, &token, "?count=16").await;
+            let said = Assigned::ask(&address, &token, "?count=16").await;
             let named: HashSet<String> =
                 said.iter().flat_map(|it| &it.addresses).map(|it| it.address.clone()).collect();
             if cluster.nodes.iter().all(|node| named.contains(&node.process.client.to_string())) {

@@ -66,7 +66,7 @@ async fn conversations(
             let Some(last) = page.last() else { break };
             after = Some(last.conversation.clone());
             for row in &page {
-                let (conv, seq) = (row.conversation.as_str(), row.standing.level.mark.seq);
+                let (conv, seq) = (row.conversation.as_str(), row.member_view.level.mark.seq);
                 history.push(at, HistoryEvent::LogRead { user: user.as_str(), conv, seq });
             }
             found.extend(page.into_iter().map(|row| row.conversation));

@@ -79,7 +79,7 @@ pub(super) struct World {
     pub(super) clients: Vec<Device>,
     pub(super) groups: Vec<Group>,
     /// Addresses for clients, one for each node.
-    pub(super) doors: Vec<SocketAddr>,
+    pub(super) client_addresses: Vec<SocketAddr>,
     pub(super) key: Vec<u8>,
     pub(super) recorder: Arc<Recorder>,
     pub(super) admin: Admin,
@@ -93,7 +93,7 @@ impl World {
     pub(super) fn new(
         users: usize,
         rate: u32,
-        doors: Vec<SocketAddr>,
+        client_addresses: Vec<SocketAddr>,
         key: Vec<u8>,
         recorder: Arc<Recorder>,
     ) -> Self {
@@ -128,7 +128,7 @@ impl World {
         let pace = Duration::from_secs_f64(clients.len() as f64 / f64::from(rate.max(1)));
         let phase = watch::Sender::new(Phase::Talk);
         let (admin, sessions) = (Admin::default(), AtomicU64::new(1));
-        Self { clients, groups, doors, key, recorder, admin, pace, phase, sessions }
+        Self { clients, groups, client_addresses, key, recorder, admin, pace, phase, sessions }
     }
 
     /// Returns the name of a node.
@@ -138,7 +138,7 @@ impl World {
 
     /// Returns whether there are several nodes: then pushes of conversations may be lost without notice.
     pub(super) fn is_cluster(&self) -> bool {
-        self.doors.len() > 1
+        self.client_addresses.len() > 1
     }
 
     pub(super) fn phase(&self) -> Phase {

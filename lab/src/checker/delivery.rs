@@ -99,7 +99,7 @@ impl Checker<'_> {
         for got in std::mem::take(&mut self.sessions.late) {
             match self.sessions.complete.get(&(got.user, got.device)) {
                 Some((_, true)) => self.report.late += 1,
-                _ => self.told("non-monotonic", got),
+                _ => self.report_delivery("non-monotonic", got),
             }
         }
         for ((user, device), (at, _)) in std::mem::take(&mut self.sessions.complete) {
@@ -138,7 +138,7 @@ impl Checker<'_> {
         self.check_place(got);
         self.sessions.got.entry((got.user, got.device, got.conv)).or_default().insert(got.seq);
         if !self.was_member(got.conv, got.user, got.seq) {
-            self.told("leak-after-kick", got);
+            self.report_delivery("leak-after-kick", got);
         }
         match via {
             Via::Push => self.note_push(got),
@@ -150,19 +150,19 @@ impl Checker<'_> {
     /// Checks that a message was sent before, to that conversation, with that content, and was not refused.
     fn check_origin(&mut self, got: Got) {
         let Some(cid) = got.cid else { return };
-        let Some(send) = self.sends.get(&cid) else { return self.told("never-sent", got) };
+        let Some(send) = self.sends.get(&cid) else { return self.report_delivery("never-sent", got) };
         let (body, conv, first, failed) = (send.body, send.conv, send.first, send.failed.is_some());
         if first > got.at {
-            self.told("time-travel", got);
+            self.report_delivery("time-travel", got);
         }
         if failed {
-            self.told("aborted-read", got);
+            self.report_delivery("aborted-read", got);
         }
         if body != got.body {
-            self.told("corrupted", got);
+            self.report_delivery("corrupted", got);
         }
         if conv != got.conv {
-            self.told("misplaced", got);
+            self.report_delivery("misplaced", got);
         }
     }
 
@@ -170,10 +170,10 @@ impl Checker<'_> {
     fn check_place(&mut self, got: Got) {
         let row = self.logs.get(&got.conv).and_then(|log| log.rows.get(&got.seq)).copied();
         match (row, got.cid) {
-            (None, _) => self.told("phantom", got),
+            (None, _) => self.report_delivery("phantom", got),
             (Some(Row::Message { cid }), Some(mine)) if cid == mine => {}
             (Some(Row::Member), None) => {}
-            _ => self.told("inconsistent-seq", got),
+            _ => self.report_delivery("inconsistent-seq", got),
         }
     }
 
@@ -197,18 +197,18 @@ impl Checker<'_> {
         if let Some(cid) = got.cid
             && !self.sessions.shown_ids.insert((got.user, got.device, cid))
         {
-            return self.told("duplicate-after-dedup", got);
+            return self.report_delivery("duplicate-after-dedup", got);
         }
         let Some(last) = self.sessions.shown.insert(key, got.seq) else { return };
         if got.seq <= last {
-            return self.told("non-monotonic", got);
+            return self.report_delivery("non-monotonic", got);
         }
         let view = self.sessions.views.get(&(got.session, got.conv));
-        let told = |seq: u64| view.is_some_and(|view| view.is_told(seq));
+        let is_reported = |seq: u64| view.is_some_and(|view| view.is_told(seq));
         let missed = (last + 1..got.seq)
-            .any(|seq| self.is_due(got.conv, seq, got.user, got.device, None) && !told(seq));
+            .any(|seq| self.is_due(got.conv, seq, got.user, got.device, None) && !is_reported(seq));
         if missed {
-            self.told("silent-skip", got);
+            self.report_delivery("silent-skip", got);
         }
     }
 
@@ -310,7 +310,7 @@ impl Checker<'_> {
         self.history.name(conv).strip_prefix("d:")?.split_once(':')
     }
 
-    pub(super) fn told(&mut self, rule: &'static str, got: Got) {
+    pub(super) fn report_delivery(&mut self, rule: &'static str, got: Got) {
         self.broken(rule, got.at, |h| {
             let (user, device) = (h.name(got.user), h.name(got.device));
             let what = got.cid.map_or("a change of members", |cid| h.name(cid));

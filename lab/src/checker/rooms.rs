@@ -38,7 +38,7 @@ struct Stay {
     shed: u64,
     uncounted: Vec<usize>,
     /// First attempt of the last message got from each other connection.
-    heard: HashMap<u64, usize>,
+    latest_sends: HashMap<u64, usize>,
 }
 
 /// Time from the start of a fault to its end.
@@ -90,11 +90,11 @@ impl Checker<'_> {
         let is_new = stay.ids.insert(cid);
         // Each attempt is a message of its own, and is fanned out again.
         let Some(send) = self.sends.get(&cid).filter(|send| send.attempts == 1) else { return };
-        let before = stay.heard.insert(send.session, send.first);
+        let before = stay.latest_sends.insert(send.session, send.first);
         if !is_new {
-            self.told("room-copy", got);
+            self.report_delivery("room-copy", got);
         } else if before.is_some_and(|before| before > send.first) {
-            self.told("room-order", got);
+            self.report_delivery("room-order", got);
         }
     }
 
@@ -179,10 +179,10 @@ impl Checker<'_> {
             }
             let died =
                 |(node, when): &(Id, u64)| Some(*node) == there && (time(send.last.0)..=by).contains(when);
-            let told = |at: &usize| *at > send.first && time(*at) <= by;
+            let is_reported = |at: &usize| *at > send.first && time(*at) <= by;
             if there != here && self.rooms.downs.iter().any(died) {
                 lost += 1;
-            } else if there != here && stay.uncounted.iter().any(told) {
+            } else if there != here && stay.uncounted.iter().any(is_reported) {
                 uncounted += 1;
             } else {
                 missing += 1;

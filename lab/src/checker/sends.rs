@@ -219,8 +219,9 @@ impl Checker<'_> {
             let mut expected = 1;
             for seq in log.rows.keys() {
                 while expected < *seq {
-                    let told = log.gaps.iter().find(|(_, first, last)| (first..=last).contains(&&expected));
-                    match told {
+                    let reported_gap =
+                        log.gaps.iter().find(|(_, first, last)| (first..=last).contains(&&expected));
+                    match reported_gap {
                         Some((_, _, last)) => expected = last + 1,
                         None => {
                             holes.push((*conv, expected, *seq));

@@ -386,12 +386,12 @@ fn a_member_misses_something_without_a_word() {
     };
     assert!(tape.with(drop_pushes("a2")).contains(&"silent-skip"));
     assert_eq!(tape.with(drop_pushes("a4")), ["not-delivered"]);
-    let told = tape.with(|it| {
+    let findings = tape.with(|it| {
         drop_pushes("a4")(it);
         let gap = HistoryEvent::Gap { session: 2, conv: "d:ann:bob".into(), first: 4, last: 4 };
         it.push(Stamped { at: 0, event: gap });
     });
-    assert!(told.is_empty(), "{told:?}");
+    assert!(findings.is_empty(), "{findings:?}");
     let nothing = tape.with(|it| {
         for cid in ["a1", "a2", "a3", "a4"] {
             drop_pushes(cid)(it);

@@ -93,7 +93,7 @@ pub(super) fn info_text(info: &NodeInfo) -> String {
         owns: info.owns.clone(),
         stands: info.partition_lags.iter().map(numbers).collect(),
         asserting: info.asserting,
-        about: info.about.clone(),
+        about: info.description.clone(),
         rules: info.rules,
     };
     serde_json::to_string(&info).unwrap_or_default()
@@ -118,7 +118,7 @@ pub(super) fn info(boot: &NodeBoot, text: &str) -> Option<NodeInfo> {
         owns: info.owns,
         partition_lags: info.stands.into_iter().filter_map(partition_lag).collect(),
         asserting: info.asserting,
-        about: info.about,
+        description: info.about,
         rules: info.rules,
     })
 }
@@ -172,17 +172,21 @@ mod tests {
                 owns: vec![partition],
                 partition_lags: vec![PartitionLag { partition, position, end, behind_ms, behind_bytes }],
                 asserting: partition % 2 == 0,
-                about: NodeDescription { share: Some(7), zone: "z".into(), ..NodeDescription::default() },
+                description: NodeDescription {
+                    share: Some(7),
+                    zone: "z".into(),
+                    ..NodeDescription::default()
+                },
                 rules: 1 + partition % 3,
             };
             prop_assert_eq!(info(&boot, &info_text(&written)), Some(written.clone()));
             // An earlier version announces neither lags nor a description.
             let earlier = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[4]}"#;
-            let read = info(&boot, earlier).map(|it| (it.owns, it.partition_lags, it.about));
+            let read = info(&boot, earlier).map(|it| (it.owns, it.partition_lags, it.description));
             prop_assert_eq!(read, Some((vec![4], Vec::new(), NodeDescription::default())));
             // A later version may add fields.
             let later = r#"{"peer":"","clients":[],"state":"ready","conns":1,"capacity":2,"owns":[],"about":{"zone":"z","moon":1}}"#;
-            prop_assert_eq!(info(&boot, later).map(|it| it.about.zone), Some("z".to_owned()));
+            prop_assert_eq!(info(&boot, later).map(|it| it.description.zone), Some("z".to_owned()));
         }
 
         #[test]

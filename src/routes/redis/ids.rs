@@ -35,9 +35,11 @@ impl Lapses {
         let lapsed = rows.iter().filter(|row| row.lease == Lease::Lapsed);
         let before = std::mem::take(&mut self.0);
         for row in lapsed {
-            let since =
-                before.get(&row.info.boot).filter(|(beat, _)| *beat == row.beat).map(|(_, since)| *since);
-            self.0.insert(row.info.boot.clone(), (row.beat, since.unwrap_or(now)));
+            let since = before
+                .get(&row.info.boot)
+                .filter(|(renewals, _)| *renewals == row.renewals)
+                .map(|(_, since)| *since);
+            self.0.insert(row.info.boot.clone(), (row.renewals, since.unwrap_or(now)));
         }
         let dead = self.0.iter().filter(|(_, (_, since))| now.duration_since(*since) >= DEAD_AFTER);
         dead.map(|(boot, _)| boot.clone()).collect()

@@ -153,7 +153,7 @@ async fn entries_keep_seqs_and_reach_their_partition() {
     let summary = store.summary(&large, Some(&user("bob"))).await.unwrap().unwrap();
     assert_eq!((summary.head.last_seq, summary.head.messages, summary.members), (rows, rows, 3));
     assert_eq!(summary.head.settings["history"], "all");
-    assert_eq!(summary.standing.unwrap().level, state);
+    assert_eq!(summary.member_view.unwrap().level, state);
     assert_eq!(store.summary(&small, None).await.unwrap().unwrap().members, 1);
     assert_eq!(store.merge_settings(&user("bob"), UserSettings::default()).await.unwrap(), settings);
 }

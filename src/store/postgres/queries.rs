@@ -126,7 +126,7 @@ pub(super) async fn memberships(
         let mut reader = Reader::new(row);
         let index = reader.index()?;
         let (conversation, head, members) = (reader.conversation()?, reader.head()?, reader.big()?);
-        let membership = Membership { conversation, standing: reader.member_view()?, head, members };
+        let membership = Membership { conversation, member_view: reader.member_view()?, head, members };
         pages.get_mut(index).ok_or_else(damaged)?.push(membership);
     }
     Ok(pages)
@@ -163,8 +163,8 @@ pub(super) async fn summaries(
         let mut reader = Reader::new(row);
         let index = reader.index()?;
         let (head, members, was_member) = (reader.head()?, reader.big()?, reader.get()?);
-        let standing = if was_member { Some(reader.member_view()?) } else { None };
-        *found.get_mut(index).ok_or_else(damaged)? = Some(Summary { head, members, standing });
+        let member_view = if was_member { Some(reader.member_view()?) } else { None };
+        *found.get_mut(index).ok_or_else(damaged)? = Some(Summary { head, members, member_view });
     }
     Ok(found)
 }

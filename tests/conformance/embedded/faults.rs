@@ -85,7 +85,7 @@ async fn refused_mark_is_confirmed_to_a_retry_only_after_its_sync() {
     disk.set(u64::MAX, 0);
     eventually(async || read(2).await.ok()).await;
     let summary = small.store.summary(&direct(), Some(&user("bob"))).await.unwrap().unwrap();
-    assert_eq!(summary.standing.unwrap().level.mark.seq, 2);
+    assert_eq!(summary.member_view.unwrap().level.mark.seq, 2);
 }
 
 #[tokio::test]

@@ -128,9 +128,9 @@ async fn export_imports_to_the_same_store_and_seqs_continue() {
     let retry = small.say(&["m2"], 1).await;
     assert!(matches!(retry[..], [Outcome::Duplicate { seq: 2, .. }]), "{retry:?}");
     assert_eq!(accepted(&small.say(&["m4"], 0).await), [4]);
-    let standing = small.store.summary(&group("team"), Some(&user("ann"))).await.unwrap().unwrap();
-    assert_eq!((standing.members, standing.standing.unwrap().stays.len()), (2, 1));
-    let bob = |told: Option<Summary>| told.unwrap().standing.unwrap();
+    let summary = small.store.summary(&group("team"), Some(&user("ann"))).await.unwrap().unwrap();
+    assert_eq!((summary.members, summary.member_view.unwrap().stays.len()), (2, 1));
+    let bob = |summary: Option<Summary>| summary.unwrap().member_view.unwrap();
     assert!(bob(small.store.summary(&group("team"), Some(&user("bob"))).await.unwrap()).member.muted);
     let level = UserState { mark: READ, cleared: CLEARED, hidden: vec![HIDDEN] };
     assert_eq!(bob(small.store.summary(&direct(), Some(&user("bob"))).await.unwrap()).level, level);
@@ -157,9 +157,9 @@ async fn export_corrects_a_mark_that_counts_later_messages() {
     assert_eq!(faults(&old).1, [""; 0]);
     import(&new, &export(&old)).unwrap();
     let small = Small::start(&new).await;
-    let standing = small.store.summary(&direct(), Some(&user("bob"))).await.unwrap().unwrap().standing;
+    let member_view = small.store.summary(&direct(), Some(&user("bob"))).await.unwrap().unwrap().member_view;
     let near = Mark { messages: 1, ..far };
-    assert_eq!(standing.unwrap().level, UserState { mark: near, cleared: near, hidden: vec![] });
+    assert_eq!(member_view.unwrap().level, UserState { mark: near, cleared: near, hidden: vec![] });
 }
 
 #[tokio::test]

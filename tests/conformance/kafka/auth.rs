@@ -20,8 +20,12 @@ use crate::{
 };
 
 /// Returns settings for one of the authenticated listeners.
-fn at(door: &str, security: &str) -> KafkaConfig {
-    KafkaConfig { brokers: vec![service_text("kafka", door)], security: security.to_owned(), ..settings() }
+fn at(listener: &str, security: &str) -> KafkaConfig {
+    KafkaConfig {
+        brokers: vec![service_text("kafka", listener)],
+        security: security.to_owned(),
+        ..settings()
+    }
 }
 
 /// Returns the path of one of the broker's files.

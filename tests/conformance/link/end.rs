@@ -137,7 +137,7 @@ impl Link for End {
     async fn archive_status(
         &self,
         _: &NodeBoot,
-        told: Vec<PublishedMark>,
+        marks: Vec<PublishedMark>,
         _: Duration,
     ) -> Result<ArchiveStatus, LinkError> {
         self.settles.fetch_add(1, Ordering::SeqCst);
@@ -145,7 +145,7 @@ impl Link for End {
         if let Some(gate) = gate {
             drop(gate.acquire().await);
         }
-        Ok(if told.is_empty() { ArchiveStatus::ArchivedUpTo(level()) } else { ArchiveStatus::NotYet(told) })
+        Ok(if marks.is_empty() { ArchiveStatus::ArchivedUpTo(level()) } else { ArchiveStatus::NotYet(marks) })
     }
 
     async fn answers_again(

@@ -288,11 +288,11 @@ async fn member_views_of_many_clients_share_a_query() {
         assert_eq!(found.is_some(), n < 40, "{n}");
         let Some(summary) = found else { continue };
         assert_eq!((summary.head.last_seq, summary.members), (u64::from(n) + 1, 2), "{n}");
-        assert_eq!(summary.standing.is_some(), n % 3 == 0, "{n}");
-        if let Some(standing) = summary.standing {
+        assert_eq!(summary.member_view.is_some(), n % 3 == 0, "{n}");
+        if let Some(member_view) = summary.member_view {
             let marked = n.is_multiple_of(2).then(|| mark(u64::from(n)).seq);
-            assert_eq!(standing.level.mark.seq, marked.unwrap_or_default(), "{n}");
-            assert_eq!(standing.member.sent, u64::from(n) + 1, "{n}");
+            assert_eq!(member_view.level.mark.seq, marked.unwrap_or_default(), "{n}");
+            assert_eq!(member_view.member.sent, u64::from(n) + 1, "{n}");
         }
     }
 }

@@ -256,8 +256,8 @@ async fn ten_thousand_messages_fit_one_archive() {
     for (table, count) in [("messages", 10_000), ("keys", 10_000), ("heads", 5_050)] {
         assert_eq!(database.number(&format!("SELECT count(*) FROM {table}")).await, count, "{table}");
     }
-    let told = store.memberships(&names[7], None, 1_000).await.unwrap();
-    assert_eq!(told.len(), 100);
+    let listed = store.memberships(&names[7], None, 1_000).await.unwrap();
+    assert_eq!(listed.len(), 100);
     // A retry at a new owner loads the keys it needs, and finds each.
     let mut next = Owner::take_over(&store, 0, 2).await;
     let (outcomes, _) = next.apply(&bodies).await;

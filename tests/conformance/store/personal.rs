@@ -31,19 +31,19 @@ pub(super) async fn rejoined_member_keeps_every_stay(store: &Arc<dyn Store>) {
         ])
         .await;
     owner.run(&[said("m4"), change("g", MemberAction::Join, &["cid"], "r5")]).await;
-    let standing = store.summary(&g, Some(&user("cid"))).await.unwrap().unwrap().standing.unwrap();
+    let member_view = store.summary(&g, Some(&user("cid"))).await.unwrap().unwrap().member_view.unwrap();
     let stay = |joined_seq, left_seq, joined_messages, left_messages| Stay {
         joined_seq,
         left_seq,
         joined_messages,
         left_messages,
     };
-    assert_eq!(standing.stays, [stay(1, 3, 0, 1), stay(5, 7, 2, 3)]);
-    let member = standing.member;
+    assert_eq!(member_view.stays, [stay(1, 3, 0, 1), stay(5, 7, 2, 3)]);
+    let member = member_view.member;
     assert_eq!((member.joined_seq, member.left_seq, member.joined_messages, member.stays), (9, 0, 4, 2));
-    let told = store.memberships(&user("cid"), None, 9).await.unwrap();
-    assert_eq!(told[0].standing, standing);
-    let ann = store.summary(&g, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
+    let rows = store.memberships(&user("cid"), None, 9).await.unwrap();
+    assert_eq!(rows[0].member_view, member_view);
+    let ann = store.summary(&g, Some(&user("ann"))).await.unwrap().unwrap().member_view.unwrap();
     assert_eq!((ann.stays, ann.member.joined_seq, ann.member.sent), (vec![], 1, 4));
 }
 
@@ -53,17 +53,17 @@ pub(super) async fn s23_s24_marks_only_move_forward_in_the_member_view(store: &A
     let mark = |seq| Personal::Read(Mark { seq, messages: seq, own: 0 });
     let (bob, d) = (user("bob"), direct());
     let stored = async || {
-        let told = store.memberships(&bob, None, 9).await.unwrap();
+        let rows = store.memberships(&bob, None, 9).await.unwrap();
         let summary = store.summary(&d, Some(&bob)).await.unwrap().unwrap();
-        assert_eq!(summary.standing.unwrap(), told[0].standing);
-        told.iter().map(|it| it.standing.level.mark.seq).collect::<Vec<_>>()
+        assert_eq!(summary.member_view.unwrap(), rows[0].member_view);
+        rows.iter().map(|it| it.member_view.level.mark.seq).collect::<Vec<_>>()
     };
     assert_eq!(stored().await, [0, 0]);
     store.save_marks(&[(bob.clone(), d.clone(), mark(2)), (bob.clone(), d.clone(), mark(1))]).await.unwrap();
     assert_eq!(stored().await, [2, 0]);
     store.save_marks(&[(bob.clone(), d.clone(), mark(1)), (bob.clone(), group("g"), mark(1))]).await.unwrap();
     assert_eq!(stored().await, [2, 1], "a late mark changes nothing");
-    let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap();
+    let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().member_view.unwrap();
     assert_eq!(ann.level, UserState::default(), "marks are per user");
     owner.run(&[say("m3")]).await;
     assert_eq!(stored().await, [2, 1], "an archive changes no marks");
@@ -74,7 +74,7 @@ pub(super) async fn member_view_has_cleared_and_hidden_entries(store: &Arc<dyn S
     owner.run(&[say("m1"), say("m2"), say("m3")]).await;
     let (bob, d) = (user("bob"), direct());
     let save = async |change: Personal| store.save_marks(&[(bob.clone(), d.clone(), change)]).await.unwrap();
-    let kept = async || store.summary(&d, Some(&bob)).await.unwrap().unwrap().standing.unwrap().level;
+    let kept = async || store.summary(&d, Some(&bob)).await.unwrap().unwrap().member_view.unwrap().level;
     let at = |seq| Mark { seq, messages: seq, own: 0 };
     let hidden = |seq| Hidden { seq, counts: seq % 2 == 1 };
     let hide =
@@ -87,10 +87,10 @@ pub(super) async fn member_view_has_cleared_and_hidden_entries(store: &Arc<dyn S
     save(Personal::Cleared(at(1))).await;
     let level = UserState { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
     assert_eq!(kept().await, level, "marks only move forward, and cleared entries need no hide");
-    let told = store.memberships(&bob, None, 9).await.unwrap();
-    assert_eq!(told[0].standing.level, level);
+    let rows = store.memberships(&bob, None, 9).await.unwrap();
+    assert_eq!(rows[0].member_view.level, level);
     assert_eq!(
-        store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().standing.unwrap().level,
+        store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().member_view.unwrap().level,
         UserState::default()
     );
 }
@@ -104,8 +104,9 @@ pub(super) async fn stays_with_equal_start_are_all_kept(store: &Arc<dyn Store>) 
         let kick = change("g", MemberAction::Kick, &["ann"], &format!("k{n}"));
         owner.run(&[kick, change("g", MemberAction::Join, &["ann"], &format!("j{n}"))]).await;
     }
-    let told = store.memberships(&user("ann"), None, 9).await.unwrap();
-    let stays: Vec<_> = told[0].standing.stays.iter().map(|stay| (stay.joined_seq, stay.left_seq)).collect();
+    let rows = store.memberships(&user("ann"), None, 9).await.unwrap();
+    let stays: Vec<_> =
+        rows[0].member_view.stays.iter().map(|stay| (stay.joined_seq, stay.left_seq)).collect();
     assert_eq!(stays, [(1, 2), (1, 4), (1, 6)]);
 }
 

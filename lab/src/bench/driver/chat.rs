@@ -198,11 +198,11 @@ impl Driver {
         let wait = if self.setup.spin { Duration::ZERO } else { Duration::from_millis(1) };
         let talk = &mut self.talk;
         let mut now = 0;
-        self.connections.turn(wait, |slot, conn, heard| {
+        self.connections.turn(wait, |slot, conn, event| {
             if now == 0 {
                 now = host::now_ns();
             }
-            talk.receive(&mut run.tally, slot, conn, &heard, now)
+            talk.receive(&mut run.tally, slot, conn, &event, now)
         })?;
         talk.reply(&mut run.tally, &mut self.connections, run.now.max(now))
     }

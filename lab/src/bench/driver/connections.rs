@@ -52,7 +52,7 @@ pub(super) enum Phase {
 }
 
 /// An event of a connection.
-pub(super) enum Heard<'a> {
+pub(super) enum ConnEvent<'a> {
     /// It can be written to; reported at least once, after the handshake of the kernel.
     Writable,
     /// Bytes of a server that uses no frames, or of an upgrade.
@@ -60,7 +60,7 @@ pub(super) enum Heard<'a> {
     /// A frame.
     Frame(View<'a>),
     /// The other side has closed.
-    Gone,
+    Closed,
 }
 
 fn addresses(listed: &str) -> Result<Vec<SocketAddrV4>> {
@@ -190,11 +190,11 @@ impl Connections {
         Ok(())
     }
 
-    /// Waits at most `timeout`, and passes events to `hear`. Answers pings of the server.
+    /// Waits at most `timeout`, and passes events to `on_event`. Answers pings of the server.
     pub(super) fn turn(
         &mut self,
         timeout: Duration,
-        mut hear: impl FnMut(usize, &mut Conn, Heard<'_>) -> Result<()>,
+        mut on_event: impl FnMut(usize, &mut Conn, ConnEvent<'_>) -> Result<()>,
     ) -> Result<usize> {
         let count = self.poller.wait(Some(timeout))?;
         for at in 0..count {
@@ -205,7 +205,7 @@ impl Connections {
             if !self.unsent.is_empty() {
                 self.flush(ready.slot)?;
             }
-            self.read(ready, &mut hear)?;
+            self.read(ready, &mut on_event)?;
         }
         Ok(count)
     }
@@ -213,30 +213,30 @@ impl Connections {
     fn read(
         &mut self,
         ready: Ready,
-        hear: &mut impl FnMut(usize, &mut Conn, Heard<'_>) -> Result<()>,
+        on_event: &mut impl FnMut(usize, &mut Conn, ConnEvent<'_>) -> Result<()>,
     ) -> Result<()> {
         let slot = ready.slot;
         let Some(conn) = self.conns[slot].as_mut() else { return Ok(()) };
         if conn.phase == Phase::Connecting {
-            hear(slot, conn, Heard::Writable)?;
+            on_event(slot, conn, ConnEvent::Writable)?;
         }
         let mut replies = Vec::new();
         loop {
             let count = match recv(&conn.fd, &mut self.buffer[..], RecvFlags::empty()) {
-                Ok((0, _)) => return hear(slot, conn, Heard::Gone),
+                Ok((0, _)) => return on_event(slot, conn, ConnEvent::Closed),
                 Ok((count, _)) => count,
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(Errno::CONNRESET | Errno::PIPE | Errno::CONNREFUSED) => {
-                    return hear(slot, conn, Heard::Gone);
+                    return on_event(slot, conn, ConnEvent::Closed);
                 }
                 Err(error) => return Err(error.into()),
             };
             self.reads += 1;
             let bytes = &self.buffer[..count];
             if self.framed && conn.phase != Phase::Upgrading {
-                frames(self.transport, slot, conn, bytes, &mut replies, hear)?;
+                frames(self.transport, slot, conn, bytes, &mut replies, on_event)?;
             } else {
-                hear(slot, conn, Heard::Bytes(bytes))?;
+                on_event(slot, conn, ConnEvent::Bytes(bytes))?;
             }
             // A short read empties the socket; later bytes are an edge of their own.
             if count < self.buffer.len() && !ready.hangup {
@@ -254,7 +254,7 @@ fn frames(
     conn: &mut Conn,
     bytes: &[u8],
     replies: &mut Vec<u8>,
-    hear: &mut impl FnMut(usize, &mut Conn, Heard<'_>) -> Result<()>,
+    on_event: &mut impl FnMut(usize, &mut Conn, ConnEvent<'_>) -> Result<()>,
 ) -> Result<()> {
     let joined = conn.tail.take().map(|tail| [&tail[..], bytes].concat());
     let mut rest = joined.as_deref().unwrap_or(bytes);
@@ -266,12 +266,12 @@ fn frames(
                 if view.kind == kind::PING {
                     wire::put_client(transport, &wire::pong(), replies);
                 } else {
-                    hear(slot, conn, Heard::Frame(view))?;
+                    on_event(slot, conn, ConnEvent::Frame(view))?;
                 }
             }
             Unit::WsPing(payload) => wire::put_ws_pong(payload, replies),
             Unit::WsPong => {}
-            Unit::WsClose => return hear(slot, conn, Heard::Gone),
+            Unit::WsClose => return on_event(slot, conn, ConnEvent::Closed),
         }
     }
     if !rest.is_empty() {
@@ -281,11 +281,11 @@ fn frames(
 }
 
 /// Fails for an event that a connection which ought to stay open and quiet does not have.
-pub(super) fn surprise(slot: usize, heard: &Heard<'_>) -> Result<()> {
-    match heard {
-        Heard::Writable | Heard::Bytes(_) => Ok(()),
-        Heard::Gone => bail!("connection {slot} was closed by the server"),
-        Heard::Frame(view) => match view.kind {
+pub(super) fn surprise(slot: usize, event: &ConnEvent<'_>) -> Result<()> {
+    match event {
+        ConnEvent::Writable | ConnEvent::Bytes(_) => Ok(()),
+        ConnEvent::Closed => bail!("connection {slot} was closed by the server"),
+        ConnEvent::Frame(view) => match view.kind {
             kind::ERROR => bail!("connection {slot}: error {}", wire::reason(view.body)),
             kind::CLOSE => bail!("connection {slot}: close {}", wire::reason(view.body)),
             kind::BEHIND => bail!("connection {slot}: the server left messages out"),

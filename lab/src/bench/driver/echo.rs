@@ -2,7 +2,7 @@
 
 use super::{
     Driver,
-    connections::{Connections, Heard, surprise},
+    connections::{ConnEvent, Connections, surprise},
 };
 use crate::bench::{
     host,
@@ -36,9 +36,9 @@ impl Driver {
         let mut last = began;
         loop {
             let reply_bytes = &mut outcome.reply_bytes;
-            self.connections.turn(Duration::from_millis(100), |slot, conn, heard| {
-                match &heard {
-                    Heard::Frame(view) if view.kind == kind::PONG => {
+            self.connections.turn(Duration::from_millis(100), |slot, conn, event| {
+                match &event {
+                    ConnEvent::Frame(view) if view.kind == kind::PONG => {
                         ensure!(
                             view.id == u64::from(conn.number),
                             "connection {slot}: answer to {}",
@@ -46,7 +46,7 @@ impl Driver {
                         );
                         *reply_bytes = wire::framed_len(transport, view);
                     }
-                    Heard::Bytes(bytes) if raw.is_some() => {
+                    ConnEvent::Bytes(bytes) if raw.is_some() => {
                         let mut wanted = Vec::with_capacity(32);
                         wire::put_client(transport, &wire::ping(u64::from(conn.number)), &mut wanted);
                         ensure!(
@@ -86,10 +86,10 @@ impl Driver {
         let mut missing = self.users.saturating_sub(answered);
         let began = host::now_ns();
         while missing > 0 {
-            self.connections.turn(Duration::from_millis(100), |slot, _, heard| {
-                match &heard {
-                    Heard::Frame(view) if view.kind == kind::PONG => missing = missing.saturating_sub(1),
-                    Heard::Bytes(_) => missing = missing.saturating_sub(1),
+            self.connections.turn(Duration::from_millis(100), |slot, _, event| {
+                match &event {
+                    ConnEvent::Frame(view) if view.kind == kind::PONG => missing = missing.saturating_sub(1),
+                    ConnEvent::Bytes(_) => missing = missing.saturating_sub(1),
                     other => surprise(slot, other)?,
                 }
                 Ok(())

@@ -1,6 +1,6 @@
 //! Connecting and logging in, many at a time, to stay or to leave at once.
 
-use super::connections::{Conn, Connections, Heard, Phase};
+use super::connections::{Conn, ConnEvent, Connections, Phase};
 use crate::bench::{
     admin, host,
     orders::{Outcome, Peer, Setup},
@@ -96,8 +96,8 @@ pub(super) fn establish(connections: &mut Connections, setup: &Setup, plan: &Pla
         }
         work.start(connections, now)?;
         let reply_bytes = &mut work.outcome.reply_bytes;
-        connections.turn(Duration::from_millis(5), |slot, conn, heard| {
-            if let Some(todo) = step(conn, &heard, setup.transport, reply, reply_bytes)? {
+        connections.turn(Duration::from_millis(5), |slot, conn, event| {
+            if let Some(todo) = step(conn, &event, setup.transport, reply, reply_bytes)? {
                 todos.push((slot, todo));
             }
             Ok(())
@@ -113,21 +113,21 @@ pub(super) fn establish(connections: &mut Connections, setup: &Setup, plan: &Pla
 /// Returns the next step after an event of a connection that logs in.
 fn step(
     conn: &mut Conn,
-    heard: &Heard<'_>,
+    event: &ConnEvent<'_>,
     transport: BenchTransport,
     reply: usize,
     reply_bytes: &mut usize,
 ) -> Result<Option<Todo>> {
-    Ok(match (conn.phase, heard) {
-        (Phase::Connecting, Heard::Writable) => {
+    Ok(match (conn.phase, event) {
+        (Phase::Connecting, ConnEvent::Writable) => {
             conn.phase = Phase::Upgrading;
             Some(Todo::Greet)
         }
         // The raw fan-out loop confirms a connection with one byte.
-        (Phase::Upgrading, Heard::Bytes(b"\0")) => Some(Todo::Done),
-        (Phase::Ready, Heard::Gone) => bail!("user {} was closed by the server", conn.user),
-        (_, Heard::Gone) => Some(Todo::Retry(RETRY_MS)),
-        (Phase::Upgrading, Heard::Bytes(bytes)) => {
+        (Phase::Upgrading, ConnEvent::Bytes(b"\0")) => Some(Todo::Done),
+        (Phase::Ready, ConnEvent::Closed) => bail!("user {} was closed by the server", conn.user),
+        (_, ConnEvent::Closed) => Some(Todo::Retry(RETRY_MS)),
+        (Phase::Upgrading, ConnEvent::Bytes(bytes)) => {
             if bytes.starts_with(b"HTTP/1.1 101") && bytes.ends_with(b"\r\n\r\n") {
                 Some(Todo::Upgraded)
             } else if bytes.starts_with(b"HTTP/1.1 5") {
@@ -136,13 +136,13 @@ fn step(
                 bail!("no upgrade: {}", String::from_utf8_lossy(&bytes[..bytes.len().min(80)]));
             }
         }
-        (Phase::Greeting, Heard::Bytes(bytes)) => {
+        (Phase::Greeting, ConnEvent::Bytes(bytes)) => {
             conn.received += bytes.len() as u32;
             ensure!(conn.received as usize <= reply, "more bytes than a reply has");
             *reply_bytes = reply;
             (conn.received as usize == reply).then_some(Todo::Done)
         }
-        (phase, Heard::Frame(view)) => match (phase, view.kind) {
+        (phase, ConnEvent::Frame(view)) => match (phase, view.kind) {
             (Phase::Greeting, kind::WELCOME) => {
                 *reply_bytes = wire::framed_len(transport, view);
                 Some(Todo::Join)

@@ -2,7 +2,7 @@
 
 use super::{
     Driver,
-    connections::{Conn, Connections, Heard, surprise},
+    connections::{Conn, ConnEvent, Connections, surprise},
     inbox::{Entry, Inbox, Pull},
     talk::{Lag, PULL_ID, retry_at},
 };
@@ -37,13 +37,13 @@ impl Driver {
             members.copies = 0;
             while members.copies < users || !accepted {
                 let pattern = &publisher.pattern;
-                self.connections.turn(wait, |slot, conn, heard| match &heard {
-                    _ if slot < users => members.receive(slot, conn, &heard, number, pattern),
-                    Heard::Frame(view) if view.kind == kind::SEND_ACK => {
+                self.connections.turn(wait, |slot, conn, event| match &event {
+                    _ if slot < users => members.receive(slot, conn, &event, number, pattern),
+                    ConnEvent::Frame(view) if view.kind == kind::SEND_ACK => {
                         accepted = true;
                         Ok(())
                     }
-                    heard => surprise(slot, heard),
+                    event => surprise(slot, event),
                 })?;
                 members.pull(&mut self.connections)?;
                 if host::now_ns() - sent > PATIENCE_NS {
@@ -78,11 +78,11 @@ impl Members<'_> {
         &mut self,
         slot: usize,
         conn: &mut Conn,
-        heard: &Heard<'_>,
+        event: &ConnEvent<'_>,
         number: u32,
         pattern: &Pattern,
     ) -> Result<()> {
-        let Heard::Frame(view) = heard else { return surprise(slot, heard) };
+        let ConnEvent::Frame(view) = event else { return surprise(slot, event) };
         match view.kind {
             kind::PUSH => match self.lagging.get_mut(&slot) {
                 None => check(slot, conn, view, number, pattern).map(|()| self.copies += 1),
@@ -111,7 +111,7 @@ impl Members<'_> {
                 self.lagging.get_mut(&slot).context("a refusal of nothing")?.refused(at);
                 Ok(())
             }
-            _ => surprise(slot, heard),
+            _ => surprise(slot, event),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Driver,
-    connections::{Heard, surprise},
+    connections::{ConnEvent, surprise},
 };
 use crate::bench::{
     host,
@@ -42,10 +42,10 @@ impl Driver {
                 break;
             }
             ensure!(now < end + 5_000_000_000, "{heard_back} answers to {sent} heartbeats");
-            self.connections.turn(Duration::from_millis(1), |slot, _, heard| {
-                match &heard {
-                    Heard::Frame(view) if view.kind == kind::PONG => heard_back += 1,
-                    Heard::Bytes(_) if raw => heard_back += 1,
+            self.connections.turn(Duration::from_millis(1), |slot, _, event| {
+                match &event {
+                    ConnEvent::Frame(view) if view.kind == kind::PONG => heard_back += 1,
+                    ConnEvent::Bytes(_) if raw => heard_back += 1,
                     other => surprise(slot, other)?,
                 }
                 Ok(())

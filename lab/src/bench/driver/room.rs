@@ -2,7 +2,7 @@
 
 use super::{
     Driver,
-    connections::{Conn, Heard, surprise},
+    connections::{Conn, ConnEvent, surprise},
     publisher::Publisher,
 };
 use crate::bench::{
@@ -68,7 +68,7 @@ impl Driver {
                 let who = (pace.sent - 1) as usize % publisher.numbers.len();
                 publisher.publish(&mut self.connections, who, conversation, time)?;
             }
-            self.hear(&mut tally, &publisher, pace.wait(host::now_ns()))?;
+            self.receive_events(&mut tally, &publisher, pace.wait(host::now_ns()))?;
         }
         let (from, meter, delivered, reads) = start.context("nothing was measured")?;
         outcome.wall_ns = host::now_ns() - from;
@@ -82,9 +82,9 @@ impl Driver {
         Ok(outcome)
     }
 
-    fn hear(&mut self, tally: &mut Tally, publisher: &Publisher, wait: Duration) -> Result<()> {
+    fn receive_events(&mut self, tally: &mut Tally, publisher: &Publisher, wait: Duration) -> Result<()> {
         tally.now = 0;
-        self.connections.turn(wait, |slot, conn, heard| tally.hear(slot, conn, &heard, publisher))?;
+        self.connections.turn(wait, |slot, conn, event| tally.on_event(slot, conn, &event, publisher))?;
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl Driver {
         let mut last = host::now_ns();
         loop {
             let before = (tally.delivered, tally.accepted + tally.refused, tally.shed);
-            self.hear(tally, publisher, Duration::from_millis(20))?;
+            self.receive_events(tally, publisher, Duration::from_millis(20))?;
             let now = host::now_ns();
             if before != (tally.delivered, tally.accepted + tally.refused, tally.shed) {
                 last = now;
@@ -178,8 +178,14 @@ impl Tally {
         })
     }
 
-    fn hear(&mut self, slot: usize, conn: &mut Conn, heard: &Heard<'_>, publisher: &Publisher) -> Result<()> {
-        let Heard::Frame(view) = heard else { return surprise(slot, heard) };
+    fn on_event(
+        &mut self,
+        slot: usize,
+        conn: &mut Conn,
+        event: &ConnEvent<'_>,
+        publisher: &Publisher,
+    ) -> Result<()> {
+        let ConnEvent::Frame(view) = event else { return surprise(slot, event) };
         match view.kind {
             kind::PUSH if slot < self.users => self.push(slot, conn, view.body, publisher),
             kind::SHED if slot < self.users => {
@@ -197,7 +203,7 @@ impl Tally {
                 self.refused += 1;
                 Ok(())
             }
-            _ => surprise(slot, heard),
+            _ => surprise(slot, event),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Driver,
-    connections::{Heard, surprise},
+    connections::{ConnEvent, surprise},
     establish,
 };
 use crate::bench::{
@@ -31,18 +31,18 @@ impl Driver {
         let mut outcome = Outcome { max_us: login.wall_ns / 1000, ..Outcome::default() };
         let mut ended = false;
         while !ended {
-            self.connections.turn(Duration::from_millis(10), |slot, _, heard| match &heard {
-                Heard::Frame(view) if view.kind == kind::CONVERSATION_STATE => {
+            self.connections.turn(Duration::from_millis(10), |slot, _, event| match &event {
+                ConnEvent::Frame(view) if view.kind == kind::CONVERSATION_STATE => {
                     ensure!(wire::number_of(view.body, 2) > 0, "a conversation without messages");
                     outcome.count += 1;
                     outcome.reply_bytes += wire::framed_len(crate::bench::wire::BenchTransport::Tcp, view);
                     Ok(())
                 }
-                Heard::Frame(view) if view.kind == kind::SYNC_END => {
+                ConnEvent::Frame(view) if view.kind == kind::SYNC_END => {
                     ended = true;
                     Ok(())
                 }
-                heard => surprise(slot, heard),
+                event => surprise(slot, event),
             })?;
             ensure!(host::now_ns() - began < PATIENCE_NS, "{} states, then nothing", outcome.count);
         }

@@ -2,7 +2,7 @@
 
 use super::{
     circle::Circle,
-    connections::{Conn, Connections, Heard, surprise},
+    connections::{Conn, ConnEvent, Connections, surprise},
     inbox::{Entry, Inbox, Pull},
 };
 use crate::bench::{
@@ -215,10 +215,10 @@ impl Talk {
         tally: &mut Tally,
         slot: usize,
         conn: &mut Conn,
-        heard: &Heard<'_>,
+        event: &ConnEvent<'_>,
         now: u64,
     ) -> Result<()> {
-        let Heard::Frame(view) = heard else { return surprise(slot, heard) };
+        let ConnEvent::Frame(view) = event else { return surprise(slot, event) };
         tally.last = now;
         let done = match view.kind {
             kind::SEND_ACK => self.answer(tally, slot, view, now),
@@ -229,7 +229,7 @@ impl Talk {
             kind::BEHIND => self.behind(tally, slot, view, now),
             kind::PAGE if view.id == PULL_ID => self.page(tally, slot, view, now),
             kind::ERROR if view.id == PULL_ID => self.pull_refused(slot, view, now),
-            _ => return surprise(slot, heard),
+            _ => return surprise(slot, event),
         };
         done.with_context(|| format!("connection {slot}"))
     }

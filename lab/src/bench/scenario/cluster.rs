@@ -103,7 +103,7 @@ fn addresses(servers: &[Server]) -> Result<Vec<SocketAddr>> {
 }
 
 /// Signal to the senders: when the node ended, and whether they have to finish.
-type Told = (Option<Instant>, bool);
+type SenderSignal = (Option<Instant>, bool);
 
 /// Returns the longest pause of any sender after the end of the node.
 async fn watch_end(
@@ -113,21 +113,21 @@ async fn watch_end(
     round: usize,
     end: impl FnOnce() -> Result<()>,
 ) -> Result<Duration> {
-    let tell = watch::Sender::new((None, false));
+    let signal = watch::Sender::new((None, false));
     let mut senders: Vec<JoinHandle<Result<Duration>>> = Vec::new();
     for nth in 0..count {
         let name = format!("s{round}-{nth}");
         let login = Box::pin(Talker::login(addresses[nth % addresses.len()], key, name));
         let talker = timeout(LOGIN, login).await.context("the login takes too long")??;
-        senders.push(tokio::spawn(talker.talk(tell.subscribe())));
+        senders.push(tokio::spawn(talker.talk(signal.subscribe())));
     }
     sleep(CALM).await;
     let from = Instant::now();
-    tell.send_replace((Some(from), false));
+    signal.send_replace((Some(from), false));
     // This blocks only this thread.
     end()?;
     sleep(CALM).await;
-    tell.send_replace((Some(from), true));
+    signal.send_replace((Some(from), true));
     let mut longest = Duration::ZERO;
     for sender in senders {
         longest = longest.max(timeout(PATIENCE, sender).await.context("there are no acks any more")???);
@@ -151,14 +151,14 @@ impl Talker {
 
     /// Sends until a message is acked that was sent after the signal to finish. Returns the longest time without an
     /// ack.
-    async fn talk(mut self, told: watch::Receiver<Told>) -> Result<Duration> {
+    async fn talk(mut self, signal: watch::Receiver<SenderSignal>) -> Result<Duration> {
         let mut tick = interval(PACE);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut longest, mut last, mut over) = (Duration::ZERO, Instant::now(), None);
         loop {
             tokio::select! {
                 _ = tick.tick() => {
-                    if told.borrow().1 {
+                    if signal.borrow().1 {
                         over.get_or_insert(self.requests);
                     }
                     self.send().await?;
@@ -172,7 +172,7 @@ impl Talker {
                         _ => continue,
                     }
                     let now = Instant::now();
-                    if let Some(from) = told.borrow().0 {
+                    if let Some(from) = signal.borrow().0 {
                         longest = longest.max(now - last.max(from));
                     }
                     last = now;

@@ -55,7 +55,7 @@ pub(super) struct Shared {
     /// Time between two messages of one client.
     pub(super) pace: Duration,
     /// Client addresses of the running nodes.
-    pub(super) doors: Mutex<Vec<SocketAddr>>,
+    pub(super) client_addresses: Mutex<Vec<SocketAddr>>,
     /// Whether clients send nothing new any more.
     pub(super) quiet: AtomicBool,
     /// Last acked number, by client.
@@ -92,8 +92,8 @@ impl Shared {
         self.noted.lock()
     }
 
-    pub(super) fn doors(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
-        self.doors.lock()
+    pub(super) fn client_addresses(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        self.client_addresses.lock()
     }
 
     fn breaks(&self, what: String) {
@@ -185,11 +185,12 @@ impl Client {
     }
 
     async fn try_to_come_in(&self) -> anyhow::Result<ClientSocket> {
-        let mut doors: Vec<String> = self.shared.doors().iter().map(ToString::to_string).collect();
-        let turn = rand::random_range(0..doors.len().max(1));
-        doors.rotate_left(turn);
+        let mut client_addresses: Vec<String> =
+            self.shared.client_addresses().iter().map(ToString::to_string).collect();
+        let turn = rand::random_range(0..client_addresses.len().max(1));
+        client_addresses.rotate_left(turn);
         let token = token(&self.shared, self.index);
-        let assigned = Assigned::ask(&doors, &token, "").await?;
+        let assigned = Assigned::ask(&client_addresses, &token, "").await?;
         let addresses = assigned.addresses.into_iter().map(|place| place.address).collect();
         log_in(Arc::clone(&self.shared), self.index, addresses).await
     }

@@ -61,7 +61,7 @@ fn marks_that_move_forward_and_unread_by_the_log_are_clean() {
 fn a_read_mark_goes_back_or_further_than_asked() {
     let tape = reading();
     let state = last_state(&tape, "d:ann:bob");
-    let told = |to: u64, counted: u64| {
+    let findings = |to: u64, counted: u64| {
         tape.with(|it| {
             let HistoryEvent::State { read, unread, .. } = &mut it[state].event else { panic!("no state") };
             (*read, *unread) = (to, counted);
@@ -69,9 +69,9 @@ fn a_read_mark_goes_back_or_further_than_asked() {
             *unread = counted + 1;
         })
     };
-    assert_eq!(told(1, 3), ["read-went-back"]);
+    assert_eq!(findings(1, 3), ["read-went-back"]);
     // A reported mark holds from then on, and the store has a lower one.
-    assert_eq!(told(4, 0), ["read-unasked", "read-went-back"]);
+    assert_eq!(findings(4, 0), ["read-unasked", "read-went-back"]);
     let kept = tape.at(|event| matches!(event, HistoryEvent::LogRead { conv, .. } if conv == "d:ann:bob"));
     let store = |to: u64| {
         tape.with(|it| {
@@ -82,8 +82,8 @@ fn a_read_mark_goes_back_or_further_than_asked() {
     assert_eq!(store(2), ["read-went-back"]);
     assert_eq!(store(4), ["read-unasked"]);
     assert_eq!(tape.with(|it| drop(it.remove(kept))), ["read-went-back"]);
-    let heard = HistoryEvent::ReadOk { user: "bob".into(), conv: "d:ann:bob".into(), seq: 4 };
-    assert!(tape.with(|it| it.insert(state, Stamped { at: 0, event: heard })).contains(&"read-unasked"));
+    let read_reply = HistoryEvent::ReadOk { user: "bob".into(), conv: "d:ann:bob".into(), seq: 4 };
+    assert!(tape.with(|it| it.insert(state, Stamped { at: 0, event: read_reply })).contains(&"read-unasked"));
 }
 
 #[test]

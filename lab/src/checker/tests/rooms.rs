@@ -107,7 +107,7 @@ fn a_killed_node_takes_with_it_what_it_had_not_passed_on_and_no_more() {
 #[test]
 fn that_some_is_missing_may_be_told_without_a_number_but_in_time() {
     let tape = hall();
-    let told = |ms, broken: Option<Range<u64>>| {
+    let findings = |ms, broken: Option<Range<u64>>| {
         tape.with(|it| {
             it.remove(tape.at(is_shed));
             if let Some(times) = broken {
@@ -116,11 +116,11 @@ fn that_some_is_missing_may_be_told_without_a_number_but_in_time() {
             later(&tape, it, ms, HistoryEvent::Shed { session: 2, conv: "r:r", count: 0 });
         })
     };
-    assert!(told(1_500, None).is_empty());
-    assert_eq!(told(2_500, None), ["shed-untold"]);
-    assert!(told(8_500, Some(1..1_000)).is_empty(), "after a fault it takes longer");
-    assert_eq!(told(9_500, Some(1..1_000)), ["shed-untold"]);
-    assert_eq!(told(9_500, Some(20_000..21_000)), ["shed-untold"], "that came when all had been said");
+    assert!(findings(1_500, None).is_empty());
+    assert_eq!(findings(2_500, None), ["shed-untold"]);
+    assert!(findings(8_500, Some(1..1_000)).is_empty(), "after a fault it takes longer");
+    assert_eq!(findings(9_500, Some(1..1_000)), ["shed-untold"]);
+    assert_eq!(findings(9_500, Some(20_000..21_000)), ["shed-untold"], "that came when all had been said");
 }
 
 #[test]

@@ -48,7 +48,7 @@ const WALL_MS: u64 = 1_763_712_000_000;
 
 const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 
-/// Transport of lone shards, with the shards that it drives.
+/// Transport of manual shards, with the shards that it drives.
 pub trait Transport {
     /// Stream of one connection.
     type Stream;
@@ -107,8 +107,8 @@ impl Transport for Sockets {
     }
 }
 
-/// Shards that run only when the test says so.
-pub struct Lone<T: Transport> {
+/// Shards that run only when the test calls [`Self::turn`].
+pub struct ManualShards<T: Transport> {
     /// Transport of the shards.
     pub transport: T,
     newcomers: Vec<NewcomerQueue<T::Stream>>,
@@ -118,13 +118,13 @@ pub struct Lone<T: Transport> {
     pub now: Time,
     outlets: Outlets,
     admission: Arc<Admission>,
-    /// Most events in a turn.
+    /// Largest number of events in a turn.
     events_max: usize,
     /// Memory ports answer at once, so nothing ever runs on it.
     _runtime: tokio::runtime::Runtime,
 }
 
-impl<T: Transport> Lone<T> {
+impl<T: Transport> ManualShards<T> {
     /// Creates `count` shards; `change` sets what the test is about.
     pub fn new(count: usize, change: impl FnOnce(&mut Context, &mut config::SocketConfig)) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -152,7 +152,7 @@ impl<T: Transport> Lone<T> {
         }
     }
 
-    /// Limits the events in a turn.
+    /// Sets the largest number of events in a turn.
     pub fn limit_events(&mut self, events_max: usize) {
         self.events_max = events_max;
     }
@@ -180,7 +180,7 @@ impl<T: Transport> Lone<T> {
         self.transport.turn(shard, Now { at: self.now, wall_ms: WALL_MS }, self.events_max);
     }
 
-    /// Answers the logins that wait, as the owner does: the users are in these groups. False = there is none.
+    /// Answers pending logins as the owner does, with these groups for each user. Returns false if none waits.
     pub fn answer_logins(&mut self, shard: usize, groups: &[ConversationId]) -> bool {
         let Ok(logins) = self.outlets.logins.try_recv() else { return false };
         for (key, _) in logins {
@@ -206,14 +206,14 @@ impl<T: Transport> Lone<T> {
     }
 }
 
-impl Lone<Sockets> {
+impl ManualShards<Sockets> {
     /// Returns the address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.transport.listener.local_addr().expect("it listens")
     }
 }
 
-/// A message to the members of a group or room.
+/// Builds a push to the members of a group or room.
 pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
     let msg_id = format!("m-{seq:09}");
     let content = Content::text(text);

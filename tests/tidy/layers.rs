@@ -1,9 +1,9 @@
-//! Rules of imports: modules import downwards, by the layers in `src/lib.rs` and `lab/src/lib.rs`; the product never names
-//! the lab.
+//! Layers of modules, from the tables in `src/lib.rs` and `lab/src/lib.rs`: imports point down only, and the product
+//! never names the lab.
 
 use crate::{rules::Finding, source::Source};
 
-/// Modules of which neither may import the other, whatever their layers are.
+/// Pairs of modules that may not import each other, whatever their layers are.
 const APART: [[&str; 2]; 10] = [
     ["partition", "shard"],
     ["conversation", "login"],
@@ -18,27 +18,28 @@ const APART: [[&str; 2]; 10] = [
     ["room", "partition"],
 ];
 const PORTS: [&str; 5] = ["bus", "store", "routes", "scratch", "link"];
-/// Module that has adapters of two ports.
+/// Module with adapters of two ports.
 const EMBEDDED: &str = "embedded";
-/// Private modules of ports that have adapters.
+/// Private modules of ports that contain adapters.
 const ADAPTER_MODULES: [&str; 6] = ["local", "kafka", "postgres", "memory", "redis", "grpc"];
-/// First and last words of the adapters that ports and `embedded` export: `KafkaBus`, `EmbeddedStore`.
+/// First and last words of exported adapter types, such as `KafkaBus` and `EmbeddedStore`.
 const ADAPTER_OF: [&str; 7] = ["Local", "Kafka", "Embedded", "Postgres", "Memory", "Redis", "Grpc"];
 const ADAPTER_TO: [&str; 8] = ["Bus", "Events", "Store", "Routes", "Scratch", "Numbers", "Floors", "Link"];
 
-/// Reports imports that go up or join modules of [`APART`], and adapters named outside `node`.
-pub(crate) fn arrows(sources: &[Source]) -> Vec<Finding> {
+/// Reports imports that point up or between modules of [`APART`], adapters named outside `node`, and uses of the lab.
+pub(crate) fn imports_point_down(sources: &[Source]) -> Vec<Finding> {
     let mut found: Vec<Finding> = sources.iter().flat_map(lab).collect();
     for folder in ["src/", "lab/src/"] {
-        found.extend(arrows_in(folder, sources));
+        found.extend(imports_in(folder, sources));
     }
     found
 }
 
-/// Files that the product is built from. Cargo refuses a circle of crates, but not a path into the lab.
+/// Files that the product is built from. Cargo rejects cyclic crates, but neither a file of the lab nor a dependency of
+/// tests.
 const PRODUCT: [&str; 4] = ["src/", "protocol/", "examples/", "Cargo.toml"];
 
-/// Reports names of the lab in the product and its manifest. Its tests may use the lab: they share the proxy.
+/// Reports uses of the lab in the product and its manifest. Its tests may use the lab: they share the proxy.
 fn lab(source: &Source) -> Vec<Finding> {
     if !PRODUCT.iter().any(|part| source.path.starts_with(part)) {
         return Vec::new();
@@ -49,50 +50,55 @@ fn lab(source: &Source) -> Vec<Finding> {
     let lines = source.text.lines().enumerate().filter(|(_, line)| names_lab(line) && !is_prose(line));
     lines
         .map(|(index, _)| {
-            Finding::new(source, index + 1, "the lab is above the product, which builds without it")
+            Finding::new(source, index + 1, "remove the use of the lab: the product builds without it")
         })
         .collect()
 }
 
 /// Checks the imports of one crate by the table in its `lib.rs`.
-fn arrows_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
+fn imports_in(folder: &str, sources: &[Source]) -> Vec<Finding> {
     let map = format!("{folder}lib.rs");
-    let floors = sources.iter().find(|source| source.path == map).map(floors).unwrap_or_default();
+    let layers = sources.iter().find(|source| source.path == map).map(layers).unwrap_or_default();
     let mut found = Vec::new();
     for source in sources.iter().filter(|source| source.is_rust()) {
-        let Some(module) = source.path.strip_prefix(folder).and_then(|path| path.strip_suffix(".rs")) else {
+        let Some(path) = source.path.strip_prefix(folder).and_then(|it| it.strip_suffix(".rs")) else {
             continue;
         };
-        let room = module.split('/').next().unwrap_or(module);
-        if room == "lib" {
+        let module = path.split('/').next().unwrap_or(path);
+        if module == "lib" {
             continue;
         }
-        let Some(floor) = floor_of(&floors, room) else {
-            found.push(Finding::new(source, 1, format!("`{room}` has no layer in the table of {map}")));
+        let Some(layer) = layer_of(&layers, module) else {
+            found.push(Finding::new(
+                source,
+                1,
+                format!("`{module}` has no layer: add it to the table of {map}"),
+            ));
             continue;
         };
-        // The lab and tests compose their own, and the embedded bus is built on the local one.
+        // The lab and tests compose their own nodes, and the embedded bus wraps the local one.
         let may_name_adapters =
-            folder != "src/" || module.ends_with("/tests") || ["node", EMBEDDED].contains(&room);
-        for (line, path) in imports(source, module) {
+            folder != "src/" || path.ends_with("/tests") || ["node", EMBEDDED].contains(&module);
+        for (line, imported) in imports(source, path) {
             if source.is_test(line) {
                 continue;
             }
-            let target = path[0].as_str();
-            if target != room
-                && let Some(below) = floor_of(&floors, target)
-                && (below > floor || APART.iter().any(|pair| pair.contains(&room) && pair.contains(&target)))
+            let target = imported[0].as_str();
+            if target != module
+                && let Some(below) = layer_of(&layers, target)
+                && (below > layer
+                    || APART.iter().any(|pair| pair.contains(&module) && pair.contains(&target)))
             {
-                let why = format!("`{room}` (layer {floor}) may not import `{target}` (layer {below})");
+                let why = format!("`{module}` (layer {layer}) may not import `{target}` (layer {below})");
                 found.push(Finding::new(source, line, why));
             }
             let names_adapter = (PORTS.contains(&target) || target == EMBEDDED)
-                && path[1..].iter().any(|name| is_adapter(name));
-            if names_adapter && target != room && !may_name_adapters {
+                && imported[1..].iter().any(|name| is_adapter(name));
+            if names_adapter && target != module && !may_name_adapters {
                 found.push(Finding::new(
                     source,
                     line,
-                    format!("only node.rs and node/ name `{}`", path.join("::")),
+                    format!("only node.rs and node/ name `{}`", imported.join("::")),
                 ));
             }
         }
@@ -106,35 +112,38 @@ fn is_adapter(name: &str) -> bool {
     ADAPTER_MODULES.contains(&name) || ADAPTER_OF.iter().any(is_type)
 }
 
-/// Reports modules that `docs/internals/ARCHITECTURE.md` does not name.
+/// Reports modules that `docs/internals/ARCHITECTURE.md` does not name, so that the page keeps up with the code.
 pub(crate) fn map(sources: &[Source]) -> Vec<Finding> {
     let find = |path: &str| sources.iter().find(|source| source.path == path);
     let (Some(lib), Some(page)) = (find("src/lib.rs"), find("docs/internals/ARCHITECTURE.md")) else {
         return Vec::new();
     };
-    let missing = floors(lib).into_iter().filter(|(room, _)| !page.text.contains(&format!("`{room}`")));
-    missing.map(|(room, _)| Finding::new(page, 1, format!("the map does not name `{room}`"))).collect()
+    let missing = layers(lib).into_iter().filter(|(module, _)| !page.text.contains(&format!("`{module}`")));
+    missing
+        .map(|(module, _)| Finding::new(page, 1, format!("`{module}` is missing: add it to the page")))
+        .collect()
 }
 
-/// Returns the modules and their layers, from rows like `//! | 4 | `shard` | … |`.
-fn floors(lib: &Source) -> Vec<(String, u32)> {
-    let mut floors = Vec::new();
+/// Parses rows like `//! | 4 | `shard` | … |`: the layer, and the modules in backticks in the second column.
+fn layers(lib: &Source) -> Vec<(String, u32)> {
+    let mut layers = Vec::new();
     for line in lib.text.lines().filter(|line| line.starts_with("//! |")) {
         let mut columns = line.split('|').map(str::trim).skip(1);
-        let (Some(floor), Some(rooms)) = (columns.next().and_then(|n| n.parse().ok()), columns.next()) else {
+        let (Some(layer), Some(modules)) = (columns.next().and_then(|n| n.parse().ok()), columns.next())
+        else {
             continue;
         };
-        floors.extend(rooms.split('`').skip(1).step_by(2).map(|room| (room.to_owned(), floor)));
+        layers.extend(modules.split('`').skip(1).step_by(2).map(|module| (module.to_owned(), layer)));
     }
-    floors
+    layers
 }
 
-fn floor_of(floors: &[(String, u32)], room: &str) -> Option<u32> {
-    floors.iter().find(|(name, _)| name == room).map(|(_, floor)| *floor)
+fn layer_of(layers: &[(String, u32)], module: &str) -> Option<u32> {
+    layers.iter().find(|(name, _)| name == module).map(|(_, layer)| *layer)
 }
 
-/// Returns every path that starts at the crate's root, with its line: by `crate::`, by enough `super::`, in `main.rs` by
-/// the crate's name, or by the name of an imported port or of `embedded`.
+/// Returns the paths that start at the crate's root, with their lines. They start with `crate::`, with enough `super::`,
+/// in `main.rs` with the crate's name, or with the bare name of an imported port or of `embedded`.
 fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     let depth = module.split('/').count();
     let to_root = "super::".repeat(depth);
@@ -149,10 +158,11 @@ fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
         if before.is_alphanumeric() || before == '_' || before == ':' {
             continue;
         }
-        let starts_with = |room: &str| rest.strip_prefix(room).is_some_and(|after| after.starts_with("::"));
+        let starts_with =
+            |module: &str| rest.strip_prefix(module).is_some_and(|after| after.starts_with("::"));
         let paths = match starts.iter().find(|start| rest.starts_with(start.as_str())) {
             Some(start) => expand(&rest[start.len()..]),
-            None if PORTS.iter().chain([&EMBEDDED]).any(|room| starts_with(room)) => expand(rest),
+            None if PORTS.iter().chain([&EMBEDDED]).any(|module| starts_with(module)) => expand(rest),
             None => continue,
         };
         let line = source.code[..at].matches('\n').count() + 1;
@@ -161,7 +171,7 @@ fn imports(source: &Source, module: &str) -> Vec<(usize, Vec<String>)> {
     found
 }
 
-/// Returns the paths of a use tree: `a::b` and `a::c::d` for `a::{b, c::d}`. Ignores text after the tree.
+/// Returns the paths of the use tree at the start of `tree`: `a::b` and `a::c::d` for `a::{b, c::d}`.
 pub(crate) fn expand(tree: &str) -> Vec<Vec<String>> {
     let tree = tree.trim_start();
     if let Some(inside) = tree.strip_prefix('{') {
@@ -179,7 +189,7 @@ pub(crate) fn expand(tree: &str) -> Vec<Vec<String>> {
     tails.into_iter().map(|tail| [vec![head.clone()], tail].concat()).collect()
 }
 
-/// Splits the contents of braces at its commas; `inside` begins after the opening brace.
+/// Splits `inside` at its top-level commas, up to the closing brace.
 fn branches(inside: &str) -> Vec<&str> {
     let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
     for (at, c) in inside.char_indices() {
