@@ -86,19 +86,26 @@ impl Peer {
         let (state, published_peers) = (Arc::new(Mutex::new(NodeState::Ready)), Arc::default());
         let conns = Arc::default();
         let (handle, shard) = shard(Arc::clone(&conns));
-        let said = (Arc::clone(&cluster), Arc::clone(&state));
-        let say = move || NodeInfo {
-            peer_address: format!("{}:7802", said.0.me.node),
-            state: *said.1.lock().unwrap(),
+        let parts = (Arc::clone(&cluster), Arc::clone(&state));
+        let announcement = move || NodeInfo {
+            peer_address: format!("{}:7802", parts.0.me.node),
+            state: *parts.1.lock().unwrap(),
             capacity: 100,
-            owns: said.0.owned.list(),
-            partition_lags: said.0.owned.partition_lags(),
-            ..NodeInfo::new(said.0.me.clone())
+            owns: parts.0.owned.list(),
+            partition_lags: parts.0.owned.partition_lags(),
+            ..NodeInfo::new(parts.0.me.clone())
         };
         let published: Arc<Mutex<Vec<(NodeBoot, String)>>> = Arc::clone(&published_peers);
-        let tell = move |peers| *published.lock().unwrap() = peers;
+        let publish_peers = move |peers| *published.lock().unwrap() = peers;
         let (counted, _) = metrics::install();
-        let mut member = NodeLease::new(Arc::clone(&cluster), LEASES.node, vec![handle], say, tell, counted);
+        let mut member = NodeLease::new(
+            Arc::clone(&cluster),
+            LEASES.node,
+            vec![handle],
+            announcement,
+            publish_peers,
+            counted,
+        );
         member.announce().await.unwrap();
         let task = tokio::spawn(Box::pin(member.run()));
         Self { cluster, plan, state, published_peers, conns, task, shard }
@@ -257,9 +264,9 @@ async fn lagging_partition_is_refused_by_all_nodes() {
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));
     seconds(20).await;
     assert_eq!((refused(&a), refused(&b)), (vec![0], vec![0]));
-    let said = routes.nodes().await.unwrap()[0].info.partition_lags[0];
-    assert_eq!((said.partition, said.position, said.behind()), (0, 7, 2));
-    assert!(said.behind_ms >= 3_600_000, "{said:?}");
+    let lag = routes.nodes().await.unwrap()[0].info.partition_lags[0];
+    assert_eq!((lag.partition, lag.position, lag.behind()), (0, 7, 2));
+    assert!(lag.behind_ms >= 3_600_000, "{lag:?}");
     a.cluster.owned.update(0, |it| (it.position, it.waits) = (9, None));
     seconds(8).await;
     assert_eq!((refused(&a), refused(&b)), (vec![], vec![]));

@@ -125,7 +125,7 @@ impl<I: Io> Shard<I> {
 
     /// Notifies a client that logged in during the drain of its slot, after its Welcome.
     pub(super) fn notify_late_login(&mut self, conn: &mut Conn) {
-        let notice = self.drain.as_ref().and_then(|drain| drain.share.tell(conn.key, self.now));
+        let notice = self.drain.as_ref().and_then(|drain| drain.share.late_notice(conn.key, self.now));
         if let Some(notice) = notice {
             self.send_notice(conn, notice);
         }

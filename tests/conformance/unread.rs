@@ -229,9 +229,9 @@ impl World {
             let found = sync::states(&*self.store, &Reader::new(user(name)), &nothing, None).await.unwrap();
             assert_eq!((found.states.len(), found.next), (usize::from(self.naive.ever[who]), None));
             let Some(state) = found.states.first() else { continue };
-            let told = (state.max_seq, state.read_seq, state.unread);
+            let counts = (state.max_seq, state.read_seq, state.unread);
             let truth = (self.naive.max(who), self.naive.read[who], self.naive.unread(who));
-            assert_eq!(told, truth, "{name}: max, read, unread");
+            assert_eq!(counts, truth, "{name}: max, read, unread");
             if let Some(min) = self.naive.kept(who).next() {
                 assert_eq!(state.min_seq, min, "{name}");
             }

@@ -89,8 +89,8 @@ fn admin_api_creates_changes_and_dissolves_a_group() {
     assert_eq!(done(&node, "tea/settings", &json!({"settings": {"post": "admins"}, "by": "bob"})), 7);
     let unmuted = cid.expect_push();
     assert_eq!(event(&unmuted).0, pb::MemberChange::Unmuted);
-    let told = cid.expect_push();
-    assert_eq!(event(&told).1.settings.get("post").map(String::as_str), Some("admins"));
+    let posts = cid.expect_push();
+    assert_eq!(event(&posts).1.settings.get("post").map(String::as_str), Some("admins"));
     assert_eq!(cid.refused(ask::send(send("g:tea", "m3", "but"))), Code::Forbidden);
     for bad in [json!({"post": "nobody"}), json!({"pots": "all"})] {
         assert_eq!(refused(&node, "tea/settings", &json!({"settings": bad})), (400, "BAD_SETTING".into()));

@@ -22,10 +22,10 @@ fn signal_reaches_the_others_and_is_not_stored() {
         for place in [bob.clone(), group.clone()] {
             phone.expect_done(ask::signal(&place, "typing", "half a w"));
             for client in [&mut other, &mut tablet] {
-                let heard = client.expect_signal();
-                assert_eq!((heard.sender.as_str(), heard.kind.as_str()), (ann.as_str(), "typing"));
-                assert_eq!(heard.content, Some(tidegate_protocol::content::Content::text("half a w")));
-                assert_eq!((heard.conversation.contains(':'), heard.to_user.as_str()), (true, ""));
+                let received = client.expect_signal();
+                assert_eq!((received.sender.as_str(), received.kind.as_str()), (ann.as_str(), "typing"));
+                assert_eq!(received.content, Some(tidegate_protocol::content::Content::text("half a w")));
+                assert_eq!((received.conversation.contains(':'), received.to_user.as_str()), (true, ""));
             }
             expect_no_signal(&mut phone);
         }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::{
     cluster::{Cluster, Node},
-    nemesis::{Spoil, pause, spoil, tell},
+    nemesis::{Spoil, pause, record_fault, spoil},
     world::World,
 };
 use crate::{
@@ -169,7 +169,7 @@ pub(super) async fn run(
 ) -> anyhow::Result<[u64; 3]> {
     let mut counts = [0; 3];
     let mut left: Vec<Fault> = Vec::new();
-    cluster.servers.tell_redis("SAVE").await?;
+    cluster.servers.run_redis_command("SAVE").await?;
     while Instant::now() < end {
         pause(rng, 500..2_000).await;
         cluster.revive(world).await?;
@@ -181,9 +181,9 @@ pub(super) async fn run(
         let began = Instant::now();
         let nth = rng.random_range(0..cluster.nodes.len());
         let name = fault.full_name(nth);
-        tell(world, true, &name);
+        record_fault(world, true, &name);
         strike(fault, nth, Pace { long }, world, cluster, rng).await.with_context(|| name.clone())?;
-        tell(world, false, &name);
+        record_fault(world, false, &name);
         eprintln!("chaos: {name} for {} ms", began.elapsed().as_millis());
         counts[fault.column()] += 1;
     }
@@ -272,7 +272,7 @@ const CLOCK_STEP_MAX: i64 = 3_600;
 
 async fn redis(fault: Fault, pace: Pace, cluster: &mut Cluster, rng: &mut StdRng) -> anyhow::Result<()> {
     if fault == Fault::RedisFlush {
-        return cluster.servers.tell_redis("FLUSHALL").await;
+        return cluster.servers.run_redis_command("FLUSHALL").await;
     }
     let redis = &mut cluster.servers.redis;
     redis.end(Signal::KILL).await?;

@@ -99,18 +99,18 @@ pub(super) async fn run(
         let name = fault.name();
         match fault {
             Fault::Kill => {
-                tell(world, true, name);
+                record_fault(world, true, name);
                 kill(world, proxy, process, rng).await?;
                 counts.kills += 1;
             }
             Fault::Stop => {
-                tell(world, true, name);
+                record_fault(world, true, name);
                 process.signal(Signal::STOP)?;
                 pause(rng, 50..800).await;
                 process.signal(Signal::CONT)?;
             }
             Fault::Eio | Fault::EioSync => {
-                tell(world, true, name);
+                record_fault(world, true, name);
                 process.set_disk(name)?;
                 // The node gives up at the first commit, and clients send all the time.
                 process.ended().await?;
@@ -118,7 +118,7 @@ pub(super) async fn run(
                 come_back(world, proxy, process, rng).await?;
             }
             Fault::Enospc | Fault::EnospcSync | Fault::Full => {
-                tell(world, true, name);
+                record_fault(world, true, name);
                 process.set_disk(name)?;
                 pause(rng, 100..1_500).await;
                 process.set_disk("")?;
@@ -126,18 +126,18 @@ pub(super) async fn run(
             }
             Fault::Network => {
                 let spoil = spoil(rng);
-                tell(world, true, spoil.name);
+                record_fault(world, true, spoil.name);
                 let touched = proxy.set(spoil.mode, || rng.random_bool(spoil.share)) as u64;
                 if matches!(spoil.mode, Mode::Reset | Mode::Finish) {
                     counts.cuts += touched;
                 }
                 tokio::time::sleep(spoil.time).await;
                 proxy.set(Mode::Pass, || true);
-                tell(world, false, spoil.name);
+                record_fault(world, false, spoil.name);
                 continue;
             }
         }
-        tell(world, false, name);
+        record_fault(world, false, name);
     }
     Ok(counts)
 }
@@ -174,7 +174,7 @@ pub(super) fn spoil(rng: &mut StdRng) -> Spoil {
     }
 }
 
-pub(super) fn tell(world: &World, on: bool, fault: &str) {
+pub(super) fn record_fault(world: &World, on: bool, fault: &str) {
     world.recorder.add(HistoryEvent::Nemesis { on, fault });
 }
 

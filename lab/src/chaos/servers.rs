@@ -157,7 +157,7 @@ impl Servers {
     pub(super) async fn begin_redis(&mut self) -> anyhow::Result<()> {
         self.redis.begin().await?;
         let deadline = Instant::now() + PATIENCE;
-        while let Err(error) = self.tell_redis("SAVE").await {
+        while let Err(error) = self.run_redis_command("SAVE").await {
             if Instant::now() > deadline {
                 return Err(error.context("redis does not come back"));
             }
@@ -167,7 +167,7 @@ impl Servers {
     }
 
     /// Sends Redis a command whose answer has to be `+OK`.
-    pub(super) async fn tell_redis(&self, command: &str) -> anyhow::Result<()> {
+    pub(super) async fn run_redis_command(&self, command: &str) -> anyhow::Result<()> {
         let mut stream = TcpStream::connect(self.redis.address).await?;
         stream.write_all(format!("{command}\r\n").as_bytes()).await?;
         let mut answer = [0; 5];

@@ -170,7 +170,7 @@ fn slots_of_all_shards_are_evenly_spread() {
         let mut share = Share::new(pace, index, 3, 7, 0..4);
         while let Some(notice) = share.poll_notice(at(900)) {
             assert_eq!(notice.window, ms(50));
-            assert_eq!(share.tell(notice.who, at(900)), Some(notice));
+            assert_eq!(share.late_notice(notice.who, at(900)), Some(notice));
             slots.push(notice.after.as_millis());
         }
     }

@@ -92,9 +92,9 @@ fn hints_name_the_last_seq_and_stay_between_member_changes() {
         push("g:a", 3),
         push("g:b", 8),
     ]);
-    let told: Vec<Option<Lag>> =
+    let lags: Vec<Option<Lag>> =
         kept.into_iter().map(|item| if let Item::Behind(lag) = item { Some(lag) } else { None }).collect();
-    assert_eq!(told, [Some(lag("g:a", 2)), Some(lag("g:b", 8)), None, Some(lag("g:a", 3))]);
+    assert_eq!(lags, [Some(lag("g:a", 2)), Some(lag("g:b", 8)), None, Some(lag("g:a", 3))]);
 }
 
 #[test]

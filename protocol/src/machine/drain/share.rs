@@ -79,7 +79,7 @@ impl<K: Copy + PartialEq> Share<K> {
     }
 
     /// Returns the notice for a client that could not be notified in its turn because it had not logged in.
-    pub fn tell(&self, who: K, now: Time) -> Option<Notice<K>> {
+    pub fn late_notice(&self, who: K, now: Time) -> Option<Notice<K>> {
         let (slot, _) = self.noticed.iter().find(|(_, other)| *other == who)?;
         Some(self.notice(*slot, who, now))
     }
