@@ -18,8 +18,8 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
 };
 
-/// Time for one write, or for the upgrade.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// Time for the connect, the upgrade or one write.
+const IO_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Largest frame that a client accepts.
 const FRAME_MAX: usize = 1 << 20;
@@ -35,7 +35,7 @@ pub(crate) enum ClientSocket {
 impl ClientSocket {
     /// Connects and does what the wire needs before the first frame.
     pub(crate) async fn connect(address: SocketAddr, wire: Wire) -> anyhow::Result<Self> {
-        let mut stream = timeout(PATIENCE, TcpStream::connect(address)).await??;
+        let mut stream = timeout(IO_TIMEOUT, TcpStream::connect(address)).await??;
         stream.set_nodelay(true)?;
         let framing = wire.framing();
         let protocol = match wire {
@@ -53,7 +53,7 @@ impl ClientSocket {
         let mut request = format!("ws://{address}/v1/ws").into_client_request()?;
         request.headers_mut().insert("Sec-WebSocket-Protocol", HeaderValue::from_static(protocol));
         let upgrade = tokio_tungstenite::client_async(request, stream);
-        let (socket, _) = timeout(PATIENCE, Box::pin(upgrade)).await??;
+        let (socket, _) = timeout(IO_TIMEOUT, Box::pin(upgrade)).await??;
         Ok(Self::Ws { socket: Box::new(socket), framing })
     }
 
@@ -73,7 +73,7 @@ impl ClientSocket {
         if frames.is_empty() {
             return Ok(());
         }
-        timeout(PATIENCE, self.write(frames)).await.context("the write takes too long")?
+        timeout(IO_TIMEOUT, self.write(frames)).await.context("the write takes too long")?
     }
 
     async fn write(&mut self, frames: &[pb::ClientFrame]) -> anyhow::Result<()> {

@@ -14,7 +14,7 @@ const MEMBERS_MAX: usize = 1000;
 /// Attempts of a change.
 const TRIES: usize = 5;
 /// Delay after an attempt that was temporarily refused.
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns an HS256 token of `user` that is valid for a day.
 pub(super) fn token(key: &[u8], user: &str) -> String {
@@ -61,7 +61,7 @@ fn post(admin: &mut AdminClient, path: &str, body: &Value) -> Result<()> {
             break;
         }
         ensure!(status == 503 && left > 0, "POST {path}: {status} {}", answer.trim());
-        thread::sleep(AGAIN);
+        thread::sleep(RETRY_INTERVAL);
     }
     Ok(())
 }

@@ -19,8 +19,10 @@ use std::{
 };
 use tidegate::node::{Addresses, NODE_FILE};
 
-/// Time for a server to be ready, or to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for a server to be ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for a server to end.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Programs, CPUs and directory of the processes.
 #[derive(Clone, Debug)]
@@ -185,8 +187,8 @@ impl Server {
             {
                 return Ok(node);
             }
-            if began.elapsed() > PATIENCE {
-                bail!("{} is not ready after {PATIENCE:?}\n{}", self.name, last_lines(&self.log));
+            if began.elapsed() > READY_TIMEOUT {
+                bail!("{} is not ready after {READY_TIMEOUT:?}\n{}", self.name, last_lines(&self.log));
             }
             thread::sleep(Duration::from_millis(10));
         }
@@ -198,7 +200,7 @@ impl Drop for Server {
         let pid = Pid::from_child(&self.child);
         // A server that has ended needs no signal.
         kill_process(pid, Signal::TERM).ok();
-        end(&mut self.child, PATIENCE);
+        end(&mut self.child, EXIT_TIMEOUT);
     }
 }
 

@@ -17,10 +17,10 @@ use std::{
 use tidegate::config::KafkaConfig;
 
 /// Time for connecting and the first requests, which does not count.
-const WARM_NS: u64 = 1_000_000_000;
+const WARM_UP_NS: u64 = 1_000_000_000;
 /// Time for the last records.
-const PATIENCE_NS: u64 = 10_000_000_000;
-const ANSWER: Duration = Duration::from_secs(10);
+const LAST_RECORDS_TIMEOUT_NS: u64 = 10_000_000_000;
+const WATERMARK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Topic, CPUs and size of records.
 pub(super) struct KafkaBaseline {
@@ -80,7 +80,7 @@ impl KafkaBaseline {
         let consumer = BaseConsumer::from_config(&common(kafka))?;
         let mut all = 0;
         for partition in 0..kafka.partitions {
-            let (_, end) = consumer.fetch_watermarks(&kafka.topic, partition as i32, ANSWER)?;
+            let (_, end) = consumer.fetch_watermarks(&kafka.topic, partition as i32, WATERMARK_TIMEOUT)?;
             all += u64::try_from(end)?;
         }
         Ok(all)
@@ -107,10 +107,10 @@ impl KafkaBaseline {
         let end = loop {
             let now = host::now_ns();
             let done = counts.done.load(Ordering::Relaxed);
-            if start.is_none() && now - began >= WARM_NS {
+            if start.is_none() && now - began >= WARM_UP_NS {
                 start = Some((now, done));
             }
-            if now - began >= WARM_NS + (seconds * 1e9) as u64 {
+            if now - began >= WARM_UP_NS + (seconds * 1e9) as u64 {
                 break (now, done);
             }
             let due = match rate {
@@ -128,7 +128,7 @@ impl KafkaBaseline {
         };
         while counts.done.load(Ordering::Relaxed) < sent {
             producer.poll(Duration::from_millis(1));
-            ensure!(host::now_ns() < end.0 + PATIENCE_NS, "Kafka does not answer");
+            ensure!(host::now_ns() < end.0 + LAST_RECORDS_TIMEOUT_NS, "Kafka does not answer");
         }
         ensure!(counts.failed.load(Ordering::Relaxed) == 0, "Kafka refused records");
         let (from, before) = start.context("too short")?;
@@ -143,7 +143,8 @@ impl KafkaBaseline {
         let mut list = TopicPartitionList::new();
         for partition in 0..self.kafka.partitions {
             // The end is resolved before anything is sent, so it does not move.
-            let (_, end) = consumer.fetch_watermarks(&self.kafka.topic, partition as i32, ANSWER)?;
+            let (_, end) =
+                consumer.fetch_watermarks(&self.kafka.topic, partition as i32, WATERMARK_TIMEOUT)?;
             list.add_partition_offset(&self.kafka.topic, partition as i32, Offset::Offset(end))?;
         }
         consumer.assign(&list)?;
@@ -155,7 +156,7 @@ impl KafkaBaseline {
             let (message, now) = (message?, host::now_ns());
             let stamp = message.payload().and_then(<[u8]>::first_chunk).context("an empty record")?;
             let sent = u64::from_le_bytes(*stamp);
-            if sent > began + WARM_NS {
+            if sent > began + WARM_UP_NS {
                 times.saturating_record((now.saturating_sub(sent) / 1000).max(1));
             }
         }

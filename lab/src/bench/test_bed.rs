@@ -23,10 +23,10 @@ use tokio::runtime::Runtime;
 use tokio_postgres::NoTls;
 
 /// Time for the nodes to share the partitions.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between two polls. A node reports its partitions with each renewal of its lease, so two polls see two
 /// reports.
-const LOOK: Duration = Duration::from_millis(3_500);
+const ASSIGNMENT_POLL_INTERVAL: Duration = Duration::from_millis(3_500);
 
 /// Resources that the nodes of a run share. The database is removed on drop; topics stay.
 pub(super) struct TestBed {
@@ -129,9 +129,9 @@ impl TestBed {
             if all == self.partitions && live == servers.len() && now == before {
                 return Ok(now);
             }
-            ensure!(began.elapsed() < PATIENCE, "the nodes do not share the partitions: {now:?}");
+            ensure!(began.elapsed() < ASSIGNMENT_TIMEOUT, "the nodes do not share the partitions: {now:?}");
             before = now;
-            thread::sleep(LOOK);
+            thread::sleep(ASSIGNMENT_POLL_INTERVAL);
         }
     }
 }

@@ -16,8 +16,8 @@ use tokio::time::timeout;
 
 /// Time for one attempt, and for all attempts while no fault is active: a new fault may strike before the last one is
 /// repaired.
-const TRY: Duration = Duration::from_secs(8);
-const PATIENCE: Duration = Duration::from_secs(60);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(8);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Addresses of the admin ports of the running nodes.
 #[derive(Default)]
@@ -49,12 +49,12 @@ impl Admin {
         body: &Value,
         breaks: impl Fn() -> bool,
     ) -> anyhow::Result<u64> {
-        let mut deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
             if breaks() {
-                deadline = Instant::now() + PATIENCE;
+                deadline = Instant::now() + CHANGE_TIMEOUT;
             }
-            match timeout(TRY, self.post(path, &body.to_string())).await {
+            match timeout(ATTEMPT_TIMEOUT, self.post(path, &body.to_string())).await {
                 Ok(Ok((200 | 201, answer))) => {
                     let answer: Value = serde_json::from_str(&answer)?;
                     return answer["seq"].as_u64().with_context(|| format!("no seq in {answer}"));
@@ -74,7 +74,7 @@ impl Admin {
         let address = self.addresses.lock().get(&node).copied();
         let body = json!({ "users": users }).to_string();
         let asked = post(address.context("no such node")?, "/v1/presence", &body);
-        let (status, answer) = timeout(TRY, asked).await.context("no answer")??;
+        let (status, answer) = timeout(ATTEMPT_TIMEOUT, asked).await.context("no answer")??;
         if status != 200 {
             bail!("{status} {answer}");
         }
@@ -87,5 +87,5 @@ impl Admin {
 }
 
 async fn post(address: SocketAddr, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-    Connection::open(&address.to_string(), TRY).await?.request("POST", path, body).await
+    Connection::open(&address.to_string(), ATTEMPT_TIMEOUT).await?.request("POST", path, body).await
 }

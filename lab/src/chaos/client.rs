@@ -31,13 +31,13 @@ use crate::{
 const IN_FLIGHT: usize = 32;
 
 /// How long a login may take before the client tries again.
-const LOGIN: Duration = Duration::from_secs(8);
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Time without a frame after which the client drops the connection.
-const DEAF: Duration = Duration::from_secs(12);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Interval at which a client sends acks, pings, retries, and at most one new message.
-const TICK: Duration = Duration::from_millis(20);
+const TICK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Ticks before a retry of a send that was temporarily refused.
 const RETRY_TICKS: u64 = 10;
@@ -56,7 +56,7 @@ const HOPS: u32 = 15;
 const JOIN: u64 = 2;
 
 /// How long the old connection stays open.
-const LINGER: Duration = Duration::from_secs(2);
+const OLD_CONNECTION_TIME: Duration = Duration::from_secs(2);
 
 /// A message without an answer.
 struct Unanswered {
@@ -134,12 +134,12 @@ impl Client {
     /// Runs one connection to its end.
     async fn live(&mut self) -> anyhow::Result<()> {
         let mut session =
-            timeout(LOGIN, Box::pin(self.login())).await.context("the login takes too long")??;
+            timeout(LOGIN_TIMEOUT, Box::pin(self.login())).await.context("the login takes too long")??;
         let number = session.number;
         let result = Box::pin(self.talk(&mut session)).await;
         if session.hops {
             tokio::spawn(async move {
-                tokio::time::sleep(LINGER).await;
+                tokio::time::sleep(OLD_CONNECTION_TIME).await;
                 drop(session);
             });
         }
@@ -189,7 +189,7 @@ impl Client {
 
     /// Talks until the connection breaks, or until the broker closes it: then returns its code.
     async fn talk(&mut self, session: &mut Session) -> anyhow::Result<u16> {
-        let mut tick = interval(TICK);
+        let mut tick = interval(TICK_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut credit = 0.0;
         loop {
@@ -203,7 +203,7 @@ impl Client {
                 }
                 _ = tick.tick() => {
                     session.ticks += 1;
-                    credit += TICK.as_secs_f64() / self.world.pace.as_secs_f64();
+                    credit += TICK_INTERVAL.as_secs_f64() / self.world.pace.as_secs_f64();
                     self.compose(session, &mut credit);
                     self.wander(session).await?;
                     self.speak(session).await?;
@@ -214,8 +214,9 @@ impl Client {
                     if session.hops {
                         bail!("it goes to another node");
                     }
-                    let silent = TICK * u32::try_from(session.ticks - session.last_input).unwrap_or(u32::MAX);
-                    if silent > DEAF {
+                    let ticks = u32::try_from(session.ticks - session.last_input).unwrap_or(u32::MAX);
+                    let silent = TICK_INTERVAL * ticks;
+                    if silent > SILENCE_TIMEOUT {
                         bail!("no frame received for {silent:?}");
                     }
                 }

@@ -31,16 +31,16 @@ use crate::{
 const LOGINS: usize = 100;
 
 /// How long all clients talk before the signal.
-const TALK: Duration = Duration::from_secs(6);
+const TALK_TIME: Duration = Duration::from_secs(6);
 
 /// How long a login may take.
-const LOGIN: Duration = Duration::from_secs(20);
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A send that is older than this when the connection closes was read by the node, which has to answer it.
-const CROSSED: Duration = Duration::from_secs(1);
+const CROSSING_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// Window over which the pace is judged: in a shorter one, a client that was not scheduled looks like a storm.
-pub(super) const PACE_OVER: Duration = Duration::from_secs(5);
+pub(super) const PACE_WINDOW: Duration = Duration::from_secs(5);
 
 /// Largest accepted pace of closes, relative to the plan.
 pub(super) const PACE_MAX: f64 = 1.2;
@@ -97,14 +97,14 @@ pub(super) async fn run(binary: &Path, directory: &Path, clients: usize, rate: u
         let (index, link) = link?;
         tasks.push(tokio::spawn(live(Arc::clone(&shared), index, link)));
     }
-    tokio::time::sleep(TALK).await;
+    tokio::time::sleep(TALK_TIME).await;
     let signalled = Instant::now();
     let status = process.terminate().await?;
     let took = signalled.elapsed();
     process.check_log()?;
     let mut seen = Vec::with_capacity(clients);
     for task in tasks {
-        seen.push(timeout(LOGIN, task).await.context("a client goes on without a node")??);
+        seen.push(timeout(LOGIN_TIMEOUT, task).await.context("a client goes on without a node")??);
     }
     let settings = Config::load(None, &[])?.drain_settings();
     let plan = drain::plan(clients, &settings);
@@ -118,7 +118,7 @@ async fn login(shared: Arc<Shared>, index: usize) -> anyhow::Result<(usize, Clie
     let token = auth::sign(&shared.key, &name(index), None, Duration::from_secs(3_600));
     let hello = pb::Hello { token, device: "dev".into(), ..Default::default() };
     let login = ClientSocket::log_in(shared.address, Wire::ALL[index % Wire::ALL.len()], hello);
-    let link = timeout(LOGIN, Box::pin(login)).await.context("the login takes too long")?;
+    let link = timeout(LOGIN_TIMEOUT, Box::pin(login)).await.context("the login takes too long")?;
     Ok((index, link.with_context(|| format!("client {index}"))?))
 }
 
@@ -213,7 +213,7 @@ pub(super) fn busiest(ends: &[Duration], over: Duration) -> usize {
 
 /// Returns the fastest pace relative to the plan; `None` when all clients are closed within a second.
 fn fastest(ends: &[Duration], plan: &Plan) -> Option<f64> {
-    let over = plan.window.min(PACE_OVER).as_secs_f64();
+    let over = plan.window.min(PACE_WINDOW).as_secs_f64();
     let most = busiest(ends, Duration::from_secs_f64(over)) as f64;
     (over >= 1.0).then(|| most / over / f64::from(plan.rate))
 }
@@ -283,7 +283,7 @@ fn verdict(
     let lost = all.filter(|(cid, seq)| stored.get(cid) != Some(seq)).count();
     // The node had not read a send that crossed the close. It answers all that it has read.
     let (forgotten, crossed): (Vec<_>, Vec<_>) = (seen.iter().flat_map(|it| &it.unanswered))
-        .partition(|(cid, waited)| *waited > CROSSED || stored.contains_key(cid));
+        .partition(|(cid, waited)| *waited > CROSSING_AGE_MAX || stored.contains_key(cid));
     let silent = seen.iter().filter(|it| it.closed.is_none()).count();
     let code = status.code().map_or_else(|| status.to_string(), |code| code.to_string());
     let (forgotten, crossed) = (forgotten.len(), crossed.len());

@@ -12,11 +12,11 @@ use super::world::World;
 use crate::checker::HistoryEvent;
 
 /// Time for all nodes to report the right presence (reference, rule 11).
-const PATIENCE: Duration = Duration::from_secs(30);
+const PRESENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Polls every node until its report is right or the time is over, and records the last report.
 pub(super) async fn observe(world: &World, there: &BTreeSet<(String, String)>) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PRESENCE_TIMEOUT;
     for node in 0..world.client_addresses.len() {
         let said = loop {
             let said = ask(world, node).await;

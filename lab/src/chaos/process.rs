@@ -15,8 +15,10 @@ use tokio::process::{Child, Command};
 
 use crate::proc_stat;
 
-/// Time for a node to become ready, or to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for a node to become ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for a node to end.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// File from which the node reads its planted fault of the disk.
 const DISK_FILE: &str = "disk-fault";
@@ -73,7 +75,7 @@ impl Process {
             command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         let mut child = command.spawn().with_context(|| format!("starting {}", binary.display()))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             if let Some(status) = child.try_wait()? {
                 bail!("the node ended by itself: {status}; see {}", data.join("node.log").display());
@@ -87,7 +89,7 @@ impl Process {
             if Instant::now() > deadline {
                 let (log, threads) = (data.join("node.log"), child.id().map(threads).unwrap_or_default());
                 bail!(
-                    "the node is not ready after {PATIENCE:?}; see {}; its threads:\n{threads}",
+                    "the node is not ready after {READY_TIMEOUT:?}; see {}; its threads:\n{threads}",
                     log.display()
                 );
             }
@@ -136,7 +138,7 @@ impl Process {
 
     /// Waits for the node to give up, which has to be a failure.
     pub(super) async fn ended(&mut self) -> anyhow::Result<()> {
-        let status = tokio::time::timeout(PATIENCE, self.child.wait());
+        let status = tokio::time::timeout(EXIT_TIMEOUT, self.child.wait());
         let status = status.await.context("the node goes on with a broken disk")??;
         if status.success() {
             bail!("the node ended with success, though its disk was broken");
@@ -161,7 +163,7 @@ impl Process {
     pub(super) async fn stop(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::TERM)?;
         let status =
-            tokio::time::timeout(PATIENCE, self.child.wait()).await.context("it does not stop")??;
+            tokio::time::timeout(EXIT_TIMEOUT, self.child.wait()).await.context("it does not stop")??;
         if !status.success() {
             bail!("the node stopped with {status}; see {}", self.data.join("node.log").display());
         }
@@ -176,7 +178,7 @@ impl Process {
     /// Sends SIGTERM, and returns the exit status after the drain.
     pub(super) async fn terminate(&mut self) -> anyhow::Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        Ok(tokio::time::timeout(2 * PATIENCE, self.child.wait())
+        Ok(tokio::time::timeout(2 * EXIT_TIMEOUT, self.child.wait())
             .await
             .context("the drain does not end")??)
     }

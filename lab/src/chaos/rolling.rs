@@ -62,12 +62,12 @@ const RATE: u32 = 300;
 /// Concurrent logins at the beginning.
 const LOGINS: usize = 100;
 /// Time from the end of a restart to the next one.
-const CALM: Duration = Duration::from_secs(3);
+const RESTART_INTERVAL: Duration = Duration::from_secs(3);
 /// How long a server is frozen during a drain.
-const BROKEN: Duration = Duration::from_secs(4);
+const FREEZE_TIME: Duration = Duration::from_secs(4);
 /// Time for all clients to log in, to come back, or to have everything.
-const PATIENCE: Duration = Duration::from_secs(120);
-const TICK: Duration = Duration::from_millis(50);
+const CLIENTS_TIMEOUT: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Settings of the nodes: thousands of clients log in at once, from one address.
 const SETS: &[&str] =
     &["limits.conns_per_ip=0", "timing.handshake_ms=30000", "trace.per_second=0", versions::SETTLE];
@@ -119,7 +119,7 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     *shared.noted() = Noted::default();
     let mut versions = Versions::begin(args, &cluster, turns).await?;
     let mut all = Vec::new();
-    sleep(CALM).await;
+    sleep(RESTART_INTERVAL).await;
     for turn in 0..turns {
         // The first restart goes as planned, as most do. The seed decides which later one meets which fault.
         let of_seed = usize::try_from(seed % 64).unwrap_or(0);
@@ -138,7 +138,7 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     }
     if let Some(versions) = &versions {
         versions.settle(&cluster).await?;
-        sleep(CALM).await;
+        sleep(RESTART_INTERVAL).await;
     }
     // A node that comes back has no clients, and none are moved to it, so this is printed and not judged.
     println!("connections after the last restart: {}", Spread::of(&cluster, clients).await?);
@@ -186,12 +186,12 @@ impl Shared {
 
 /// Polls until a condition holds.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + CLIENTS_TIMEOUT;
     while !is_so().await {
         if Instant::now() > deadline {
             bail!("in vain: {what}");
         }
-        sleep(TICK).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
@@ -223,7 +223,7 @@ async fn restart(
         sleep(plan.window / 4).await;
         spoil(cluster, what, nth).await?;
     }
-    let status = timeout(PATIENCE, cluster.nodes[nth].process.exit()).await;
+    let status = timeout(CLIENTS_TIMEOUT, cluster.nodes[nth].process.exit()).await;
     let status = status.context("the drain does not end")??;
     let took = shared.began.elapsed() - from;
     let stall = stalls.longest();
@@ -237,7 +237,7 @@ async fn restart(
     all_named(cluster, shared).await?;
     until("everybody is logged in again", async || shared.online() == shared.clients).await?;
     // Partitions move back to the node.
-    sleep(CALM).await;
+    sleep(RESTART_INTERVAL).await;
     let (pause, slowest) = {
         let noted = shared.noted();
         (noted.pause, noted.slowest)
@@ -274,7 +274,7 @@ async fn spoil(cluster: &mut Cluster, what: With, leaving: usize) -> anyhow::Res
             let servers = &cluster.servers;
             let server = if what == With::Redis { &servers.redis } else { &servers.kafka[0] };
             server.signal(Signal::STOP)?;
-            sleep(BROKEN).await;
+            sleep(FREEZE_TIME).await;
             server.signal(Signal::CONT)
         }
     }
@@ -318,7 +318,7 @@ async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
     let token = tidegate::auth::sign(&shared.key, &name(0), None, Duration::from_secs(3_600));
     for node in &cluster.nodes {
         let address = [node.process.client.to_string()];
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + CLIENTS_TIMEOUT;
         loop {
             let said = Assigned::ask(&address, &token, "?count=16").await;
             let named: HashSet<String> =
@@ -329,7 +329,7 @@ async fn all_named(cluster: &Cluster, shared: &Shared) -> anyhow::Result<()> {
             if Instant::now() > deadline {
                 bail!("a node that is back is not given out: {named:?}");
             }
-            sleep(TICK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
     Ok(())

@@ -25,10 +25,10 @@ use tokio_postgres::NoTls;
 use crate::proc_stat;
 
 /// Time for a server to end, or to be back: the same as for its first start.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for a broker to answer whether it is ready.
-const ANSWER: Duration = Duration::from_secs(2);
-const TICK: Duration = Duration::from_millis(20);
+const READY_REPLY_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A server of the list.
 #[derive(Deserialize)]
@@ -107,12 +107,12 @@ impl Servers {
     pub(super) async fn begin_kafka(&mut self, nth: usize) -> anyhow::Result<()> {
         let broker = &mut self.kafka[nth];
         broker.begin().await?;
-        let deadline = Instant::now() + PATIENCE;
-        while !matches!(timeout(ANSWER, knows_versions(broker.address)).await, Ok(Ok(true))) {
+        let deadline = Instant::now() + RESTART_TIMEOUT;
+        while !matches!(timeout(READY_REPLY_TIMEOUT, knows_versions(broker.address)).await, Ok(Ok(true))) {
             if Instant::now() > deadline {
                 bail!("kafka does not come back:\n{}", broker.last_words());
             }
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -143,12 +143,12 @@ impl Servers {
     /// Starts Postgres again, and waits until it has recovered.
     pub(super) async fn begin_postgres(&mut self) -> anyhow::Result<()> {
         self.postgres.begin().await?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RESTART_TIMEOUT;
         while let Err(error) = self.execute("SELECT 1").await {
             if Instant::now() > deadline {
                 return Err(error.context("postgres does not recover"));
             }
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -156,12 +156,12 @@ impl Servers {
     /// Starts Redis again, waits until it has loaded its dump, and has it write another one.
     pub(super) async fn begin_redis(&mut self) -> anyhow::Result<()> {
         self.redis.begin().await?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RESTART_TIMEOUT;
         while let Err(error) = self.run_redis_command("SAVE").await {
             if Instant::now() > deadline {
                 return Err(error.context("redis does not come back"));
             }
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -197,7 +197,7 @@ impl Server {
     /// Sends a signal that ends the server, and waits for the end.
     pub(super) async fn end(&mut self, signal: Signal) -> anyhow::Result<()> {
         self.signal(signal)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RESTART_TIMEOUT;
         // Waits until the process id is free: Postgres takes a process that was not collected for a running server.
         while Path::new(&format!("/proc/{}", self.pid)).exists() {
             if let Some(child) = &mut self.child {
@@ -206,7 +206,7 @@ impl Server {
             if Instant::now() > deadline {
                 bail!("{} does not end", self.command[0]);
             }
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         self.child = None;
         Ok(())
@@ -224,12 +224,12 @@ impl Server {
                 kill_process(pid, Signal::KILL).ok();
             }
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RESTART_TIMEOUT;
         while children.iter().any(|(pid, since)| started(*pid) == Some(*since)) {
             if Instant::now() > deadline {
                 bail!("the children of {} do not end", self.command[0]);
             }
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -249,7 +249,7 @@ impl Server {
         self.pid = child.id().context("it ended at once")?;
         let since = started(self.pid).context("it ended at once")?;
         fs::write(&self.record, json!({"pid": self.pid, "started": since}).to_string())?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RESTART_TIMEOUT;
         while TcpStream::connect(self.address).await.is_err() {
             if let Some(status) = child.try_wait()? {
                 bail!("{program} does not come back, {status}:\n{}", self.last_words());
@@ -257,7 +257,7 @@ impl Server {
             if Instant::now() > deadline {
                 bail!("{program} does not come back:\n{}", self.last_words());
             }
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         self.child = Some(child);
         Ok(())

@@ -13,13 +13,13 @@ use tidegate_protocol::{
 use super::world::Phase;
 
 /// How long a hole may fill without a pull: a push that is repeated or was overtaken comes later.
-const PATIENCE: Duration = Duration::from_millis(600);
+const GAP_FILL_TIME: Duration = Duration::from_millis(600);
 
 /// Time between two pings with positions.
-const PING: Duration = Duration::from_millis(1_500);
+const PING_INTERVAL: Duration = Duration::from_millis(1_500);
 
 /// Delay before a request that was temporarily refused is repeated.
-const AGAIN: Duration = Duration::from_millis(400);
+const RETRY_DELAY: Duration = Duration::from_millis(400);
 
 /// Entries of one page.
 const PAGE: u32 = 200;
@@ -129,7 +129,7 @@ impl SyncState {
         if request_state.asked.is_some() || request_state.not_before.is_some_and(|at| at > now) {
             return None;
         }
-        let is_old = |coverage: &Coverage| coverage.since.is_some_and(|since| now - since > PATIENCE);
+        let is_old = |coverage: &Coverage| coverage.since.is_some_and(|since| now - since > GAP_FILL_TIME);
         let hole = self.0.iter().find(|(_, coverage)| is_old(coverage));
         let (request, ask) =
             if request_state.synced.is_none() || phase == Phase::Check && !request_state.is_checked() {
@@ -144,7 +144,7 @@ impl SyncState {
                 };
                 (Request::Pull(conversation.clone()), Ask::Pull(pull))
             } else if request_state.next_ping.is_none_or(|at| at <= now) {
-                request_state.next_ping = Some(now + PING);
+                request_state.next_ping = Some(now + PING_INTERVAL);
                 (Request::Ping, Ask::Ping(pb::Ping { positions: self.positions() }))
             } else {
                 return None;
@@ -181,7 +181,7 @@ impl SyncState {
                 brought.clone_from(&page.messages);
             }
             (request, Say::Error(error)) => {
-                request_state.not_before = Some(Instant::now() + AGAIN);
+                request_state.not_before = Some(Instant::now() + RETRY_DELAY);
                 let code = u16::try_from(error.code).unwrap_or(u16::MAX);
                 let nothing = [Code::NotYet, Code::NotAMember].iter().any(|it| it.number() == code);
                 if let (Request::Pull(conversation), true) = (request, nothing)

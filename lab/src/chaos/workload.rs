@@ -17,7 +17,7 @@ use super::{
 use crate::checker::HistoryEvent;
 
 /// Time for everything to be quiet once all faults are healed.
-const CONVERGE: Duration = Duration::from_secs(60);
+const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One of this many devices is disconnected when presence is checked.
 const LEAVING: usize = 4;
@@ -47,7 +47,7 @@ impl Workload {
         let rested = settle(world).await;
         let observed = match rested {
             Ok(()) => self.observe(world).await,
-            Err(why) => Err(anyhow!("not converged after {CONVERGE:?}: {why}")),
+            Err(why) => Err(anyhow!("not converged after {CONVERGENCE_TIMEOUT:?}: {why}")),
         };
         world.recorder.seal();
         observed
@@ -77,7 +77,7 @@ impl Drop for Workload {
 }
 
 async fn settle(world: &World) -> Result<(), String> {
-    let deadline = Instant::now() + CONVERGE;
+    let deadline = Instant::now() + CONVERGENCE_TIMEOUT;
     world.rest(deadline).await?;
     for phase in [Phase::Mark, Phase::Check] {
         world.set_phase(phase);

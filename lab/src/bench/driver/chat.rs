@@ -15,7 +15,7 @@ use anyhow::{Result, bail, ensure};
 use std::time::Duration;
 
 /// Time after which a missing answer or push is lost.
-const PATIENCE_NS: u64 = 10_000_000_000;
+const REPLY_TIMEOUT_NS: u64 = 10_000_000_000;
 /// Most unanswered messages of a connection at a rate that the server can't sustain; more end the run.
 const WAITING_MAX: usize = 65_536;
 
@@ -67,7 +67,7 @@ impl Driver {
             }
             self.receive(&mut run)?;
             let Tally { last, accepted, .. } = run.tally;
-            if run.now.saturating_sub(last) >= PATIENCE_NS {
+            if run.now.saturating_sub(last) >= REPLY_TIMEOUT_NS {
                 ensure!(accepted == run.sent, "{} sent, {accepted} accepted, then nothing", run.sent);
                 self.talk.check()?;
                 bail!("everything has come, and pulls are still open");

@@ -14,9 +14,9 @@ use std::{
 };
 
 /// Time after which the logins have failed.
-const DEADLINE: Duration = Duration::from_secs(120);
+const LOGINS_TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay before another attempt when the server names none.
-const RETRY_MS: u64 = 20;
+const LOGIN_RETRY_MS: u64 = 20;
 /// Most attempts per user on average, before the server counts as unwilling.
 const TRIES_PER_USER: u64 = 50;
 
@@ -91,8 +91,8 @@ pub(super) fn establish(connections: &mut Connections, setup: &Setup, plan: &Pla
     let mut todos = Vec::new();
     while work.outcome.count < plan.count as u64 {
         let now = host::now_ns();
-        if now - began > DEADLINE.as_nanos() as u64 {
-            bail!("{} of {} logins in {DEADLINE:?}", work.outcome.count, plan.count);
+        if now - began > LOGINS_TIMEOUT.as_nanos() as u64 {
+            bail!("{} of {} logins in {LOGINS_TIMEOUT:?}", work.outcome.count, plan.count);
         }
         work.start(connections, now)?;
         let reply_bytes = &mut work.outcome.reply_bytes;
@@ -126,12 +126,12 @@ fn step(
         // The raw fan-out loop confirms a connection with one byte.
         (Phase::Upgrading, ConnEvent::Bytes(b"\0")) => Some(Todo::Done),
         (Phase::Ready, ConnEvent::Closed) => bail!("user {} was closed by the server", conn.user),
-        (_, ConnEvent::Closed) => Some(Todo::Retry(RETRY_MS)),
+        (_, ConnEvent::Closed) => Some(Todo::Retry(LOGIN_RETRY_MS)),
         (Phase::Upgrading, ConnEvent::Bytes(bytes)) => {
             if bytes.starts_with(b"HTTP/1.1 101") && bytes.ends_with(b"\r\n\r\n") {
                 Some(Todo::Upgraded)
             } else if bytes.starts_with(b"HTTP/1.1 5") {
-                Some(Todo::Retry(RETRY_MS))
+                Some(Todo::Retry(LOGIN_RETRY_MS))
             } else {
                 bail!("no upgrade: {}", String::from_utf8_lossy(&bytes[..bytes.len().min(80)]));
             }
@@ -160,7 +160,7 @@ fn retry_after(view: &View<'_>) -> Result<u64> {
     let advice = wire::number_of(view.body, 4);
     let may_retry = if view.kind == kind::ERROR { advice != 0 } else { matches!(advice, 1 | 2) };
     ensure!(may_retry, "login refused: {}", wire::reason(view.body));
-    Ok(wire::number_of(view.body, 5).clamp(RETRY_MS, 5_000))
+    Ok(wire::number_of(view.body, 5).clamp(LOGIN_RETRY_MS, 5_000))
 }
 
 impl<'a> Work<'a> {

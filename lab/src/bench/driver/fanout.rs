@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::{collections::BTreeMap, time::Duration};
 
 /// Time after which a missing copy is lost.
-const PATIENCE_NS: u64 = 10_000_000_000;
+const DELIVERY_TIMEOUT_NS: u64 = 10_000_000_000;
 
 impl Driver {
     pub(super) fn fanout(&mut self, conversation: &str, messages: u32) -> Result<Outcome> {
@@ -46,7 +46,7 @@ impl Driver {
                     event => surprise(slot, event),
                 })?;
                 members.pull(&mut self.connections)?;
-                if host::now_ns() - sent > PATIENCE_NS {
+                if host::now_ns() - sent > DELIVERY_TIMEOUT_NS {
                     let copies = members.copies;
                     bail!("message {number}: {copies} of {users} copies, accepted: {accepted}");
                 }

@@ -8,7 +8,7 @@ const HELD_MAX: usize = 65_536;
 /// Most entries of one pull, which is a node's limit.
 const PAGE_MAX: u64 = 200;
 /// Time in which a pull has to narrow a hole that `behind` named.
-const PATIENCE_NS: u64 = 10_000_000_000;
+const PULL_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// One entry of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl Inbox {
 
     /// Fails when pulls have not filled a named hole in time.
     pub(super) fn check(&self, now: u64) -> Result<()> {
-        let late = !self.is_complete() && now.saturating_sub(self.since) > PATIENCE_NS;
+        let late = !self.is_complete() && now.saturating_sub(self.since) > PULL_TIMEOUT_NS;
         ensure!(
             !late,
             "everything up to seq {} was to be had, and pulls end at {}",

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Messages in flight when there is no rate, enough for the server never to wait for the load generator.
 const AHEAD: u64 = 2;
 /// Time without a frame after which no more are expected.
-const QUIET_NS: u64 = 1_500_000_000;
+const IDLE_TIMEOUT_NS: u64 = 1_500_000_000;
 
 /// Observations of the receivers.
 struct Tally {
@@ -101,7 +101,7 @@ impl Driver {
             if self.complete(tally, publisher, sent).is_ok() {
                 return Ok(());
             }
-            if now - last > QUIET_NS {
+            if now - last > IDLE_TIMEOUT_NS {
                 return self.complete(tally, publisher, sent);
             }
         }

@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 use std::time::Duration;
 
 /// Time after which a sync has failed.
-const PATIENCE_NS: u64 = 60_000_000_000;
+const SYNC_TIMEOUT_NS: u64 = 60_000_000_000;
 
 impl Driver {
     /// Measures the time from `Sync` to `SyncEnd` as the wall time of the outcome, and the login before it as `max_us`.
@@ -44,7 +44,7 @@ impl Driver {
                 }
                 event => surprise(slot, event),
             })?;
-            ensure!(host::now_ns() - began < PATIENCE_NS, "{} states, then nothing", outcome.count);
+            ensure!(host::now_ns() - began < SYNC_TIMEOUT_NS, "{} states, then nothing", outcome.count);
         }
         outcome.wall_ns = host::now_ns() - began;
         self.read_meter(&meter, &mut outcome)?;

@@ -30,12 +30,12 @@ use tokio::{
 
 const NODES: usize = 3;
 /// Time for which senders run before and after an event.
-const CALM: Duration = Duration::from_secs(3);
+const STEADY_TIME: Duration = Duration::from_secs(3);
 /// Longest pause; a longer one is a failure.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PAUSE_MAX: Duration = Duration::from_secs(40);
 /// Time between two messages of a sender.
-const PACE: Duration = Duration::from_millis(100);
-const LOGIN: Duration = Duration::from_secs(10);
+const SEND_INTERVAL: Duration = Duration::from_millis(100);
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Parameters of the scenario.
 pub(super) struct Load<'a> {
@@ -91,8 +91,8 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     section.note(format!(
         "Each sender writes to a conversation of its own every {} ms and never waits; a pause is the longest time between two acks of one \
          of them, from the end of a node on. So up to {} ms of it are the pace.",
-        PACE.as_millis(),
-        PACE.as_millis()
+        SEND_INTERVAL.as_millis(),
+        SEND_INTERVAL.as_millis()
     ));
     out(section);
     Ok(())
@@ -118,19 +118,19 @@ async fn watch_end(
     for nth in 0..count {
         let name = format!("s{round}-{nth}");
         let login = Box::pin(Talker::login(addresses[nth % addresses.len()], key, name));
-        let talker = timeout(LOGIN, login).await.context("the login takes too long")??;
+        let talker = timeout(LOGIN_TIMEOUT, login).await.context("the login takes too long")??;
         senders.push(tokio::spawn(talker.talk(signal.subscribe())));
     }
-    sleep(CALM).await;
+    sleep(STEADY_TIME).await;
     let from = Instant::now();
     signal.send_replace((Some(from), false));
     // This blocks only this thread.
     end()?;
-    sleep(CALM).await;
+    sleep(STEADY_TIME).await;
     signal.send_replace((Some(from), true));
     let mut longest = Duration::ZERO;
     for sender in senders {
-        longest = longest.max(timeout(PATIENCE, sender).await.context("there are no acks any more")???);
+        longest = longest.max(timeout(PAUSE_MAX, sender).await.context("there are no acks any more")???);
     }
     Ok(longest)
 }
@@ -152,7 +152,7 @@ impl Talker {
     /// Sends until a message is acked that was sent after the signal to finish. Returns the longest time without an
     /// ack.
     async fn talk(mut self, signal: watch::Receiver<SenderSignal>) -> Result<Duration> {
-        let mut tick = interval(PACE);
+        let mut tick = interval(SEND_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut longest, mut last, mut over) = (Duration::ZERO, Instant::now(), None);
         loop {

@@ -29,7 +29,7 @@ const GROUP: &str = "bench";
 /// Deliveries of a round.
 const DELIVERIES: usize = 200_000;
 /// Time for which an owner that has just seen a large group sends to all nodes, with or without members.
-const SETTLE: Duration = Duration::from_secs(6);
+const BROADCAST_TIME: Duration = Duration::from_secs(6);
 /// Most Redis commands for a message, regardless of the number of members.
 const COMMANDS_MAX: f64 = 10.0;
 
@@ -113,8 +113,8 @@ fn measure(
     // With the first message its owner and the nodes learn of the group.
     ours.ask(&order)?;
     let before = calls(redis)?;
-    thread::sleep(SETTLE);
-    let at_rest = (sum(&calls(redis)?) - sum(&before)) / SETTLE.as_secs_f64();
+    thread::sleep(BROADCAST_TIME);
+    let at_rest = (sum(&calls(redis)?) - sum(&before)) / BROADCAST_TIME.as_secs_f64();
     let costs = RefCell::new(Vec::new());
     let round = || {
         let before = (host_cpu(&pids)?, fan_outs(&admins)?, calls(redis)?);

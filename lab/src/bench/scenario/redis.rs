@@ -44,7 +44,7 @@ const IN_FLIGHT: usize = 16;
 /// Messages while Redis hangs: they are done long before leases expire.
 const HUNG_MESSAGES: u64 = 500;
 /// Longest time that a new connection passes before it hangs.
-const FREEZE: Duration = Duration::from_millis(2);
+const FREEZE_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Parameters of the scenario.
 #[derive(Clone, Copy)]
@@ -228,7 +228,7 @@ fn hanging<T>(proxy: &Proxy, work: impl FnOnce() -> T) -> T {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 proxy.set(Mode::Freeze, || true);
-                thread::sleep(FREEZE);
+                thread::sleep(FREEZE_INTERVAL);
             }
         });
         let result = work();

@@ -31,16 +31,16 @@ use tokio::{
 use crate::{chaos::world::direct, link::ClientSocket};
 
 /// How long a login may take.
-const LOGIN: Duration = Duration::from_secs(20);
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time after which a send without an answer is repeated under its id.
-const AGAIN: Duration = Duration::from_secs(8);
+const RESEND_DELAY: Duration = Duration::from_secs(8);
 /// Interval between two pulls of missing messages.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+const PULL_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval at which a client that lacks nothing checks whether all clients have to be complete by now.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const COMPLETION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before another login, as the protocol asks: doubled each time up to the maximum, with full jitter.
-const TRY_AGAIN: Duration = Duration::from_millis(500);
-const TRY_AGAIN_MAX: Duration = Duration::from_secs(20);
+const LOGIN_RETRY_DELAY: Duration = Duration::from_millis(500);
+const LOGIN_RETRY_DELAY_MAX: Duration = Duration::from_secs(20);
 /// Messages of one pull.
 const PAGE: u32 = 100;
 /// Request id of a pull.
@@ -173,14 +173,14 @@ impl Client {
 
     /// Asks for an address and logs in there, until that succeeds.
     async fn come_in(&mut self) -> ClientSocket {
-        let mut wait = TRY_AGAIN;
+        let mut wait = LOGIN_RETRY_DELAY;
         loop {
             if let Ok(link) = self.try_to_come_in().await {
                 self.arrived(1);
                 return link;
             }
             sleep(wait.mul_f64(rand::random())).await;
-            wait = (wait * 2).min(TRY_AGAIN_MAX);
+            wait = (wait * 2).min(LOGIN_RETRY_DELAY_MAX);
         }
     }
 
@@ -250,7 +250,7 @@ impl Client {
     /// own.
     fn look_after(&self) -> Duration {
         let soon = self.pull || !self.beyond.is_empty() || self.shared.quiet.load(Ordering::Acquire);
-        if soon { ASK_EVERY } else { LOOK_EVERY }
+        if soon { PULL_INTERVAL } else { COMPLETION_CHECK_INTERVAL }
     }
 
     fn set_out(&self, away: pb::GoAway) -> Moving {
@@ -290,7 +290,7 @@ impl Client {
             self.flight = Some(Flight { number, attempt: 0, since: Instant::now(), due: now });
         }
         if let Some(flight) = self.flight.as_mut().filter(|flight| flight.due <= now) {
-            flight.due = now + AGAIN;
+            flight.due = now + RESEND_DELAY;
             let send = pb::Send {
                 to_user: self.peer.clone(),
                 msg_id: format!("{}-{}", self.index, flight.number),
@@ -303,7 +303,7 @@ impl Client {
         }
         let sender = (self.index + self.shared.clients - 1) % self.shared.clients;
         let lacks = self.got < self.shared.acked[sender].load(Ordering::Acquire);
-        let may_ask = self.asked.is_none_or(|then| then.elapsed() >= ASK_EVERY);
+        let may_ask = self.asked.is_none_or(|then| then.elapsed() >= PULL_INTERVAL);
         let quiet = self.shared.quiet.load(Ordering::Acquire);
         if may_ask && (self.pull || !self.beyond.is_empty() || (quiet && lacks)) {
             (self.pull, self.asked) = (false, Some(Instant::now()));
@@ -417,7 +417,7 @@ async fn log_in(shared: Arc<Shared>, index: usize, addresses: Vec<String>) -> an
     let mut why = anyhow::anyhow!("no node takes newcomers");
     for address in &addresses {
         let began = Instant::now();
-        let there = timeout(LOGIN, Box::pin(log_in_at(&shared, index, address))).await;
+        let there = timeout(LOGIN_TIMEOUT, Box::pin(log_in_at(&shared, index, address))).await;
         let (took, mut noted) = (began.elapsed(), shared.noted());
         if took > noted.login.0 {
             noted.login = (took, shared.began.elapsed());

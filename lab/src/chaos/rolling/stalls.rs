@@ -10,7 +10,8 @@ use std::{
 
 use tokio::{task::JoinSet, time::sleep};
 
-const TICK: Duration = Duration::from_millis(20);
+/// Interval between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A watch for stalls that runs until it is dropped.
 pub(super) struct Stalls {
@@ -26,8 +27,8 @@ impl Stalls {
         watch.spawn(async move {
             loop {
                 let began = Instant::now();
-                sleep(TICK).await;
-                let stood = began.elapsed().saturating_sub(TICK);
+                sleep(SAMPLE_INTERVAL).await;
+                let stood = began.elapsed().saturating_sub(SAMPLE_INTERVAL);
                 longest.fetch_max(u64::try_from(stood.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
             }
         });

@@ -6,7 +6,7 @@ use anyhow::bail;
 use tidegate_protocol::machine::drain::Plan;
 
 use super::{With, client::Shared, spread::Spread};
-use crate::chaos::drain::{PACE_MAX, PACE_OVER, busiest};
+use crate::chaos::drain::{PACE_MAX, PACE_WINDOW, busiest};
 
 /// Stall from which the pace is not judged: clients that were not scheduled for this long arrive at once.
 const STALL_MAX: Duration = Duration::from_millis(500);
@@ -44,7 +44,7 @@ impl Turn {
     /// Returns the fastest pace of arrivals relative to the plan. It is not judged for plans of less than a second,
     /// with a fault, or after a stall.
     fn pace(&self) -> Option<f64> {
-        let over = self.plan.window.min(PACE_OVER);
+        let over = self.plan.window.min(PACE_WINDOW);
         let mut arrivals = self.arrivals.clone();
         arrivals.sort_unstable();
         let most = busiest(&arrivals, over) as f64;

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::{
     super::{Args, binary, cluster::Cluster},
-    PATIENCE, TICK, about,
+    CLIENTS_TIMEOUT, POLL_INTERVAL, about,
 };
 
 /// Setting of the nodes: the switch does not wait for a minute after the last newer node has started.
@@ -88,12 +88,12 @@ impl Versions {
         }
         let newest = all_rules(cluster).await?.into_iter().min().unwrap_or(0);
         if newest > self.rules {
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + CLIENTS_TIMEOUT;
             while cluster.oldest_rules().await? < newest {
                 if Instant::now() > deadline {
                     bail!("all nodes know rules {newest}, and the log is not switched to them");
                 }
-                sleep(TICK).await;
+                sleep(POLL_INTERVAL).await;
             }
             println!("the rules went from {} to {newest} under load", self.rules);
         }
