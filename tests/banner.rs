@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{PATIENCE, Screen, becomes, eventually, terminal, unique_name};
+use support::{Screen, WAIT_MAX, becomes, eventually, terminal, unique_name};
 
 /// Path at which `cargo run --release` puts the program, and by which it calls it.
 const PROGRAM: &str = "target/release/tidegate";
@@ -214,7 +214,7 @@ fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> u
                 };
                 let what = format!("{shown:#?}");
                 let read = || screens().collect::<Vec<_>>();
-                becomes(PATIENCE, &what, read, |screens| screens.iter().any(|lines| is_shown(lines)));
+                becomes(WAIT_MAX, &what, read, |screens| screens.iter().any(|lines| is_shown(lines)));
                 continue;
             }
             _ => continue,

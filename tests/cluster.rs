@@ -45,7 +45,7 @@ mod watch;
 use std::{collections::BTreeSet, time::Duration};
 
 use rustix::process::Signal;
-use support::{Client, Cluster, OwnPostgres, PATIENCE, Said, Stopwatch, ask, eventually, send, text_of};
+use support::{Client, Cluster, OwnPostgres, Said, Stopwatch, WAIT_MAX, ask, eventually, send, text_of};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 /// Returns the seqs and texts of a history.
@@ -70,7 +70,7 @@ fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Dur
             other => panic!("no answer to a send: {other:?}"),
         }
         attempt += 1;
-        assert!(attempt < 20 || began.elapsed() < PATIENCE, "{msg_id} was never acked");
+        assert!(attempt < 20 || began.elapsed() < WAIT_MAX, "{msg_id} was never acked");
     }
 }
 

@@ -29,7 +29,7 @@ use tidegate::{auth, embedded::FORMAT};
 use time::{eventually_within, let_time_pass};
 use unique::unique_name;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(20);
 const ROUNDS: u64 = 12;
 const CLIENTS: usize = 6;
 /// Limit of unanswered sends of a client.
@@ -102,7 +102,7 @@ impl Drop for Server {
 
 /// Polls until there is a result.
 fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    eventually_within(PATIENCE, what, look)
+    eventually_within(WAIT_MAX, what, look)
 }
 
 /// Client on JSON lines.
@@ -119,7 +119,7 @@ impl Client {
 
     fn login_on(device: &str, address: SocketAddr, key: &[u8], user: &str) -> Option<Self> {
         let stream = TcpStream::connect(address).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        stream.set_read_timeout(Some(WAIT_MAX)).ok()?;
         stream.set_nodelay(true).ok()?;
         let lines = BufReader::new(stream.try_clone().ok()?);
         let mut client = Self { stream, lines };

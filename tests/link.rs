@@ -35,7 +35,7 @@ use tokio::{net::TcpStream, sync::Semaphore};
 use tonic::transport::Endpoint;
 
 /// Far above any duration here; nothing is timed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// End that counts its answers, and does nothing else; answers wait while the gate is set.
 #[derive(Default)]
@@ -95,7 +95,7 @@ fn node(text: &str, boot: u64) -> NodeBoot {
 }
 
 fn open() -> Settings {
-    Settings { secret: None, tls: None, queue_bytes: 1 << 20, timeout: PATIENCE, handshake: PATIENCE }
+    Settings { secret: None, tls: None, queue_bytes: 1 << 20, timeout: CALL_TIMEOUT, handshake: CALL_TIMEOUT }
 }
 
 fn knowing(secret: &str) -> Settings {
@@ -131,13 +131,13 @@ fn answer() -> Vec<Answer> {
 }
 
 async fn call(link: &GrpcLink, to: &NodeBoot) -> Result<(), LinkError> {
-    tokio::time::timeout(PATIENCE, link.answers(to, answer())).await.expect("every call ends")
+    tokio::time::timeout(CALL_TIMEOUT, link.answers(to, answer())).await.expect("every call ends")
 }
 
 async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
-    let looking = time::eventually_async(PATIENCE, what, async || look().await.then_some(()));
+    let looking = time::eventually_async(CALL_TIMEOUT, what, async || look().await.then_some(()));
     // A poll may hang, too.
-    tokio::time::timeout(PATIENCE * 2, looking).await.unwrap_or_else(|_| panic!("{what}"));
+    tokio::time::timeout(CALL_TIMEOUT * 2, looking).await.unwrap_or_else(|_| panic!("{what}"));
 }
 
 /// Authority with certificates for this machine.

@@ -18,7 +18,7 @@ use tidegate_lab::proxy::{Mode, Proxy};
 use tokio::runtime::Runtime;
 
 use port::free_port;
-use time::{PATIENCE, eventually};
+use time::{WAIT_MAX, eventually};
 
 /// Both ends of a connection through a proxy.
 struct Pair {
@@ -37,7 +37,7 @@ impl Pair {
         let client = TcpStream::connect(proxy.address).unwrap();
         let (server, _) = listener.accept().unwrap();
         for stream in [&client, &server] {
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         }
         Self { runtime, proxy, client, server }
     }
@@ -84,7 +84,7 @@ fn what_is_frozen_comes_after_the_thaw() {
     pair.client.write_all(b"hello").unwrap();
     pair.server.set_read_timeout(Some(Duration::from_millis(150))).unwrap();
     assert!(pair.server.read(&mut [0; 5]).is_err(), "nothing passes");
-    pair.server.set_read_timeout(Some(PATIENCE)).unwrap();
+    pair.server.set_read_timeout(Some(WAIT_MAX)).unwrap();
     pair.all(Mode::Pass);
     let mut got = [0; 5];
     pair.server.read_exact(&mut got).unwrap();

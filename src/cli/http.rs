@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(10);
+    const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Accepts one connection, sends one response per request, and returns the requests in lower case.
     async fn server(responses: &'static [&'static str]) -> (String, JoinHandle<Vec<String>>) {
@@ -140,7 +140,7 @@ mod tests {
             "HTTP/1.1 503 Gone\r\nconnection: close\r\n\r\nto the end",
         ])
         .await;
-        let mut connection = Connection::open(&host, TIMEOUT).await.unwrap();
+        let mut connection = Connection::open(&host, REPLY_TIMEOUT).await.unwrap();
         assert_eq!(connection.request("GET", "/a?b=c", "").await.unwrap(), (200, "hello".to_owned()));
         assert_eq!(connection.request("POST", "/a", "{}").await.unwrap(), (409, "abcde".to_owned()));
         assert_eq!(connection.request("DELETE", "/a", "").await.unwrap(), (200, String::new()));

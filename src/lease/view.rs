@@ -189,7 +189,7 @@ mod tests {
     use crate::lease::RENEW_INTERVAL;
     use crate::routes::NodeInfo;
 
-    const LEASE: Duration = Duration::from_secs(10);
+    const LEASE_TIME: Duration = Duration::from_secs(10);
 
     fn run(name: &str, boot: u64) -> NodeBoot {
         NodeBoot { node: NodeId::new(name).unwrap(), boot }
@@ -206,7 +206,7 @@ mod tests {
 
     /// Returns a view of node a after that many renewals without failure, and its time.
     fn view(count: u64) -> (ClusterView, Instant) {
-        let mut view = ClusterView::new(run("a", 1), LEASE);
+        let mut view = ClusterView::new(run("a", 1), LEASE_TIME);
         let mut now = Instant::now();
         for renewals in 1..=count {
             assert!(!view.renewed(renewals, NodeState::Ready, now), "renewal {renewals} is the next one");
@@ -227,8 +227,11 @@ mod tests {
         assert!(unavailable.renewed(5, NodeState::Ready, now), "after an outage anything may be lost");
         // The node was frozen, and did not renew.
         let (mut frozen, now) = view(4);
-        assert!(!frozen.renewed(5, NodeState::Ready, now + LEASE - RENEW_INTERVAL - INTERVAL_TOLERANCE));
-        assert!(frozen.renewed(6, NodeState::Ready, now + LEASE * 2), "its lease was expired for a while");
+        assert!(!frozen.renewed(5, NodeState::Ready, now + LEASE_TIME - RENEW_INTERVAL - INTERVAL_TOLERANCE));
+        assert!(
+            frozen.renewed(6, NodeState::Ready, now + LEASE_TIME * 2),
+            "its lease was expired for a while"
+        );
     }
 
     #[test]
@@ -283,8 +286,8 @@ mod tests {
         assert!(view.is_any_suspect(now));
         assert!(view.fetched(vec![row(&b, 8, Lease::Live)], now).1.is_empty(), "its lease is live");
         let own = row(&run("a", 1), 1, Lease::Lapsed);
-        assert!(view.fetched(vec![own.clone()], now + LEASE).1.is_empty());
-        assert!(view.fetched(vec![own], now + LEASE * 2).1.is_empty(), "never itself");
+        assert!(view.fetched(vec![own.clone()], now + LEASE_TIME).1.is_empty());
+        assert!(view.fetched(vec![own], now + LEASE_TIME * 2).1.is_empty(), "never itself");
     }
 
     #[test]
@@ -317,7 +320,7 @@ mod tests {
             (vec!["b".into(), "c".into()], true)
         );
         assert_eq!(snapshot.others[1].info.boot.boot, 2, "the old run of c has ended");
-        now += LEASE;
+        now += LEASE_TIME;
         let (snapshot, _) = view.fetched(vec![row(&run("c", 2), 4, Lease::Live)], now);
         assert_eq!((names(&snapshot.others), snapshot.may_be_incomplete), (vec!["c".to_owned()], false));
         // Without a loss, a node that is not listed has left.
@@ -339,7 +342,7 @@ mod tests {
         let renewed = vec![row(&b, 4, Lease::Live)];
         assert_eq!(names(&view.fetched(renewed, now).0.others), ["b"]);
         // Without a loss an expired lease is expired.
-        now += LEASE;
+        now += LEASE_TIME;
         assert_eq!(names(&view.fetched(vec![row(&b, 4, Lease::Lapsed)], now).0.others), [""; 0]);
         // A run that does not renew is dead.
         let (mut view, now) = view_of_b(&b);
@@ -363,7 +366,7 @@ mod tests {
         let both = vec![row(&b1, 9, Lease::Lapsed), row(&b2, 1, Lease::Live)];
         let (snapshot, _) = view.fetched(both, now);
         assert_eq!(snapshot.others.len(), 1);
-        now += LEASE;
+        now += LEASE_TIME;
         assert!(view.fetched(vec![row(&b1, 9, Lease::Lapsed)], now).0.others.is_empty());
         // First set back to an older lease, then removed from the list.
         let (mut view, now) = view_of_b(&b1);
@@ -384,7 +387,7 @@ mod tests {
         let (mut view, mut now) = view(1);
         let mut b = row(&run("b", 1), 7, Lease::Live);
         assert!(view.renewed(1, NodeState::Ready, now), "emptied");
-        now += LEASE;
+        now += LEASE_TIME;
         b.info.asserting = true;
         for renewals in 8..60 {
             // Its hundreds of thousands of routes take longer than a lease; its other state does not matter.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
 use crate::support::{
-    Client, Cluster, PATIENCE, eventually, free_port, hello, http,
+    Client, Cluster, WAIT_MAX, eventually, free_port, hello, http,
     proxy::{Mode, Proxy},
     service_text, text_of,
 };
@@ -27,7 +27,7 @@ fn query_from(cluster: &Cluster, nth: usize, user: &str, zone: &str) -> (Vec<(St
     let query = if zone.is_empty() { String::new() } else { format!("?zone={zone}") };
     let node = cluster.node(nth);
     let mut stream = TcpStream::connect(node.address()).expect("a node");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
     let request = format!(
         "GET /v1/assign{query} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {}\r\n\r\n",
         node.token(user)

@@ -25,17 +25,17 @@ use crate::{
     reaper::online,
     send_until_acked,
     support::{
-        Client, Cluster, PATIENCE, Said, Stopwatch, ask, eventually, hello, let_time_pass,
+        Client, Cluster, Said, Stopwatch, WAIT_MAX, ask, eventually, hello, let_time_pass,
         let_time_pass_since, send, shown_in_two_runs, text_of,
     },
 };
 
 /// Time between two messages of a writer.
-const PACE: Duration = Duration::from_millis(30);
+const SEND_INTERVAL: Duration = Duration::from_millis(30);
 /// Time until a partition has an owner again after two crashes: a member that dies while it joins is awaited until that
 /// join ends, which is when the one before it was missed, and only then its own session begins to run out. The rest is
 /// the 2 s of any other takeover.
-const TWO_SESSIONS: Duration = Duration::from_secs(6 + 6 + 2);
+const TWO_SESSIONS_TIME: Duration = Duration::from_secs(6 + 6 + 2);
 /// Position of a writer without a node.
 const NOWHERE: usize = usize::MAX;
 
@@ -200,7 +200,7 @@ impl Shared {
                     self.acked[n].store(number, Ordering::Release);
                     (number, attempt) = (number + 1, 0);
                     client.inbox.clear();
-                    client.listen(PACE);
+                    client.listen(SEND_INTERVAL);
                 }
                 Some(Said::Error(error)) => {
                     assert!(error.temporary, "{error:?}");
@@ -222,7 +222,7 @@ impl Shared {
 
     /// Returns the reply to that frame, `None` if the connection ends before, or its node is frozen.
     fn answer(&self, n: usize, client: &mut Client, id: u64) -> Option<Said> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         loop {
             if let Some(at) = client.inbox.iter().position(|frame| frame.id == id) {
                 return client.inbox.remove(at)?.body;
@@ -231,7 +231,7 @@ impl Shared {
             if is_frozen || client.has_ended() {
                 return None;
             }
-            client.pump(Instant::now() + PACE);
+            client.pump(Instant::now() + SEND_INTERVAL);
             assert!(Instant::now() < deadline, "no reply in time; the inbox has {:?}", client.inbox);
         }
     }
@@ -247,7 +247,7 @@ impl Shared {
             let mut client = Client::connect(address, Wire::ALL[n % Wire::ALL.len()]);
             match client.ask(ask::hello(hello(&token, "phone"))) {
                 Said::Welcome(_) => break client,
-                Said::Error(error) if error.temporary && began.elapsed() < PATIENCE => {
+                Said::Error(error) if error.temporary && began.elapsed() < WAIT_MAX => {
                     client.back_off(error.retry_after_ms);
                 }
                 other => panic!("no welcome: {other:?}"),
@@ -420,7 +420,7 @@ fn crash_after_crash_leaves_no_row_and_reports_departures_once() {
         listener.take(Duration::from_millis(1));
     }
     let last = Instant::now();
-    cluster.all_owned_within(TWO_SESSIONS);
+    cluster.all_owned_within(TWO_SESSIONS_TIME);
     writers.write_on(&all);
     assert_all_stored(&cluster, 0, &writers.stop(), |_| true);
     drop(moved);
@@ -464,8 +464,8 @@ fn dies_again_as_it_joins() -> Result<(), String> {
     let owned: f64 = [0, 2].map(|nth| cluster.node(nth).metric("partitions_owned")).iter().sum();
     let in_time = second < first + Duration::from_secs(5) && first.elapsed() < Duration::from_secs(11);
     assert!(owned < 4.0 || !joins || !in_time, "the other nodes did not wait for the second crash");
-    cluster.all_owned_within(TWO_SESSIONS);
-    assert!(watch.elapsed() < TWO_SESSIONS, "{:?}", watch.elapsed());
+    cluster.all_owned_within(TWO_SESSIONS_TIME);
+    assert!(watch.elapsed() < TWO_SESSIONS_TIME, "{:?}", watch.elapsed());
     let mut writer = cluster.login(0, Wire::Tcp, "ann");
     for nth in 0..8 {
         assert_eq!(send_until_acked(&mut writer, &format!("peer-{nth}"), "m1").0, 1);

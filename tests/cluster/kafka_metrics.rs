@@ -12,7 +12,7 @@ use tidegate_protocol::{Code, codec::Wire, id::ConversationId};
 use crate::support::{Cluster, OwnKafka, ServiceProxy, ask, eventually, send};
 
 /// Longer than the client's report interval: nothing else resets the values meanwhile.
-const REPORTS: Duration = Duration::from_millis(2_500);
+const REPORT_TIME: Duration = Duration::from_millis(2_500);
 
 /// Waits until all these metrics are above zero and stay there.
 fn stay_above_zero(cluster: &Cluster, names: &[&str]) {
@@ -20,7 +20,7 @@ fn stay_above_zero(cluster: &Cluster, names: &[&str]) {
     eventually(&format!("{names:?} are above zero from one report to the next"), || {
         let all = names.iter().all(|name| cluster.node(0).metric(name) > 0.0);
         since = all.then(|| since.unwrap_or_else(Instant::now));
-        since.is_some_and(|since| since.elapsed() > REPORTS).then_some(())
+        since.is_some_and(|since| since.elapsed() > REPORT_TIME).then_some(())
     });
 }
 

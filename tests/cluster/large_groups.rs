@@ -11,7 +11,7 @@ use serde_json::json;
 use tidegate_protocol::{codec::Wire, pb};
 
 use crate::support::{
-    Client, Cluster, PATIENCE, Said, eventually, services::service_text, text_of, unique_name,
+    Client, Cluster, Said, WAIT_MAX, eventually, services::service_text, text_of, unique_name,
 };
 
 /// More members than one change may name, and more than one read returns.
@@ -36,7 +36,7 @@ fn monitor() -> BufReader<TcpStream> {
     let url = service_text("redis7", "url");
     let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).expect("Redis is up");
     stream.write_all(b"MONITOR\r\n").expect("Redis accepts a command");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
     let mut lines = BufReader::new(stream);
     assert_eq!(next(&mut lines), "+OK\r\n");
     lines

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Limit of one attempt: tables are created, and the Kafka client waits for a reply of its own.
-const TRY: Duration = Duration::from_secs(40);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Waits for an open port and returns the status and the body of that path.
 fn get(port: SocketAddr, path: &str) -> (u16, Value) {
@@ -63,7 +63,7 @@ fn node_waits_for_unavailable_services_at_its_start() {
     let mut probe = None;
     for (proxy, named) in [(&redis, "redis.urls"), (&postgres, "postgres"), (&kafka, "kafka.brokers")] {
         for port in [admin, monitor] {
-            eventually_within(TRY, named, || {
+            eventually_within(ATTEMPT_TIMEOUT, named, || {
                 let (status, said) = get(port, "/readyz");
                 assert_eq!((status, &said["state"]), (503, &Value::from("starting")), "{said}");
                 said["waitsFor"].as_str().is_some_and(|what| what.contains(named)).then_some(())

@@ -29,7 +29,7 @@ use tidegate_protocol::{
 use super::{
     node,
     store::owner::message,
-    time::{PATIENCE, eventually_async},
+    time::{WAIT_MAX, eventually_async},
     unique_name, user,
 };
 
@@ -312,7 +312,7 @@ async fn one_sync_confirms_all_waiting_writes() {
 
 /// Polls until there is a result.
 async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> T {
-    eventually_async(PATIENCE, "an answer", ask).await
+    eventually_async(WAIT_MAX, "an answer", ask).await
 }
 
 #[tokio::test]

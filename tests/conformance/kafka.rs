@@ -39,7 +39,7 @@ use super::{
 };
 
 /// Time a client waits for its reply.
-pub(super) const ANSWER: Duration = Duration::from_secs(5);
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Settings for topics and a group of their own on the broker of the tests.
 pub(super) fn settings() -> KafkaConfig {
@@ -63,7 +63,7 @@ pub(super) async fn ensure(kafka: &KafkaConfig) -> Vec<TopicState> {
 }
 
 pub(super) async fn open(kafka: &KafkaConfig) -> KafkaBus {
-    KafkaBus::connect(kafka, ANSWER, &metrics::install().0).await.unwrap()
+    KafkaBus::connect(kafka, REPLY_TIMEOUT, &metrics::install().0).await.unwrap()
 }
 
 /// A bus on fresh topics.
@@ -84,11 +84,11 @@ async fn delete(kafka: &KafkaConfig, topic: &str) {
 
 /// Waits for the next ownership event.
 async fn next_ownership_event(ownership: &mut Box<dyn Ownership>) -> Option<OwnershipEvent> {
-    tokio::time::timeout(ANSWER * 4, ownership.next()).await.expect("an ownership event")
+    tokio::time::timeout(REPLY_TIMEOUT * 4, ownership.next()).await.expect("an ownership event")
 }
 
 pub(super) async fn next_node_event(feed: &mut Box<dyn NodeFeed>) -> Option<NodeEvent> {
-    tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("a node event")
+    tokio::time::timeout(REPLY_TIMEOUT * 4, feed.next()).await.expect("a node event")
 }
 
 /// Deletes the topic and creates it again: the broker takes its time for the deletion.
@@ -116,7 +116,7 @@ async fn log_topic_check_does_not_block_its_thread() {
 /// Polls until there is a result; each poll asks the broker.
 pub(super) async fn eventually<T>(ask: impl AsyncFnMut() -> Option<T>) -> T {
     // Each attempt may take as long as a reply.
-    eventually_async(ANSWER * 12, "the broker's answer", ask).await
+    eventually_async(REPLY_TIMEOUT * 12, "the broker's answer", ask).await
 }
 
 #[tokio::test]
@@ -132,13 +132,13 @@ async fn topics_are_created_once_and_a_wrong_count_is_refused() {
     assert!(how.contains("--add-config retention.ms=604801000"), "{how}");
     let shorter = KafkaConfig { retention_ms: 10_000, ..kafka.clone() };
     assert_eq!(ensure(&shorter).await.remove(0), TopicState::There, "a longer retention is accepted");
-    let refused = KafkaBus::connect(&more, ANSWER, &metrics::install().0).await.err().unwrap();
+    let refused = KafkaBus::connect(&more, REPLY_TIMEOUT, &metrics::install().0).await.err().unwrap();
     assert!(refused.why.contains("set kafka.partitions = 3"), "{refused}");
     let absent = KafkaConfig { topic: format!("{}.not", kafka.topic), ..kafka.clone() };
-    let refused = KafkaBus::connect(&absent, ANSWER, &metrics::install().0).await.err().unwrap();
+    let refused = KafkaBus::connect(&absent, REPLY_TIMEOUT, &metrics::install().0).await.err().unwrap();
     assert!(refused.why.contains("tidegate topics ensure"), "{refused}");
     let silent = KafkaConfig { brokers: vec!["127.0.0.1:1".to_owned()], ..kafka };
-    let refused = KafkaBus::connect(&silent, ANSWER, &metrics::install().0).await.err().unwrap();
+    let refused = KafkaBus::connect(&silent, REPLY_TIMEOUT, &metrics::install().0).await.err().unwrap();
     assert!(refused.why.contains("kafka.brokers"), "{refused}");
 }
 
@@ -207,7 +207,7 @@ async fn recreated_log_is_another_log() {
         Err(ReadError::OutOfRange(bounds)) => Some(bounds),
         _ => None,
     });
-    let now = tokio::time::timeout(ANSWER * 2, error).await.expect("the read fails in time");
+    let now = tokio::time::timeout(REPLY_TIMEOUT * 2, error).await.expect("the read fails in time");
     assert_ne!(now.topic, before.topic);
     assert_eq!((now.first, now.next), (0, 0));
     // If the new log has that position, the records read name it.
@@ -288,9 +288,9 @@ async fn foreign_record_is_returned_and_stops_no_read() {
     let foreign: FutureProducer =
         ClientConfig::new().set("bootstrap.servers", kafka.brokers.join(",")).create().unwrap();
     let empty = FutureRecord::<[u8], [u8]>::to(&kafka.topic).partition(0).key(b"k");
-    foreign.send(empty, ANSWER).await.unwrap();
+    foreign.send(empty, REPLY_TIMEOUT).await.unwrap();
     let noise = FutureRecord::<[u8], [u8]>::to(&kafka.topic).partition(0).payload(&[0xff, 0, 0xfe]);
-    foreign.send(noise, ANSWER).await.unwrap();
+    foreign.send(noise, REPLY_TIMEOUT).await.unwrap();
     world.bus.append(0, records(&["b"])).await.unwrap();
     let mut all = Vec::new();
     while all.len() < 4 {

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use super::{
     postgres::Database,
     redis::{Server, Version},
-    time::{PATIENCE, Stopwatch, eventually_async},
+    time::{Stopwatch, WAIT_MAX, eventually_async},
 };
 
 const KEY: &str = "r:hall";
@@ -390,5 +390,5 @@ async fn s7_floors_slower_than_the_lock_are_asked_once(world: &World) {
 }
 
 async fn eventually(what: &str, mut look: impl FnMut() -> bool) {
-    eventually_async(PATIENCE, what, async || look().then_some(())).await;
+    eventually_async(WAIT_MAX, what, async || look().then_some(())).await;
 }

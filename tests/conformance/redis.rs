@@ -41,7 +41,7 @@ pub(crate) struct Server {
 }
 
 /// Limit for the start of a server, long for busy machines.
-const START: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Pattern of a stamp: a whole number of µs of this century, alone in a field or as a score.
 const AGE: &str = r"
@@ -179,7 +179,7 @@ impl Server {
         let child = command.spawn().expect("redis-server runs");
         // A server that does not answer is ended as well.
         *self.child.lock().unwrap() = Some(child);
-        eventually_within(START, "redis-server answers", || {
+        eventually_within(START_TIMEOUT, "redis-server answers", || {
             let ended = self.child.lock().unwrap().as_mut().expect("it runs").try_wait().expect("a child");
             if ended.is_some() {
                 return Some(false);
@@ -230,7 +230,7 @@ impl Server {
 
     /// Returns a configuration with the long deadline of suites.
     pub(crate) fn patient(&self) -> config::RedisConfig {
-        config::RedisConfig { timeout_ms: PATIENT_MS, ..self.config() }
+        config::RedisConfig { timeout_ms: CALL_TIMEOUT_MS, ..self.config() }
     }
 
     pub(crate) fn config(&self) -> config::RedisConfig {
@@ -248,14 +248,14 @@ impl Drop for Server {
 
 /// Deadline for suites about the meaning of calls: a busy machine must not turn a reply into `Unknown`. `redis::faults`
 /// tests that calls end within the default deadline.
-const PATIENT_MS: u64 = 5_000;
+const CALL_TIMEOUT_MS: u64 = 5_000;
 
 pub(crate) fn cluster_config(servers: &[Server]) -> config::RedisConfig {
     let urls = servers.iter().flat_map(|server| server.config().urls).collect();
     config::RedisConfig {
         urls,
         mode: "cluster".to_owned(),
-        timeout_ms: PATIENT_MS,
+        timeout_ms: CALL_TIMEOUT_MS,
         ..config::RedisConfig::default()
     }
 }

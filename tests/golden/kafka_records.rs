@@ -31,11 +31,11 @@ pub(crate) const FILE: &str = "kafka.json";
 /// Topics of a cluster, by the ends of their names, with their partitions.
 const TOPICS: [(&str, i32); 4] = [("log", 4), ("node.n1", 1), ("node.n2", 1), ("events", 8)];
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const KAFKA_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time for an event about the device of a killed node: its lease has to expire, and then its rows are swept. That takes about
 /// 10 s on a quiet machine.
-const SWEEP: Duration = Duration::from_secs(30);
+const SWEEP_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Record with its topic, partition and offset.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -73,7 +73,8 @@ fn full_name(cluster: &Cluster, topic: &str) -> String {
 pub(crate) fn ends(cluster: &Cluster, topic: &str) -> Vec<i64> {
     let (_, partitions) = TOPICS.iter().find(|(name, _)| *name == topic).expect("a topic of ours");
     let (consumer, name) = (consumer(cluster), full_name(cluster, topic));
-    let end = |partition| consumer.fetch_watermarks(&name, partition, PATIENCE).expect("Kafka answers").1;
+    let end =
+        |partition| consumer.fetch_watermarks(&name, partition, KAFKA_TIMEOUT).expect("Kafka answers").1;
     (0..*partitions).map(end).collect()
 }
 
@@ -93,7 +94,7 @@ fn dump_topic(cluster: &Cluster, topic: &str) -> Vec<Golden> {
         consumer.assign(&list).expect("an assignment");
         let mut next = 0;
         while next < end {
-            let record = consumer.poll(PATIENCE).expect("the record exists").expect("a record");
+            let record = consumer.poll(KAFKA_TIMEOUT).expect("the record exists").expect("a record");
             next = record.offset() + 1;
             let value = record.payload().expect("a value");
             let headers = record.headers().map(|all| all.iter().collect()).unwrap_or_default();
@@ -138,7 +139,7 @@ fn append(cluster: &Cluster, records: &[&Golden]) -> Vec<i64> {
             let mut record =
                 FutureRecord::to(&topic).partition(it.partition).payload(&value).headers(headers);
             record.key = key.as_ref();
-            let placed = producer.send(record, PATIENCE).await.expect("Kafka accepts the record");
+            let placed = producer.send(record, KAFKA_TIMEOUT).await.expect("Kafka accepts the record");
             offsets.push(placed.offset);
         }
         offsets
@@ -162,7 +163,7 @@ pub(crate) fn append_refused(cluster: &Cluster, sender: &str, msg_id: &str, text
 
 /// Waits for an event of that kind and of that owner of a route, `node/boot/epoch`.
 pub(crate) fn await_event(cluster: &Cluster, id: &str) {
-    eventually_within(SWEEP, &format!("the event {id}"), || {
+    eventually_within(SWEEP_TIME_MAX, &format!("the event {id}"), || {
         dump_topic(cluster, "events").iter().any(|it| it.means["id"] == id).then_some(())
     });
 }

@@ -37,7 +37,7 @@ const FILE: &str = "link.json";
 const SECRET: &[u8] = b"known to everybody: a secret of golden files";
 
 /// Far above any duration here; nothing is timed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One message of a stream, in order.
 #[derive(Clone, Deserialize, Serialize)]
@@ -68,7 +68,7 @@ fn peer() -> NodeBoot {
 
 fn settings() -> Settings {
     let secret = Some(Secret::new(SECRET).expect("long enough"));
-    Settings { secret, tls: None, queue_bytes: 1 << 20, timeout: PATIENCE, handshake: PATIENCE }
+    Settings { secret, tls: None, queue_bytes: 1 << 20, timeout: CALL_TIMEOUT, handshake: CALL_TIMEOUT }
 }
 
 fn listen(end: &Arc<End>) -> Listener {

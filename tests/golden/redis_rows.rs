@@ -37,7 +37,7 @@ const CONVERSATIONS: [&str; 2] = ["g:town", "r:hall"];
 /// Keys that a node writes only if its settings request it.
 const CLAIMED: &str = "leased-1";
 const CLAIMANT: u64 = 0xabc;
-const WINDOW: Duration = Duration::from_secs(3_600);
+const WINDOW_TIME: Duration = Duration::from_secs(3_600);
 
 /// Reply to PTTL for a key that does not exist. PTTL is queried last, so the key may have expired during any query.
 const EXPIRED: i64 = -2;
@@ -208,7 +208,7 @@ fn device(name: &str) -> DeviceId {
 
 /// A window in which all hits but none are allowed, exactly or approximately.
 fn rules() -> [WindowRule; 2] {
-    [3, 300].map(|limit| WindowRule { key: format!("user:ann{limit}"), window: WINDOW, limit })
+    [3, 300].map(|limit| WindowRule { key: format!("user:ann{limit}"), window: WINDOW_TIME, limit })
 }
 
 /// Writes keys that need settings which the cluster of golden files does not have.

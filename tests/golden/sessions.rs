@@ -26,7 +26,7 @@ const TOKEN_KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1
 const TOKEN_TTL: Duration = Duration::from_secs(40 * 365 * 24 * 3_600);
 
 /// While a session is recorded, a step ends after this time without a frame.
-const QUIET: Duration = Duration::from_millis(400);
+const QUIET_TIME: Duration = Duration::from_millis(400);
 
 /// Session of two clients on one wire.
 #[derive(Deserialize, Serialize)]
@@ -114,7 +114,7 @@ fn record(at: SocketAddr, wire: Wire) -> Session {
     let frames = script(&names[0], &names[1]).into_iter().map(|(client, frame)| (client, wrap(wire, &frame)));
     for (client, bytes) in opened.into_iter().chain(frames).filter(|(_, bytes)| !bytes.is_empty()) {
         clients[client].send(&bytes);
-        let received = clients.each_mut().map(|client| client.until_quiet(QUIET));
+        let received = clients.each_mut().map(|client| client.until_quiet(QUIET_TIME));
         steps.push(Step { client, bytes: hex(&bytes), received });
     }
     Session { wire: format!("{wire:?}"), steps }

@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
 use crate::{
     chat::Chat,
     raw::{Raw, frame, preface, ws_frame},
-    support::{PATIENCE, Process, Said, ask, eventually, hello, send},
+    support::{Process, Said, WAIT_MAX, ask, eventually, hello, send},
 };
 
 const CHUNK: usize = 64 * 1024;
@@ -31,7 +31,7 @@ fn flood(raw: &mut Raw, one: &[u8]) {
     let chunk = chunk(one);
     let began = Instant::now();
     while raw.send(&chunk).is_ok() {
-        assert!(began.elapsed() < PATIENCE, "the node does not close the connection");
+        assert!(began.elapsed() < WAIT_MAX, "the node does not close the connection");
     }
 }
 

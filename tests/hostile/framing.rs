@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
 use crate::{
     chat::Chat,
     raw::{Raw, fragment, frame, preface, ws_frame},
-    support::{PATIENCE, Process, Said, ask, hello},
+    support::{Process, Said, WAIT_MAX, ask, hello},
 };
 
 /// Connects and completes the handshake.
@@ -87,7 +87,7 @@ fn unfinished_fragmented_message_ends_in_time() {
     let mut raw = live(&node, Wire::WsText, "fragments");
     raw.send(&fragment(false, Opcode::Text, b"{\"id\":")).expect("the node reads");
     let alive = ws_frame(Opcode::Pong, b"");
-    raw.repeat_until_answered(&alive, Duration::from_millis(20), PATIENCE);
+    raw.repeat_until_answered(&alive, Duration::from_millis(20), WAIT_MAX);
     raw.until_end().assert_closed(Wire::WsText, Code::FrameTimeout, "fragments without an end");
     chat.end();
 }

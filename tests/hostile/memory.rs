@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire};
 use crate::{
     chat::{Chat, Pair},
     raw::Raw,
-    support::{Client, PATIENCE, Process, Said, ask, eventually, send},
+    support::{Client, Process, Said, WAIT_MAX, ask, eventually, send},
 };
 
 const MIB: u64 = 1 << 20;
@@ -45,7 +45,7 @@ fn node_short_of_memory_refuses_clients_then_closes_fullest() {
     drop(readers);
     let fine = node.metric("memory_limit_bytes") * 0.8;
     let mut lowest = f64::MAX;
-    let deadline = Instant::now() + PATIENCE - Duration::from_secs(1);
+    let deadline = Instant::now() + WAIT_MAX - Duration::from_secs(1);
     eventually("new clients are accepted again", || {
         lowest = lowest.min(node.metric("memory_used_bytes"));
         assert!(

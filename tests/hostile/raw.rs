@@ -13,7 +13,7 @@ use tidegate_protocol::{
     ws::{self, Opcode, WsEvent, WsStep},
 };
 
-use crate::support::{PATIENCE, Said, code};
+use crate::support::{Said, WAIT_MAX, code};
 
 /// WebSocket upgrade that is accepted, to be completed with further headers and an empty line.
 pub(crate) const UPGRADE: &str = "GET /v1/ws HTTP/1.1\r\nHost: tidegate\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
@@ -105,14 +105,14 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn connect(address: SocketAddr, wire: Wire) -> Self {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the node accepts");
+        let stream = TcpStream::connect_timeout(&address, WAIT_MAX).expect("the node accepts");
         Self::over(stream, wire)
     }
 
     pub(crate) fn over(stream: TcpStream, wire: Wire) -> Self {
         stream.set_nodelay(true).expect("a socket takes options");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a socket takes options");
+        stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
+        stream.set_write_timeout(Some(WAIT_MAX)).expect("a socket takes options");
         Self { stream, wire, input: Vec::new() }
     }
 
@@ -156,7 +156,7 @@ impl Raw {
             assert!(began.elapsed() < patience, "no answer after {patience:?}");
             self.stream.write_all(bytes).expect("the node reads");
         }
-        self.stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+        self.stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
     }
 
     /// Reads to the end.

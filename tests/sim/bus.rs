@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 const TOPIC: TopicId = TopicId(7);
 
 /// Time until the group notices a crash by itself.
-const SESSION_MS: u64 = 6_000;
+const SESSION_TIMEOUT_MS: u64 = 6_000;
 
 /// The log and its owners; clones share them.
 #[derive(Clone)]
@@ -327,7 +327,7 @@ impl Drop for Seat {
         let (log, me) = (self.log.clone(), self.me);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                super::pass(SESSION_MS).await;
+                super::pass(SESSION_TIMEOUT_MS).await;
                 log.evict(me);
             });
         }

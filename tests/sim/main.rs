@@ -47,7 +47,7 @@ const MESSAGES: usize = 12;
 /// Number of seeds of a run without a setting.
 const SEEDS: u64 = 300;
 /// Limit of a reader's wait.
-const READ_MAX: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Attempts of one message: more than the faults of a run last.
 const TRIES: u32 = 60;
 
@@ -191,7 +191,7 @@ impl Reader {
         let cluster: Vec<_> = self.nodes.borrow().iter().flatten().map(SimNode::cluster).collect();
         let Some(cluster) = cluster.get(random.random_range(0..NODES)) else { return };
         let partition = partition_of(conversation, PARTITIONS as u32);
-        let passed = time::timeout(READ_MAX, cluster.barrier_of(partition)).await;
+        let passed = time::timeout(READ_TIMEOUT, cluster.barrier_of(partition)).await;
         // The reply of a node that crashed in the meantime is lost.
         let is_there = self.nodes.borrow().iter().flatten().any(|node| Arc::ptr_eq(&node.cluster(), cluster));
         if is_there && passed == Ok(true) {

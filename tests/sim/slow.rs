@@ -23,10 +23,10 @@ use tidegate_protocol::{
 };
 
 /// Limit of a statement (`postgres.statement_ms`).
-const STATEMENT: Duration = Duration::from_secs(5);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Limit of the wait for a free connection (`postgres.connect_ms`).
-const CONNECT: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Store in memory with adjustable speed.
 pub(crate) struct SlowStore {
@@ -75,16 +75,16 @@ impl Store for SlowStore {
     async fn archive(&self, partition: u32, fence: Fence, delta: &Delta) -> Result<(), StoreError> {
         let is_full = |left: u64| left.checked_sub(1);
         if self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_full).is_ok() {
-            super::pass(CONNECT.as_millis() as u64).await;
+            super::pass(CONNECT_TIMEOUT.as_millis() as u64).await;
             return Err(StoreError::NoConnection("all are in use".to_owned()));
         }
         let rows = (delta.rows.len() + delta.members.len()) as u64;
         let takes = Duration::from_micros(rows * self.row_us.load(Ordering::SeqCst))
             + Duration::from_millis(self.archive_ms.load(Ordering::SeqCst));
         if !takes.is_zero() {
-            super::pass(takes.min(STATEMENT).as_millis() as u64).await;
+            super::pass(takes.min(STATEMENT_TIMEOUT).as_millis() as u64).await;
         }
-        if takes > STATEMENT {
+        if takes > STATEMENT_TIMEOUT {
             self.broken_off.fetch_add(1, Ordering::SeqCst);
             return Err(StoreError::Unavailable("canceling statement due to statement timeout".to_owned()));
         }

@@ -75,7 +75,7 @@ async fn barrier_shows_all(nodes: &Nodes, partition: u32) -> (bool, Duration) {
     (cluster.barrier_of(partition).await, began.elapsed())
 }
 
-const MOMENT: Duration = Duration::from_millis(100);
+const PROMPT_TIME_MAX: Duration = Duration::from_millis(100);
 
 #[test]
 fn readers_wait_for_a_slow_peer_but_not_for_a_silent_one() {
@@ -95,12 +95,12 @@ fn readers_wait_for_a_slow_peer_but_not_for_a_silent_one() {
         assert!(!reader.is_finished());
         // A reader of another partition is not delayed.
         let cluster = with(&nodes, 1, SimNode::cluster);
-        assert!(tokio::time::timeout(MOMENT, cluster.barrier_in(1)).await.is_ok());
+        assert!(tokio::time::timeout(PROMPT_TIME_MAX, cluster.barrier_in(1)).await.is_ok());
         let of_it = tokio::time::timeout(Duration::from_secs(3), cluster.barrier_in(0));
         assert!(of_it.await.is_err());
         slow.open();
         assert!(reader.await.expect("the task ends") < Duration::from_millis(7_100));
-        assert!(wait(&nodes).await < MOMENT);
+        assert!(wait(&nodes).await < PROMPT_TIME_MAX);
 
         let frozen = Gate::new();
         let plan =
@@ -108,7 +108,7 @@ fn readers_wait_for_a_slow_peer_but_not_for_a_silent_one() {
         (0..10).for_each(|_| plan());
         let first = wait(&nodes).await;
         assert!((Duration::from_secs(1)..Duration::from_millis(1_100)).contains(&first), "{first:?}");
-        assert!(wait(&nodes).await < MOMENT, "the peer is known to be silent");
+        assert!(wait(&nodes).await < PROMPT_TIME_MAX, "the peer is known to be silent");
         assert!(!barrier_shows_all(&nodes, 0).await.0);
         frozen.open();
         // The peer is back, and slow, which does not count as silence.
@@ -176,7 +176,7 @@ fn barrier_opens_when_a_successor_has_archived_the_log() {
         // First its lease is valid, then the partition has no owner. No reader waits for that.
         for _ in 0..8 {
             let (shows, took) = barrier_shows_all(&nodes, 0).await;
-            assert!(!shows && took < MOMENT, "{took:?}");
+            assert!(!shows && took < PROMPT_TIME_MAX, "{took:?}");
             pass(250).await;
         }
         assert!(barrier_shows_all(&nodes, 1).await.0, "other partitions continue");
@@ -185,7 +185,7 @@ fn barrier_opens_when_a_successor_has_archived_the_log() {
         assert_eq!(with(&nodes, 1, SimNode::owns), [0, 1, 2]);
         assert_eq!(later.reached(), 1, "the successor publishes it again after its archive");
         let (shows, took) = barrier_shows_all(&nodes, 0).await;
-        assert!(!shows && took < MOMENT, "not caught up yet: {took:?}");
+        assert!(!shows && took < PROMPT_TIME_MAX, "not caught up yet: {took:?}");
         assert_eq!(last_seq(&world, &there).await, 1);
         later.open();
         pass(500).await;

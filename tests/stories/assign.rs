@@ -7,12 +7,12 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::{PATIENCE, TestNode, eventually};
+use crate::support::{TestNode, WAIT_MAX, eventually};
 
 /// Returns the whole reply of the client port.
 fn raw(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a node");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
     stream.write_all(request.as_bytes()).expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("the node replies, and closes the connection");

@@ -4,7 +4,7 @@ use std::{sync::Barrier, time::Instant};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, PATIENCE, Said, TestNode, ask, eventually, hello, send, text_of};
+use crate::support::{Client, Said, TestNode, WAIT_MAX, ask, eventually, hello, send, text_of};
 
 /// Sends from `bob` and expects the push at `client`.
 fn expect_text_of(client: &mut Client, bob: &mut Client, msg_id: &str) {
@@ -61,7 +61,7 @@ fn concurrent_logins_of_a_device_leave_one_connection() {
             together.wait();
             client.say(ask::hello(hello(&node.token("alice"), "phone")));
             // Either a Welcome, or the Close of a connection that was replaced before it.
-            client.pump(Instant::now() + PATIENCE);
+            client.pump(Instant::now() + WAIT_MAX);
             client
         };
         let clients: Vec<Client> = std::thread::scope(|scope| {
@@ -74,7 +74,7 @@ fn concurrent_logins_of_a_device_leave_one_connection() {
         for mut client in clients {
             let is_push = |frame: &pb::ServerFrame| matches!(frame.body, Some(Said::Push(_)));
             // The remaining connection gets the push, the others their end.
-            while !client.inbox.iter().any(is_push) && client.pump(Instant::now() + PATIENCE) {}
+            while !client.inbox.iter().any(is_push) && client.pump(Instant::now() + WAIT_MAX) {}
             if client.ended.is_none() {
                 client.expect_push();
                 pushes_seen += 1;

@@ -16,11 +16,11 @@ use tidegate_protocol::{
 };
 
 use crate::support::{
-    Client, PATIENCE, Said, TestNode, ask, code, eventually, hello, let_time_pass_since, send,
+    Client, Said, TestNode, WAIT_MAX, ask, code, eventually, hello, let_time_pass_since, send,
 };
 
 /// The node and the test round to whole milliseconds independently.
-const ROUNDING: Duration = Duration::from_millis(5);
+const ROUNDING_TOLERANCE: Duration = Duration::from_millis(5);
 
 fn expect_goaway(client: &mut Client) -> pb::GoAway {
     match client.take("a GoAway", |frame| matches!(frame.body, Some(Said::GoAway(_)))).body {
@@ -61,8 +61,8 @@ fn every_client_gets_its_slot_and_is_closed_at_its_end() {
     for (slot, nth) in slots {
         assert_eq!(clients[nth].expect_close(), Code::Draining);
         let closed = began.elapsed();
-        assert!(closed + ROUNDING >= slot, "closed after {closed:?}, its slot ends after {slot:?}");
-        assert!(closed < slot + PATIENCE, "closed after {closed:?} only, not {slot:?}");
+        assert!(closed + ROUNDING_TOLERANCE >= slot, "closed after {closed:?}, its slot ends after {slot:?}");
+        assert!(closed < slot + WAIT_MAX, "closed after {closed:?} only, not {slot:?}");
     }
     assert_eq!(ending.join().expect("it ends"), DrainOutcome::Drained);
 }
@@ -106,7 +106,7 @@ fn recall_in_flight_is_answered_before_the_close() {
         std::thread::spawn(move || recall_until_closed(sender, busy))
     });
     for _ in &senders {
-        is_busy.recv_timeout(PATIENCE).expect("a recall that is answered");
+        is_busy.recv_timeout(WAIT_MAX).expect("a recall that is answered");
     }
     let data = node.stop();
     let node = TestNode::start_on(&data, |_| {});
@@ -128,7 +128,7 @@ fn peer_of(wire: Wire) -> String {
 /// Sends messages and recalls them, twenty at a time, so that a recall is always in flight until the close. Signals the
 /// first confirmed recall; returns the seqs of its messages, and of those whose recall was acked.
 fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire, Vec<u64>, BTreeSet<u64>) {
-    let (deadline, wire) = (Instant::now() + PATIENCE, sender.wire);
+    let (deadline, wire) = (Instant::now() + WAIT_MAX, sender.wire);
     let (mut sends, mut recalls) = (BTreeSet::new(), BTreeMap::new());
     let (mut said, mut recall_acks, mut busy) = (Vec::new(), BTreeSet::new(), Some(busy));
     let mut count = 0..;
@@ -165,7 +165,7 @@ fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire,
 
 /// Keeps a hundred sends in flight until the close; returns the acked ones.
 fn write_until_closed(mut sender: Client, group: &str) -> Vec<String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     let mut sent = Vec::new();
     while sender.ended.is_none() {
         assert!(Instant::now() < deadline, "the node does not close");
@@ -206,7 +206,7 @@ fn pace_of_300_clients_is_the_planned_one() {
         assert_eq!(clients[*nth].expect_close(), Code::Draining);
         closed.push(began.elapsed());
         assert!(
-            closed[closed.len() - 1] + ROUNDING >= *slot,
+            closed[closed.len() - 1] + ROUNDING_TOLERANCE >= *slot,
             "no client is closed before the end of its slot"
         );
     }

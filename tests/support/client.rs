@@ -9,12 +9,12 @@ use std::{
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 use super::{
-    Incoming, Link, PATIENCE,
+    Incoming, Link, WAIT_MAX,
     frames::{Asked, Said, ask, code, send},
 };
 
 /// Longest time for which a client only listens.
-const MOMENT: Duration = Duration::from_millis(200);
+const LISTEN_TIME_MAX: Duration = Duration::from_millis(200);
 
 /// One connection with its received frames.
 pub struct Client {
@@ -228,7 +228,7 @@ impl Client {
     /// Reads to the end of the stream, which must be orderly; returns the received frames.
     pub fn until_end(&mut self) -> Vec<pb::ServerFrame> {
         let seen = self.inbox.len();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         while self.pump(deadline) {}
         assert_eq!(self.ended, Some(None), "an orderly end; {:?}", self.inbox);
         self.inbox.split_off(seen).into()
@@ -264,7 +264,7 @@ impl Client {
 
     /// Receives frames for a moment. A test that needs a longer time gives the reason to `let_time_pass`.
     pub fn listen(&mut self, time: Duration) {
-        assert!(time <= MOMENT, "{time:?} is no moment");
+        assert!(time <= LISTEN_TIME_MAX, "{time:?} is no moment");
         self.pump_for(time);
     }
 
@@ -280,7 +280,7 @@ impl Client {
 
     /// Takes the first frame that is `wanted`, waiting for it; the others stay.
     pub fn take(&mut self, what: &str, wanted: impl Fn(&pb::ServerFrame) -> bool) -> pb::ServerFrame {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         let mut looked = 0;
         loop {
             if let Some(at) = (looked..self.inbox.len()).find(|at| wanted(&self.inbox[*at])) {

@@ -21,12 +21,12 @@ use tidegate_protocol::codec::Wire;
 use tokio_postgres::NoTls;
 
 use super::{
-    Begun, Client, PATIENCE, Process, becomes, cluster_sets::cluster_sets, command, eventually,
+    Begun, Client, Process, WAIT_MAX, becomes, cluster_sets::cluster_sets, command, eventually,
     eventually_within, fresh_data, let_time_pass_since, services::service_text, unique_name,
 };
 
 /// Limit until each node owns its share: several join together, on a machine that runs other clusters.
-const SHARED: Duration = Duration::from_secs(30);
+const SHARE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Nodes of one cluster, killed when the test ends. Their database is dropped then; their keys in Redis and their
 /// topics on Kafka stay until the services are stopped.
@@ -215,7 +215,7 @@ impl Cluster {
 
     /// Waits until every partition has an owner; the first node may own all of them, and be about to release some.
     pub fn all_owned(&self) {
-        self.all_owned_within(PATIENCE);
+        self.all_owned_within(WAIT_MAX);
     }
 
     /// Waits for the same with another limit.
@@ -288,11 +288,11 @@ impl Cluster {
 
     /// Waits until each running node owns its share, so that no partition is about to move.
     pub fn all_shared(&self) {
-        self.all_owned_within(SHARED);
+        self.all_owned_within(SHARE_TIMEOUT);
         let nodes = self.nodes.iter().flatten().count();
         let (least, most) = ((4 / nodes) as f64, 4_usize.div_ceil(nodes) as f64);
         becomes(
-            SHARED,
+            SHARE_TIMEOUT,
             "each node owns its share",
             || self.owned(),
             |owned| {

@@ -7,18 +7,18 @@ use std::{
 
 use tidegate::cli::admin::AdminClient;
 
-use super::PATIENCE;
+use super::WAIT_MAX;
 
 /// Sends a request with a JSON body; returns the status and the body of the response.
 pub fn ask(admin: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut port = AdminClient::connect_within(admin, PATIENCE).expect("an admin port");
+    let mut port = AdminClient::connect_within(admin, WAIT_MAX).expect("an admin port");
     port.request(method, path, body).expect("the admin port answers")
 }
 
 /// Sends a request with this request line and these headers; the content length is added.
 pub fn ask_by(port: SocketAddr, head: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect_timeout(&port, PATIENCE).expect("an admin port");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+    let mut stream = TcpStream::connect_timeout(&port, WAIT_MAX).expect("an admin port");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
     let request = format!("{head}Connection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     stream.write_all(request.as_bytes()).expect("the admin port reads");
     let mut answer = String::new();

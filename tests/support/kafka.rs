@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{eventually_within, free_port, services::service_text, unique_name};
 
 /// Limit for the start of a broker, long for busy machines.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Broker that is its own controller; ended with the test.
 pub struct OwnKafka {
@@ -62,7 +62,7 @@ impl OwnKafka {
         kill_process(Pid::from_child(self.child()), signal).expect("the process is a child");
         if is_frozen {
             // On a busy machine one of its threads answers a moment longer.
-            eventually_within(PATIENCE, "all threads are stopped", || self.is_stopped().then_some(()));
+            eventually_within(START_TIMEOUT, "all threads are stopped", || self.is_stopped().then_some(()));
         }
     }
 
@@ -84,7 +84,7 @@ impl OwnKafka {
         config.set("bootstrap.servers", self.address.to_string()).set("group.id", "none");
         let consumer: BaseConsumer = config.create().expect("a consumer");
         // The call waits for the broker.
-        let answered = consumer.fetch_metadata(None, PATIENCE);
+        let answered = consumer.fetch_metadata(None, START_TIMEOUT);
         let log = || fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         assert!(answered.is_ok(), "the broker does not answer: {}", log());
     }

@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::{
     protocol::{CloseFrame, WebSocketConfig},
 };
 
-use super::PATIENCE;
+use super::WAIT_MAX;
 
 /// One received item.
 #[derive(Debug)]
@@ -64,9 +64,9 @@ const FRAME_MAX: usize = 16 << 20;
 impl Link {
     /// Connects and performs the handshake of the wire.
     pub fn connect(address: SocketAddr, wire: Wire) -> Self {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the node accepts");
+        let mut stream = TcpStream::connect_timeout(&address, WAIT_MAX).expect("the node accepts");
         stream.set_nodelay(true).expect("a socket takes options");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes options");
+        stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
         let framing = wire.framing();
         match wire {
             Wire::Tcp => stream.write_all(b"TG/1\n").expect("the node reads"),

@@ -44,7 +44,7 @@ use tidegate_protocol::{
 const EVENTS_MAX: usize = 1_024;
 
 /// Wall clock of all turns, in ms since 1970.
-const WALL_MS: u64 = 1_763_712_000_000;
+const WALL_CLOCK_MS: u64 = 1_763_712_000_000;
 
 const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 
@@ -177,7 +177,7 @@ impl<T: Transport> ManualShards<T> {
 
     /// Runs one turn of a shard.
     pub fn turn(&mut self, shard: usize) {
-        self.transport.turn(shard, Now { at: self.now, wall_ms: WALL_MS }, self.events_max);
+        self.transport.turn(shard, Now { at: self.now, wall_ms: WALL_CLOCK_MS }, self.events_max);
     }
 
     /// Answers pending logins as the owner does, with these groups for each user. Returns false if none waits.
@@ -226,7 +226,7 @@ pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
             seq,
             "alice",
             &msg_id,
-            WALL_MS,
+            WALL_CLOCK_MS,
             &content.encode_to_vec(),
         )),
         origin: None,
@@ -256,7 +256,7 @@ fn parts() -> Parts {
         Ports {
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
-            routes: Arc::new(MemoryRoutes::new(WALL_MS, leases, || Time::ZERO)),
+            routes: Arc::new(MemoryRoutes::new(WALL_CLOCK_MS, leases, || Time::ZERO)),
             scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
             link: Arc::new(LocalLink),
         },
@@ -264,7 +264,7 @@ fn parts() -> Parts {
     Parts {
         cluster,
         peering: Peering::Single,
-        numbers: Arc::new(ClockNumbers::new(|| WALL_MS)),
+        numbers: Arc::new(ClockNumbers::new(|| WALL_CLOCK_MS)),
         settings: Settings::new(500),
         metrics: metrics::install().0,
     }

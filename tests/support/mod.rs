@@ -44,7 +44,7 @@ pub use self::{
     screen::Screen,
     service_proxy::ServiceProxy,
     terminal::terminal,
-    time::{PATIENCE, becomes, eventually, eventually_within, let_time_pass, let_time_pass_since},
+    time::{WAIT_MAX, becomes, eventually, eventually_within, let_time_pass, let_time_pass_since},
     unique::unique_name,
 };
 

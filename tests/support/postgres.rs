@@ -15,7 +15,7 @@ use tokio_postgres::NoTls;
 use super::{eventually, eventually_within, free_port, services::service_text, unique_name};
 
 /// Limit for the start of a server, long for busy machines.
-const START: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Server on a port that stays the same; ended with the test.
 pub struct OwnPostgres {
@@ -140,7 +140,7 @@ impl OwnPostgres {
         server.args(settings.iter().flat_map(|setting| ["-c", setting])).stderr(log).stdout(Stdio::null());
         self.child = Some(server.spawn().expect("postgres runs"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        eventually_within(START, "postgres answers", || {
+        eventually_within(START_TIMEOUT, "postgres answers", || {
             runtime.block_on(tokio_postgres::connect(&self.url(), NoTls)).ok().map(drop)
         });
     }

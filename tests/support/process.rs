@@ -18,11 +18,11 @@ use tidegate::{
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 use super::{
-    Client, PATIENCE, Said, ask, becomes, code, eventually, eventually_within, hello, http, unique_name,
+    Client, Said, WAIT_MAX, ask, becomes, code, eventually, eventually_within, hello, http, unique_name,
 };
 
 /// Limit for the start of a node: several start at once, and services may be busy with others.
-const START: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Running `tidegate serve`, killed when the test ends.
 pub struct Process {
@@ -45,7 +45,7 @@ impl Begun {
     pub fn serves(mut self) -> Process {
         let (data, child) = (self.data.clone(), self.child.as_mut().expect("the child is set"));
         let file = data.join(NODE_FILE);
-        let addresses = eventually_within(START, "the node announces its addresses", || {
+        let addresses = eventually_within(START_TIMEOUT, "the node announces its addresses", || {
             if let Some(status) = child.try_wait().expect("a child") {
                 panic!("the node ended with {status}: {}", try_said(&data).unwrap_or_default());
             }
@@ -134,7 +134,7 @@ impl Process {
                     client.welcome = welcome;
                     return client;
                 }
-                Said::Error(error) if code(error.code) == Code::Overloaded && began.elapsed() < PATIENCE => {
+                Said::Error(error) if code(error.code) == Code::Overloaded && began.elapsed() < WAIT_MAX => {
                     client.back_off(error.retry_after_ms);
                 }
                 other => panic!("no welcome: {other:?}"),
@@ -181,7 +181,7 @@ impl Process {
 
     /// Waits until the metric has exactly that value.
     pub fn metric_becomes(&self, name: &str, value: f64) {
-        becomes(PATIENCE, &format!("{name} = {value}"), || self.metric(name), |now| *now == value);
+        becomes(WAIT_MAX, &format!("{name} = {value}"), || self.metric(name), |now| *now == value);
     }
 
     /// Returns the resident memory in bytes.

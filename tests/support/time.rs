@@ -14,7 +14,7 @@ use std::{
 };
 
 /// Limit of a wait. Long, because only a failure ever uses it up.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns the pauses between polls. They grow: a quick result is seen soon, and a slow one costs few polls, each of
 /// which may be a request to every node of a cluster.
@@ -25,7 +25,7 @@ fn pauses() -> impl Iterator<Item = Duration> {
 /// Calls `poll` until it returns a value; panics with `what` at the limit.
 #[track_caller]
 pub fn eventually<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
-    eventually_within(PATIENCE, what, poll)
+    eventually_within(WAIT_MAX, what, poll)
 }
 
 /// Waits like [`eventually`] with another limit.
@@ -94,7 +94,7 @@ pub fn let_time_pass_since(since: Instant, why: &str, time: Duration) {
 }
 
 /// Interval at which the stopwatch checks whether its process gets the processor.
-const TICK: Duration = Duration::from_millis(10);
+const PROCESSOR_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Time that the product took, without pauses of the whole machine: a promised bound has to hold on a shared machine,
 /// too.
@@ -112,8 +112,8 @@ impl Stopwatch {
         thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                thread::sleep(TICK);
-                let stood = began.elapsed().saturating_sub(TICK);
+                thread::sleep(PROCESSOR_CHECK_INTERVAL);
+                let stood = began.elapsed().saturating_sub(PROCESSOR_CHECK_INTERVAL);
                 late.fetch_add(u64::try_from(stood.as_micros()).unwrap_or(0), Ordering::Relaxed);
             }
         });

@@ -14,13 +14,13 @@ use tidegate::{
 use crate::{
     at_once,
     bus::World,
-    kafka::{ANSWER, ensure, eventually, settings},
+    kafka::{REPLY_TIMEOUT, ensure, eventually, settings},
     node,
     own_kafka::OwnKafka,
 };
 
 /// Longer than the broker is frozen in tests without a timeout.
-const LONG: Duration = Duration::from_secs(30);
+const LONG_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Metrics of one bus only: all tests share the recorder of this process.
 struct Page(PrometheusHandle);
@@ -47,7 +47,7 @@ async fn long_lag_queues_a_bounded_number_of_bytes() {
     let properties = vec!["statistics.interval.ms=100".to_owned()];
     let kafka = KafkaConfig { read_ahead_bytes: AHEAD, record_bytes_max: AHEAD, properties, ..settings() };
     ensure(&kafka).await;
-    let (bus, page) = Page::connect(&kafka, ANSWER).await;
+    let (bus, page) = Page::connect(&kafka, REPLY_TIMEOUT).await;
     let world = World { bus: Arc::new(bus), me: node("me", 1) };
     let _mine = world.own_all().await;
     let record = Bytes::from(vec![b'x'; 10_000]);
@@ -90,13 +90,13 @@ async fn append_over_the_bound_is_refused_at_once() {
     let kafka = KafkaConfig {
         brokers: vec![own.address().to_string()],
         append_bytes_max: BOUND,
-        delivery_ms: 2 * LONG.as_millis() as u64,
-        session_ms: 2 * LONG.as_millis() as u64,
+        delivery_ms: 2 * LONG_TIMEOUT.as_millis() as u64,
+        session_ms: 2 * LONG_TIMEOUT.as_millis() as u64,
         properties: vec!["statistics.interval.ms=100".to_owned()],
         ..settings()
     };
     ensure(&kafka).await;
-    let (bus, page) = Page::connect(&kafka, LONG).await;
+    let (bus, page) = Page::connect(&kafka, LONG_TIMEOUT).await;
     let world = World { bus: Arc::new(bus), me: node("me", 1) };
     let _mine = world.own_all().await;
     let bus = &world.bus;
@@ -199,7 +199,8 @@ async fn abandoned_append_blocks_no_other_and_arrives_at_most_once() {
     let brokers = vec![own.address().to_string()];
     // Approximately the minimum that the settings accept.
     let delivery_ms = answer.as_millis() as u64 + 500;
-    let kafka = KafkaConfig { brokers, delivery_ms, session_ms: 2 * LONG.as_millis() as u64, ..settings() };
+    let kafka =
+        KafkaConfig { brokers, delivery_ms, session_ms: 2 * LONG_TIMEOUT.as_millis() as u64, ..settings() };
     ensure(&kafka).await;
     let (bus, page) = Page::connect(&kafka, answer).await;
     let world = World { bus: Arc::new(bus), me: node("me", 1) };
@@ -235,5 +236,5 @@ async fn abandoned_append_blocks_no_other_and_arrives_at_most_once() {
     for (partition, said) in (0..).zip(&said) {
         said.holds(bus, partition).await;
     }
-    world.bus.close(LONG).await.unwrap();
+    world.bus.close(LONG_TIMEOUT).await.unwrap();
 }

@@ -17,20 +17,20 @@ use tidegate::{
 
 use crate::{
     bus::{World, records, texts},
-    kafka::{ANSWER, admin, ensure, eventually, next_node_event, open, settings},
+    kafka::{REPLY_TIMEOUT, admin, ensure, eventually, next_node_event, open, settings},
     node,
     own_kafka::OwnKafka,
 };
 
 /// Longer than any broker freezes here: a call that waits for a frozen broker gets its reply afterwards.
-const LONG: Duration = Duration::from_secs(30);
+const LONG_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the topics of a broker, except its internal ones.
 fn topics_on(broker: SocketAddr) -> Vec<String> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", broker.to_string()).set("group.id", "none");
     let client: BaseConsumer = config.create().unwrap();
-    let metadata = client.fetch_metadata(None, LONG).unwrap();
+    let metadata = client.fetch_metadata(None, LONG_TIMEOUT).unwrap();
     let names = metadata.topics().iter().map(|topic| topic.name().to_owned());
     names.filter(|name| !name.starts_with("__")).collect()
 }
@@ -42,14 +42,14 @@ async fn one_frozen_kafka_does_not_affect_the_other() {
     let kafka = KafkaConfig {
         brokers: vec![log.address().to_string()],
         node_brokers: vec![nodes.address().to_string()],
-        session_ms: 2 * LONG.as_millis() as u64,
-        delivery_ms: 2 * LONG.as_millis() as u64,
+        session_ms: 2 * LONG_TIMEOUT.as_millis() as u64,
+        delivery_ms: 2 * LONG_TIMEOUT.as_millis() as u64,
         ..settings()
     };
     assert_eq!(ensure(&kafka).await, [TopicState::Made, TopicState::Made]);
     assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
     assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
-    let bus = Arc::new(KafkaBus::connect(&kafka, LONG, &metrics::install().0).await.unwrap());
+    let bus = Arc::new(KafkaBus::connect(&kafka, LONG_TIMEOUT, &metrics::install().0).await.unwrap());
     let world = World { bus, me: node("me", 1) };
     let _mine = world.own_all().await;
     let World { bus, me } = &world;
@@ -102,7 +102,7 @@ async fn no_topic_is_created_implicitly(world: &World, kafka: &KafkaConfig, [log
     let refused = bus.consume_node(&nobody).await.err().expect("a missing topic is refused").to_string();
     assert!(refused.contains("tidegate topics ensure --node"), "{refused}");
     let elsewhere = KafkaConfig { topic: format!("{}-2", kafka.topic), ..kafka.clone() };
-    assert!(KafkaBus::connect(&elsewhere, LONG, &metrics::install().0).await.is_err());
+    assert!(KafkaBus::connect(&elsewhere, LONG_TIMEOUT, &metrics::install().0).await.is_err());
     assert_eq!(topics_on(log.address()), [kafka.topic.as_str()]);
     assert_eq!(topics_on(nodes.address()), [kafka.topic_of("me")]);
     let there = KafkaConfig { brokers: kafka.node_brokers.clone(), ..kafka.clone() };
@@ -173,7 +173,7 @@ async fn lagging_node_gets_one_gap_and_the_records_after_it() {
     deleted.elements().iter().for_each(|it| it.error().unwrap());
     let mut read = Vec::new();
     loop {
-        match tokio::time::timeout(ANSWER * 4, feed.next()).await.expect("a node event") {
+        match tokio::time::timeout(REPLY_TIMEOUT * 4, feed.next()).await.expect("a node event") {
             Some(NodeEvent::Records(records)) => read.extend(records),
             Some(NodeEvent::Gap) => break,
             None => panic!("the feed continues"),

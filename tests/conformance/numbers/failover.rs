@@ -22,7 +22,7 @@ use crate::{
 const KEY: &str = "r:hall";
 
 /// Limit of a call without a master and after the failover: a second of attempts, and the last of them.
-const SOON: Duration = Duration::from_secs(2);
+const CALL_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A master, the copy that is promoted, and the other servers.
 struct Place {
@@ -135,7 +135,7 @@ impl World {
     async fn store(&self, node: &RedisNumbers, count: u64, last: &mut u64) {
         let begun = Stopwatch::start();
         let range = node.take(KEY, NonZeroU64::new(count).unwrap()).await.unwrap();
-        assert!(begun.elapsed() < SOON, "{range:?} took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < CALL_TIME_MAX, "{range:?} took {:?}", begun.elapsed());
         assert!(range.start() > last, "{range:?} after {last}: a writer's numbers rise");
         assert_eq!(range.end() - range.start() + 1, count, "one range without holes");
         *last = *range.end();

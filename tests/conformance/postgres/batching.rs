@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use crate::{
     postgres::Database,
     store::owner::{Owner, message},
-    time::{PATIENCE, eventually_async},
+    time::{WAIT_MAX, eventually_async},
     user,
 };
 
@@ -56,7 +56,7 @@ async fn applied(
 /// Waits until `count` sessions wait for a lock.
 async fn waiting(database: &Database, count: i64) {
     let what = format!("{count} wait");
-    eventually_async(PATIENCE, &what, async || (database.number(WAITS).await >= count).then_some(())).await;
+    eventually_async(WAIT_MAX, &what, async || (database.number(WAITS).await >= count).then_some(())).await;
 }
 
 /// Shows that calls which wait for locked tables neither return nor fail for longer than they may wait for a

@@ -28,7 +28,7 @@ use crate::{
     postgres::Database,
     services::service_text,
     store::owner::{Owner, message},
-    time::{PATIENCE, Stopwatch, eventually_async},
+    time::{Stopwatch, WAIT_MAX, eventually_async},
     user,
 };
 
@@ -53,7 +53,7 @@ async fn last_seq(store: &Arc<dyn Store>) -> u64 {
 }
 
 async fn eventually(what: &str, mut look: impl AsyncFnMut() -> bool) {
-    eventually_async(PATIENCE, what, async || look().await.then_some(())).await;
+    eventually_async(WAIT_MAX, what, async || look().await.then_some(())).await;
 }
 
 /// Archives until the outcome is known, as an owner does.

@@ -20,11 +20,11 @@ use crate::{
     device, node,
     redis::{Server, Version, tls_cluster},
     routes::info,
-    time::{PATIENCE, Stopwatch, eventually_async},
+    time::{Stopwatch, WAIT_MAX, eventually_async},
     user,
 };
 
-const TIMEOUT: Duration = Duration::from_millis(200);
+const CALL_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn routes(config: &config::RedisConfig) -> Arc<RedisRoutes> {
     Arc::new(RedisRoutes::connect(config, Leases::default()).unwrap())
@@ -41,7 +41,7 @@ async fn lookup(routes: &RedisRoutes, name: &str) -> Result<usize, RoutesError> 
 /// Waits until the routes work again; returns the time that took.
 async fn eventually(routes: &RedisRoutes) -> Duration {
     let begun = Stopwatch::start();
-    eventually_async(PATIENCE, "the routes work again", async || lookup(routes, "ann").await.ok()).await;
+    eventually_async(WAIT_MAX, "the routes work again", async || lookup(routes, "ann").await.ok()).await;
     begun.elapsed()
 }
 
@@ -78,14 +78,14 @@ async fn hanging_server_costs_one_deadline() {
     for _ in 0..3 {
         let begun = Instant::now();
         assert!(matches!(lookup(&routes, "ann").await, Err(RoutesError::Unknown(_))));
-        assert!(begun.elapsed() >= TIMEOUT, "the first call waits for the server");
+        assert!(begun.elapsed() >= CALL_TIMEOUT, "the first call waits for the server");
     }
     // Now the server is known to be unavailable: calls fail at once, except for an occasional probe.
     let (begun, mut refused) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(1) {
         let call = Instant::now();
         match lookup(&routes, "ann").await {
-            Err(RoutesError::Unavailable(_)) if call.elapsed() < TIMEOUT / 4 => refused += 1,
+            Err(RoutesError::Unavailable(_)) if call.elapsed() < CALL_TIMEOUT / 4 => refused += 1,
             Err(_) => {}
             Ok(rows) => panic!("{rows} rows from a server that is stopped"),
         }
@@ -148,7 +148,7 @@ async fn restarted_server_is_used_again_within_a_second() {
     for _ in 0..4 {
         let begun = Stopwatch::start();
         assert!(lookup(&routes, "ann").await.is_err());
-        assert!(begun.elapsed() <= TIMEOUT * 2);
+        assert!(begun.elapsed() <= CALL_TIMEOUT * 2);
     }
     assert!(matches!(routes.register(registration("ann", &a)).await, Err(RoutesError::Unavailable(_))));
     assert!(server.run());
@@ -261,7 +261,7 @@ async fn hanging_first_sentinel_blocks_no_client() {
     let routes = routes(&config);
     let begun = Stopwatch::start();
     assert!(matches!(lookup(&routes, "ann").await, Err(RoutesError::Unavailable(_))));
-    assert!(begun.elapsed() <= TIMEOUT * 2, "a call has its deadline: {:?}", begun.elapsed());
+    assert!(begun.elapsed() <= CALL_TIMEOUT * 2, "a call has its deadline: {:?}", begun.elapsed());
     // The driver gives the first sentinel a second.
     let found = eventually(&routes).await;
     assert!(found < Duration::from_secs(3), "{found:?}");

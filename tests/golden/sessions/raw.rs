@@ -12,7 +12,7 @@ use tidegate_protocol::{
     pb,
 };
 
-use crate::{convert::blur_text, meaning, support::PATIENCE};
+use crate::{convert::blur_text, meaning, support::WAIT_MAX};
 
 /// Key of every upgrade, for which every server has the same reply.
 const UPGRADE_KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
@@ -85,7 +85,7 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn connect(at: SocketAddr, wire: Wire) -> Self {
-        let stream = TcpStream::connect_timeout(&at, PATIENCE).expect("the node accepts");
+        let stream = TcpStream::connect_timeout(&at, WAIT_MAX).expect("the node accepts");
         stream.set_nodelay(true).expect("a socket takes options");
         let opens = matches!(wire, Wire::WsBinary | Wire::WsText);
         Self { stream, wire, buffer: Vec::new(), opens, ended: false, received: Vec::new() }
@@ -97,7 +97,7 @@ impl Raw {
 
     /// Takes `count` items of input, waiting for them.
     pub(crate) fn next(&mut self, count: usize) -> Vec<Value> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_MAX;
         while self.received.len() < count && !self.ended && Instant::now() < deadline {
             self.read(deadline);
         }

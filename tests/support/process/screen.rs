@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{PATIENCE, becomes};
+use super::{WAIT_MAX, becomes};
 
 /// Lines received from one or more streams.
 #[derive(Clone, Default)]
@@ -41,7 +41,7 @@ impl Screen {
 
     /// Waits for a line that fits.
     pub fn line(&self, what: &str, fits: impl Fn(&str) -> bool) -> String {
-        becomes(PATIENCE, what, || self.lines(), |lines| lines.iter().any(|line| fits(line)));
+        becomes(WAIT_MAX, what, || self.lines(), |lines| lines.iter().any(|line| fits(line)));
         self.lines().into_iter().find(|line| fits(line)).expect("lines do not go away")
     }
 }
