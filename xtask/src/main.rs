@@ -154,14 +154,14 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<()> {
     let shell = &Shell::here()?;
-    // Two runs would share servers, reports and lists of programs. A step belongs to the turn of the run that started it.
+    // Two runs would share servers, reports and lists of programs. A step runs under the lock of its run.
     let needs_none = matches!(
         command,
         Command::Step { .. }
             | Command::Test { list: true, .. }
             | Command::Services { what: Services::Status }
     );
-    let _turn = shell.turn(!needs_none)?;
+    let _lock = shell.lock_target(!needs_none)?;
     match command {
         // A signal ends it, as the run that started it expects.
         Command::Step { .. } => {}
@@ -209,7 +209,7 @@ fn break_things(shell: &Shell, args: &ChaosArgs) -> anyhow::Result<()> {
         (None, true, ..) => chaos::drain(shell, args),
         (None, false, true, true) => chaos::cluster_again(shell, *seed, args),
         (None, false, true, false) => chaos::cluster_long(shell, *seconds, *seed, args),
-        (None, false, false, true) => chaos::run(shell, chaos::SHORT, *seed, args),
+        (None, false, false, true) => chaos::run(shell, chaos::SHORT_FAULTS_S, *seed, args),
         (None, false, false, false) => chaos::run(shell, *seconds, *seed, args),
     }
 }

@@ -27,8 +27,8 @@ use crate::{
 /// A step that takes longer than this many times its budget fails.
 pub(crate) const TOLERANCE: f64 = 1.5;
 /// A step that hangs is ended at this many times its budget.
-const PATIENCE: u32 = 4;
-const TICK: Duration = Duration::from_millis(50);
+const HANG_BUDGETS: u32 = 4;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Lines of the log that a failed step shows.
 const SHOWN: usize = 60;
 
@@ -149,21 +149,21 @@ fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        if interrupt::came() || began.elapsed() > step.budget * PATIENCE {
+        if interrupt::came() || began.elapsed() > step.budget * HANG_BUDGETS {
             end(&mut child);
             break None;
         }
-        thread::sleep(TICK);
+        thread::sleep(POLL_INTERVAL);
     };
     let wall = began.elapsed();
-    let said = said(&result);
+    let record = read_record(&result);
     let limit = step.budget.as_secs_f64() * TOLERANCE;
     let failure = match status {
         None if interrupt::came() => Some("interrupted".to_owned()),
         None => Some(format!("it hung, and was ended after {:.0} s", wall.as_secs_f64())),
         Some(status) if !status.success() => Some(match status.signal() {
             Some(signal) => format!("ended by signal {signal}"),
-            None => said["error"].as_str().unwrap_or("it failed").to_owned(),
+            None => record["error"].as_str().unwrap_or("it failed").to_owned(),
         }),
         Some(_) if wall.as_secs_f64() > limit => Some(format!(
             "it took {:.0} s; its budget is {} s, and {limit:.0} s the limit",
@@ -172,8 +172,8 @@ fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome
         )),
         Some(_) => None,
     };
-    let cpu = said["cpu"].as_f64().unwrap_or_default();
-    Ok(StepOutcome { name: step.name, wall: Some(wall), cpu, cases: cases_of(&said), failure })
+    let cpu = record["cpu"].as_f64().unwrap_or_default();
+    Ok(StepOutcome { name: step.name, wall: Some(wall), cpu, cases: cases_of(&record), failure })
 }
 
 /// Ends a step and everything that it started.
@@ -189,12 +189,12 @@ fn end(child: &mut Child) {
     drop(child.wait());
 }
 
-fn said(file: &Path) -> Value {
+fn read_record(file: &Path) -> Value {
     fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-fn cases_of(said: &Value) -> Option<Cases> {
-    let cases = said["cases"].as_object()?;
+fn cases_of(record: &Value) -> Option<Cases> {
+    let cases = record["cases"].as_object()?;
     let passed = usize::try_from(cases.get("passed")?.as_u64()?).ok()?;
     let failed: Vec<String> = serde_json::from_value(cases.get("failed")?.clone()).ok()?;
     let slowest: Vec<(String, f64)> = serde_json::from_value(cases.get("slowest")?.clone()).ok()?;

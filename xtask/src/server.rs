@@ -16,7 +16,7 @@ use crate::shell::{self, Shell};
 
 const READY_MAX: Duration = Duration::from_secs(20);
 const STOP_MAX: Duration = Duration::from_secs(10);
-const TICK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A child that is killed when dropped.
 pub(crate) struct Running(Child);
@@ -119,7 +119,7 @@ impl ServerNode {
             match self.running.0.try_wait()? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => bail!("`tidegate serve` left with {status} after SIGTERM"),
-                None => thread::sleep(TICK),
+                None => thread::sleep(POLL_INTERVAL),
             }
         }
         bail!("`tidegate serve` is still there {STOP_MAX:?} after SIGTERM")
@@ -137,7 +137,7 @@ fn wait_for_client_address(running: &mut Running, file: &Path) -> anyhow::Result
         {
             return Ok(address.to_owned());
         }
-        thread::sleep(TICK);
+        thread::sleep(POLL_INTERVAL);
     }
     bail!("no {} within {READY_MAX:?}", file.display())
 }

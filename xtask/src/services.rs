@@ -60,7 +60,7 @@ const TRIES: u32 = 3;
 const READY_MAX: Duration = Duration::from_secs(60);
 /// Time for the answer of a server that was ready before; a server that needs longer hangs.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-const TICK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 struct Service {
     /// Installs the programs if they are missing, and returns the path that `start` needs.
@@ -137,18 +137,18 @@ fn record(shell: &Shell, name: &str) -> PathBuf {
 /// Starts the servers that are not running.
 pub(crate) fn up(shell: &Shell) -> anyhow::Result<()> {
     fs::create_dir_all(home(shell))?;
-    let mut said = Map::new();
-    let before = said_before(shell);
+    let mut entries = Map::new();
+    let before = recorded_entries(shell);
     for (name, service) in wanted(shell) {
         if let Some(entry) = before.get(*name).filter(|entry| still_answers(shell, name, service, entry)) {
-            said.insert((*name).to_owned(), entry.clone());
+            entries.insert((*name).to_owned(), entry.clone());
             continue;
         }
         let entry = begin(shell, name, service).with_context(|| format!("{name} could not be started"))?;
-        said.insert((*name).to_owned(), entry);
-        write_said(shell, &said)?;
+        entries.insert((*name).to_owned(), entry);
+        write_entries(shell, &entries)?;
     }
-    write_said(shell, &said)?;
+    write_entries(shell, &entries)?;
     status(shell);
     Ok(())
 }
@@ -207,10 +207,10 @@ fn begin(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<Value> 
 
 fn wait(
     process: &Process,
-    patience: Duration,
+    timeout: Duration,
     answers: impl Fn() -> anyhow::Result<Value>,
 ) -> anyhow::Result<Value> {
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     loop {
         let problem = match answers() {
             Ok(entry) if process.runs() => return Ok(entry),
@@ -221,9 +221,9 @@ fn wait(
             bail!("it ended by itself");
         }
         if Instant::now() > until {
-            return Err(problem.context(format!("it did not answer within {} s", patience.as_secs())));
+            return Err(problem.context(format!("it did not answer within {} s", timeout.as_secs())));
         }
-        thread::sleep(TICK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -288,11 +288,11 @@ fn stop(shell: &Shell, name: &str, service: &Service) -> anyhow::Result<()> {
 
 /// Prints the address of each server, and returns whether all run.
 pub(crate) fn status(shell: &Shell) -> bool {
-    let said = said_before(shell);
+    let entries = recorded_entries(shell);
     let mut all = true;
     for (name, _) in wanted(shell) {
         let runs = Process::recorded(&record(shell, name));
-        match (runs, said.get(*name).and_then(|entry| entry["address"].as_str())) {
+        match (runs, entries.get(*name).and_then(|entry| entry["address"].as_str())) {
             (Some(process), Some(address)) => println!("{name:<10} {address:<22} pid {}", process.pid()),
             (Some(process), None) => {
                 all = false;
@@ -307,16 +307,16 @@ pub(crate) fn status(shell: &Shell) -> bool {
     all
 }
 
-fn said_before(shell: &Shell) -> Map<String, Value> {
+fn recorded_entries(shell: &Shell) -> Map<String, Value> {
     let text = fs::read_to_string(list(shell)).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 
 /// Writes the list under another name and renames it, so that no reader finds a partial list.
-fn write_said(shell: &Shell, said: &Map<String, Value>) -> anyhow::Result<()> {
+fn write_entries(shell: &Shell, entries: &Map<String, Value>) -> anyhow::Result<()> {
     let file = list(shell);
     let draft = file.with_extension("tmp");
-    fs::write(&draft, serde_json::to_vec_pretty(said)?)?;
+    fs::write(&draft, serde_json::to_vec_pretty(entries)?)?;
     Ok(fs::rename(draft, file)?)
 }
 
@@ -329,9 +329,9 @@ pub(crate) fn with(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> 
     if done.is_err() {
         keep_logs(shell);
     }
-    let mut said = said_before(shell);
-    said.retain(|name, _| ran.iter().any(|(kept, _)| kept == name));
-    let stopped = write_said(shell, &said);
+    let mut entries = recorded_entries(shell);
+    entries.retain(|name, _| ran.iter().any(|(kept, _)| kept == name));
+    let stopped = write_entries(shell, &entries);
     let stopped = new.iter().rev().fold(stopped, |so_far, (name, service)| {
         let stopped = stop(shell, name, service);
         so_far.and(stopped)

@@ -68,7 +68,7 @@ impl Shell {
     }
 
     /// Waits until no other run uses this target folder, and locks it; `None` if no lock is needed.
-    pub(crate) fn turn(&self, is_needed: bool) -> anyhow::Result<Option<File>> {
+    pub(crate) fn lock_target(&self, is_needed: bool) -> anyhow::Result<Option<File>> {
         if !is_needed {
             return Ok(None);
         }

@@ -152,9 +152,9 @@ impl Book<'_> {
 /// Returns the verdict of a failed item: that of chaos, which names the broken rules, or the first line of the error. Paths
 /// below `root` become relative, so that a row does not depend on where the clone is.
 fn verdict(error: &anyhow::Error, figures: &Figures, root: &Path) -> String {
-    let said = figures.get("verdict").and_then(Value::as_str).filter(|it| it.starts_with("BROKEN"));
+    let named = figures.get("verdict").and_then(Value::as_str).filter(|it| it.starts_with("BROKEN"));
     let first = || format!("BROKEN {}", format!("{error:#}").lines().next().unwrap_or_default());
-    let verdict = said.map_or_else(first, str::to_owned);
+    let verdict = named.map_or_else(first, str::to_owned);
     verdict.replace(&format!("{}/", root.display()), "")
 }
 
@@ -246,7 +246,7 @@ mod tests {
     fn the_verdict_of_a_failed_item_names_the_broken_rules() {
         let (error, root) = (anyhow::anyhow!("it ended\nwith a log"), Path::new("/clone"));
         assert_eq!(verdict(&error, &Figures::new(), root), "BROKEN it ended");
-        let row = |said: &str| Figures::from_iter([("verdict".to_owned(), json!(said))]);
+        let row = |text: &str| Figures::from_iter([("verdict".to_owned(), json!(text))]);
         assert_eq!(verdict(&error, &row("BROKEN lost-acked 1"), root), "BROKEN lost-acked 1");
         assert_eq!(verdict(&error, &row("clean"), root), "BROKEN it ended");
     }

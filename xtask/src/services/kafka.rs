@@ -24,7 +24,7 @@ use crate::{
 
 /// The last version whose tools are published: 4.4.0 lacks them.
 const VERSION: &str = "4.3.0";
-const PATIENCE: Duration = Duration::from_secs(2);
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options of a small JVM that starts quickly, at the cost of its peak speed.
 const JVM: &[&str] = &["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
@@ -121,10 +121,10 @@ pub(super) fn join(shell: &Shell, start: &Start<'_>) -> anyhow::Result<Process> 
 
 /// The id of the cluster, and the ports of its controllers.
 fn cluster(start: &Start<'_>) -> anyhow::Result<(String, Vec<u16>)> {
-    let said = fs::read(start.sibling("kafka").join(CLUSTER)).context("there is no first broker")?;
-    let said: Value = serde_json::from_slice(&said)?;
-    let id = said["id"].as_str().context("no id")?.to_owned();
-    Ok((id, serde_json::from_value(said["controllers"].clone())?))
+    let bytes = fs::read(start.sibling("kafka").join(CLUSTER)).context("there is no first broker")?;
+    let ports: Value = serde_json::from_slice(&bytes)?;
+    let id = ports["id"].as_str().context("no id")?.to_owned();
+    Ok((id, serde_json::from_value(ports["controllers"].clone())?))
 }
 
 /// The number of the broker, from 1, as its folder is called.
@@ -134,12 +134,13 @@ fn number(start: &Start<'_>) -> usize {
 }
 
 fn begin(shell: &Shell, start: &Start<'_>, cluster: &str, controllers: Vec<u16>) -> anyhow::Result<Process> {
-    let doors = if controllers.len() == 1 { Some(Doors::new()?) } else { None };
+    let secure = if controllers.len() == 1 { Some(SecureListeners::new()?) } else { None };
     let ways = (1..=WAYS).map(|_| Way::new()).collect::<anyhow::Result<Vec<_>>>()?;
-    let said_ways: Vec<Value> = ways.iter().map(Way::said).collect();
-    let said = json!({"port": start.port, "doors": doors.as_ref().map(Doors::said), "ways": said_ways});
-    fs::write(start.folder.join(BROKER), said.to_string())?;
-    if doors.is_some() {
+    let way_ports: Vec<Value> = ways.iter().map(Way::to_json).collect();
+    let secure_ports = secure.as_ref().map(SecureListeners::to_json);
+    let ports = json!({"port": start.port, "doors": secure_ports, "ways": way_ports});
+    fs::write(start.folder.join(BROKER), ports.to_string())?;
+    if secure.is_some() {
         certificate::make(start.folder, None)?;
         let store = ["key.pem", "cert.pem"].map(|name| fs::read_to_string(start.folder.join(name)));
         let [key, certificate] = store;
@@ -147,13 +148,13 @@ fn begin(shell: &Shell, start: &Start<'_>, cluster: &str, controllers: Vec<u16>)
         fs::write(start.folder.join("password"), PASSWORD)?;
     }
     let folder = start.folder.to_owned();
-    let broker = Broker { id: number(start), port: start.port, controllers, doors, ways, folder };
+    let broker = Broker { id: number(start), port: start.port, controllers, secure, ways, folder };
     let settings = start.folder.join("server.properties");
     fs::write(&settings, broker.properties())?;
     let mut format = java(JVM, start.program);
     format.args(["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config"]);
     format.arg(&settings);
-    if broker.doors.is_some() {
+    if broker.secure.is_some() {
         format.arg("--add-scram").arg(format!("SCRAM-SHA-512=[name={USER},password={PASSWORD}]"));
     }
     shell::output(&mut format)?;
@@ -174,19 +175,19 @@ const USER: &str = "tidegate";
 const PASSWORD: &str = "tidal-secret";
 
 /// Ports of listeners that authenticate: by a password, by a certificate, by a password over TLS.
-struct Doors {
+struct SecureListeners {
     sasl: u16,
     tls: u16,
     both: u16,
 }
 
-impl Doors {
+impl SecureListeners {
     fn new() -> anyhow::Result<Self> {
         let (sasl, tls, both) = (process::free_port()?, process::free_port()?, process::free_port()?);
         Ok(Self { sasl, tls, both })
     }
 
-    fn said(&self) -> Value {
+    fn to_json(&self) -> Value {
         let Self { sasl, tls, both } = self;
         json!({"sasl": sasl, "tls": tls, "both": both})
     }
@@ -230,7 +231,7 @@ impl Way {
         Ok(Self { listens: process::free_port()?, advertised: process::free_port()? })
     }
 
-    fn said(&self) -> Value {
+    fn to_json(&self) -> Value {
         let [listens, advertised] = [self.listens, self.advertised].map(|port| format!("127.0.0.1:{port}"));
         json!({"listens": listens, "advertised": advertised})
     }
@@ -244,7 +245,7 @@ struct Broker {
     /// The ports of all controllers: each broker has a vote.
     controllers: Vec<u16>,
     /// Listeners that authenticate clients; only a single broker has them.
-    doors: Option<Doors>,
+    secure: Option<SecureListeners>,
     ways: Vec<Way>,
     folder: PathBuf,
 }
@@ -252,15 +253,15 @@ struct Broker {
 impl Broker {
     /// Returns the settings: no automatic topics, no delay when a group forms, little preallocation.
     fn properties(&self) -> String {
-        let Self { id, port, controllers, doors, ways, folder } = self;
+        let Self { id, port, controllers, secure, ways, folder } = self;
         let ways = |text: fn(usize, &Way) -> String| -> String {
             (1..).zip(ways).map(|(nth, way)| text(nth, way)).collect()
         };
         let listen = ways(|nth, way| format!(",WAY{nth}://127.0.0.1:{}", way.listens));
         let advertise = ways(|nth, way| format!(",WAY{nth}://127.0.0.1:{}", way.advertised));
         let plain = ways(|nth, _| format!(",WAY{nth}:PLAINTEXT"));
-        let guarded = doors.as_ref().map(Doors::listeners).unwrap_or_default();
-        let security = doors.as_ref().map(|doors| doors.properties(folder)).unwrap_or_default();
+        let guarded = secure.as_ref().map(SecureListeners::listeners).unwrap_or_default();
+        let security = secure.as_ref().map(|secure| secure.properties(folder)).unwrap_or_default();
         let (of, controller) = (controllers.len(), controllers[id - 1]);
         let voters = (1..).zip(controllers).map(|(id, port)| format!("{id}@127.0.0.1:{port}"));
         let voters = voters.collect::<Vec<_>>().join(",");
@@ -316,20 +317,20 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     } else {
         let name = |id: usize| if id == 1 { "kafka".to_owned() } else { format!("kafka{id}") };
         for id in 1..=last {
-            let said: Value = serde_json::from_slice(&fs::read(start.sibling(&name(id)).join(BROKER))?)?;
-            let port = said["port"].as_u64().context("no port")?.try_into()?;
+            let ports: Value = serde_json::from_slice(&fs::read(start.sibling(&name(id)).join(BROKER))?)?;
+            let port = ports["port"].as_u64().context("no port")?.try_into()?;
             knows_versions(port).with_context(|| name(id))?;
         }
     }
-    let said: Value = serde_json::from_slice(&fs::read(start.folder.join(BROKER))?)?;
-    let door = |name: &str| said["doors"][name].as_u64().map(|port| format!("127.0.0.1:{port}"));
+    let ports: Value = serde_json::from_slice(&fs::read(start.folder.join(BROKER))?)?;
+    let address = |name: &str| ports["doors"][name].as_u64().map(|port| format!("127.0.0.1:{port}"));
     Ok(json!({
         "version": VERSION,
         "jars": start.program,
-        "sasl": door("sasl"),
-        "tls": door("tls"),
-        "both": door("both"),
-        "ways": said["ways"],
+        "sasl": address("sasl"),
+        "tls": address("tls"),
+        "both": address("both"),
+        "ways": ports["ways"],
         "user": USER,
         "files": start.folder,
     }))
@@ -338,7 +339,7 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
 /// Asks the broker for the versions of its requests, as every client does first: it answers when it is ready.
 fn knows_versions(port: u16) -> anyhow::Result<()> {
     let mut socket = TcpStream::connect(("127.0.0.1", port))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(READ_TIMEOUT))?;
     // Length, api 18, version 0, number 1, no name.
     socket.write_all(&[0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 0xff, 0xff])?;
     let mut answer = [0; 10];

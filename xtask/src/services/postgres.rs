@@ -51,8 +51,8 @@ fn user() -> anyhow::Result<Option<(u32, u32)>> {
         return Ok(None);
     }
     let number = |words: &[&str]| -> anyhow::Result<u32> {
-        let (said, _) = shell::output(Command::new("id").args(words))?;
-        Ok(said.trim().parse()?)
+        let (printed, _) = shell::output(Command::new("id").args(words))?;
+        Ok(printed.trim().parse()?)
     };
     let missing = "root may not run PostgreSQL, and there is no user `postgres` to run it as";
     let ids = number(&["-u", "postgres"]).and_then(|user| Ok((user, number(&["-g", "postgres"])?)));

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use crate::{cpu, port, shell};
 
 /// Time from the stop signal to SIGKILL; short, because the data is discarded anyway.
-const POLITE: Duration = Duration::from_secs(3);
-const FORCED: Duration = Duration::from_secs(10);
-const TICK: Duration = Duration::from_millis(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Identity of a process: a pid alone may be reused by another program.
 pub(super) struct Process {
@@ -75,14 +75,14 @@ impl Process {
 
     /// Stops the process, with that signal first; returns once it has ended.
     pub(super) fn stop(&self, signal: &str) -> anyhow::Result<()> {
-        for (signal, patience) in [(signal, POLITE), ("-KILL", FORCED)] {
+        for (signal, timeout) in [(signal, STOP_TIMEOUT), ("-KILL", KILL_TIMEOUT)] {
             if self.runs() {
                 // The process may end between the check and the signal.
                 drop(shell::output(Command::new("kill").args([signal, &self.pid.to_string()])));
             }
-            let until = Instant::now() + patience;
+            let until = Instant::now() + timeout;
             while self.runs() && Instant::now() < until {
-                thread::sleep(TICK);
+                thread::sleep(POLL_INTERVAL);
             }
         }
         if self.runs() {

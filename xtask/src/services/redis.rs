@@ -17,15 +17,15 @@ use crate::{
     tools,
 };
 
-const PATIENCE: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn install_7(shell: &Shell) -> anyhow::Result<PathBuf> {
     tools::ensure_program(shell, "redis-server", "redis-server")?;
     let program = PathBuf::from("redis-server");
-    let (said, _) = shell::output(Command::new(&program).arg("--version"))?;
-    let major = said.split_once("v=").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
+    let (printed, _) = shell::output(Command::new(&program).arg("--version"))?;
+    let major = printed.split_once("v=").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
     if major.is_none_or(|major| major < 7) {
-        bail!("`redis-server` of the PATH is {}: version 7 or later is needed", said.trim());
+        bail!("`redis-server` of the PATH is {}: version 7 or later is needed", printed.trim());
     }
     Ok(program)
 }
@@ -40,7 +40,7 @@ pub(super) fn start(_: &Shell, start: &Start<'_>) -> anyhow::Result<Process> {
 
 pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
     let mut socket = TcpStream::connect(("127.0.0.1", start.port))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(READ_TIMEOUT))?;
     socket.write_all(b"PING\r\n")?;
     let mut answer = [0; 7];
     socket.read_exact(&mut answer)?;

@@ -11,19 +11,19 @@ use crate::{
 };
 
 /// Seconds of faults in the test run; with the quiet phase and the checker it takes less than three minutes.
-pub(crate) const SHORT: u64 = 90;
+pub(crate) const SHORT_FAULTS_S: u64 = 90;
 
 /// Seconds of faults over three brokers.
-const BROKERS_SHORT: u64 = 60;
+const BROKERS_FAULTS_S: u64 = 60;
 
 /// Seconds of faults in the step cluster, without the start of its servers: most faults come twice.
-pub(crate) const CLUSTER_SHORT: u64 = 100;
+pub(crate) const CLUSTER_FAULTS_S: u64 = 100;
 
 /// Runs the step `chaos`, then plants losses into the history. Returns how many of them the checker found.
 pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
     let history = shell.scratch("chaos-history")?.join("history.jsonl");
     let words = ["--history".to_owned(), history.display().to_string()];
-    run(shell, SHORT, Some(shell.seed()?), &words)?;
+    run(shell, SHORT_FAULTS_S, Some(shell.seed()?), &words)?;
     let lab = shell.built("tidegate-lab");
     let (named, _) = shell::output(shell.command(lab).args(["check", "--planted"]).arg(&history))?;
     print!("{named}");
@@ -47,17 +47,22 @@ const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgre
 
 /// Runs the step `cluster`: three nodes over one broker.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, Some(shell.seed()?), &[])
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_FAULTS_S, Some(shell.seed()?), &[])
 }
 
 /// Runs the step `brokers`: three brokers, one of which may break.
 pub(crate) fn brokers_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(shell::SERVICES_OF_BROKERS, THREE_BROKERS), BROKERS_SHORT, Some(shell.seed()?), &[])
+    cluster(
+        &shell.apart(shell::SERVICES_OF_BROKERS, THREE_BROKERS),
+        BROKERS_FAULTS_S,
+        Some(shell.seed()?),
+        &[],
+    )
 }
 
 /// Runs the short form, with a given seed if there is one.
 pub(crate) fn cluster_again(shell: &Shell, seed: Option<u64>, more: &[String]) -> anyhow::Result<()> {
-    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_SHORT, seed, more)
+    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_FAULTS_S, seed, more)
 }
 
 /// Runs the long form: three brokers, faults of up to a minute, clock jumps.

@@ -37,7 +37,7 @@ const WANTED: &[&str] = &["kafka", "redis7", "postgres"];
 /// Pairs of clients.
 const PAIRS: usize = 6;
 /// Interval between two steps of the kubelets.
-const TICK: Duration = Duration::from_millis(50);
+const STEP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Ports of the ready pods, as the endpoints of a Service.
 pub(crate) type Endpoints = Arc<Mutex<Vec<u16>>>;
@@ -61,11 +61,11 @@ pub(crate) fn run(shell: &Shell, overlay: &str) -> anyhow::Result<()> {
             let Err(error) = rehearse(&fresh, &place) else {
                 bail!("the rehearsal found nothing wrong with {what}");
             };
-            let said = format!("{error:#}");
-            if !said.contains(expected) {
+            let message = format!("{error:#}");
+            if !message.contains(expected) {
                 return Err(error.context(format!("with {what} it failed in another way than {expected:?}")));
             }
-            println!("planted: {what}: {said}");
+            println!("planted: {what}: {message}");
         }
         Ok(())
     })
@@ -92,9 +92,9 @@ fn place(shell: &Shell, folder: &Path, list: &str) -> anyhow::Result<Place> {
         fs::write(&file, text)?;
         fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o440))?;
     }
-    let said: Value = serde_json::from_str(&fs::read_to_string(list)?)?;
+    let entries: Value = serde_json::from_str(&fs::read_to_string(list)?)?;
     let of = |name: &str, key: &str| {
-        said[name][key].as_str().map(str::to_owned).with_context(|| format!("{name} has no {key}"))
+        entries[name][key].as_str().map(str::to_owned).with_context(|| format!("{name} has no {key}"))
     };
     let servers = vec![
         format!("kafka.brokers=[{}]", of("kafka", "address")?),
@@ -127,7 +127,7 @@ fn rehearse(plan: &Plan, place: &Place) -> anyhow::Result<()> {
         pod.delete()?;
     }
     while !settled(&mut pods, &endpoints)? {
-        thread::sleep(TICK);
+        thread::sleep(STEP_INTERVAL);
     }
     Ok(())
 }
@@ -139,15 +139,15 @@ fn roll(plan: &Plan, place: &Place, pods: &mut [Pod], endpoints: &Endpoints) -> 
         pods[nth].delete()?;
         while !pods[nth].has_ended() {
             look(pods, endpoints)?;
-            thread::sleep(TICK);
+            thread::sleep(STEP_INTERVAL);
         }
         let (left, seen) = (began.elapsed(), pods[nth].seen_leaving());
         let Some(seen) = seen else { bail!("{}: no readiness probe saw that it leaves", pods[nth].name) };
-        if plan.replicas > 1 && seen >= plan.door {
+        if plan.replicas > 1 && seen >= plan.lb_delay {
             bail!(
-                "{}: readiness took {seen:?} to see a drain that closes the door after {:?}",
+                "{}: readiness took {seen:?} to see a drain that closes its listener after {:?}",
                 pods[nth].name,
-                plan.door
+                plan.lb_delay
             );
         }
         pods[nth] = Pod::begin(plan, place, nth)?;
@@ -171,7 +171,7 @@ fn until_ready(pods: &mut [Pod], endpoints: &Endpoints, available: Duration) -> 
         if pods.iter().all(|pod| pod.ready_for().is_some_and(|since| since >= available)) {
             return Ok(());
         }
-        thread::sleep(TICK);
+        thread::sleep(STEP_INTERVAL);
     }
 }
 

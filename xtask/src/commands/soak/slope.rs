@@ -24,7 +24,7 @@ use crate::{
 
 /// Pairs of clients that talk, at 20 messages a second each.
 const PAIRS: usize = 25;
-const SAMPLE: Duration = Duration::from_secs(5);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 /// Allowed growth of memory after the warm-up, in MiB per hour; caches of the store fill slowly.
 const GROWTH_MAX: f64 = 64.0;
 /// Allowed growth of open files per hour: segments of the log.
@@ -56,8 +56,10 @@ pub(super) fn run(
     let talk = Talk::begin(PAIRS, &endpoints, &place)?;
     let began = Instant::now();
     let mut samples = Vec::new();
-    while !interrupt::came() && (began.elapsed() < time.max(SAMPLE * 6) || !is_over.load(Ordering::Relaxed)) {
-        thread::sleep(SAMPLE);
+    while !interrupt::came()
+        && (began.elapsed() < time.max(SAMPLE_INTERVAL * 6) || !is_over.load(Ordering::Relaxed))
+    {
+        thread::sleep(SAMPLE_INTERVAL);
         let hours = began.elapsed().as_secs_f64() / 3_600.0;
         let (memory_mib, files) = look(node.pid())?;
         samples.push(Sample { hours, memory_mib, files });

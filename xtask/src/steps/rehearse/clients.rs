@@ -21,12 +21,12 @@ use super::{Endpoints, plan::Place};
 use crate::shell;
 
 /// Interval between two messages of one client.
-const PAUSE: Duration = Duration::from_millis(50);
+const SEND_INTERVAL: Duration = Duration::from_millis(50);
 /// Delay before a retry.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Limit on the retries of one operation: far longer than a node takes to drain.
-const PATIENCE: Duration = Duration::from_secs(60);
-const READ: Duration = Duration::from_millis(200);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Pairs of clients, one of which writes and one of which receives.
 pub(crate) struct Talk {
@@ -153,12 +153,12 @@ fn write(mut me: Person, to: &str, over: &AtomicBool) -> anyhow::Result<Sent> {
         let began = Instant::now();
         let mut attempt = 0;
         let seq = loop {
-            if began.elapsed() > PATIENCE {
-                bail!("{}: message {number} was not acked in {PATIENCE:?}", me.user);
+            if began.elapsed() > RETRY_TIMEOUT {
+                bail!("{}: message {number} was not acked in {RETRY_TIMEOUT:?}", me.user);
             }
             match conn.send(number, attempt, to) {
                 Ok(Some(seq)) => break seq,
-                Ok(None) => thread::sleep(AGAIN),
+                Ok(None) => thread::sleep(RETRY_DELAY),
                 Err(_) => conn = me.login()?,
             }
             attempt += 1;
@@ -167,7 +167,7 @@ fn write(mut me: Person, to: &str, over: &AtomicBool) -> anyhow::Result<Sent> {
             bail!("{}: seq {seq} was given twice", me.user);
         }
         sent.longest = sent.longest.max((began.elapsed(), began - first));
-        thread::sleep(PAUSE);
+        thread::sleep(SEND_INTERVAL);
     }
     sent.logins = me.logins;
     Ok(sent)
@@ -184,13 +184,13 @@ fn receive(mut me: Person, conversation: &str, last: &AtomicUsize) -> anyhow::Re
         if wanted <= whole {
             return Ok(Got { received, logins: me.logins });
         }
-        if wanted != usize::MAX && waited.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+        if wanted != usize::MAX && waited.get_or_insert_with(Instant::now).elapsed() > RETRY_TIMEOUT {
             bail!("{}: {whole} of {wanted} messages came", me.user);
         }
         // Pull what is missing, at a hole or at the end.
         let behind = wanted != usize::MAX || received.len() > whole;
         let mut step = || -> anyhow::Result<()> {
-            if behind && pulled.elapsed() > READ {
+            if behind && pulled.elapsed() > READ_TIMEOUT {
                 pulled = Instant::now();
                 conn.pull(conversation, whole as u64)?;
             }
@@ -254,7 +254,7 @@ impl Person {
     /// Connects to a node that the Service names.
     fn login(&mut self) -> anyhow::Result<Conn> {
         let began = Instant::now();
-        while began.elapsed() < PATIENCE && !self.alone.load(Ordering::SeqCst) {
+        while began.elapsed() < RETRY_TIMEOUT && !self.alone.load(Ordering::SeqCst) {
             let ports = self.endpoints.lock().clone();
             if let Some(port) = ports.get((self.first + self.logins) % ports.len().max(1)) {
                 self.logins += 1;
@@ -262,9 +262,9 @@ impl Person {
                     return Ok(conn);
                 }
             }
-            thread::sleep(AGAIN);
+            thread::sleep(RETRY_DELAY);
         }
-        bail!("{} could not log in for {PATIENCE:?}", self.user)
+        bail!("{} could not log in for {RETRY_TIMEOUT:?}", self.user)
     }
 }
 
@@ -272,11 +272,11 @@ impl Conn {
     fn open(port: u16, token: &str) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(READ))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
         let mut conn = Self { reader: BufReader::new(stream), line: Vec::new() };
         conn.say(&json!({"id": 1, "hello": {"version": 1, "token": token, "device": "d"}}))?;
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < RETRY_TIMEOUT {
             if let Some(frame) = conn.next()?
                 && frame["welcome"].is_object()
             {
@@ -325,7 +325,7 @@ impl Conn {
         let send = json!({"toUser": to, "msgId": msg_id, "attempt": attempt, "content": content});
         self.say(&json!({"id": id, "send": send}))?;
         let began = Instant::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < RETRY_TIMEOUT {
             match self.next()? {
                 Some(frame) if frame["id"] == id => return Ok(frame["sendAck"]["seq"].as_u64()),
                 _ => {}
@@ -360,8 +360,8 @@ mod tests {
             (of(&[(1, 1), (2, 3), (3, 2)]), "received as 3"),
             (of(&[(1, 1), (2, 2), (3, 3), (4, 3)]), "never acked"),
         ] {
-            let said = judge(&acked, &received).expect_err("it is wrong").to_string();
-            assert!(said.contains(what), "{said}");
+            let message = judge(&acked, &received).expect_err("it is wrong").to_string();
+            assert!(message.contains(what), "{message}");
         }
         let turned = of(&[(1, 2), (2, 1)]);
         assert!(judge(&turned, &turned).is_err(), "another order than the writer's");

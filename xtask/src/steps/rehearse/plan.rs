@@ -20,7 +20,7 @@ pub(super) struct Plan {
     /// Time for which a pod must be ready before it is available.
     pub(super) available: Duration,
     /// Time after SIGTERM in which the node still accepts new clients.
-    pub(super) door: Duration,
+    pub(super) lb_delay: Duration,
     /// The name of the set, by which pods are named.
     pub(super) set: String,
     /// The text of the settings that are mounted.
@@ -66,7 +66,7 @@ impl Plan {
                 hook["sleep"]["seconds"].as_u64().with_context(|| format!("{hook} is not understood here"))?
             }
         };
-        let door = settings.value("drain.lb_delay_ms").context("drain.lb_delay_ms is not set")?;
+        let lb_delay = settings.value("drain.lb_delay_ms").context("drain.lb_delay_ms is not set")?;
         if set["spec"]["podManagementPolicy"] != "Parallel" {
             bail!("pods that start one after the other are not rehearsed");
         }
@@ -77,7 +77,7 @@ impl Plan {
             grace: Duration::from_secs(spec["terminationGracePeriodSeconds"].as_u64().unwrap_or(30)),
             before: Duration::from_secs(before),
             available: Duration::from_secs(set["spec"]["minReadySeconds"].as_u64().unwrap_or(0)),
-            door: Duration::from_millis(door.parse()?),
+            lb_delay: Duration::from_millis(lb_delay.parse()?),
             set: set["metadata"]["name"].as_str().context("no name")?.to_owned(),
             settings: settings.text,
             init: spec["initContainers"].as_array().cloned().unwrap_or_default(),
