@@ -124,7 +124,7 @@ pub struct AskKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerStatus {
     /// Outcome from the ledger, the same as in the first answer.
-    Said(Outcome),
+    Answered(Outcome),
     /// Offset not reached yet; the answer will arrive, or can be queried again.
     NotYet,
     /// Record answered, but its outcome is neither in memory nor under its dedup key. The client gets *unknown* and

@@ -85,7 +85,7 @@ impl AnswerCache {
         let status = |ask: &Ask| {
             let Some(answers) = partitions.get(&ask.partition) else { return (AnswerStatus::NotOwner, None) };
             let status = match answers.outcomes.get(&(run, ask.conn, ask.request)) {
-                Some(outcome) => AnswerStatus::Said(*outcome),
+                Some(outcome) => AnswerStatus::Answered(*outcome),
                 None if ask.offset >= answers.next => AnswerStatus::NotYet,
                 None => AnswerStatus::Forgotten,
             };
@@ -173,7 +173,7 @@ pub(crate) async fn words(
             if let Loaded::Key(_, Some(row)) = row
                 && let Some(outcome) = retry_outcome(&row, &key)
             {
-                answers[index].0 = AnswerStatus::Said(outcome);
+                answers[index].0 = AnswerStatus::Answered(outcome);
             }
         }
     }

@@ -70,7 +70,7 @@ fn apply_statuses(
 ) {
     for (ask, status) in asks.iter().zip(statuses) {
         match status {
-            AnswerStatus::Said(outcome) => {
+            AnswerStatus::Answered(outcome) => {
                 metrics.answers_recovered.increment(1);
                 out.answer_here(ask.conn, ask.request, outcome);
             }

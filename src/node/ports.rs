@@ -86,7 +86,7 @@ pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) ->
 /// Returns whether the error is temporary: a service does not answer, or a topic does not exist yet.
 pub(super) fn is_unavailable(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(PostgresOpenError::Away(_)))
+        matches!(cause.downcast_ref(), Some(PostgresOpenError::Unavailable(_)))
             || matches!(cause.downcast_ref(), Some(KafkaRefusal { is_away: true, .. }))
             || matches!(cause.downcast_ref(), Some(ReadError::Unavailable(_)))
             || cause.is::<RoutesError>()

@@ -26,7 +26,7 @@ pub struct Block {
 pub enum FloorError {
     /// Call in doubt; the same call may succeed later. A block reserved anyway becomes a hole.
     #[error("number store unavailable: {0}")]
-    Away(String),
+    Unavailable(String),
 }
 
 /// Durable number blocks: a high-water mark (floor) per key.

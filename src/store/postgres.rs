@@ -91,7 +91,7 @@ impl PostgresStore {
     /// Connects, and creates or migrates the tables; several nodes may do so at once.
     ///
     /// # Errors
-    /// The configuration or the tables are invalid; [`PostgresOpenError::Away`] may be retried.
+    /// The configuration or the tables are invalid; [`PostgresOpenError::Unavailable`] may be retried.
     pub async fn open(config: &config::PostgresConfig) -> Result<Self, PostgresOpenError> {
         let source = Source::new(config)?;
         let client = Box::pin(migrate::migrate(&source)).await?;
@@ -314,7 +314,7 @@ impl Store for PostgresStore {
 
 impl From<StoreError> for FloorError {
     fn from(error: StoreError) -> Self {
-        Self::Away(error.to_string())
+        Self::Unavailable(error.to_string())
     }
 }
 

@@ -57,7 +57,7 @@ impl Floors for Counting {
 
     async fn raise(&self) -> Result<u64, FloorError> {
         if self.stuck.load(Ordering::SeqCst) {
-            return Err(FloorError::Away("a fault".to_owned()));
+            return Err(FloorError::Unavailable("a fault".to_owned()));
         }
         self.floors.raise().await
     }

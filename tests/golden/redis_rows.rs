@@ -303,7 +303,7 @@ struct Given;
 #[async_trait]
 impl Floors for Given {
     async fn reserve(&self, key: &str, _: NonZeroU64) -> Result<Block, FloorError> {
-        Err(FloorError::Away(format!("the block of {key} is not used up")))
+        Err(FloorError::Unavailable(format!("the block of {key} is not used up")))
     }
 
     async fn epoch(&self) -> Result<u64, FloorError> {
@@ -311,7 +311,7 @@ impl Floors for Given {
     }
 
     async fn raise(&self) -> Result<u64, FloorError> {
-        Err(FloorError::Away("nothing was lost".to_owned()))
+        Err(FloorError::Unavailable("nothing was lost".to_owned()))
     }
 }
 

@@ -82,7 +82,7 @@ async fn same_answer_is_repeated_only_to_its_origin() {
     answered.begin(0, FENCE, 3);
     assert_eq!(words("n2").await, [AnswerStatus::NotYet]);
     answered.record(0, FENCE, &[(mine.clone(), accepted(4))], 4);
-    assert_eq!(words("n2").await, [AnswerStatus::Said(accepted(4))]);
+    assert_eq!(words("n2").await, [AnswerStatus::Answered(accepted(4))]);
     assert_eq!(
         words("n3").await,
         [AnswerStatus::Forgotten],
@@ -125,7 +125,7 @@ async fn unpublished_outcome_of_an_earlier_owner_is_found_by_key() {
         Ask { key: None, ..ask(&mine, 0) },
     ];
     let words = super::words(&answered, &cluster, &run("n2"), &asks).await;
-    let found = AnswerStatus::Said(Outcome::Duplicate { seq: 1, time: 7 });
+    let found = AnswerStatus::Answered(Outcome::Duplicate { seq: 1, time: 7 });
     assert_eq!(words, [AnswerStatus::Forgotten, found, AnswerStatus::Forgotten, AnswerStatus::Forgotten]);
     // A store that belongs to another owner by now gives no answer.
     cluster.ports.store.take_over(0, Fence(11), TopicId(1)).await.unwrap();
@@ -143,7 +143,7 @@ async fn answers_are_bounded_and_an_idle_owner_keeps_none() {
     answered.record(0, FENCE, &batch, batch.len() as u64);
     let known = |request| answered.lookup(&of, &[ask(&record(&of, request, "hi"), 0)])[0].0;
     assert_eq!(known(4), AnswerStatus::Forgotten);
-    assert_eq!(known(5), AnswerStatus::Said(Outcome::Refused { code: Code::NotAMember }));
+    assert_eq!(known(5), AnswerStatus::Answered(Outcome::Refused { code: Code::NotAMember }));
     time::advance(ANSWER_RETENTION).await;
     answered.record(0, FENCE, &[], batch.len() as u64);
     assert_eq!(answered.partitions()[&0].outcomes.capacity(), 0);

@@ -204,7 +204,7 @@ fn hash(bytes: &[u8]) -> Read<Hash16> {
 
 pub(super) fn put_answer_status(status: AnswerStatus) -> pb::LinkWord {
     let body = match status {
-        AnswerStatus::Said(outcome) => WordBody::Outcome(put_outcome(outcome)),
+        AnswerStatus::Answered(outcome) => WordBody::Outcome(put_outcome(outcome)),
         AnswerStatus::NotYet => WordBody::NotYet(pb::LinkReady {}),
         AnswerStatus::Forgotten => WordBody::Forgotten(pb::LinkReady {}),
         AnswerStatus::NotOwner => WordBody::NotOwner(pb::LinkReady {}),
@@ -214,7 +214,7 @@ pub(super) fn put_answer_status(status: AnswerStatus) -> pb::LinkWord {
 
 pub(super) fn answer_status(sent: pb::LinkWord) -> Read<AnswerStatus> {
     Ok(match sent.body.ok_or(Malformed("answer status, perhaps of a newer version"))? {
-        WordBody::Outcome(sent) => AnswerStatus::Said(outcome(Some(sent))?),
+        WordBody::Outcome(sent) => AnswerStatus::Answered(outcome(Some(sent))?),
         WordBody::NotYet(_) => AnswerStatus::NotYet,
         WordBody::Forgotten(_) => AnswerStatus::Forgotten,
         WordBody::NotOwner(_) => AnswerStatus::NotOwner,

@@ -42,7 +42,7 @@ pub enum PostgresOpenError {
     Config(String),
     /// The server is unavailable: the same call may succeed later.
     #[error("postgres: {0}")]
-    Away(String),
+    Unavailable(String),
     /// The login or database does not exist, or the login lacks privileges.
     #[error("postgres: {0}; see postgres.url and postgres.password_file")]
     Refused(String),
@@ -71,7 +71,7 @@ impl PostgresOpenError {
         let is_refused = code.starts_with("28")
             || code.starts_with("3D")
             || code == SqlState::INSUFFICIENT_PRIVILEGE.code();
-        if is_refused { Self::Refused(text) } else { Self::Away(text) }
+        if is_refused { Self::Refused(text) } else { Self::Unavailable(text) }
     }
 }
 
@@ -144,7 +144,7 @@ impl Source {
 
     /// Opens a connection outside the pools, for long operations.
     pub(super) async fn dedicated(&self) -> Result<Client, PostgresOpenError> {
-        let late = |_| PostgresOpenError::Away("no connection within postgres.connect_ms".to_owned());
+        let late = |_| PostgresOpenError::Unavailable("no connection within postgres.connect_ms".to_owned());
         // The timeout of the library covers only the first part of this.
         let client = match &self.tls {
             Some(tls) => {

@@ -63,7 +63,7 @@ fn refused(error: &refinery_core::Error) -> PostgresOpenError {
         }
         Kind::Connection(text, cause) => match cause.downcast_ref::<tokio_postgres::Error>() {
             Some(cause) => PostgresOpenError::of(cause, format!("{text}: {}", text_of(cause))),
-            None => PostgresOpenError::Away(text.clone()),
+            None => PostgresOpenError::Unavailable(text.clone()),
         },
         kind => PostgresOpenError::Schema(kind.to_string()),
     }

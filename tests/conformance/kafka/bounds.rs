@@ -146,9 +146,9 @@ async fn append_over_the_bound_is_refused_at_once() {
 
 /// Appends to one partition in order, and their results.
 #[derive(Default)]
-struct Said(Vec<(String, Result<Appended, AppendError>)>);
+struct Appends(Vec<(String, Result<Appended, AppendError>)>);
 
-impl Said {
+impl Appends {
     async fn append(&mut self, bus: &dyn Bus, partition: u32) -> &Result<Appended, AppendError> {
         let text = self.0.len().to_string();
         let answer = bus.append(partition, vec![Bytes::from(text.clone())]).await;
@@ -206,35 +206,35 @@ async fn abandoned_append_blocks_no_other_and_arrives_at_most_once() {
     let world = World { bus: Arc::new(bus), me: node("me", 1) };
     let _mine = world.own_all().await;
     let bus = &*world.bus;
-    let mut said = [Said::default(), Said::default()];
+    let mut appends = [Appends::default(), Appends::default()];
     let unknown = |answer: &Result<Appended, AppendError>| matches!(answer, Err(AppendError::Unknown(_)));
     for round in 0..2 {
-        for (partition, said) in (0..).zip(&mut said) {
+        for (partition, appends) in (0..).zip(&mut appends) {
             // The first append introduces the producer to the broker, which may take its time.
-            said.until(bus, partition, Result::is_ok).await;
+            appends.until(bus, partition, Result::is_ok).await;
         }
         own.freeze(true);
         let unknowns = page.value("tidegate_kafka_appends_unknown_total");
-        assert!(unknown(said[0].append(bus, 0).await), "round {round}");
-        assert!(matches!(said[0].append(bus, 0).await, Err(AppendError::Unavailable(_))), "at once");
+        assert!(unknown(appends[0].append(bus, 0).await), "round {round}");
+        assert!(matches!(appends[0].append(bus, 0).await, Err(AppendError::Unavailable(_))), "at once");
         // Refused while the first one waits in the library; then the next is tried, and waits as long.
         for _ in 0..2 {
-            said[0].until(bus, 0, unknown).await;
+            appends[0].until(bus, 0, unknown).await;
         }
-        assert!(unknown(said[1].append(bus, 1).await), "round {round}");
+        assert!(unknown(appends[1].append(bus, 1).await), "round {round}");
         assert_eq!(page.value("tidegate_kafka_appends_unknown_total") - unknowns, 4);
         own.freeze(false);
-        for (partition, said) in (0..).zip(&mut said) {
-            said.until(bus, partition, Result::is_ok).await;
-            let Ok(Appended { last, .. }) = said.0.last().unwrap().1 else { unreachable!("it is ok") };
+        for (partition, appends) in (0..).zip(&mut appends) {
+            appends.until(bus, partition, Result::is_ok).await;
+            let Ok(Appended { last, .. }) = appends.0.last().unwrap().1 else { unreachable!("it is ok") };
             for more in 1..=3 {
                 let next = last + more;
-                assert_eq!(*said.append(bus, partition).await, Ok(Appended { first: next, last: next }));
+                assert_eq!(*appends.append(bus, partition).await, Ok(Appended { first: next, last: next }));
             }
         }
     }
-    for (partition, said) in (0..).zip(&said) {
-        said.holds(bus, partition).await;
+    for (partition, appends) in (0..).zip(&appends) {
+        appends.holds(bus, partition).await;
     }
     world.bus.close(LONG_TIMEOUT).await.unwrap();
 }

@@ -59,7 +59,7 @@ pub(super) struct End {
 /// Returns the status of a record by its offset.
 pub(super) fn status_of(offset: u64) -> AnswerStatus {
     match offset % 4 {
-        0 => AnswerStatus::Said(Outcome::Accepted { seq: offset, ordinal: 2, time: 3 }),
+        0 => AnswerStatus::Answered(Outcome::Accepted { seq: offset, ordinal: 2, time: 3 }),
         1 => AnswerStatus::NotYet,
         2 => AnswerStatus::Forgotten,
         _ => AnswerStatus::NotOwner,

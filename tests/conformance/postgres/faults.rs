@@ -213,7 +213,7 @@ async fn missing_server_is_unavailable_soon() {
     };
     let begun = Instant::now();
     let refused = PostgresStore::open(&gone).await.err().expect("no server listens");
-    assert!(matches!(&refused, PostgresOpenError::Away(_)), "{refused}");
+    assert!(matches!(&refused, PostgresOpenError::Unavailable(_)), "{refused}");
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -356,7 +356,7 @@ async fn tls_is_used_and_the_authority_is_verified() {
     let system = config::PostgresConfig { tls: true, ..database.config() };
     let refused = PostgresStore::open(&system).await.err().expect("the authority is unknown");
     assert!(
-        matches!(&refused, PostgresOpenError::Away(_)) && refused.to_string().contains("certificate"),
+        matches!(&refused, PostgresOpenError::Unavailable(_)) && refused.to_string().contains("certificate"),
         "{refused}"
     );
 }

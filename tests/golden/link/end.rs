@@ -97,7 +97,7 @@ fn asks() -> Vec<Ask> {
 }
 
 fn words() -> Vec<AnswerStatus> {
-    let said = AnswerStatus::Said(Outcome::Accepted { seq: 1, ordinal: 2, time: 3 });
+    let said = AnswerStatus::Answered(Outcome::Accepted { seq: 1, ordinal: 2, time: 3 });
     vec![said, AnswerStatus::NotYet, AnswerStatus::Forgotten, AnswerStatus::NotOwner]
 }
 

@@ -30,7 +30,7 @@ const METHOD: &str = "/tidegate.v1.LinkService/Exchange";
 const WAITING: usize = 16;
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-type Said = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
+type AnswerStream = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
 /// Codec that passes messages unchanged.
 #[derive(Clone, Copy, Default)]
@@ -151,14 +151,14 @@ impl Service<http::Request<Body>> for Lanes {
 
 impl StreamingService<Bytes> for Lanes {
     type Response = Bytes;
-    type ResponseStream = Said;
-    type Future = Boxed<Result<Response<Said>, Status>>;
+    type ResponseStream = AnswerStream;
+    type Future = Boxed<Result<Response<AnswerStream>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
         let (to, said) = mpsc::channel(WAITING);
         let lane = Lane { to, from: request.into_inner() };
         tokio::spawn((self.serve)(self.count.fetch_add(1, Ordering::SeqCst), lane));
-        let said: Said = Box::pin(futures_util::StreamExt::map(stream_of(said), Ok));
+        let said: AnswerStream = Box::pin(futures_util::StreamExt::map(stream_of(said), Ok));
         Box::pin(async move { Ok(Response::new(said)) })
     }
 }
