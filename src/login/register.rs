@@ -128,10 +128,9 @@ mod tests {
         (0..times).for_each(|_| plan.plan("register", fault.clone()));
         let memory = Arc::new(MemoryRoutes::new(0, Leases::default(), || Time::ZERO));
         let routes = Faulty::<dyn Routes>::new(memory as Arc<dyn Routes>, Arc::clone(&plan));
-        let doubts = std::sync::Mutex::new(Vec::new());
-        let registered =
-            register(&routes, registration(), |token| doubts.lock().unwrap().push(token.epoch)).await;
-        (registered, plan.calls("register"), begun.elapsed(), doubts.into_inner().unwrap())
+        let doubts = parking_lot::Mutex::new(Vec::new());
+        let registered = register(&routes, registration(), |token| doubts.lock().push(token.epoch)).await;
+        (registered, plan.calls("register"), begun.elapsed(), doubts.into_inner())
     }
 
     #[tokio::test(start_paused = true)]
