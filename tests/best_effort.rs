@@ -22,7 +22,7 @@ use std::{
 
 use async_trait::async_trait;
 use mesh::Mesh;
-use support::{Client, Said, ask, eventually, send, text_of};
+use support::{Client, ServerBody, ask, eventually, send, text_of};
 use tidegate::{
     fault::{Fault, Gate},
     scratch::{ClockNumbers, Numbers, ScratchError},
@@ -68,10 +68,10 @@ fn assert_silent(clients: &mut [&mut Client]) {
         client.settle();
         let received = client.inbox.iter().find(|frame| match &frame.body {
             // The creation of a large group goes over the node topics, and may arrive after a login.
-            Some(Said::Push(push)) => {
+            Some(ServerBody::Push(push)) => {
                 push.event.as_ref().is_none_or(|event| event.change() != pb::MemberChange::Created)
             }
-            Some(Said::Signal(_) | Said::Receipt(_) | Said::Cleared(_)) => true,
+            Some(ServerBody::Signal(_) | ServerBody::Receipt(_) | ServerBody::Cleared(_)) => true,
             _ => false,
         });
         assert!(received.is_none(), "unexpected: {received:?}");
@@ -80,10 +80,9 @@ fn assert_silent(clients: &mut [&mut Client]) {
 
 /// Receives pushes until the one with that text.
 fn expect_text(client: &mut Client, text: &str) -> pb::Push {
-    let is_it =
-        |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if text_of(push) == text);
+    let is_it = |frame: &pb::ServerFrame| matches!(&frame.body, Some(ServerBody::Push(push)) if text_of(push) == text);
     match client.take(text, is_it).body {
-        Some(Said::Push(push)) => push,
+        Some(ServerBody::Push(push)) => push,
         other => panic!("{other:?}"),
     }
 }
@@ -154,7 +153,7 @@ fn room_survives_a_routes_outage_and_refuses_without_numbers() {
         ann.text("r:hall", "m2", "are you there?");
         bob.settle();
         // A notice that messages may be missing comes, too.
-        bob.inbox.drain(..).find(|frame| matches!(frame.body, Some(Said::Push(_))))
+        bob.inbox.drain(..).find(|frame| matches!(frame.body, Some(ServerBody::Push(_))))
     });
     mesh.set_peers(true, 0);
     ann.text("r:hall", "m3", "in doubt, everybody");
@@ -165,7 +164,7 @@ fn room_survives_a_routes_outage_and_refuses_without_numbers() {
     let before = ann.text("r:hall", "m5", "again");
     expect_text(&mut bob, "again");
     let refused =
-        |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if push.msg_id == "m4");
+        |frame: &pb::ServerFrame| matches!(&frame.body, Some(ServerBody::Push(push)) if push.msg_id == "m4");
     assert!(!bob.inbox.iter().any(refused), "a refused message is not delivered");
     // After a loss that the nodes notice, no earlier number is given again.
     mesh.set_peers(true, 1);
@@ -188,9 +187,9 @@ fn room_messages_that_a_peer_refuses_are_reported_as_shed() {
     ann.text("r:hall", "m1", "lost");
     assert_eq!(ann.text("bob", "d1", "a message is a message"), 1);
     assert_eq!(text_of(&bob.expect_push()), "a message is a message");
-    let shed = bob.take("what was lost", |frame| matches!(frame.body, Some(Said::Shed(_))));
+    let shed = bob.take("what was lost", |frame| matches!(frame.body, Some(ServerBody::Shed(_))));
     let expected = pb::Shed { room: "hall".into(), count: 1 };
-    assert_eq!(shed.body, Some(Said::Shed(expected)));
+    assert_eq!(shed.body, Some(ServerBody::Shed(expected)));
     ann.text("r:hall", "m2", "heard");
     assert_eq!(text_of(&bob.expect_push()), "heard");
 }
@@ -313,11 +312,14 @@ fn marks_clears_and_hides_reach_the_users_devices_elsewhere() {
     let receipt = pb::Receipt { conversation: place.into(), user: "bob".into(), seq: 4 };
     assert_eq!(desk.expect_receipt(), receipt);
     desk.expect_done(ask::clear(place, 2));
-    let cleared = phone.take("the clear", |frame| matches!(frame.body, Some(Said::Cleared(_))));
-    assert_eq!(cleared.body, Some(Said::Cleared(pb::Cleared { conversation: place.into(), seq: 2 })));
+    let cleared = phone.take("the clear", |frame| matches!(frame.body, Some(ServerBody::Cleared(_))));
+    assert_eq!(cleared.body, Some(ServerBody::Cleared(pb::Cleared { conversation: place.into(), seq: 2 })));
     phone.expect_done(ask::hide(place, &[5]));
-    let hidden = desk.take("the hide", |frame| matches!(frame.body, Some(Said::Hidden(_))));
-    assert_eq!(hidden.body, Some(Said::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![5] })));
+    let hidden = desk.take("the hide", |frame| matches!(frame.body, Some(ServerBody::Hidden(_))));
+    assert_eq!(
+        hidden.body,
+        Some(ServerBody::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![5] }))
+    );
     // Lost on the link, the mark is still in the store.
     mesh.node(0).link.plan("send_best_effort", Fault::Fail);
     phone.expect_done(ask::read(place, 6));
@@ -369,7 +371,7 @@ fn member_removed_during_its_membership_query_stays_removed() {
     mesh.kick("tea", &["bob"]);
     bob.expect_push();
     gate.open();
-    assert!(matches!(bob.reply(asked), Said::Error(error) if error.name == "NOT_A_MEMBER"));
+    assert!(matches!(bob.reply(asked), ServerBody::Error(error) if error.name == "NOT_A_MEMBER"));
     assert_eq!(bob.refused(ask::signal(&group, "typing", "")), Code::NotAMember);
     ann.expect_push();
     cid.expect_push();
@@ -380,7 +382,7 @@ fn member_removed_during_its_membership_query_stays_removed() {
     mesh.join("tea", &["bob"]);
     bob.expect_push();
     eventually("his signals arrive again", || {
-        matches!(bob.ask(ask::signal(&group, "typing", "")), Said::Done(_)).then_some(())
+        matches!(bob.ask(ask::signal(&group, "typing", "")), ServerBody::Done(_)).then_some(())
     });
     assert_eq!(cid.expect_signal().sender, "bob");
 }

@@ -45,7 +45,9 @@ mod watch;
 use std::{collections::BTreeSet, time::Duration};
 
 use rustix::process::Signal;
-use support::{Client, Cluster, OwnPostgres, Said, Stopwatch, WAIT_MAX, ask, eventually, send, text_of};
+use support::{
+    Client, Cluster, OwnPostgres, ServerBody, Stopwatch, WAIT_MAX, ask, eventually, send, text_of,
+};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 /// Returns the seqs and texts of a history.
@@ -61,8 +63,8 @@ fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Dur
     loop {
         let id = client.say(ask::send(pb::Send { attempt, ..send(place, msg_id, msg_id) }));
         match client.reply(id) {
-            Said::SendAck(ack) => return (ack.seq, began.elapsed()),
-            Said::Error(error) => {
+            ServerBody::SendAck(ack) => return (ack.seq, began.elapsed()),
+            ServerBody::Error(error) => {
                 assert!(error.temporary, "{error:?}");
                 // A refusal may return at once, and its cause may outlast twenty of them.
                 client.back_off(error.retry_after_ms);
@@ -311,7 +313,10 @@ fn live_room_over_three_nodes_shows_no_number_twice() {
         let seq = members[speaker].text("r:hall", &format!("crash-{speaker}"), &text);
         assert!(numbers.insert(seq));
         members[listener].take(&text, |frame| {
-            matches!(&frame.body, Some(Said::Push(push)) if (push.seq, text_of(push)) == (seq, text.as_str()))
+            matches!(
+                &frame.body,
+                Some(ServerBody::Push(push)) if (push.seq, text_of(push)) == (seq, text.as_str())
+            )
         });
     }
 }
@@ -346,7 +351,7 @@ fn signals_and_marks_reach_other_nodes_but_no_removed_member() {
     for client in [&mut bob, &mut eve] {
         client.settle();
         client.settle();
-        let received = client.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Signal(_))));
+        let received = client.inbox.iter().find(|frame| matches!(frame.body, Some(ServerBody::Signal(_))));
         assert!(received.is_none(), "unexpected: {received:?}");
     }
     for n in 1..=3 {
@@ -356,11 +361,14 @@ fn signals_and_marks_reach_other_nodes_but_no_removed_member() {
     ann.expect_done(ask::read(place, 2));
     assert_eq!(desk.expect_receipt(), pb::Receipt { conversation: place.into(), user: "ann".into(), seq: 2 });
     desk.expect_done(ask::clear(place, 1));
-    let cleared = ann.take("the clear", |frame| matches!(frame.body, Some(Said::Cleared(_))));
-    assert_eq!(cleared.body, Some(Said::Cleared(pb::Cleared { conversation: place.into(), seq: 1 })));
+    let cleared = ann.take("the clear", |frame| matches!(frame.body, Some(ServerBody::Cleared(_))));
+    assert_eq!(cleared.body, Some(ServerBody::Cleared(pb::Cleared { conversation: place.into(), seq: 1 })));
     ann.expect_done(ask::hide(place, &[3]));
-    let hidden = desk.take("the hide", |frame| matches!(frame.body, Some(Said::Hidden(_))));
-    assert_eq!(hidden.body, Some(Said::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![3] })));
+    let hidden = desk.take("the hide", |frame| matches!(frame.body, Some(ServerBody::Hidden(_))));
+    assert_eq!(
+        hidden.body,
+        Some(ServerBody::Hidden(pb::Hidden { conversation: place.into(), seqs: vec![3] }))
+    );
     let state = desk.state(place);
     assert_eq!((state.read_seq, state.cleared_seq, state.hidden), (2, 1, vec![3]));
 }

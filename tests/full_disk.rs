@@ -15,7 +15,7 @@ use rustix::{
     fs::statvfs,
     process::{Signal, getuid},
 };
-use support::{Client, Process, Said, ask, code, eventually, send, text_of, unique_name};
+use support::{Client, Process, ServerBody, ask, code, eventually, send, text_of, unique_name};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 const MIB: u64 = 1 << 20;
@@ -151,11 +151,11 @@ impl Sent {
         self.count += 1;
         let id = format!("m{}", self.count);
         match alice.ask(ask::send(send("bob", &id, &format!("{id} {text}")))) {
-            Said::SendAck(ack) => {
+            ServerBody::SendAck(ack) => {
                 self.acked.push(id);
                 Ok(ack.seq)
             }
-            Said::Error(error) => {
+            ServerBody::Error(error) => {
                 let code = code(error.code);
                 if code == Code::Unknown {
                     self.in_doubt.push(id);
@@ -204,8 +204,8 @@ impl Sent {
             eventually(&format!("{id} is taken"), || {
                 let again = pb::Send { attempt: 1, ..send("bob", &id, &format!("{id} {text}")) };
                 match alice.ask(ask::send(again)) {
-                    Said::SendAck(_) => Some(()),
-                    Said::Error(error) if error.temporary => None,
+                    ServerBody::SendAck(_) => Some(()),
+                    ServerBody::Error(error) if error.temporary => None,
                     other => panic!("{other:?}"),
                 }
             });
@@ -246,14 +246,14 @@ fn assert_other_traffic(node: &Process, sent: &Sent) {
         let (mut here, mut there) = (node.login(wire, "bob", "tablet"), node.login(wire, "guest", "phone"));
         sent.check(&mut here);
         for client in [&mut here, &mut there] {
-            assert!(matches!(client.ask(ask::join("hall")), Said::Done(_)));
+            assert!(matches!(client.ask(ask::join("hall")), ServerBody::Done(_)));
         }
         here.text("r:hall", &format!("r-{wire:?}"), "still here");
-        let push = there.take("a push of the room", |frame| matches!(frame.body, Some(Said::Push(_))));
-        assert!(matches!(push.body, Some(Said::Push(push)) if text_of(&push) == "still here"));
-        assert!(matches!(there.ask(ask::signal("bob", "typing", "")), Said::Done(_)));
+        let push = there.take("a push of the room", |frame| matches!(frame.body, Some(ServerBody::Push(_))));
+        assert!(matches!(push.body, Some(ServerBody::Push(push)) if text_of(&push) == "still here"));
+        assert!(matches!(there.ask(ask::signal("bob", "typing", "")), ServerBody::Done(_)));
         assert_eq!(here.expect_signal().kind, "typing");
-        assert!(matches!(here.ask(ask::leave("hall")), Said::Done(_)));
+        assert!(matches!(here.ask(ask::leave("hall")), ServerBody::Done(_)));
     }
 }
 

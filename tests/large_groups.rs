@@ -11,7 +11,7 @@ mod mesh;
 use std::sync::Arc;
 
 use mesh::Mesh;
-use support::{Client, Said, ask, eventually, send, text_of};
+use support::{Client, ServerBody, ask, eventually, send, text_of};
 use tidegate::{
     fault::{Fault, Gate},
     scratch::{ClockNumbers, Numbers},
@@ -254,7 +254,8 @@ fn records_lost_on_a_node_topic_are_reported_as_behind() {
     let last = (0..60).map(|n| members[0].text("g:big", &format!("m{n}"), "lost, some of it")).max().unwrap();
     gate.open();
     for member in &mut members[1..] {
-        let hint = |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Behind(it)) if it.max_seq > 3);
+        let hint =
+            |frame: &pb::ServerFrame| matches!(&frame.body, Some(ServerBody::Behind(it)) if it.max_seq > 3);
         member.take("Behind", hint);
         let page = member.page(ask::after("g:big", 0, 1_000));
         assert_eq!(page.messages.len() as u64, last, "all messages can be pulled");
@@ -285,7 +286,7 @@ fn disconnect_others(mesh: &Mesh) -> u64 {
 
 fn expect_behind(member: &mut Client, seq: u64) {
     let is_hint =
-        |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Behind(it)) if it.max_seq >= seq);
+        |frame: &pb::ServerFrame| matches!(&frame.body, Some(ServerBody::Behind(it)) if it.max_seq >= seq);
     member.take("Behind", is_hint);
 }
 
@@ -418,8 +419,8 @@ fn topic_not_read_for_a_while_triggers_a_check() {
     let missed = send_text(&mut members[0], "missed");
     assert_eq!(text_or_empty(&members[2].expect_push()), "missed", "the other node's feed continues");
     members[1].take("a push or a hint", |frame| match &frame.body {
-        Some(Said::Push(push)) => push.seq >= missed,
-        Some(Said::Behind(behind)) => behind.max_seq >= missed,
+        Some(ServerBody::Push(push)) => push.seq >= missed,
+        Some(ServerBody::Behind(behind)) => behind.max_seq >= missed,
         _ => false,
     });
     drop(taken);
@@ -458,11 +459,11 @@ fn login_does_not_wait_for_a_read_of_a_very_large_group() {
             count += 1;
             let seq = send_text(&mut first[0], &format!("after {count}"));
             let received = member.take("a push or a hint", |frame| match &frame.body {
-                Some(Said::Push(push)) => push.seq >= seq,
-                Some(Said::Behind(behind)) => behind.max_seq >= seq,
+                Some(ServerBody::Push(push)) => push.seq >= seq,
+                Some(ServerBody::Behind(behind)) => behind.max_seq >= seq,
                 _ => false,
             });
-            matches!(received.body, Some(Said::Push(_))).then_some(())
+            matches!(received.body, Some(ServerBody::Push(_))).then_some(())
         });
     }
 }
@@ -486,10 +487,10 @@ fn failed_read_of_a_very_large_group_is_repeated() {
         count += 1;
         let seq = send_text(&mut members[0], &format!("after {count}"));
         let received = members[1].take("a push or a hint", |frame| match &frame.body {
-            Some(Said::Push(push)) => push.seq >= seq,
-            Some(Said::Behind(behind)) => behind.max_seq >= seq,
+            Some(ServerBody::Push(push)) => push.seq >= seq,
+            Some(ServerBody::Behind(behind)) => behind.max_seq >= seq,
             _ => false,
         });
-        matches!(received.body, Some(Said::Push(_))).then_some(())
+        matches!(received.body, Some(ServerBody::Push(_))).then_some(())
     });
 }

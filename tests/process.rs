@@ -20,7 +20,8 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 use support::{
-    Client, Process, Said, Stopwatch, ask, command, eventually, fresh_data, in_shell, let_time_pass, send,
+    Client, Process, ServerBody, Stopwatch, ask, command, eventually, fresh_data, in_shell, let_time_pass,
+    send,
 };
 use tidegate_protocol::{Code, codec::Wire};
 
@@ -63,7 +64,7 @@ fn resumed_node_reads_its_input_before_closing_silent_clients() {
     let_time_pass("longer than the 2.5 s after which a client is silent", Duration::from_millis(4_000));
     node.signal(Signal::CONT);
     for (client, id) in clients.iter_mut().zip(asked) {
-        assert!(matches!(client.reply(id), Said::Pong(_)), "{:?}", client.wire);
+        assert!(matches!(client.reply(id), ServerBody::Pong(_)), "{:?}", client.wire);
     }
 }
 
@@ -146,7 +147,7 @@ fn second_signal_ends_a_slow_drain() {
         (0..30).map(|n| node.login(Wire::ALL[n % 4], &format!("user-{n}"), "d")).collect();
     node.signal(Signal::INT);
     for client in &mut clients {
-        client.take("a GoAway", |frame| matches!(frame.body, Some(Said::GoAway(_))));
+        client.take("a GoAway", |frame| matches!(frame.body, Some(ServerBody::GoAway(_))));
     }
     let again = Stopwatch::start();
     node.signal(Signal::INT);

@@ -13,7 +13,7 @@ mod mesh;
 use std::{sync::Arc, time::Duration};
 
 use mesh::Mesh;
-use support::{Client, Said, ask, eventually, text_of};
+use support::{Client, ServerBody, ask, eventually, text_of};
 use tidegate::{
     fault::{Fault, Gate},
     scratch::{ClockNumbers, Numbers},
@@ -54,7 +54,7 @@ fn assert_next_push(ann: &mut Client, other: &mut Client, id: &str) {
 /// Whether the node has closed the connection because of a newer one; any other end is a failure.
 fn is_replaced(client: &mut Client) -> bool {
     client.listen(Duration::from_millis(5));
-    let closed = client.inbox.iter().any(|frame| matches!(frame.body, Some(Said::Close(_))));
+    let closed = client.inbox.iter().any(|frame| matches!(frame.body, Some(ServerBody::Close(_))));
     if closed {
         assert_eq!(client.expect_close(), Code::Replaced);
     }
@@ -136,7 +136,7 @@ fn message_and_join_at_any_step_of_a_login_are_not_missed() {
         mesh.join("tea", &["bob"]);
         ann.text(&tea, "g1", "g1");
         gate.open();
-        bob.take("the welcome", |frame| matches!(frame.body, Some(Said::Welcome(_))));
+        bob.take("the welcome", |frame| matches!(frame.body, Some(ServerBody::Welcome(_))));
         assert_synced(&mut bob, CONVERSATION, 1);
         assert_eq!(bob.state(&tea).max_seq, 3, "{method}");
         // A push during the login may arrive in addition, once.
@@ -153,9 +153,9 @@ fn message_and_join_at_any_step_of_a_login_are_not_missed() {
         // His node lists him as a member.
         eventually("he gets a signal", || {
             let said = ann.ask(ask::signal(&tea, "typing", ""));
-            assert!(matches!(said, Said::Done(_)), "{said:?}");
+            assert!(matches!(said, ServerBody::Done(_)), "{said:?}");
             bob.listen(Duration::from_millis(20));
-            bob.inbox.iter().any(|frame| matches!(frame.body, Some(Said::Signal(_)))).then_some(())
+            bob.inbox.iter().any(|frame| matches!(frame.body, Some(ServerBody::Signal(_)))).then_some(())
         });
     }
 }
@@ -196,7 +196,7 @@ fn one_of_two_racing_logins_of_a_device_stays() {
             let lost = eventually("one connection is closed", || both.iter_mut().position(is_replaced));
             let stays = &mut both[1 - lost];
             // Before its Welcome it gets no pushes, and would learn of the message by its sync.
-            stays.take("the welcome", |frame| matches!(frame.body, Some(Said::Welcome(_))));
+            stays.take("the welcome", |frame| matches!(frame.body, Some(ServerBody::Welcome(_))));
             let (id, last) = (format!("m{round}"), u64::from(round as u32));
             assert_next_push(&mut ann, stays, &id);
             assert_synced(stays, CONVERSATION, last);
@@ -236,7 +236,7 @@ fn logout_during_a_newer_login_removes_no_route() {
     old.until_end();
     eventually("the connection is closed", || (mesh.node(1).conns() == 0).then_some(()));
     gate.open();
-    new.take("the welcome", |frame| matches!(frame.body, Some(Said::Welcome(_))));
+    new.take("the welcome", |frame| matches!(frame.body, Some(ServerBody::Welcome(_))));
     for id in ["m1", "m2", "m3"] {
         assert_next_push(&mut ann, &mut new, id);
     }
@@ -340,8 +340,8 @@ fn new_member_gets_no_earlier_record_in_flight() {
     assert_eq!(texts_up_to(&mut bob, "after"), ["before", "", "after"]);
     // A hint that is not written yet absorbs the push.
     let news = |frame: &pb::ServerFrame| match &frame.body {
-        Some(Said::Push(push)) => push.seq == 4,
-        Some(Said::Behind(behind)) => behind.max_seq == 4,
+        Some(ServerBody::Push(push)) => push.seq == 4,
+        Some(ServerBody::Behind(behind)) => behind.max_seq == 4,
         _ => false,
     };
     late.take("what came after its join", news);

@@ -25,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use manual_shards::{ManualShards, Sockets, push, push_to};
 use network::{Memory, Network};
-use support::{Client, Said, ask, hello, text_of};
+use support::{Client, ServerBody, ask, hello, text_of};
 use tidegate::{
     mail::{Audience, ConnKey, DrainCommand, DrainProgress, Item, Lag, Mail, Reassert},
     routes::Route,
@@ -89,14 +89,14 @@ fn login<N: Network>(
 ) -> Client {
     let mut client = connect(shards, shard, user);
     shards.admit(shard, groups);
-    assert!(matches!(client.reply(1), Said::Welcome(_)));
+    assert!(matches!(client.reply(1), ServerBody::Welcome(_)));
     client
 }
 
 fn join<N: Network>(shards: &mut ManualShards<N>, shard: usize, client: &mut Client, room: &str) {
     let id = client.say(ask::join(room));
     shards.turn(shard);
-    assert!(matches!(client.reply(id), Said::Done(_)));
+    assert!(matches!(client.reply(id), ServerBody::Done(_)));
 }
 
 fn omitted_pushes_show_as_behind_at_their_position<N: Network>() {
@@ -115,8 +115,8 @@ fn omitted_pushes_show_as_behind_at_their_position<N: Network>() {
     let mut shown = Vec::new();
     while shown.len() < 3 {
         match bob.take("pushes and hints", |_| true).body {
-            Some(Said::Push(push)) => shown.push((push.conversation, push.seq)),
-            Some(Said::Behind(behind)) => shown.push((behind.conversation, behind.max_seq)),
+            Some(ServerBody::Push(push)) => shown.push((push.conversation, push.seq)),
+            Some(ServerBody::Behind(behind)) => shown.push((behind.conversation, behind.max_seq)),
             other => panic!("{other:?}"),
         }
     }
@@ -140,7 +140,7 @@ fn room_frames_lost_between_shards_are_counted_in_shed<N: Network>() {
     for n in 0..FRAMES {
         let id = speaker.say(ask::send(support::send("r:hall", &format!("m{n}"), &text)));
         shards.turn(0);
-        assert!(matches!(speaker.reply(id), Said::SendAck(_)), "the room continues");
+        assert!(matches!(speaker.reply(id), ServerBody::SendAck(_)), "the room continues");
     }
     (0..4).for_each(|_| shards.turn(1));
     // The next sweep reports what did not fit then.
@@ -150,8 +150,8 @@ fn room_frames_lost_between_shards_are_counted_in_shed<N: Network>() {
     let (mut got, mut shed) = (0, 0);
     while got + shed < FRAMES {
         match guest.take("frames, then how many were shed", |_| true).body {
-            Some(Said::Push(push)) => got += u64::from(text_of(&push) == text),
-            Some(Said::Shed(shown)) => shed += shown.count,
+            Some(ServerBody::Push(push)) => got += u64::from(text_of(&push) == text),
+            Some(ServerBody::Shed(shown)) => shed += shown.count,
             other => panic!("{other:?}"),
         }
     }
@@ -170,7 +170,7 @@ fn push_before_welcome_waits_for_welcome<N: Network>() {
     assert!(bob.inbox.is_empty(), "{:?}", bob.inbox);
     shards.admit(0, std::slice::from_ref(&g));
     let welcome = bob.take("the first frame", |_| true);
-    assert!(matches!(welcome.body, Some(Said::Welcome(_))), "{welcome:?}");
+    assert!(matches!(welcome.body, Some(ServerBody::Welcome(_))), "{welcome:?}");
     assert_eq!(text_of(&bob.expect_push()), "early");
 }
 
@@ -190,7 +190,7 @@ fn new_member_gets_no_push_from_before_its_join<N: Network>() {
     assert_eq!(seqs, [1, 2, 3]);
     assert_eq!(bob.expect_push().seq, 3);
     bob.listen(std::time::Duration::from_millis(30));
-    let late = bob.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::Push(_)))).count();
+    let late = bob.inbox.iter().filter(|frame| matches!(frame.body, Some(ServerBody::Push(_)))).count();
     assert_eq!(late, 0, "{:?}", bob.inbox);
 }
 
@@ -223,8 +223,10 @@ fn full_stream_is_not_written_to_until_it_takes_bytes<N: Network>() {
         bob.listen(std::time::Duration::from_millis(1));
         while let Some(frame) = bob.inbox.pop_front() {
             match frame.body {
-                Some(Said::Push(push)) => assert_eq!(std::mem::replace(&mut next, push.seq + 1), push.seq),
-                Some(Said::Behind(behind)) => next = behind.max_seq + 1,
+                Some(ServerBody::Push(push)) => {
+                    assert_eq!(std::mem::replace(&mut next, push.seq + 1), push.seq)
+                }
+                Some(ServerBody::Behind(behind)) => next = behind.max_seq + 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -297,7 +299,7 @@ fn routes_are_listed_in_pages_and_lost_ones_close_replaced<N: Network>() {
     assert_eq!(counts, [0, 1, 0], "the row without an owner and that of the closed connection are removed");
     stays.say(ask::ping());
     shards.turn(0);
-    assert!(matches!(stays.take("a pong", |_| true).body, Some(Said::Pong(_))));
+    assert!(matches!(stays.take("a pong", |_| true).body, Some(ServerBody::Pong(_))));
 }
 
 fn frozen_shard_reads_input_before_it_judges_silence<N: Network>() {
@@ -310,13 +312,13 @@ fn frozen_shard_reads_input_before_it_judges_silence<N: Network>() {
     shards.now = shards.now + Duration::from_secs(3_600);
     (0..6).for_each(|_| shards.turn(0));
     for (client, id) in clients.iter_mut().zip(asked) {
-        assert!(matches!(client.reply(id), Said::Pong(_)));
+        assert!(matches!(client.reply(id), ServerBody::Pong(_)));
     }
     assert_eq!(silent[0].expect_close(), Code::HeartbeatMissed);
     for client in &mut clients {
         let id = client.say(ask::ping());
         (0..3).for_each(|_| shards.turn(0));
-        assert!(matches!(client.reply(id), Said::Pong(_)));
+        assert!(matches!(client.reply(id), ServerBody::Pong(_)));
     }
 }
 
@@ -331,7 +333,7 @@ fn connection_queued_behind_the_end_of_a_drain_is_served<N: Network>() {
     let mut bob = login(&mut lone, 0, "bob", &[]);
     let id = bob.say(ask::ping());
     lone.turn(0);
-    assert!(matches!(bob.reply(id), Said::Pong(_)));
+    assert!(matches!(bob.reply(id), ServerBody::Pong(_)));
 }
 
 fn stopped_shard_counts_no_connection_that_was_queued<N: Network>() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tidegate::fault::{Fault, Gate, Rates};
 use tidegate_protocol::{Code, codec::Wire};
 
-use super::{Said, ask, eventually, mesh, text_of};
+use super::{ServerBody, ask, eventually, mesh, text_of};
 use crate::support::Client;
 
 /// Receives and acks the next push, so that it is not resent.
@@ -39,7 +39,7 @@ fn unarchived_message_is_acked_and_pushed_and_readers_wait() {
     gate.open();
     for (bob, id) in readers.iter_mut().zip(asked) {
         let said = bob.reply(id);
-        let Said::Page(page) = said else { panic!("no page: {said:?}") };
+        let ServerBody::Page(page) = said else { panic!("no page: {said:?}") };
         assert_eq!(page.messages.iter().map(text_of).collect::<Vec<_>>(), ["ahead"]);
         assert_eq!(page.complete_to, 2);
     }
@@ -126,7 +126,7 @@ fn many_readers_share_calls_to_the_owner() {
     assert_silent(&mut readers[0]);
     gate.open();
     for (bob, id) in readers.iter_mut().zip(asked) {
-        assert!(matches!(bob.reply(id), Said::Page(_)));
+        assert!(matches!(bob.reply(id), ServerBody::Page(_)));
     }
     let calls = mesh.node(1).link.calls("archive_status") - before;
     assert!((2..=20).contains(&calls), "{calls} calls for 40 readers");
@@ -165,7 +165,7 @@ fn change_beyond_the_archived_seq_is_refused_not_truncated() {
     let asked = bob.say(ask::read(CONVERSATION, 2));
     assert_silent(&mut bob);
     gate.open();
-    assert!(matches!(bob.reply(asked), Said::Done(_)));
+    assert!(matches!(bob.reply(asked), ServerBody::Done(_)));
     bob.expect_done(ask::clear(CONVERSATION, 1_000_000));
     let state = bob.state(CONVERSATION);
     assert_eq!((state.read_seq, state.cleared_seq, state.unread), (2, 2, 0));
@@ -191,10 +191,12 @@ fn recall_that_only_waited_is_not_reported_as_in_doubt() {
     }
     gate.open();
     match eventually("the message is archived", || match recalls[0].ask(ask::recall(CONVERSATION, 2)) {
-        Said::Error(error) if error.temporary => None,
+        ServerBody::Error(error) if error.temporary => None,
         said => Some(said),
     }) {
-        Said::SendAck(ack) => assert_eq!((ack.seq, ack.duplicate), (3, false), "this recall is the first"),
+        ServerBody::SendAck(ack) => {
+            assert_eq!((ack.seq, ack.duplicate), (3, false), "this recall is the first")
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     reaper::online,
     send_until_acked,
     support::{
-        Client, Cluster, Said, Stopwatch, WAIT_MAX, ask, eventually, hello, let_time_pass,
+        Client, Cluster, ServerBody, Stopwatch, WAIT_MAX, ask, eventually, hello, let_time_pass,
         let_time_pass_since, send, shown_in_two_runs, text_of,
     },
 };
@@ -195,14 +195,14 @@ impl Shared {
             let sent = pb::Send { attempt, ..send(&format!("peer-{n}"), &msg_id, &msg_id) };
             let id = client.say(ask::send(sent));
             match self.answer(n, &mut client, id) {
-                Some(Said::SendAck(ack)) => {
+                Some(ServerBody::SendAck(ack)) => {
                     assert_eq!(ack.seq, number, "{} {msg_id}", writer(n));
                     self.acked[n].store(number, Ordering::Release);
                     (number, attempt) = (number + 1, 0);
                     client.inbox.clear();
                     client.listen(SEND_INTERVAL);
                 }
-                Some(Said::Error(error)) => {
+                Some(ServerBody::Error(error)) => {
                     assert!(error.temporary, "{error:?}");
                     client.back_off(error.retry_after_ms);
                     attempt += 1;
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// Returns the reply to that frame, `None` if the connection ends before, or its node is frozen.
-    fn answer(&self, n: usize, client: &mut Client, id: u64) -> Option<Said> {
+    fn answer(&self, n: usize, client: &mut Client, id: u64) -> Option<ServerBody> {
         let deadline = Instant::now() + WAIT_MAX;
         loop {
             if let Some(at) = client.inbox.iter().position(|frame| frame.id == id) {
@@ -246,8 +246,8 @@ impl Shared {
         let client = loop {
             let mut client = Client::connect(address, Wire::ALL[n % Wire::ALL.len()]);
             match client.ask(ask::hello(hello(&token, "phone"))) {
-                Said::Welcome(_) => break client,
-                Said::Error(error) if error.temporary && began.elapsed() < WAIT_MAX => {
+                ServerBody::Welcome(_) => break client,
+                ServerBody::Error(error) if error.temporary && began.elapsed() < WAIT_MAX => {
                     client.back_off(error.retry_after_ms);
                 }
                 other => panic!("no welcome: {other:?}"),
@@ -402,7 +402,7 @@ fn crash_after_crash_leaves_no_row_and_reports_departures_once() {
         let mut guests: Vec<Client> =
             (0..4).map(|n| cluster.login(nth, Wire::ALL[n % 4], &guest(n))).collect();
         for guest in &mut guests {
-            assert!(matches!(guest.ask(ask::join("hall")), Said::Done(_)));
+            assert!(matches!(guest.ask(ask::join("hall")), ServerBody::Done(_)));
         }
         // These clients are about to be let in.
         let early: Vec<Client> = (4..8)

@@ -17,7 +17,7 @@ use crate::{
     rebalance::Until,
     send_until_acked,
     support::{
-        Client, Cluster, OwnKafka, OwnPostgres, Said, ServiceProxy, Stopwatch, ask, eventually,
+        Client, Cluster, OwnKafka, OwnPostgres, ServerBody, ServiceProxy, Stopwatch, ask, eventually,
         eventually_within, free_port, hello, send, text_of,
     },
 };
@@ -27,9 +27,10 @@ fn refusal(cluster: &Cluster, nth: usize, user: &str) -> Option<pb::Close> {
     let node = cluster.node(nth);
     let mut client = Client::connect(node.address(), Wire::Tcp);
     client.say(ask::hello(hello(&node.token(user), "phone")));
-    let answer = |frame: &pb::ServerFrame| matches!(frame.body, Some(Said::Welcome(_) | Said::Close(_)));
+    let answer =
+        |frame: &pb::ServerFrame| matches!(frame.body, Some(ServerBody::Welcome(_) | ServerBody::Close(_)));
     match client.take("a word to the login", answer).body {
-        Some(Said::Close(close)) => Some(close),
+        Some(ServerBody::Close(close)) => Some(close),
         _ => None,
     }
 }
@@ -54,9 +55,10 @@ fn send_and_expect(from: &mut Client, to: &mut Client, names: (&str, &str), seq:
     let mut pair = [names.0, names.1];
     pair.sort_unstable();
     let conversation = format!("d:{}:{}", pair[0], pair[1]);
-    let wanted = |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if push.seq == seq);
+    let wanted =
+        |frame: &pb::ServerFrame| matches!(&frame.body, Some(ServerBody::Push(push)) if push.seq == seq);
     match to.take(&id, wanted).body {
-        Some(Said::Push(push)) => assert_eq!(text_of(&push), id),
+        Some(ServerBody::Push(push)) => assert_eq!(text_of(&push), id),
         other => panic!("{other:?}"),
     }
     to.ack(&conversation, seq);
@@ -169,8 +171,8 @@ fn kafka_outage_refuses_sends_and_loses_nothing() {
     assert!(cluster.node(0).metric("kafka_appends_unknown_total") >= 1.0);
     assert_eq!(history(&mut bob, "d:ann:bob"), [(1, "m1".to_owned())]);
     let number = ann.text("r:hall", "w1", "still here");
-    let received = bob.take("a room message", |frame| matches!(frame.body, Some(Said::Push(_))));
-    assert!(matches!(received.body, Some(Said::Push(push)) if push.seq == number));
+    let received = bob.take("a room message", |frame| matches!(frame.body, Some(ServerBody::Push(_))));
+    assert!(matches!(received.body, Some(ServerBody::Push(push)) if push.seq == number));
     assert!(refusal(&cluster, 1, "cat").is_none(), "logins need no Kafka");
     kafka.freeze(false);
     send_and_expect(&mut ann, &mut bob, ("ann", "bob"), 2);
@@ -196,7 +198,10 @@ fn postgres_outage_refuses_history_and_logins_but_not_rooms() {
     ann.text("r:hall", "w1", "hello");
     proxy.hang();
     let number = ann.text("r:hall", "w2", "still here");
-    bob.take("a room message", |frame| matches!(&frame.body, Some(Said::Push(push)) if push.seq == number));
+    bob.take(
+        "a room message",
+        |frame| matches!(&frame.body, Some(ServerBody::Push(push)) if push.seq == number),
+    );
     ann.say(ask::send(send("bob", "m2", "m2")));
     assert_eq!(bob.refused(ask::after("d:ann:bob", 0, 9)), Code::StoreUnavailable);
     is_refused(&cluster, 1, "cat");
@@ -289,7 +294,7 @@ fn hanging_link_leaves_pulls_and_pushes_resume_afterwards() {
             to.listen(Duration::from_millis(200));
             to.inbox
                 .iter()
-                .any(|frame| matches!(&frame.body, Some(Said::Push(push)) if push.seq == seq))
+                .any(|frame| matches!(&frame.body, Some(ServerBody::Push(push)) if push.seq == seq))
                 .then_some(())
         });
     }

@@ -12,7 +12,7 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::{
     assign::names,
-    support::{Client, Cluster, Said, eventually, hello, shown_in_two_runs, text_of},
+    support::{Client, Cluster, ServerBody, eventually, hello, shown_in_two_runs, text_of},
 };
 
 /// Short enough for a test, and long enough to be observed.
@@ -20,8 +20,8 @@ const SLOW: [&str; 3] = ["drain.lb_delay_ms=300", "drain.spread_ms=4000", "drain
 
 /// Returns what a client learns of the drain.
 fn expect_go_away(client: &mut Client) -> pb::GoAway {
-    match client.take("goAway", |frame| matches!(frame.body, Some(Said::GoAway(_)))).body {
-        Some(Said::GoAway(away)) => away,
+    match client.take("goAway", |frame| matches!(frame.body, Some(ServerBody::GoAway(_)))).body {
+        Some(ServerBody::GoAway(away)) => away,
         other => panic!("{other:?}"),
     }
 }

@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Asked, Client, Cluster, Said, ask, eventually, send};
+use crate::support::{Client, ClientBody, Cluster, ServerBody, ask, eventually, send};
 
 /// Independent consumer of the topic: every event by its id, as often as it arrives.
 pub(crate) struct Listener {
@@ -191,7 +191,7 @@ fn killed_node_publishes_one_departure_per_remaining_user() {
     bob.expect_push();
     // An unacked push would end his connection after 20 s.
     bob.ack("d:bob:user-7", 1);
-    assert!(matches!(bob.ask(ask::read("d:bob:user-7", 1)), Said::Done(_)));
+    assert!(matches!(bob.ask(ask::read("d:bob:user-7", 1)), ServerBody::Done(_)));
     tail.expect("read/d:bob:user-7/bob/1");
     eventually("the mark is on the topic", || listener.of("tidegate.read", "bob").pop());
     // She moves before the crash, he after it.
@@ -271,7 +271,7 @@ fn frozen_and_swept_node_ends_and_repeats_no_departure() {
 }
 
 /// Builds a message to bob in the chain of the sender's device.
-fn link(msg_id: &str, next_id: &str) -> Asked {
+fn link(msg_id: &str, next_id: &str) -> ClientBody {
     ask::send(pb::Send { next_id: next_id.into(), ..send("bob", msg_id, "a secret") })
 }
 
@@ -284,7 +284,7 @@ fn each_long_wait_of_a_chain_is_an_event_with_its_own_id() {
     // A message that arrives early, with its predecessor in time, causes no event.
     let mut cat = cluster.node(1).login_chained(Wire::WsText, "cat", "phone", "a");
     let early = cat.say(link("b", "c"));
-    assert!(matches!(cat.ask(link("a", "b")), Said::SendAck(_)));
+    assert!(matches!(cat.ask(link("a", "b")), ServerBody::SendAck(_)));
     cat.expect_ack(early);
 
     let mut ann = cluster.node(0).login_chained(Wire::Tcp, "ann", "phone", "a");

@@ -11,7 +11,7 @@ use serde_json::json;
 use tidegate_protocol::{codec::Wire, pb};
 
 use crate::support::{
-    Client, Cluster, Said, WAIT_MAX, eventually, services::service_text, text_of, unique_name,
+    Client, Cluster, ServerBody, WAIT_MAX, eventually, services::service_text, text_of, unique_name,
 };
 
 /// More members than one change may name, and more than one read returns.
@@ -193,7 +193,7 @@ fn removed_member_gets_nothing_and_new_member_gets_everything() {
     gone.iter().for_each(|nth| members[*nth].no_push());
 }
 
-fn say(nth: usize) -> crate::support::Asked {
+fn say(nth: usize) -> crate::support::ClientBody {
     crate::support::ask::send(crate::support::send("g:big", &format!("m{nth}"), &format!("text {nth}")))
 }
 
@@ -216,13 +216,13 @@ fn node_with_a_recreated_topic_reports_behind_to_its_members() {
         let text = format!("again {count}");
         let seq = here.text("g:big", &format!("m{count}"), &text);
         let received = there.take("a push or a hint", |frame| match &frame.body {
-            Some(Said::Push(push)) => push.seq >= seq,
-            Some(Said::Behind(behind)) => behind.max_seq >= seq,
+            Some(ServerBody::Push(push)) => push.seq >= seq,
+            Some(ServerBody::Behind(behind)) => behind.max_seq >= seq,
             _ => false,
         });
         known = known.max(seq);
         let gaps = cluster.node(1).metric("node_topic_gaps_total");
-        (gaps >= 1.0 && matches!(received.body, Some(Said::Push(_)))).then_some(())
+        (gaps >= 1.0 && matches!(received.body, Some(ServerBody::Push(_)))).then_some(())
     });
     assert_eq!(there.page(crate::support::ask::after("g:big", 0, 1_000)).messages.len() as u64, known);
 }

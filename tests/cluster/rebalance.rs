@@ -11,7 +11,7 @@ use tidegate_protocol::codec::Wire;
 
 use super::{
     history, send_until_acked,
-    support::{Client, Cluster, Said, text_of},
+    support::{Client, Cluster, ServerBody, text_of},
 };
 
 /// Two users who send in turn, on nodes that stay.
@@ -51,7 +51,7 @@ impl Pair {
         client.settle();
         let frames: Vec<_> = client.inbox.drain(..).collect();
         for frame in frames {
-            if let Some(Said::Push(push)) = frame.body {
+            if let Some(ServerBody::Push(push)) = frame.body {
                 assert_eq!(text_of(&push), format!("m{}", push.seq), "in {}", self.place);
                 let again = received.contains(&push.seq);
                 assert!(

@@ -3,7 +3,7 @@
 use tidegate_protocol::{codec::Wire, pb};
 
 use super::{history, send_until_acked};
-use crate::support::{Cluster, Said, ask, eventually, send, text_of};
+use crate::support::{Cluster, ServerBody, ask, eventually, send, text_of};
 
 /// Settings under which messages are published before they are archived, from the first one on.
 const FIRST: &[&str] = &["log.answer=decided", "log.archive_first_ms=0", "log.allow_one_copy=true"];
@@ -67,7 +67,7 @@ fn reader_on_another_node_waits_for_the_archive() {
     bob.expect_push();
     let asked = bob.say(ask::after("d:ann:bob", 1, 10));
     drop(held);
-    let Said::Page(page) = bob.reply(asked) else { panic!("no page") };
+    let ServerBody::Page(page) = bob.reply(asked) else { panic!("no page") };
     assert_eq!(page.messages.iter().map(text_of).collect::<Vec<_>>(), ["m2"]);
     assert_eq!(page.complete_to, 2);
 }

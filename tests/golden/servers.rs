@@ -20,7 +20,7 @@ use crate::{
     folder::{Folder, versions},
     kafka_records, redis_rows,
     redis_rows::Row,
-    support::{Client, Cluster, Said, ask, eventually, eventually_within, hello, send, service_text},
+    support::{Client, Cluster, ServerBody, ask, eventually, eventually_within, hello, send, service_text},
     world,
 };
 
@@ -81,7 +81,7 @@ fn talk() -> Talk {
     let mut people = [(0, "ann", "phone"), (1, "bob", "phone"), (1, "fay", "watch")]
         .map(|(nth, user, device)| cluster.node(nth).login(Wire::Tcp, user, device));
     for client in &mut people {
-        assert!(matches!(client.ask(ask::join("hall")), Said::Done(_)));
+        assert!(matches!(client.ask(ask::join("hall")), ServerBody::Done(_)));
     }
     people[0].text("r:hall", "r1", "wave");
     blocked(&cluster);
@@ -159,10 +159,10 @@ fn go_on(cluster: &mut Cluster) -> View {
     let again = |(to, id): (&str, &str)| -> Value {
         let send = pb::Send { attempt: 1, ..send(to, id, "undecided") };
         eventually(&format!("{id} is decided"), || match ann.ask(ask::send(send.clone())) {
-            Said::SendAck(ack) => {
+            ServerBody::SendAck(ack) => {
                 Some(json!({"id": id, "seq": ack.seq, "time": ack.time, "again": ack.duplicate}))
             }
-            Said::Error(error) if error.temporary => None,
+            ServerBody::Error(error) if error.temporary => None,
             other => panic!("{id}: {other:?}"),
         })
     };

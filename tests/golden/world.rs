@@ -5,7 +5,7 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::{
     meaning,
-    support::{Client, Process, Said, ask, hello, send},
+    support::{Client, Process, ServerBody, ask, hello, send},
 };
 
 /// Small-group limit, low enough for a large group of few members.
@@ -45,7 +45,7 @@ pub(crate) fn live(here: &Process, there: &Process) {
     }
     assert_eq!(bob.text("ann", "b1", "hey, é漢😀"), 6);
     ann.ack(DIRECT, 6);
-    assert!(matches!(ann.ask(ask::recall(DIRECT, 3)), Said::SendAck(_)));
+    assert!(matches!(ann.ask(ask::recall(DIRECT, 3)), ServerBody::SendAck(_)));
     bob.ack(DIRECT, 7);
     bob.text(TEAM, "b2", "to the team");
     cid.text(TEAM, "c1", "and from the team");
@@ -112,7 +112,7 @@ fn user_settings(node: &Process) {
     eve.login(pb::Hello { settings: Some(wished), ..hello(&node.token("eve"), "tablet") });
 }
 
-fn frame(body: Said) -> Value {
+fn frame(body: ServerBody) -> Value {
     meaning::frame(&pb::ServerFrame { id: 0, body: Some(body) })
 }
 
@@ -126,13 +126,13 @@ pub(crate) fn view(node: &Process) -> Value {
         for state in states {
             let key = state.conversation.clone();
             let page = client.page(ask::after(&key, 0, 100));
-            let both =
-                json!({"state": frame(Said::ConversationState(state)), "page": frame(Said::Page(page))});
+            let state = frame(ServerBody::ConversationState(state));
+            let both = json!({"state": state, "page": frame(ServerBody::Page(page))});
             conversations.insert(key, both);
         }
         let settings = client.welcome.settings.clone().map(|settings| {
             let welcome = pb::Welcome { settings: Some(settings), ..pb::Welcome::default() };
-            frame(Said::Welcome(welcome))["welcome"]["settings"].take()
+            frame(ServerBody::Welcome(welcome))["welcome"]["settings"].take()
         });
         let user = json!({"conversations": conversations, "unread": unread, "settings": settings});
         users.insert(name.to_owned(), user);

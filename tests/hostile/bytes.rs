@@ -5,11 +5,11 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 use crate::{
     chat::Chat,
     raw::{Raw, frame, preface},
-    support::{Process, Said, ask, hello, send, text_of},
+    support::{Process, ServerBody, ask, hello, send, text_of},
 };
 
 fn is_ack(frame: &pb::ServerFrame) -> bool {
-    matches!(frame.body, Some(Said::SendAck(_)))
+    matches!(frame.body, Some(ServerBody::SendAck(_)))
 }
 
 #[test]
@@ -27,10 +27,10 @@ fn client_sending_byte_by_byte_works_like_any_other() {
         assert_eq!(text_of(&push), "päckchen", "{wire:?}");
         friend.text(&push.conversation, "answer", "back");
         let frames = raw.until("ack and push", |frames| frames.len() >= 3);
-        assert!(matches!(frames[0].body, Some(Said::Welcome(_))), "{wire:?}: {frames:?}");
+        assert!(matches!(frames[0].body, Some(ServerBody::Welcome(_))), "{wire:?}: {frames:?}");
         assert!(is_ack(&frames[1]), "{wire:?}: {frames:?}");
         assert!(
-            matches!(&frames[2].body, Some(Said::Push(push)) if text_of(push) == "back"),
+            matches!(&frames[2].body, Some(ServerBody::Push(push)) if text_of(push) == "back"),
             "{wire:?}: {frames:?}"
         );
         raw.dribble(&frame(wire, 3, ask::ack(&push.conversation, 2)));
@@ -102,13 +102,14 @@ fn frames_of_one_write_are_answered_in_order() {
             .frames
             .iter()
             .filter_map(|frame| match &frame.body {
-                Some(Said::SendAck(ack)) => Some((frame.id, ack.seq)),
+                Some(ServerBody::SendAck(ack)) => Some((frame.id, ack.seq)),
                 _ => None,
             })
             .collect();
         let expected: Vec<(u64, u64)> = (0..SENDS).map(|n| (2 + n, 1 + n)).collect();
         assert_eq!(seqs, expected, "{wire:?}");
-        let pongs = output.frames.iter().filter(|frame| matches!(frame.body, Some(Said::Pong(_)))).count();
+        let pongs =
+            output.frames.iter().filter(|frame| matches!(frame.body, Some(ServerBody::Pong(_)))).count();
         assert_eq!(pongs as u64, SENDS, "{wire:?}");
     }
     chat.end();

@@ -85,8 +85,8 @@ fn last_of_five_hundred_logins_of_a_device_stays() {
             client.say(ask::ping());
             loop {
                 match client.take("a pong or a close", |_| true).body {
-                    Some(crate::support::Said::Pong(_)) => return true,
-                    Some(crate::support::Said::Close(close)) => {
+                    Some(crate::support::ServerBody::Pong(_)) => return true,
+                    Some(crate::support::ServerBody::Close(close)) => {
                         assert_eq!(close.code, u32::from(Code::Replaced.number()), "{close:?}");
                         return false;
                     }

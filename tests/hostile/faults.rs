@@ -6,7 +6,7 @@ use tidegate_protocol::{Code, codec::Wire};
 
 use crate::{
     chat::Chat,
-    support::{Client, Process, Said, ask, eventually, needs_planted_faults, send},
+    support::{Client, Process, ServerBody, ask, eventually, needs_planted_faults, send},
 };
 
 #[test]
@@ -62,7 +62,7 @@ fn resets_during_a_broadcast_disturb_no_other_client() {
     node.metric_becomes("connections", 4.0);
     eventually("their connections are released", || (node.conns() == 4).then_some(()));
     assert_eq!(node.metric("conn_panics_total"), 0.0);
-    assert!(matches!(sender.ask(ask::ping()), Said::Pong(_)));
+    assert!(matches!(sender.ask(ask::ping()), ServerBody::Pong(_)));
     chat.end();
     drop((sender, stays));
     node.metric_becomes("connections", 0.0);

@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
 use crate::{
     chat::Chat,
     raw::{Raw, frame, preface, ws_frame},
-    support::{Process, Said, WAIT_MAX, ask, eventually, hello, send},
+    support::{Process, ServerBody, WAIT_MAX, ask, eventually, hello, send},
 };
 
 const CHUNK: usize = 64 * 1024;
@@ -150,7 +150,9 @@ fn room_flooded_by_a_member_costs_no_memory() {
         })
         .collect();
     for raw in &mut members {
-        raw.until("joined", |frames| frames.iter().any(|frame| matches!(frame.body, Some(Said::Done(_)))));
+        raw.until("joined", |frames| {
+            frames.iter().any(|frame| matches!(frame.body, Some(ServerBody::Done(_))))
+        });
     }
     let mut talker = node.login(Wire::Tcp, "talker", "d");
     talker.ask(ask::join("hall"));
@@ -163,7 +165,7 @@ fn room_flooded_by_a_member_costs_no_memory() {
     let mut replies = 0;
     while replies < 40_000 {
         match talker.take("an answer", |_| true).body {
-            Some(Said::SendAck(_) | Said::Error(_)) => replies += 1,
+            Some(ServerBody::SendAck(_) | ServerBody::Error(_)) => replies += 1,
             other => panic!("no answer: {other:?}"),
         }
         if replies % 500 == 0 {

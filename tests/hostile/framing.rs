@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
 use crate::{
     chat::Chat,
     raw::{Raw, fragment, frame, preface, ws_frame},
-    support::{Process, Said, WAIT_MAX, ask, hello},
+    support::{Process, ServerBody, WAIT_MAX, ask, hello},
 };
 
 /// Connects and completes the handshake.
@@ -17,7 +17,7 @@ fn live(node: &Process, wire: Wire, user: &str) -> Raw {
     bytes.extend(frame(wire, 1, ask::hello(hello(&node.token(user), "d"))));
     raw.send(&bytes).expect("the node reads");
     raw.until("a welcome", |frames| {
-        matches!(frames.first().and_then(|f| f.body.as_ref()), Some(Said::Welcome(_)))
+        matches!(frames.first().and_then(|f| f.body.as_ref()), Some(ServerBody::Welcome(_)))
     });
     raw
 }

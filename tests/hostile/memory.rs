@@ -7,7 +7,7 @@ use tidegate_protocol::{Code, codec::Wire};
 use crate::{
     chat::{Chat, Pair},
     raw::Raw,
-    support::{Client, Process, Said, WAIT_MAX, ask, eventually, send},
+    support::{Client, Process, ServerBody, WAIT_MAX, ask, eventually, send},
 };
 
 const MIB: u64 = 1 << 20;
@@ -70,7 +70,7 @@ fn fill(node: &Process, talker: &mut Client, readers: &mut Vec<Client>) -> bool 
         let room = format!("room-{n}");
         let Some(reader) = reader(node, n, &room) else { return true };
         readers.push(reader);
-        assert!(matches!(talker.ask(ask::join(&room)), Said::Done(_)));
+        assert!(matches!(talker.ask(ask::join(&room)), ServerBody::Done(_)));
         say(talker, n, 160);
         wait_for_check(node);
     }
@@ -90,8 +90,8 @@ fn reader(node: &Process, n: usize, room: &str) -> Option<Client> {
     reader.say(ask::hello(crate::support::hello(&node.token(&format!("reader-{n}")), "d")));
     reader.say(ask::join(room));
     let welcome = reader.take("a welcome or a refusal", |_| true);
-    matches!(welcome.body, Some(Said::Welcome(_))).then(|| {
-        reader.take("joined", |frame| matches!(frame.body, Some(Said::Done(_))));
+    matches!(welcome.body, Some(ServerBody::Welcome(_))).then(|| {
+        reader.take("joined", |frame| matches!(frame.body, Some(ServerBody::Done(_))));
         reader
     })
 }

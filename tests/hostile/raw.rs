@@ -9,11 +9,11 @@ use std::{
 use tidegate_protocol::{
     Code,
     codec::{self, Decoded, Framing, Split, Wire},
-    pb::{self, client_frame::Body as Asked},
+    pb::{self, client_frame::Body as ClientBody},
     ws::{self, Opcode, WsEvent, WsStep},
 };
 
-use crate::support::{Said, WAIT_MAX, code};
+use crate::support::{ServerBody, WAIT_MAX, code};
 
 /// WebSocket upgrade that is accepted, to be completed with further headers and an empty line.
 pub(crate) const UPGRADE: &str = "GET /v1/ws HTTP/1.1\r\nHost: tidegate\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
@@ -32,7 +32,7 @@ pub(crate) fn preface(wire: Wire) -> Vec<u8> {
 }
 
 /// Returns a frame as a client sends it.
-pub(crate) fn frame(wire: Wire, id: u64, body: Asked) -> Vec<u8> {
+pub(crate) fn frame(wire: Wire, id: u64, body: ClientBody) -> Vec<u8> {
     let frame = pb::ClientFrame { id, body: Some(body) };
     let mut bytes = Vec::new();
     match wire {
@@ -81,7 +81,7 @@ impl Received {
     /// Returns the code of the Close frame, which must be the last one.
     pub(crate) fn close(&self) -> Option<Code> {
         match self.frames.last()?.body.as_ref()? {
-            Said::Close(close) => Some(code(close.code)),
+            ServerBody::Close(close) => Some(code(close.code)),
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Process, Said, ask, text_of};
+use crate::support::{Client, Process, ServerBody, ask, text_of};
 
 const MEMBERS: usize = 120;
 const STALLED: usize = 20;
@@ -91,11 +91,11 @@ fn expect_pushes_or_behind(member: &mut Client, group: &str, first: u64, last: u
     let (mut next, mut hints) = (first, 0);
     while next <= last {
         match member.take("pushes and behind", |_| true).body {
-            Some(Said::Push(push)) => {
+            Some(ServerBody::Push(push)) => {
                 assert_eq!(push.seq, next, "a hole without `Behind`");
                 next += 1;
             }
-            Some(Said::Behind(behind)) => {
+            Some(ServerBody::Behind(behind)) => {
                 assert_eq!(behind.conversation, group);
                 assert!(behind.max_seq >= next, "behind at {next}, but only up to {}", behind.max_seq);
                 next = behind.max_seq + 1;
@@ -115,7 +115,7 @@ fn stalled_room_member_learns_the_number_of_shed_frames() {
         let mut healthy = node.login(wire, "healthy", "d");
         let mut stalled = node.login(wire, "stalled", "d");
         for client in [&mut sender, &mut healthy, &mut stalled] {
-            assert!(matches!(client.ask(ask::join("hall")), Said::Done(_)));
+            assert!(matches!(client.ask(ask::join("hall")), ServerBody::Done(_)));
         }
         for n in 0..MESSAGES {
             sender.text("r:hall", &format!("m{n}"), &text(n));
@@ -124,13 +124,13 @@ fn stalled_room_member_learns_the_number_of_shed_frames() {
         let (mut received, mut shed, mut latest) = (0, 0, String::new());
         while received + shed < MESSAGES {
             match stalled.take("pushes, then shed", |_| true).body {
-                Some(Said::Push(push)) => {
+                Some(ServerBody::Push(push)) => {
                     let number = text_of(&push)[..4].to_owned();
                     assert!(number > latest, "{number} after {latest}");
                     latest = number;
                     received += 1;
                 }
-                Some(Said::Shed(pb::Shed { room, count })) => {
+                Some(ServerBody::Shed(pb::Shed { room, count })) => {
                     assert_eq!(room, "hall");
                     shed += count as usize;
                 }

@@ -7,7 +7,7 @@ use crate::{
     manual_shards::{ManualShards, push},
     network::Memory,
     seed::seed,
-    support::{Client, Said, ask},
+    support::{Client, ServerBody, ask},
 };
 
 const SEEDS: u64 = 20;
@@ -31,15 +31,15 @@ impl Member {
         self.client.listen(std::time::Duration::from_millis(1));
         while let Some(frame) = self.client.inbox.pop_front() {
             match frame.body {
-                Some(Said::Push(push)) => {
+                Some(ServerBody::Push(push)) => {
                     assert_eq!(push.seq, self.next, "a push is missing, seed {seed}");
                     self.next += 1;
                 }
-                Some(Said::Behind(behind)) => {
+                Some(ServerBody::Behind(behind)) => {
                     self.next = self.next.max(behind.max_seq + 1);
                     self.hints += 1;
                 }
-                Some(Said::Pong(_)) => self.pongs += 1,
+                Some(ServerBody::Pong(_)) => self.pongs += 1,
                 other => panic!("{other:?}, seed {seed}"),
             }
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use prost::{Message as _, encoding::encode_varint};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, hello, send, text_of};
+use crate::support::{Client, ServerBody, TestNode, ask, hello, send, text_of};
 
 fn impatient(config: &mut tidegate::config::Config) {
     config.timing.ack_timeout_ms = 300;
@@ -29,7 +29,7 @@ fn unacked_push_is_resent_and_its_client_then_closed_slow() {
             bob.wire
         );
         assert_eq!(bob.expect_close(), Code::Slow);
-        let more = bob.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::Push(_)))).count();
+        let more = bob.inbox.iter().filter(|frame| matches!(frame.body, Some(ServerBody::Push(_)))).count();
         assert_eq!(more, 0, "resent more often than configured");
     }
     assert!(since.elapsed() >= Duration::from_millis(900), "three timeouts took {:?}", since.elapsed());
@@ -96,7 +96,10 @@ fn full_window_turns_pushes_into_behind() {
         }
         let key = format!("d:alice:{name}");
         bob.take("behind up to 7", |frame| {
-            matches!(&frame.body, Some(Said::Behind(behind)) if behind.conversation == key && behind.max_seq == 7)
+            matches!(
+                &frame.body,
+                Some(ServerBody::Behind(behind)) if behind.conversation == key && behind.max_seq == 7
+            )
         });
         assert_eq!(bob.pushes(4).iter().map(|push| push.seq).collect::<Vec<_>>(), [1, 2, 3, 4]);
         bob.no_push();
@@ -137,7 +140,7 @@ fn s16_time_in_an_ack_is_ignored() {
         bob.pushes(3);
         let ack = |bob: &mut Client, seq, time| {
             bob.link.send_payload(&ack_with_time(wire, &place, seq, time));
-            assert!(matches!(bob.reply(900), Said::Done(_)), "{wire:?}");
+            assert!(matches!(bob.reply(900), ServerBody::Done(_)), "{wire:?}");
         };
         // A time in the year 2100, after everything.
         ack(&mut bob, 1, FAR);

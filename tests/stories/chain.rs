@@ -8,7 +8,9 @@ use std::{
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, code, eventually, hello, let_time_pass, send, text_of};
+use crate::support::{
+    Client, ServerBody, TestNode, ask, code, eventually, hello, let_time_pass, send, text_of,
+};
 
 /// Returns a text to bob with its successor in the chain.
 fn link(msg_id: &str, next_id: &str) -> pb::Send {
@@ -25,7 +27,7 @@ fn texts(client: &mut Client, count: usize) -> Vec<String> {
 
 fn expected(client: &mut Client) -> String {
     match client.ask(ask::next_id()) {
-        Said::NextIdIs(is) => is.next_id,
+        ServerBody::NextIdIs(is) => is.next_id,
         other => panic!("{other:?}"),
     }
 }
@@ -152,7 +154,7 @@ fn full_hold_stops_reading_until_the_skip() {
         let skipped = alice.expect_notice();
         assert!(alice.inbox.is_empty(), "the node read before the skip: {:?}", alice.inbox);
         assert_eq!((skipped.kind(), skipped.msg_id.as_str()), (pb::NoticeKind::OrderSkipped, "b"));
-        assert!(matches!(alice.reply(ping), Said::Pong(_)), "{wire:?}");
+        assert!(matches!(alice.reply(ping), ServerBody::Pong(_)), "{wire:?}");
         assert_eq!(alice.expect_error(late), Code::OrderSkipped);
         let seqs: Vec<u64> = early.into_iter().map(|id| alice.expect_ack(id).seq).collect();
         assert_eq!(seqs, [1, 2, 3, 4]);
@@ -296,8 +298,8 @@ fn full_disk_refuses_a_chain_and_keeps_its_connection() {
     let seq = eventually("the disk has space again", || {
         let a = alice.say(ask::send(link("a", "b")));
         match alice.reply(a) {
-            Said::SendAck(ack) => Some(ack.seq),
-            Said::Error(error) if code(error.code) == Code::BusUnavailable => None,
+            ServerBody::SendAck(ack) => Some(ack.seq),
+            ServerBody::Error(error) if code(error.code) == Code::BusUnavailable => None,
             other => panic!("{other:?}"),
         }
     });

@@ -4,7 +4,7 @@ use std::{sync::Barrier, time::Instant};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, WAIT_MAX, ask, eventually, hello, send, text_of};
+use crate::support::{Client, ServerBody, TestNode, WAIT_MAX, ask, eventually, hello, send, text_of};
 
 /// Sends from `bob` and expects the push at `client`.
 fn expect_text_of(client: &mut Client, bob: &mut Client, msg_id: &str) {
@@ -72,7 +72,7 @@ fn concurrent_logins_of_a_device_leave_one_connection() {
         bob.text("alice", &format!("m{round}"), "who is left?");
         let mut pushes_seen = 0;
         for mut client in clients {
-            let is_push = |frame: &pb::ServerFrame| matches!(frame.body, Some(Said::Push(_)));
+            let is_push = |frame: &pb::ServerFrame| matches!(frame.body, Some(ServerBody::Push(_)));
             // The remaining connection gets the push, the others their end.
             while !client.inbox.iter().any(is_push) && client.pump(Instant::now() + WAIT_MAX) {}
             if client.ended.is_none() {

@@ -8,7 +8,7 @@ use std::{
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::support::{
-    Client, Said, Stopwatch, TestNode, ask, eventually, hello, let_time_pass, send, text_of,
+    Client, ServerBody, Stopwatch, TestNode, ask, eventually, hello, let_time_pass, send, text_of,
 };
 
 fn fast_heartbeat(config: &mut tidegate::config::Config) {
@@ -94,7 +94,7 @@ fn half_closed_client_gets_its_answers_and_a_close() {
             let text = format!("{wire:?}-{round}");
             let sent = alice.say(ask::send(send("bob", &text, &text)));
             alice.link.half_close();
-            assert!(matches!(alice.reply(welcome), Said::Welcome(_)), "{wire:?}");
+            assert!(matches!(alice.reply(welcome), ServerBody::Welcome(_)), "{wire:?}");
             let ack = alice.expect_ack(sent);
             assert_eq!(alice.expect_close(), Code::Bye);
             let push = bob.expect_push();
@@ -131,8 +131,8 @@ fn stop_notifies_every_client_and_ends_in_time() {
         (data, since.elapsed())
     });
     for client in &mut clients {
-        let close = client.take("a close", |frame| matches!(frame.body, Some(Said::Close(_))));
-        let Some(Said::Close(close)) = close.body else { panic!("{close:?}") };
+        let close = client.take("a close", |frame| matches!(frame.body, Some(ServerBody::Close(_))));
+        let Some(ServerBody::Close(close)) = close.body else { panic!("{close:?}") };
         assert_eq!(close.code, u32::from(Code::Draining.number()));
         assert_eq!((close.reconnect, close.after_ms > 0), (pb::Reconnect::After as i32, true));
         assert!(client.until_end().is_empty());

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, code, eventually, send, seqs_of, text_of};
+use crate::support::{Client, ServerBody, TestNode, ask, code, eventually, send, seqs_of, text_of};
 
 /// Faults of the disk: the store notices it in advance, a commit fails, or the sync after one does. The last two leave
 /// the free-space limit intact, or the first would precede them.
@@ -15,9 +15,9 @@ const DIRECT: &str = "d:alice:bob";
 /// Receives the push with that seq of a conversation; others stay in the inbox.
 fn push_at(client: &mut Client, conversation: &str, seq: u64) -> pb::Push {
     let is_it = |push: &pb::Push| push.conversation == conversation && push.seq == seq;
-    let wanted = |frame: &pb::ServerFrame| matches!(&frame.body, Some(Said::Push(push)) if is_it(push));
+    let wanted = |frame: &pb::ServerFrame| matches!(&frame.body, Some(ServerBody::Push(push)) if is_it(push));
     match client.take(&format!("{conversation} {seq}"), wanted).body {
-        Some(Said::Push(push)) => push,
+        Some(ServerBody::Push(push)) => push,
         other => panic!("{other:?}"),
     }
 }
@@ -30,8 +30,8 @@ fn until_refused(client: &mut Client) -> (u64, Vec<String>) {
         let msg_id = format!("late{sent}");
         let id = client.say(ask::send(send("bob", &msg_id, &msg_id)));
         match client.reply(id) {
-            Said::SendAck(ack) => last = ack.seq,
-            Said::Error(error) => match code(error.code) {
+            ServerBody::SendAck(ack) => last = ack.seq,
+            ServerBody::Error(error) => match code(error.code) {
                 Code::Unknown => in_doubt.push(msg_id),
                 Code::BusUnavailable => return Some(()),
                 other => panic!("{other:?}"),
@@ -53,12 +53,12 @@ fn assert_reads_continue(node: &TestNode, alice: &mut Client, bob: &mut Client, 
     bob.ack(DIRECT, last_seq);
     // A commit whose sync failed can be read, although it was not published.
     let last = bob.state(DIRECT).max_seq;
-    assert!(matches!(alice.ask(ask::signal("bob", "typing", "")), Said::Done(_)));
+    assert!(matches!(alice.ask(ask::signal("bob", "typing", "")), ServerBody::Done(_)));
     assert_eq!(bob.expect_signal().kind, "typing");
     let seq = alice.text("r:hall", "hall1", "still here");
     assert_eq!(text_of(&push_at(bob, "r:hall", seq)), "still here");
     match bob.ask(ask::ping_with(&[(DIRECT, last - 1)])) {
-        Said::Pong(pong) => {
+        ServerBody::Pong(pong) => {
             assert_eq!(pong.positions.iter().find(|it| it.conversation == DIRECT).expect("it").seq, last)
         }
         other => panic!("{other:?}"),
@@ -110,8 +110,8 @@ fn full_disk_refuses_messages_and_the_node_recovers() {
         let ack = eventually("sends are accepted", || {
             let id = alice.say(ask::send(pb::Send { attempt: 1, ..send("bob", "again", "space") }));
             match alice.reply(id) {
-                Said::SendAck(ack) => Some(ack),
-                Said::Error(error) if error.temporary => None,
+                ServerBody::SendAck(ack) => Some(ack),
+                ServerBody::Error(error) if error.temporary => None,
                 other => panic!("{other:?}"),
             }
         });

@@ -16,15 +16,15 @@ use tidegate_protocol::{
 };
 
 use crate::support::{
-    Client, Said, TestNode, WAIT_MAX, ask, code, eventually, hello, let_time_pass_since, send,
+    Client, ServerBody, TestNode, WAIT_MAX, ask, code, eventually, hello, let_time_pass_since, send,
 };
 
 /// The node and the test round to whole milliseconds independently.
 const ROUNDING_TOLERANCE: Duration = Duration::from_millis(5);
 
 fn expect_goaway(client: &mut Client) -> pb::GoAway {
-    match client.take("a GoAway", |frame| matches!(frame.body, Some(Said::GoAway(_)))).body {
-        Some(Said::GoAway(goaway)) => goaway,
+    match client.take("a GoAway", |frame| matches!(frame.body, Some(ServerBody::GoAway(_)))).body {
+        Some(ServerBody::GoAway(goaway)) => goaway,
         other => panic!("{other:?}"),
     }
 }
@@ -42,8 +42,8 @@ fn readyz(node: &TestNode) -> (u16, String) {
 /// Returns the code of the Close of a node that accepts no clients; it does not wait for a first byte.
 fn refusal(node: &TestNode) -> Code {
     let mut guest = node.connect(Wire::JsonLine);
-    let frame = guest.take("a close", |frame| matches!(frame.body, Some(Said::Close(_))));
-    let Some(Said::Close(close)) = frame.body else { panic!("{frame:?}") };
+    let frame = guest.take("a close", |frame| matches!(frame.body, Some(ServerBody::Close(_))));
+    let Some(ServerBody::Close(close)) = frame.body else { panic!("{frame:?}") };
     code(close.code)
 }
 
@@ -88,7 +88,7 @@ fn sends_in_flight_are_answered_before_the_close() {
     let acked: BTreeSet<String> =
         writers.into_iter().flat_map(|writer| writer.join().expect("a good end")).collect();
     received.extend(bob.inbox.drain(..).chain(rest).filter_map(|frame| match frame.body {
-        Some(Said::Push(push)) => Some(push),
+        Some(ServerBody::Push(push)) => Some(push),
         _ => None,
     }));
     for push in received {
@@ -140,18 +140,18 @@ fn recall_until_closed(mut sender: Client, busy: mpsc::SyncSender<()>) -> (Wire,
     loop {
         while let Some(frame) = sender.inbox.pop_front() {
             match frame.body {
-                Some(Said::SendAck(ack)) if sends.remove(&frame.id) => {
+                Some(ServerBody::SendAck(ack)) if sends.remove(&frame.id) => {
                     said.push(ack.seq);
                     recalls.insert(sender.say(ask::recall(&peer_of(wire), ack.seq)), ack.seq);
                 }
-                Some(Said::SendAck(_)) => {
+                Some(ServerBody::SendAck(_)) => {
                     recall_acks.insert(recalls.remove(&frame.id).expect("a recall that was asked for"));
                     if let Some(busy) = busy.take() {
                         busy.send(()).expect("the test waits for it");
                     }
                     sends.insert(say(&mut sender));
                 }
-                Some(Said::Error(error)) => panic!("{error:?}"),
+                Some(ServerBody::Error(error)) => panic!("{error:?}"),
                 _ => {}
             }
         }
@@ -176,8 +176,8 @@ fn write_until_closed(mut sender: Client, group: &str) -> Vec<String> {
         while sender.inbox.len() + 100 < sent.len() && sender.pump(deadline) {}
     }
     let last = sender.inbox.back().and_then(|frame| frame.body.clone());
-    assert!(matches!(last, Some(Said::Close(_))), "{:?}: Close is last, not {last:?}", sender.wire);
-    let acks = sender.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::SendAck(_))));
+    assert!(matches!(last, Some(ServerBody::Close(_))), "{:?}: Close is last, not {last:?}", sender.wire);
+    let acks = sender.inbox.iter().filter(|frame| matches!(frame.body, Some(ServerBody::SendAck(_))));
     let acks: BTreeSet<u64> = acks.map(|frame| frame.id).collect();
     let answered = sent.iter().take_while(|(id, _)| acks.contains(id)).count();
     assert!(answered > 0 && answered == acks.len(), "{answered} in a row of {} answers", acks.len());
@@ -245,9 +245,9 @@ fn aborted_drain_restores_the_node() {
     let mut late = eventually("the listener accepts", || {
         let mut late = node.connect(Wire::JsonLine);
         let id = late.say(ask::hello(hello(&node.token("late"), "phone")));
-        let first =
-            late.take("an answer", |frame| frame.id == id || matches!(frame.body, Some(Said::Close(_))));
-        matches!(first.body, Some(Said::Welcome(_))).then_some(late)
+        let first = late
+            .take("an answer", |frame| frame.id == id || matches!(frame.body, Some(ServerBody::Close(_))));
+        matches!(first.body, Some(ServerBody::Welcome(_))).then_some(late)
     });
     late.settle();
     // Clients with one of the last slots are connected when the first of those have passed.

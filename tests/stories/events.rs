@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tidegate_protocol::{codec::Wire, pb};
 
-use crate::support::{Said, TestNode, ask, eventually, send};
+use crate::support::{ServerBody, TestNode, ask, eventually, send};
 
 /// Returns the events after a cursor, and the next cursor.
 fn follow(node: &TestNode, after: &str, wait_ms: u64) -> (Vec<Value>, String) {
@@ -82,7 +82,7 @@ fn events_of_marks_and_chains_have_no_content() {
     }
     let (_, mut cursor) = follow(&node, "end", 0);
     for seq in 1..=3 {
-        assert!(matches!(bob.ask(ask::read("d:ann:bob", seq)), Said::Done(_)));
+        assert!(matches!(bob.ask(ask::read("d:ann:bob", seq)), ServerBody::Done(_)));
     }
     // A second may pass in between.
     let last = json!({"user": "bob", "conversation": "d:ann:bob", "seq": 3});

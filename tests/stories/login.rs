@@ -11,7 +11,7 @@ use tidegate_protocol::{
     pb,
 };
 
-use crate::support::{Said, TestNode, ask, code, hello, send};
+use crate::support::{ServerBody, TestNode, ask, code, hello, send};
 
 #[test]
 fn welcome_has_what_a_client_needs() {
@@ -113,9 +113,12 @@ fn an_empty_frame_is_a_ping() {
         };
         for empty in empties {
             alice.link.send_payload(empty);
-            assert!(matches!(alice.reply(0), Said::Pong(pong) if pong.time > 1_700_000_000_000), "{wire:?}");
+            assert!(
+                matches!(alice.reply(0), ServerBody::Pong(pong) if pong.time > 1_700_000_000_000),
+                "{wire:?}"
+            );
         }
-        assert!(matches!(alice.ask(ask::ping()), Said::Pong(_)));
+        assert!(matches!(alice.ask(ask::ping()), ServerBody::Pong(_)));
     }
 }
 
@@ -140,13 +143,13 @@ fn bye_is_answered_then_the_node_closes() {
     for wire in Wire::ALL {
         let mut alice = node.login(wire, "alice", "phone");
         let id = alice.say(ask::bye());
-        assert!(matches!(alice.reply(id), Said::Done(_)), "{wire:?}");
+        assert!(matches!(alice.reply(id), ServerBody::Done(_)), "{wire:?}");
         assert_eq!(alice.expect_close(), Code::Bye);
         let mut quiet = node.login(wire, "alice", "phone");
         quiet.say_as(0, ask::bye());
         let all = quiet.until_end();
         assert!(
-            matches!(&all[..], [pb::ServerFrame { id: 0, body: Some(Said::Close(close)) }]
+            matches!(&all[..], [pb::ServerFrame { id: 0, body: Some(ServerBody::Close(close)) }]
             if code(close.code) == Code::Bye),
             "{all:?}"
         );
@@ -173,7 +176,7 @@ fn hello_and_what_follows_may_come_in_one_write() {
         let hello = alice.say(ask::hello(hello(&node.token("alice"), "phone")));
         let sent: Vec<u64> =
             (0..3).map(|n| alice.say(ask::send(send("bob", &format!("{wire:?}{n}"), "early")))).collect();
-        assert!(matches!(alice.reply(hello), Said::Welcome(_)), "{wire:?}");
+        assert!(matches!(alice.reply(hello), ServerBody::Welcome(_)), "{wire:?}");
         let seqs: Vec<u64> = sent.into_iter().map(|id| alice.expect_ack(id).seq).collect();
         assert!(seqs.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{seqs:?}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, send, text_of};
+use crate::support::{Client, ServerBody, TestNode, ask, send, text_of};
 
 fn post(node: &TestNode, path: &str, body: &Value) -> (u16, Value) {
     node.admin("POST", &format!("/v1/groups/{path}"), body)
@@ -33,14 +33,14 @@ fn all(client: &mut Client, conversation: &str) -> (Vec<u64>, Vec<(u64, u64)>) {
     let (mut seen, mut gone, mut cursor) = (Vec::new(), Vec::new(), 0);
     loop {
         match client.ask(ask::after(conversation, cursor, 0)) {
-            Said::Page(page) => {
+            ServerBody::Page(page) => {
                 seen.extend(page.messages.iter().map(|push| push.seq));
                 gone.extend(page.expired.iter().map(|range| (range.first, range.last)));
                 let ends = page.expired.iter().map(|range| range.last);
                 let named = page.messages.iter().map(|push| push.seq).chain(ends).max();
                 cursor = named.expect("a page has a reason");
             }
-            Said::Error(_) => return (seen, gone),
+            ServerBody::Error(_) => return (seen, gone),
             other => panic!("{other:?}"),
         }
     }
@@ -122,7 +122,7 @@ fn member_that_leaves_gets_nothing_more() {
     let mut ann = node.login(Wire::Tcp, "ann", "phone");
     for wire in Wire::ALL {
         let mut bob = node.login(wire, "bob", "phone");
-        assert!(matches!(bob.ask(ask::leave_group(&group)), Said::Done(_)), "{wire:?}");
+        assert!(matches!(bob.ask(ask::leave_group(&group)), ServerBody::Done(_)), "{wire:?}");
         let left = ann.expect_push();
         assert_eq!(
             (event(&left).0, event(&left).1.users.clone()),
@@ -160,11 +160,11 @@ fn every_path_shows_a_member_only_its_stays() {
     assert_eq!(state.last.expect("an entry").seq, 3);
     assert_eq!(all(&mut gone, &group).0, [1, 2, 3]);
     match gone.ask(ask::seqs(&group, &[3, 4, 5])) {
-        Said::Page(page) => assert!(page.messages.iter().all(|push| push.seq == 3), "{page:?}"),
+        ServerBody::Page(page) => assert!(page.messages.iter().all(|push| push.seq == 3), "{page:?}"),
         other => panic!("{other:?}"),
     }
     match gone.ask(ask::ping_with(&[(&group, 3)])) {
-        Said::Pong(pong) => assert_eq!(pong.positions, []),
+        ServerBody::Pong(pong) => assert_eq!(pong.positions, []),
         other => panic!("{other:?}"),
     }
     bob.no_push_for(Duration::from_millis(400));
@@ -207,13 +207,13 @@ fn behind_names_nothing_after_the_removal() {
     assert_eq!(node.kick(&group, &["bob"]), 7);
     texts(&mut ann, 8, 12);
     let newest = |frame: &pb::ServerFrame| match &frame.body {
-        Some(Said::Behind(behind)) => Some(behind.max_seq),
-        Some(Said::Push(push)) => Some(push.seq),
+        Some(ServerBody::Behind(behind)) => Some(behind.max_seq),
+        Some(ServerBody::Push(push)) => Some(push.seq),
         _ => None,
     };
     bob.take(
         "behind up to the removal",
-        |frame| matches!(&frame.body, Some(Said::Behind(behind)) if behind.max_seq == 7),
+        |frame| matches!(&frame.body, Some(ServerBody::Behind(behind)) if behind.max_seq == 7),
     );
     bob.settle();
     assert!(bob.inbox.iter().filter_map(newest).all(|seq| seq <= 7), "{:?}", bob.inbox);

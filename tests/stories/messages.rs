@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tidegate_protocol::{Code, codec::Wire, content::Content, pb};
 
-use crate::support::{Client, Said, TestNode, ask, send, text_of};
+use crate::support::{Client, ServerBody, TestNode, ask, send, text_of};
 
 #[test]
 fn four_clients_on_four_framings_share_one_conversation() {
@@ -221,6 +221,6 @@ fn too_many_refusals_in_a_row_close_the_connection() {
             alice.say(ask::send(send("", "m", "x")));
         }
         assert_eq!(alice.expect_close(), Code::TooManyErrors, "{wire:?}");
-        assert_eq!(alice.inbox.iter().filter(|f| matches!(f.body, Some(Said::Error(_)))).count(), 5);
+        assert_eq!(alice.inbox.iter().filter(|f| matches!(f.body, Some(ServerBody::Error(_)))).count(), 5);
     }
 }

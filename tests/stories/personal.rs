@@ -2,7 +2,7 @@
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, send, seqs_of};
+use crate::support::{Client, ServerBody, TestNode, ask, send, seqs_of};
 
 const PLACE: &str = "d:alice:bob";
 
@@ -26,9 +26,9 @@ fn clear_hides_the_history_on_the_users_devices_only() {
     talk(&mut alice, "bob", "m", 10);
     assert_eq!(phone.refused(ask::clear(PLACE, 0)), Code::Malformed);
     phone.expect_done(ask::clear(PLACE, 6));
-    let news = laptop.take("the news", |frame| matches!(frame.body, Some(Said::Cleared(_))));
+    let news = laptop.take("the news", |frame| matches!(frame.body, Some(ServerBody::Cleared(_))));
     let cleared = pb::Cleared { conversation: PLACE.into(), seq: 6 };
-    assert_eq!((news.id, news.body), (0, Some(Said::Cleared(cleared))));
+    assert_eq!((news.id, news.body), (0, Some(ServerBody::Cleared(cleared))));
     laptop.expect_done(ask::clear(PLACE, 3));
     let state = laptop.state(PLACE);
     assert_eq!((state.min_seq, state.max_seq, state.cleared_seq), (7, 10, 6), "a clear only moves forward");
@@ -47,7 +47,7 @@ fn clear_hides_the_history_on_the_users_devices_only() {
         !phone
             .inbox
             .iter()
-            .any(|frame| matches!(frame.body, Some(Said::Cleared(pb::Cleared { seq: 10, .. }))))
+            .any(|frame| matches!(frame.body, Some(ServerBody::Cleared(pb::Cleared { seq: 10, .. }))))
     );
     let mut eve = node.login(Wire::Tcp, "eve", "phone");
     assert_eq!(eve.refused(ask::clear(PLACE, 1)), Code::Forbidden);
@@ -63,9 +63,9 @@ fn hidden_entries_are_invisible_and_not_counted() {
     talk(&mut alice, "bob", "m", 6);
     talk(&mut phone, "alice", "b", 1);
     phone.expect_done(ask::hide(PLACE, &[2, 6, 7, 99]));
-    let news = laptop.take("the news", |frame| matches!(frame.body, Some(Said::Hidden(_))));
+    let news = laptop.take("the news", |frame| matches!(frame.body, Some(ServerBody::Hidden(_))));
     let hidden = pb::Hidden { conversation: PLACE.into(), seqs: vec![2, 6, 7] };
-    assert_eq!(news.body, Some(Said::Hidden(hidden)));
+    assert_eq!(news.body, Some(ServerBody::Hidden(hidden)));
     let state = laptop.state(PLACE);
     assert_eq!((state.unread, state.max_seq, state.hidden), (4, 7, vec![2, 6, 7]));
     assert_eq!(state.last.expect("the last visible message").seq, 5);

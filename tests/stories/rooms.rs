@@ -2,7 +2,7 @@
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask, eventually, send, text_of};
+use crate::support::{Client, ServerBody, TestNode, ask, eventually, send, text_of};
 
 #[test]
 fn room_message_reaches_all_shards_except_its_sender() {
@@ -45,8 +45,8 @@ fn only_room_members_can_send_and_receive() {
         speaker.text("r:hall", &format!("{id}-1"), "in");
         assert_eq!(text_of(&guest.expect_push()), "in");
         guest.no_push();
-        assert!(matches!(guest.ask(ask::leave("hall")), Said::Done(_)));
-        assert!(matches!(guest.ask(ask::leave("hall")), Said::Done(_)));
+        assert!(matches!(guest.ask(ask::leave("hall")), ServerBody::Done(_)));
+        assert!(matches!(guest.ask(ask::leave("hall")), ServerBody::Done(_)));
         assert_eq!(guest.refused(ask::send(send("r:hall", "m2", "x"))), Code::NotAMember);
         speaker.text("r:hall", &format!("{id}-2"), "out");
         guest.expect_done(ask::join("hall"));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, Stopwatch, TestNode, ask, hello, send};
+use crate::support::{Client, ServerBody, Stopwatch, TestNode, ask, hello, send};
 
 fn login(
     node: &TestNode,
@@ -16,7 +16,7 @@ fn login(
     let mut client = node.connect(wire);
     let hello = pb::Hello { settings: Some(settings), ..hello(&node.token(user), device) };
     let id = client.say(ask::hello(hello));
-    let Said::Welcome(welcome) = client.reply(id) else { panic!("no welcome") };
+    let ServerBody::Welcome(welcome) = client.reply(id) else { panic!("no welcome") };
     (client, welcome.settings.expect("what counts"))
 }
 
@@ -95,7 +95,7 @@ fn stored_settings_pace_the_copies_and_the_close() {
         since.elapsed()
     );
     cid.settle();
-    let copies = cid.inbox.iter().filter(|frame| matches!(frame.body, Some(Said::Push(_)))).count();
+    let copies = cid.inbox.iter().filter(|frame| matches!(frame.body, Some(ServerBody::Push(_)))).count();
     assert_eq!(copies, 1, "no copy is sent before the configured 4 s");
 }
 
@@ -127,13 +127,13 @@ fn no_retention_hides_read_messages_from_that_user_only() {
         (page.messages.iter().map(|push| push.seq).collect(), gone)
     };
     assert_eq!(pull(&mut bob), (vec![5, 4, 3, 2, 1], vec![]));
-    assert!(matches!(bob.ask(ask::read(place, 3)), Said::Done(_)));
+    assert!(matches!(bob.ask(ask::read(place, 3)), ServerBody::Done(_)));
     assert_eq!(pull(&mut bob), (vec![5, 4], vec![(1, 3)]));
     let state = bob.state(place);
     assert_eq!((state.min_seq, state.max_seq, state.unread), (4, 5, 2));
     let page = bob.page(ask::seqs(place, &[2, 3, 4]));
     assert_eq!(page.messages.iter().map(|push| push.seq).collect::<Vec<_>>(), [4]);
-    assert!(matches!(bob.ask(ask::read(place, 5)), Said::Done(_)));
+    assert!(matches!(bob.ask(ask::read(place, 5)), ServerBody::Done(_)));
     let state = bob.state(place);
     assert_eq!((state.min_seq, state.max_seq, state.last), (6, 5, None));
     assert_eq!(pull(&mut bob), (vec![], vec![(1, 5)]));

@@ -2,11 +2,11 @@
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, Said, TestNode, ask};
+use crate::support::{Client, ServerBody, TestNode, ask};
 
 fn expect_no_signal(client: &mut Client) {
     client.settle();
-    let signal = client.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Signal(_))));
+    let signal = client.inbox.iter().find(|frame| matches!(frame.body, Some(ServerBody::Signal(_))));
     assert!(signal.is_none(), "unexpected: {signal:?}");
 }
 
@@ -75,8 +75,8 @@ fn flooding_client_is_limited_and_stays_connected() {
     let mut refused = 0;
     for id in ids {
         match ann.reply(id) {
-            Said::Done(_) => {}
-            Said::Error(error) => {
+            ServerBody::Done(_) => {}
+            ServerBody::Error(error) => {
                 assert_eq!((error.name.as_str(), error.temporary), ("RATE_LIMITED", true));
                 refused += 1;
             }
@@ -112,7 +112,7 @@ fn signal_neither_queues_nor_displaces_messages() {
     let late = bob
         .inbox
         .iter()
-        .filter(|frame| matches!(&frame.body, Some(Said::Signal(signal)) if signal.kind == "late"));
+        .filter(|frame| matches!(&frame.body, Some(ServerBody::Signal(signal)) if signal.kind == "late"));
     assert_eq!(late.count(), 0, "signals do not use the queue");
     let state = bob.state("d:ann:bob");
     assert_eq!((state.max_seq, state.unread), (last, last));

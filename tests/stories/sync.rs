@@ -8,7 +8,7 @@ use std::{
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Asked, Client, Said, TestNode, ask, eventually, send, seqs_of};
+use crate::support::{Client, ClientBody, ServerBody, TestNode, ask, eventually, send, seqs_of};
 
 fn ranges(page: &pb::Page) -> Vec<(u64, u64)> {
     page.expired.iter().map(|range| (range.first, range.last)).collect()
@@ -26,8 +26,8 @@ fn pull_on(client: &mut Client, conversation: &str, mut cursor: u64, limit: u32)
     let mut seen = Vec::new();
     loop {
         let page = match client.ask(ask::after(conversation, cursor, limit)) {
-            Said::Page(page) => page,
-            Said::Error(error) if error.code == u32::from(Code::NotYet.number()) => return seen,
+            ServerBody::Page(page) => page,
+            ServerBody::Error(error) if error.code == u32::from(Code::NotYet.number()) => return seen,
             other => panic!("{other:?}"),
         };
         assert!(!page.messages.is_empty(), "a page without a reason: {page:?}");
@@ -100,7 +100,7 @@ fn page_is_bounded_in_bytes_and_has_at_least_one_message() {
     // Many pulls at once: each is answered, one after the other.
     let ids: Vec<u64> = (0..200).map(|_| alice.say(ask::after("d:alice:bob", 0, 200))).collect();
     for id in ids {
-        assert!(matches!(alice.reply(id), Said::Page(page) if page.messages.len() == 2));
+        assert!(matches!(alice.reply(id), ServerBody::Page(page) if page.messages.len() == 2));
     }
 }
 
@@ -146,7 +146,8 @@ fn marks_are_shared_by_devices_and_unread_follows() {
     burst(&mut alice, "bob", "n", 2);
     let place = "d:alice:bob";
     assert_eq!(laptop.state(place).unread, 7, "one's own message is never unread");
-    let read = |client: &mut Client, seq| assert!(matches!(client.ask(ask::read(place, seq)), Said::Done(_)));
+    let read =
+        |client: &mut Client, seq| assert!(matches!(client.ask(ask::read(place, seq)), ServerBody::Done(_)));
     read(&mut phone, 3);
     let receipt = laptop.expect_receipt();
     assert_eq!((receipt.conversation.as_str(), receipt.user.as_str(), receipt.seq), (place, "bob", 3));
@@ -163,7 +164,7 @@ fn marks_are_shared_by_devices_and_unread_follows() {
     alice.text("bob", "more", "text");
     assert_eq!(phone.state(place).unread, 1);
     phone.settle();
-    let echo = phone.inbox.iter().any(|frame| matches!(frame.body, Some(Said::Receipt(_))));
+    let echo = phone.inbox.iter().any(|frame| matches!(frame.body, Some(ServerBody::Receipt(_))));
     assert!(!echo, "a Read is not echoed to its connection");
 }
 
@@ -173,7 +174,7 @@ fn marks_and_pages_survive_a_restart() {
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     burst(&mut alice, "bob", "m", 5);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
-    assert!(matches!(bob.ask(ask::read("d:alice:bob", 4)), Said::Done(_)));
+    assert!(matches!(bob.ask(ask::read("d:alice:bob", 4)), ServerBody::Done(_)));
     let data = node.stop();
     let node = TestNode::start_on(&data, |_| {});
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
@@ -190,7 +191,7 @@ fn heartbeat_reports_what_an_idle_client_lacks() {
     burst(&mut alice, "cid", "m", 2);
     let behind_of =
         |client: &mut Client, positions: &[(&str, u64)]| match client.ask(ask::ping_with(positions)) {
-            Said::Pong(pong) => {
+            ServerBody::Pong(pong) => {
                 pong.positions.into_iter().map(|it| (it.conversation, it.seq)).collect::<Vec<_>>()
             }
             other => panic!("{other:?}"),
@@ -216,7 +217,7 @@ fn heartbeat_reports_a_listed_conversation_among_many() {
     // In the order of keys a group is after all of these.
     let group = node.group("tea", &["alice"]);
     assert_eq!(alice.text(&group, "m", "hello"), 2);
-    let Said::Pong(pong) = alice.ask(ask::ping_with(&[("d:alice:u0000", 1), (&group, 1)])) else {
+    let ServerBody::Pong(pong) = alice.ask(ask::ping_with(&[("d:alice:u0000", 1), (&group, 1)])) else {
         panic!("no pong")
     };
     let behind_of = |name: &str| pong.positions.iter().find(|it| it.conversation == name).map(|it| it.seq);
@@ -233,14 +234,14 @@ fn omitted_pushes_are_reported_and_can_be_pulled() {
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     let mut bob = node.login(Wire::Tcp, "bob", "phone");
     burst(&mut alice, "bob", "m", 40);
-    let behind = bob.take("a hint", |frame| matches!(frame.body, Some(Said::Behind(_))));
-    let Some(Said::Behind(behind)) = behind.body else { panic!("{behind:?}") };
+    let behind = bob.take("a hint", |frame| matches!(frame.body, Some(ServerBody::Behind(_))));
+    let Some(ServerBody::Behind(behind)) = behind.body else { panic!("{behind:?}") };
     bob.settle();
     let mut have: BTreeSet<u64> = bob
         .inbox
         .iter()
         .filter_map(|frame| match &frame.body {
-            Some(Said::Push(push)) => Some(push.seq),
+            Some(ServerBody::Push(push)) => Some(push.seq),
             _ => None,
         })
         .collect();
@@ -346,7 +347,7 @@ fn user_with_two_thousand_conversations_syncs_at_once() {
         let without: Vec<_> = states.iter().filter(|state| state.last.is_none()).collect();
         assert_eq!(without.len(), 1, "known conversations are not sent");
         eventually("the session continues", || {
-            matches!(tablet.ask(ask::ping()), Said::Pong(_)).then_some(())
+            matches!(tablet.ask(ask::ping()), ServerBody::Pong(_)).then_some(())
         });
     }
 }
@@ -383,7 +384,7 @@ fn s17_pages_around_a_seq_and_from_a_time_on_over_every_wire() {
         let late = all[49].time + 3_600_000;
         assert_eq!(alice.refused(ask::since(&place, late, 4)), Code::NotYet, "nothing is that young");
         let both = pb::Pull { conversation: place.clone(), cursor: 3, time: late, ..Default::default() };
-        assert_eq!(alice.refused(Asked::Pull(both)), Code::Malformed, "a time and a cursor");
+        assert_eq!(alice.refused(ClientBody::Pull(both)), Code::Malformed, "a time and a cursor");
         let mut eve = node.login(wire, "eve", "phone");
         assert_eq!(eve.refused(ask::around(&place, 20, 3)), Code::Forbidden);
         assert_eq!(eve.refused(ask::since(&place, 1, 3)), Code::Forbidden);

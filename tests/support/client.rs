@@ -10,7 +10,7 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 
 use super::{
     Incoming, Link, WAIT_MAX,
-    frames::{Asked, Said, ask, code, send},
+    frames::{ClientBody, ServerBody, ask, code, send},
 };
 
 /// Longest time for which a client only listens.
@@ -58,40 +58,40 @@ impl Client {
     /// Sends Hello and waits for Welcome.
     pub fn login(&mut self, hello: pb::Hello) {
         match self.ask(ask::hello(hello)) {
-            Said::Welcome(welcome) => self.welcome = welcome,
+            ServerBody::Welcome(welcome) => self.welcome = welcome,
             other => panic!("no welcome: {other:?}"),
         }
     }
 
     /// Sends a frame under a fresh id, and returns the id.
-    pub fn say(&mut self, body: Asked) -> u64 {
+    pub fn say(&mut self, body: ClientBody) -> u64 {
         self.last_id += 1;
         self.say_as(self.last_id, body);
         self.last_id
     }
 
     /// Sends a frame under this id; 0 asks for no reply.
-    pub fn say_as(&mut self, id: u64, body: Asked) {
+    pub fn say_as(&mut self, id: u64, body: ClientBody) {
         self.link.send(&pb::ClientFrame { id, body: Some(body) });
     }
 
     /// Returns the reply to the frame with that id.
-    pub fn reply(&mut self, id: u64) -> Said {
+    pub fn reply(&mut self, id: u64) -> ServerBody {
         let frame = self.take(&format!("an answer to frame {id}"), |frame| frame.id == id);
         frame.body.expect("answers have a body")
     }
 
     /// Sends a frame and returns the reply.
-    pub fn ask(&mut self, body: Asked) -> Said {
+    pub fn ask(&mut self, body: ClientBody) -> ServerBody {
         let id = self.say(body);
         self.reply(id)
     }
 
     /// Sends a request that must be answered `Done`.
     #[track_caller]
-    pub fn expect_done(&mut self, body: Asked) {
+    pub fn expect_done(&mut self, body: ClientBody) {
         let said = self.ask(body);
-        assert!(matches!(said, Said::Done(_)), "not done: {said:?}");
+        assert!(matches!(said, ServerBody::Done(_)), "not done: {said:?}");
     }
 
     /// Sends a message and returns the ack.
@@ -108,13 +108,13 @@ impl Client {
     /// Returns the ack of the send with that frame id.
     pub fn expect_ack(&mut self, id: u64) -> pb::SendAck {
         match self.reply(id) {
-            Said::SendAck(ack) => ack,
+            ServerBody::SendAck(ack) => ack,
             other => panic!("no ack: {other:?}"),
         }
     }
 
     /// Sends a frame that must be refused, and returns the code.
-    pub fn refused(&mut self, body: Asked) -> Code {
+    pub fn refused(&mut self, body: ClientBody) -> Code {
         let id = self.say(body);
         self.expect_error(id)
     }
@@ -122,7 +122,7 @@ impl Client {
     /// Returns the refusal of the frame with that id.
     pub fn expect_error(&mut self, id: u64) -> Code {
         match self.reply(id) {
-            Said::Error(error) => {
+            ServerBody::Error(error) => {
                 let code = code(error.code);
                 assert_eq!((error.name.as_str(), error.temporary), (code.name(), code.temporary()));
                 code
@@ -133,9 +133,9 @@ impl Client {
 
     /// Returns the next push.
     pub fn expect_push(&mut self) -> pb::Push {
-        let frame = self.take("a push", |frame| matches!(frame.body, Some(Said::Push(_))));
+        let frame = self.take("a push", |frame| matches!(frame.body, Some(ServerBody::Push(_))));
         match frame {
-            pb::ServerFrame { id: 0, body: Some(Said::Push(push)) } => push,
+            pb::ServerFrame { id: 0, body: Some(ServerBody::Push(push)) } => push,
             other => panic!("a push answers nothing: {other:?}"),
         }
     }
@@ -146,18 +146,18 @@ impl Client {
     }
 
     /// Returns the page that answers a pull.
-    pub fn page(&mut self, pull: Asked) -> pb::Page {
+    pub fn page(&mut self, pull: ClientBody) -> pb::Page {
         match self.ask(pull) {
-            Said::Page(page) => page,
+            ServerBody::Page(page) => page,
             other => panic!("no page: {other:?}"),
         }
     }
 
     /// Returns the page that answers a pull; `None` while the store is unavailable.
-    pub fn try_page(&mut self, pull: Asked) -> Option<pb::Page> {
+    pub fn try_page(&mut self, pull: ClientBody) -> Option<pb::Page> {
         match self.ask(pull) {
-            Said::Page(page) => Some(page),
-            Said::Error(error) if error.temporary => None,
+            ServerBody::Page(page) => Some(page),
+            ServerBody::Error(error) if error.temporary => None,
             other => panic!("no page: {other:?}"),
         }
     }
@@ -173,8 +173,8 @@ impl Client {
         let mut states = Vec::new();
         loop {
             match self.reply(id) {
-                Said::ConversationState(state) => states.push(state),
-                Said::SyncEnd(end) => return (states, end.unread),
+                ServerBody::ConversationState(state) => states.push(state),
+                ServerBody::SyncEnd(end) => return (states, end.unread),
                 other => panic!("no state: {other:?}"),
             }
         }
@@ -188,32 +188,32 @@ impl Client {
 
     /// Returns the next receipt.
     pub fn expect_receipt(&mut self) -> pb::Receipt {
-        match self.take("a receipt", |frame| matches!(frame.body, Some(Said::Receipt(_)))).body {
-            Some(Said::Receipt(receipt)) => receipt,
+        match self.take("a receipt", |frame| matches!(frame.body, Some(ServerBody::Receipt(_)))).body {
+            Some(ServerBody::Receipt(receipt)) => receipt,
             other => panic!("{other:?}"),
         }
     }
 
     /// Returns the next signal.
     pub fn expect_signal(&mut self) -> pb::Signal {
-        match self.take("a signal", |frame| matches!(frame.body, Some(Said::Signal(_)))).body {
-            Some(Said::Signal(signal)) => signal,
+        match self.take("a signal", |frame| matches!(frame.body, Some(ServerBody::Signal(_)))).body {
+            Some(ServerBody::Signal(signal)) => signal,
             other => panic!("{other:?}"),
         }
     }
 
     /// Returns the next notice.
     pub fn expect_notice(&mut self) -> pb::Notice {
-        match self.take("a notice", |frame| matches!(frame.body, Some(Said::Notice(_)))).body {
-            Some(Said::Notice(notice)) => notice,
+        match self.take("a notice", |frame| matches!(frame.body, Some(ServerBody::Notice(_)))).body {
+            Some(ServerBody::Notice(notice)) => notice,
             other => panic!("{other:?}"),
         }
     }
 
     /// Expects the Close frame, which is the last one, and an orderly end of the stream after it.
     pub fn expect_close(&mut self) -> Code {
-        let frame = self.take("a close", |frame| matches!(frame.body, Some(Said::Close(_))));
-        let Some(Said::Close(close)) = frame.body else { panic!("{frame:?}") };
+        let frame = self.take("a close", |frame| matches!(frame.body, Some(ServerBody::Close(_))));
+        let Some(ServerBody::Close(close)) = frame.body else { panic!("{frame:?}") };
         let code = code(close.code);
         assert_eq!(close.name, code.name());
         assert_eq!(close.reconnect, pb::Reconnect::from(code.reconnect()) as i32);
@@ -241,19 +241,19 @@ impl Client {
 
     /// Waits for everything that the node wrote before now.
     pub fn settle(&mut self) {
-        assert!(matches!(self.ask(ask::ping()), Said::Pong(_)));
+        assert!(matches!(self.ask(ask::ping()), ServerBody::Pong(_)));
     }
 
     /// Asserts that no push has arrived, after [`Client::settle`].
     pub fn no_push(&mut self) {
         self.settle();
-        let push = self.inbox.iter().find(|frame| matches!(frame.body, Some(Said::Push(_))));
+        let push = self.inbox.iter().find(|frame| matches!(frame.body, Some(ServerBody::Push(_))));
         assert!(push.is_none(), "unexpected: {push:?}");
     }
 
     /// Acks and waits until the node has processed it.
     pub fn ack(&mut self, conversation: &str, seq: u64) {
-        assert!(matches!(self.ask(ask::ack(conversation, seq)), Said::Done(_)));
+        assert!(matches!(self.ask(ask::ack(conversation, seq)), ServerBody::Done(_)));
     }
 
     /// Asserts that no push arrives within that time.

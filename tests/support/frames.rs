@@ -2,56 +2,56 @@
 
 use tidegate_protocol::{Code, content::Content, pb};
 
-pub use tidegate_protocol::pb::{client_frame::Body as Asked, server_frame::Body as Said};
+pub use tidegate_protocol::pb::{client_frame::Body as ClientBody, server_frame::Body as ServerBody};
 
 /// Constructors of requests, one per kind.
 pub mod ask {
-    use super::{Asked, pb};
+    use super::{ClientBody, pb};
 
-    pub fn hello(hello: pb::Hello) -> Asked {
-        Asked::Hello(hello)
+    pub fn hello(hello: pb::Hello) -> ClientBody {
+        ClientBody::Hello(hello)
     }
 
-    pub fn send(send: pb::Send) -> Asked {
-        Asked::Send(send)
+    pub fn send(send: pb::Send) -> ClientBody {
+        ClientBody::Send(send)
     }
 
-    pub fn ack(conversation: &str, seq: u64) -> Asked {
-        Asked::Ack(pb::Ack { conversation: conversation.into(), seq })
+    pub fn ack(conversation: &str, seq: u64) -> ClientBody {
+        ClientBody::Ack(pb::Ack { conversation: conversation.into(), seq })
     }
 
-    pub fn ping() -> Asked {
-        Asked::Ping(pb::Ping::default())
+    pub fn ping() -> ClientBody {
+        ClientBody::Ping(pb::Ping::default())
     }
 
-    pub fn ping_with(positions: &[(&str, u64)]) -> Asked {
-        Asked::Ping(pb::Ping { positions: self::positions(positions) })
+    pub fn ping_with(positions: &[(&str, u64)]) -> ClientBody {
+        ClientBody::Ping(pb::Ping { positions: self::positions(positions) })
     }
 
-    pub fn sync(positions: &[(&str, u64)]) -> Asked {
-        Asked::Sync(pb::Sync { positions: self::positions(positions) })
+    pub fn sync(positions: &[(&str, u64)]) -> ClientBody {
+        ClientBody::Sync(pb::Sync { positions: self::positions(positions) })
     }
 
-    pub fn read(conversation: &str, seq: u64) -> Asked {
-        Asked::Read(pb::Read { conversation: conversation.into(), seq })
+    pub fn read(conversation: &str, seq: u64) -> ClientBody {
+        ClientBody::Read(pb::Read { conversation: conversation.into(), seq })
     }
 
-    pub fn recall(conversation: &str, seq: u64) -> Asked {
-        Asked::Recall(pb::Recall { conversation: conversation.into(), seq })
+    pub fn recall(conversation: &str, seq: u64) -> ClientBody {
+        ClientBody::Recall(pb::Recall { conversation: conversation.into(), seq })
     }
 
-    pub fn clear(conversation: &str, seq: u64) -> Asked {
-        Asked::Clear(pb::Clear { conversation: conversation.into(), seq })
+    pub fn clear(conversation: &str, seq: u64) -> ClientBody {
+        ClientBody::Clear(pb::Clear { conversation: conversation.into(), seq })
     }
 
-    pub fn hide(conversation: &str, seqs: &[u64]) -> Asked {
-        Asked::Hide(pb::Hide { conversation: conversation.into(), seqs: seqs.to_vec() })
+    pub fn hide(conversation: &str, seqs: &[u64]) -> ClientBody {
+        ClientBody::Hide(pb::Hide { conversation: conversation.into(), seqs: seqs.to_vec() })
     }
 
     /// Builds a signal for `place`: a conversation key (it has a colon), or a user.
-    pub fn signal(place: &str, kind: &str, text: &str) -> Asked {
+    pub fn signal(place: &str, kind: &str, text: &str) -> ClientBody {
         let (conversation, to_user) = if place.contains(':') { (place, "") } else { ("", place) };
-        Asked::Signal(pb::Signal {
+        ClientBody::Signal(pb::Signal {
             conversation: conversation.into(),
             to_user: to_user.into(),
             kind: kind.into(),
@@ -60,28 +60,28 @@ pub mod ask {
         })
     }
 
-    pub fn after(conversation: &str, cursor: u64, limit: u32) -> Asked {
+    pub fn after(conversation: &str, cursor: u64, limit: u32) -> ClientBody {
         let (conversation, direction) = (conversation.into(), pb::Direction::Forward as i32);
-        Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
+        ClientBody::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
     }
 
-    pub fn before(conversation: &str, cursor: u64, limit: u32) -> Asked {
+    pub fn before(conversation: &str, cursor: u64, limit: u32) -> ClientBody {
         let (conversation, direction) = (conversation.into(), pb::Direction::Backward as i32);
-        Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
+        ClientBody::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
     }
 
-    pub fn seqs(conversation: &str, seqs: &[u64]) -> Asked {
+    pub fn seqs(conversation: &str, seqs: &[u64]) -> ClientBody {
         let (conversation, seqs) = (conversation.into(), seqs.to_vec());
-        Asked::Pull(pb::Pull { conversation, seqs, ..Default::default() })
+        ClientBody::Pull(pb::Pull { conversation, seqs, ..Default::default() })
     }
 
-    pub fn around(conversation: &str, cursor: u64, limit: u32) -> Asked {
+    pub fn around(conversation: &str, cursor: u64, limit: u32) -> ClientBody {
         let (conversation, direction) = (conversation.into(), pb::Direction::Around as i32);
-        Asked::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
+        ClientBody::Pull(pb::Pull { conversation, cursor, limit, direction, ..Default::default() })
     }
 
-    pub fn since(conversation: &str, time: u64, limit: u32) -> Asked {
-        Asked::Pull(pb::Pull { conversation: conversation.into(), time, limit, ..Default::default() })
+    pub fn since(conversation: &str, time: u64, limit: u32) -> ClientBody {
+        ClientBody::Pull(pb::Pull { conversation: conversation.into(), time, limit, ..Default::default() })
     }
 
     fn positions(positions: &[(&str, u64)]) -> Vec<pb::Position> {
@@ -92,24 +92,24 @@ pub mod ask {
         positions.iter().map(position).collect()
     }
 
-    pub fn next_id() -> Asked {
-        Asked::NextId(pb::NextId {})
+    pub fn next_id() -> ClientBody {
+        ClientBody::NextId(pb::NextId {})
     }
 
-    pub fn join(room: &str) -> Asked {
-        Asked::Join(pb::Join { room: room.into() })
+    pub fn join(room: &str) -> ClientBody {
+        ClientBody::Join(pb::Join { room: room.into() })
     }
 
-    pub fn leave(room: &str) -> Asked {
-        Asked::Leave(pb::Leave { room: room.into(), ..Default::default() })
+    pub fn leave(room: &str) -> ClientBody {
+        ClientBody::Leave(pb::Leave { room: room.into(), ..Default::default() })
     }
 
-    pub fn leave_group(conversation: &str) -> Asked {
-        Asked::Leave(pb::Leave { conversation: conversation.into(), ..Default::default() })
+    pub fn leave_group(conversation: &str) -> ClientBody {
+        ClientBody::Leave(pb::Leave { conversation: conversation.into(), ..Default::default() })
     }
 
-    pub fn bye() -> Asked {
-        Asked::Bye(pb::Bye {})
+    pub fn bye() -> ClientBody {
+        ClientBody::Bye(pb::Bye {})
     }
 }
 

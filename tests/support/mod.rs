@@ -34,7 +34,7 @@ pub(crate) use self::time::Stopwatch;
 pub use self::{
     client::Client,
     cluster::Cluster,
-    frames::{Asked, Said, ask, code, hello, send, seqs_of, text_of},
+    frames::{ClientBody, ServerBody, ask, code, hello, send, seqs_of, text_of},
     kafka::OwnKafka,
     link::{Incoming, Link, MemoryLink, cut},
     node::TestNode,

@@ -18,7 +18,7 @@ use tidegate::{
 use tidegate_protocol::{Code, codec::Wire, pb};
 
 use super::{
-    Client, Said, WAIT_MAX, ask, becomes, code, eventually, eventually_within, hello, http, unique_name,
+    Client, ServerBody, WAIT_MAX, ask, becomes, code, eventually, eventually_within, hello, http, unique_name,
 };
 
 /// Limit for the start of a node: several start at once, and services may be busy with others.
@@ -130,11 +130,13 @@ impl Process {
         loop {
             let mut client = Client::connect(self.address(), wire);
             match client.ask(ask::hello(hello(&self.token(user), device))) {
-                Said::Welcome(welcome) => {
+                ServerBody::Welcome(welcome) => {
                     client.welcome = welcome;
                     return client;
                 }
-                Said::Error(error) if code(error.code) == Code::Overloaded && began.elapsed() < WAIT_MAX => {
+                ServerBody::Error(error)
+                    if code(error.code) == Code::Overloaded && began.elapsed() < WAIT_MAX =>
+                {
                     client.back_off(error.retry_after_ms);
                 }
                 other => panic!("no welcome: {other:?}"),

@@ -4,23 +4,23 @@ use super::*;
 use prost::Message as _;
 use tidegate_protocol::{
     content::{Content, ContentBody},
-    pb::{self, client_frame::Body as Client, server_frame::Body as Server},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
-fn client(bytes: &[u8]) -> (u64, Client) {
+fn client(bytes: &[u8]) -> (u64, ClientBody) {
     let frame = pb::ClientFrame::decode(bytes).expect("decodes");
     (frame.id, frame.body.expect("has a body"))
 }
 
 #[test]
 fn requests_are_what_the_schema_says() {
-    let (id, Client::Hello(hello)) = client(&hello(1, "tok", "dev")) else { panic!("no hello") };
+    let (id, ClientBody::Hello(hello)) = client(&hello(1, "tok", "dev")) else { panic!("no hello") };
     assert_eq!((id, hello.version, &*hello.token, &*hello.device), (1, 1, "tok", "dev"));
     let data = vec![7u8; 300];
-    let (id, Client::Send(send)) = client(&send(300, "g:x", "m-1", &data)) else { panic!("no send") };
+    let (id, ClientBody::Send(send)) = client(&send(300, "g:x", "m-1", &data)) else { panic!("no send") };
     assert_eq!((id, &*send.conversation, &*send.msg_id), (300, "g:x", "m-1"));
     assert_eq!(send.content.and_then(|c| c.body), Some(ContentBody::Data(data.into())));
-    let (_, Client::Join(join)) = client(&join(2, "hot")) else { panic!("no join") };
+    let (_, ClientBody::Join(join)) = client(&join(2, "hot")) else { panic!("no join") };
     assert_eq!(&*join.room, "hot");
     let wanted = pb::Pull {
         conversation: "d:a:b".into(),
@@ -29,9 +29,9 @@ fn requests_are_what_the_schema_says() {
         direction: pb::Direction::Forward.into(),
         ..pb::Pull::default()
     };
-    assert_eq!(client(&pull(1 << 40, "d:a:b", 70_000, 200)), (1 << 40, Client::Pull(wanted)));
-    assert!(matches!(client(&ping(200)), (200, Client::Ping(_))));
-    assert!(matches!(client(&pong()), (0, Client::Pong(_))));
+    assert_eq!(client(&pull(1 << 40, "d:a:b", 70_000, 200)), (1 << 40, ClientBody::Pull(wanted)));
+    assert!(matches!(client(&ping(200)), (200, ClientBody::Ping(_))));
+    assert!(matches!(client(&pong()), (0, ClientBody::Pong(_))));
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_generated_push_is_read_and_a_built_one_is_the_same() {
     let data = vec![5u8; 128];
     let frame = pb::ServerFrame {
         id: 0,
-        body: Some(Server::Push(pb::Push {
+        body: Some(ServerBody::Push(pb::Push {
             conversation: "g:bench".into(),
             seq: 70_000,
             sender: "p0".into(),
@@ -95,19 +95,19 @@ fn a_page_is_read_with_what_it_can_not_give() {
 #[test]
 fn kinds_are_the_field_numbers() {
     let bodies = [
-        (Server::SendAck(pb::SendAck::default()), kind::SEND_ACK),
-        (Server::Error(pb::Error::default()), kind::ERROR),
-        (Server::Pong(pb::Pong::default()), kind::PONG),
-        (Server::Welcome(pb::Welcome::default()), kind::WELCOME),
-        (Server::Done(pb::Done::default()), kind::DONE),
-        (Server::Behind(pb::Behind::default()), kind::BEHIND),
-        (Server::Shed(pb::Shed::default()), kind::SHED),
-        (Server::GoAway(pb::GoAway::default()), kind::GO_AWAY),
-        (Server::Close(pb::Close::default()), kind::CLOSE),
-        (Server::Page(pb::Page::default()), kind::PAGE),
-        (Server::ConversationState(pb::ConversationState::default()), kind::CONVERSATION_STATE),
-        (Server::SyncEnd(pb::SyncEnd::default()), kind::SYNC_END),
-        (Server::Ping(pb::Ping::default()), kind::PING),
+        (ServerBody::SendAck(pb::SendAck::default()), kind::SEND_ACK),
+        (ServerBody::Error(pb::Error::default()), kind::ERROR),
+        (ServerBody::Pong(pb::Pong::default()), kind::PONG),
+        (ServerBody::Welcome(pb::Welcome::default()), kind::WELCOME),
+        (ServerBody::Done(pb::Done::default()), kind::DONE),
+        (ServerBody::Behind(pb::Behind::default()), kind::BEHIND),
+        (ServerBody::Shed(pb::Shed::default()), kind::SHED),
+        (ServerBody::GoAway(pb::GoAway::default()), kind::GO_AWAY),
+        (ServerBody::Close(pb::Close::default()), kind::CLOSE),
+        (ServerBody::Page(pb::Page::default()), kind::PAGE),
+        (ServerBody::ConversationState(pb::ConversationState::default()), kind::CONVERSATION_STATE),
+        (ServerBody::SyncEnd(pb::SyncEnd::default()), kind::SYNC_END),
+        (ServerBody::Ping(pb::Ping::default()), kind::PING),
     ];
     for (body, wanted) in bodies {
         let bytes = pb::ServerFrame { id: 9, body: Some(body) }.encode_to_vec();

@@ -13,7 +13,7 @@ use tidegate::auth;
 use tidegate_protocol::{
     Code,
     content::{self, Content},
-    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -169,7 +169,7 @@ impl Client {
         let number = self.world.next_session();
         self.say(HistoryEvent::Open { user: &self.me().user, device: &self.me().device, session: number });
         let room = self.me().room.clone();
-        link.send(&[pb::ClientFrame { id: JOIN, body: Some(Ask::Join(pb::Join { room })) }]).await?;
+        link.send(&[pb::ClientFrame { id: JOIN, body: Some(ClientBody::Join(pb::Join { room })) }]).await?;
         let (acks, request_state, reading) = (BTreeMap::new(), RequestState::default(), Reading::default());
         let (ticks, requests, last_input, inside, hops) = (0, JOIN, 0, true, false);
         Ok(Session {
@@ -286,7 +286,7 @@ impl Client {
             .link
             .send(&[pb::ClientFrame {
                 id: 0,
-                body: Some(Ask::Leave(pb::Leave { room, ..Default::default() })),
+                body: Some(ClientBody::Leave(pb::Leave { room, ..Default::default() })),
             }])
             .await
     }
@@ -295,7 +295,8 @@ impl Client {
     async fn speak(&mut self, session: &mut Session) -> anyhow::Result<()> {
         let mut frames = Vec::new();
         for (conversation, seq) in std::mem::take(&mut session.acks) {
-            frames.push(pb::ClientFrame { id: 0, body: Some(Ask::Ack(pb::Ack { conversation, seq })) });
+            frames
+                .push(pb::ClientFrame { id: 0, body: Some(ClientBody::Ack(pb::Ack { conversation, seq })) });
         }
         let me = &self.world.clients[self.index];
         for at in 0..self.unanswered.len() {
@@ -329,7 +330,7 @@ impl Client {
                 content: Some(Content::text(text)),
                 ..Default::default()
             };
-            frames.push(pb::ClientFrame { id: message.request, body: Some(Ask::Send(send)) });
+            frames.push(pb::ClientFrame { id: message.request, body: Some(ClientBody::Send(send)) });
         }
         session.link.send(&frames).await
     }
@@ -349,7 +350,7 @@ impl Client {
         else {
             return Ok(());
         };
-        if matches!(body, Ask::Sync(_)) {
+        if matches!(body, ClientBody::Sync(_)) {
             self.say(HistoryEvent::SyncInv { session: session.number });
         }
         session.link.send(&[pb::ClientFrame { id: session.requests, body: Some(body) }]).await
@@ -378,8 +379,8 @@ impl Client {
             return None;
         }
         match body {
-            Say::Push(push) => self.take(session, &push),
-            Say::SendAck(ack) => {
+            ServerBody::Push(push) => self.take(session, &push),
+            ServerBody::SendAck(ack) => {
                 let mine = self.unanswered.iter().find(|message| message.request == frame.id);
                 // Rooms store nothing.
                 let place =
@@ -390,23 +391,23 @@ impl Client {
                 self.say(HistoryEvent::SendOk { cid: &ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
                 self.unanswered.retain(|message| message.request != frame.id || message.due.is_some());
             }
-            Say::Error(error) => self.refused(session, frame.id, &error),
-            Say::Done(_) if frame.id == JOIN => {
+            ServerBody::Error(error) => self.refused(session, frame.id, &error),
+            ServerBody::Done(_) if frame.id == JOIN => {
                 let (conv, node) = (format!("r:{}", self.me().room), World::node(session.nth));
                 self.say(HistoryEvent::Joined { session: session.number, conv: &conv, node: &node });
             }
-            Say::Behind(behind) => {
+            ServerBody::Behind(behind) => {
                 // `Behind` does not name the start of the hole: everything up to `max_seq` counts as announced.
                 let (conv, last) = (behind.conversation.as_str(), behind.max_seq);
                 self.say(HistoryEvent::Gap { session: session.number, conv, first: 1, last });
                 self.sync_state.learn(conv, last);
                 session.acks.insert(behind.conversation, behind.max_seq);
             }
-            Say::Shed(shed) => {
+            ServerBody::Shed(shed) => {
                 let conv = format!("r:{}", shed.room.trim_start_matches("r:"));
                 self.say(HistoryEvent::Shed { session: session.number, conv: &conv, count: shed.count });
             }
-            Say::Close(close) => return Some(u16::try_from(close.code).unwrap_or(u16::MAX)),
+            ServerBody::Close(close) => return Some(u16::try_from(close.code).unwrap_or(u16::MAX)),
             _ => {}
         }
         None

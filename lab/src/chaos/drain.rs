@@ -16,7 +16,7 @@ use tidegate_protocol::{
     codec::Wire,
     content::Content,
     machine::drain::{self, Plan, Settings},
-    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 use tokio::time::{Instant as At, sleep_until, timeout};
 
@@ -141,11 +141,11 @@ async fn live(shared: Arc<Shared>, index: usize, mut link: ClientSocket) -> Seen
                 waiting.insert(number, (cid.clone(), Instant::now()));
                 let content = Some(Content::text(format!("this is {cid}")));
                 let send = pb::Send { to_user: peer.clone(), msg_id: cid, content, ..Default::default() };
-                pb::ClientFrame { id: number, body: Some(Ask::Send(send)) }
+                pb::ClientFrame { id: number, body: Some(ClientBody::Send(send)) }
             }
             Some(Err(_)) => break,
             Some(Ok(frame)) => match hear(&mut seen, &mut waiting, frame) {
-                Some(Ask::Bye(_)) => break,
+                Some(ClientBody::Bye(_)) => break,
                 Some(body) => pb::ClientFrame { id: 0, body: Some(body) },
                 None => continue,
             },
@@ -164,27 +164,27 @@ fn hear(
     seen: &mut Seen,
     waiting: &mut HashMap<u64, (String, Instant)>,
     frame: pb::ServerFrame,
-) -> Option<Ask> {
+) -> Option<ClientBody> {
     match frame.body? {
-        Say::SendAck(ack) => {
+        ServerBody::SendAck(ack) => {
             let (cid, since) = waiting.remove(&frame.id)?;
             seen.slowest = seen.slowest.max(since.elapsed());
             seen.acked.push((cid, ack.seq));
         }
-        Say::Error(_) => {
+        ServerBody::Error(_) => {
             waiting.remove(&frame.id);
         }
-        Say::Push(push) => {
-            return Some(Ask::Ack(pb::Ack { conversation: push.conversation, seq: push.seq }));
+        ServerBody::Push(push) => {
+            return Some(ClientBody::Ack(pb::Ack { conversation: push.conversation, seq: push.seq }));
         }
-        Say::Ping(_) => return Some(Ask::Pong(pb::Pong::default())),
-        Say::GoAway(away) => {
+        ServerBody::Ping(_) => return Some(ClientBody::Pong(pb::Pong::default())),
+        ServerBody::GoAway(away) => {
             let end = Duration::from_millis(u64::from(away.after_ms) + u64::from(away.window_ms));
             seen.announced = Some((Instant::now(), end));
         }
-        Say::Close(_) => {
+        ServerBody::Close(_) => {
             seen.closed = Some(Instant::now());
-            return Some(Ask::Bye(pb::Bye::default()));
+            return Some(ClientBody::Bye(pb::Bye::default()));
         }
         _ => {}
     }

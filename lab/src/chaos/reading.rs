@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rand::{RngExt as _, rngs::StdRng, seq::IteratorRandom as _};
-use tidegate_protocol::pb::{self, client_frame::Body as Ask, server_frame::Body as Say};
+use tidegate_protocol::pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody};
 
 use super::sync_state::SyncState;
 use crate::checker::HistoryEvent;
@@ -30,9 +30,9 @@ pub(super) fn choose(sync_state: &SyncState, rng: &mut StdRng) -> Option<(String
 
 impl Reading {
     /// Returns the request, and notes it as unanswered.
-    pub(super) fn ask(&mut self, request: u64, conversation: String, seq: u64) -> Ask {
+    pub(super) fn ask(&mut self, request: u64, conversation: String, seq: u64) -> ClientBody {
         self.0.insert(request, (conversation.clone(), seq));
-        Ask::Read(pb::Read { conversation, seq })
+        ClientBody::Read(pb::Read { conversation, seq })
     }
 
     /// Returns the event that a frame about read marks causes. A read that is refused, or not answered, may have moved
@@ -42,18 +42,18 @@ impl Reading {
         session: u64,
         user: &str,
         request: u64,
-        body: &Say,
+        body: &ServerBody,
     ) -> Option<HistoryEvent<String>> {
         let user = user.to_owned();
         match body {
-            Say::Done(_) => {
+            ServerBody::Done(_) => {
                 let (conv, seq) = self.0.remove(&request)?;
                 Some(HistoryEvent::ReadOk { user, conv, seq })
             }
-            Say::Receipt(receipt) if receipt.user == user => {
+            ServerBody::Receipt(receipt) if receipt.user == user => {
                 Some(HistoryEvent::ReadOk { user, conv: receipt.conversation.clone(), seq: receipt.seq })
             }
-            Say::ConversationState(state) => Some(HistoryEvent::State {
+            ServerBody::ConversationState(state) => Some(HistoryEvent::State {
                 user,
                 session,
                 conv: state.conversation.clone(),
@@ -61,7 +61,7 @@ impl Reading {
                 read: state.read_seq,
                 unread: state.unread,
             }),
-            Say::SyncEnd(end) => Some(HistoryEvent::SyncEnd { session, unread: end.unread }),
+            ServerBody::SyncEnd(end) => Some(HistoryEvent::SyncEnd { session, unread: end.unread }),
             _ => None,
         }
     }

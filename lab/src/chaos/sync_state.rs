@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_protocol::{
     Code,
-    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
 use super::world::Phase;
@@ -124,7 +124,7 @@ impl SyncState {
         request_state: &mut RequestState,
         phase: Phase,
         id: u64,
-    ) -> Option<Ask> {
+    ) -> Option<ClientBody> {
         let now = Instant::now();
         if request_state.asked.is_some() || request_state.not_before.is_some_and(|at| at > now) {
             return None;
@@ -133,7 +133,7 @@ impl SyncState {
         let hole = self.0.iter().find(|(_, coverage)| is_old(coverage));
         let (request, ask) =
             if request_state.synced.is_none() || phase == Phase::Check && !request_state.is_checked() {
-                (Request::Sync(phase), Ask::Sync(pb::Sync { positions: self.positions() }))
+                (Request::Sync(phase), ClientBody::Sync(pb::Sync { positions: self.positions() }))
             } else if let Some((conversation, coverage)) = hole {
                 let pull = pb::Pull {
                     conversation: conversation.clone(),
@@ -142,10 +142,10 @@ impl SyncState {
                     limit: PAGE,
                     ..Default::default()
                 };
-                (Request::Pull(conversation.clone()), Ask::Pull(pull))
+                (Request::Pull(conversation.clone()), ClientBody::Pull(pull))
             } else if request_state.next_ping.is_none_or(|at| at <= now) {
                 request_state.next_ping = Some(now + PING_INTERVAL);
-                (Request::Ping, Ask::Ping(pb::Ping { positions: self.positions() }))
+                (Request::Ping, ClientBody::Ping(pb::Ping { positions: self.positions() }))
             } else {
                 return None;
             };
@@ -158,29 +158,29 @@ impl SyncState {
         &mut self,
         request_state: &mut RequestState,
         id: u64,
-        body: &Say,
+        body: &ServerBody,
     ) -> Option<Vec<pb::Push>> {
         let (_, request) = request_state.asked.as_ref().filter(|(asked, _)| *asked == id)?;
         let mut brought = Vec::new();
         match (request, body) {
-            (_, Say::ConversationState(state)) => {
+            (_, ServerBody::ConversationState(state)) => {
                 self.learn(&state.conversation, state.max_seq);
                 return Some(brought);
             }
-            (Request::Sync(phase), Say::SyncEnd(_)) => request_state.synced = Some(*phase),
-            (_, Say::Pong(pong)) => {
+            (Request::Sync(phase), ServerBody::SyncEnd(_)) => request_state.synced = Some(*phase),
+            (_, ServerBody::Pong(pong)) => {
                 for position in &pong.positions {
                     self.learn(&position.conversation, position.seq);
                 }
             }
-            (_, Say::Page(page)) => {
+            (_, ServerBody::Page(page)) => {
                 let named = page.messages.iter().map(|push| push.seq).chain(page.recalled.iter().copied());
                 if let Some(last) = named.chain(page.expired.iter().map(|range| range.last)).max() {
                     self.skip_to(&page.conversation, last);
                 }
                 brought.clone_from(&page.messages);
             }
-            (request, Say::Error(error)) => {
+            (request, ServerBody::Error(error)) => {
                 request_state.not_before = Some(Instant::now() + RETRY_DELAY);
                 let code = u16::try_from(error.code).unwrap_or(u16::MAX);
                 let nothing = [Code::NotYet, Code::NotAMember].iter().any(|it| it.number() == code);

@@ -20,7 +20,7 @@ use std::{
 use tidegate_protocol::{
     codec::Wire,
     content::Content,
-    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 use tokio::{
     sync::watch,
@@ -166,8 +166,8 @@ impl Talker {
                 frame = self.link.next() => {
                     let frame = frame.with_context(|| self.name.clone())?;
                     match frame.body {
-                        Some(Say::SendAck(_)) => {}
-                        Some(Say::Close(close)) => bail!("{}: closed: {close:?}", self.name),
+                        Some(ServerBody::SendAck(_)) => {}
+                        Some(ServerBody::Close(close)) => bail!("{}: closed: {close:?}", self.name),
                         // A message that was temporarily refused, or is unknown, is not acked.
                         _ => continue,
                     }
@@ -193,6 +193,6 @@ impl Talker {
             content: Some(Content::text("still there?".to_owned())),
             ..Default::default()
         };
-        self.link.send(&[pb::ClientFrame { id, body: Some(Ask::Send(send)) }]).await
+        self.link.send(&[pb::ClientFrame { id, body: Some(ClientBody::Send(send)) }]).await
     }
 }

@@ -21,7 +21,7 @@ use tidegate_protocol::{
     Code,
     codec::Wire,
     content::{Content, ContentBody},
-    pb::{self, client_frame::Body as Ask, server_frame::Body as Say},
+    pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 use tokio::{
     task::JoinSet,
@@ -228,10 +228,10 @@ impl Client {
                 frame = link.next() => {
                     let Some(body) = self.hear(frame, &mut link).await? else { continue };
                     match body {
-                        Say::GoAway(away) if !self.is_deaf() && !away.alternates.is_empty() => {
+                        ServerBody::GoAway(away) if !self.is_deaf() && !away.alternates.is_empty() => {
                             moving = self.set_out(away);
                         }
-                        Say::Close(close) => return self.closed(&close, moving).await,
+                        ServerBody::Close(close) => return self.closed(&close, moving).await,
                         _ => {}
                     }
                 }
@@ -299,7 +299,7 @@ impl Client {
                 ..Default::default()
             };
             flight.attempt += 1;
-            frames.push(pb::ClientFrame { id: 10 + flight.number, body: Some(Ask::Send(send)) });
+            frames.push(pb::ClientFrame { id: 10 + flight.number, body: Some(ClientBody::Send(send)) });
         }
         let sender = (self.index + self.shared.clients - 1) % self.shared.clients;
         let lacks = self.got < self.shared.acked[sender].load(Ordering::Acquire);
@@ -310,7 +310,7 @@ impl Client {
             let (conversation, direction) = (self.incoming.clone(), pb::Direction::Forward.into());
             let pull =
                 pb::Pull { conversation, cursor: self.got, limit: PAGE, direction, ..Default::default() };
-            frames.push(pb::ClientFrame { id: PULL, body: Some(Ask::Pull(pull)) });
+            frames.push(pb::ClientFrame { id: PULL, body: Some(ClientBody::Pull(pull)) });
         }
         link.send(&frames).await
     }
@@ -320,27 +320,30 @@ impl Client {
         &mut self,
         frame: anyhow::Result<pb::ServerFrame>,
         link: &mut ClientSocket,
-    ) -> anyhow::Result<Option<Say>> {
+    ) -> anyhow::Result<Option<ServerBody>> {
         let frame = frame.inspect_err(|_| self.away = Some(Instant::now()))?;
         match frame.body {
-            Some(Say::SendAck(ack)) => self.acked(&ack),
-            Some(Say::Error(error)) if frame.id > 10 => self.refused(&error),
-            Some(Say::Push(push)) => {
+            Some(ServerBody::SendAck(ack)) => self.acked(&ack),
+            Some(ServerBody::Error(error)) if frame.id > 10 => self.refused(&error),
+            Some(ServerBody::Push(push)) => {
                 self.take(&push);
                 let ack = pb::Ack { conversation: push.conversation, seq: push.seq };
-                link.send(&[pb::ClientFrame { id: 0, body: Some(Ask::Ack(ack)) }]).await?;
+                link.send(&[pb::ClientFrame { id: 0, body: Some(ClientBody::Ack(ack)) }]).await?;
             }
-            Some(Say::Page(page)) => {
+            Some(ServerBody::Page(page)) => {
                 self.pull |= page.messages.len() >= PAGE as usize;
                 page.messages.iter().for_each(|push| self.take(push));
                 if self.pull {
                     self.asked = None;
                 }
             }
-            Some(Say::Behind(_)) => self.pull = true,
-            Some(Say::Ping(_)) => {
-                link.send(&[pb::ClientFrame { id: frame.id, body: Some(Ask::Pong(pb::Pong::default())) }])
-                    .await?;
+            Some(ServerBody::Behind(_)) => self.pull = true,
+            Some(ServerBody::Ping(_)) => {
+                link.send(&[pb::ClientFrame {
+                    id: frame.id,
+                    body: Some(ClientBody::Pong(pb::Pong::default())),
+                }])
+                .await?;
             }
             body => return Ok(body),
         }
