@@ -40,12 +40,12 @@ impl Marks {
 
 /// Seqs of the messages of each conversation, ascending: of all senders, and of each sender.
 #[derive(Default)]
-struct Said {
+struct MessageSeqs {
     all: HashMap<Id, Vec<u64>>,
     own: HashMap<(Id, Id), Vec<u64>>,
 }
 
-impl Said {
+impl MessageSeqs {
     /// Returns the number of messages of other users in `first..=last`.
     fn by_others(&self, user: Id, conv: Id, first: u64, last: u64) -> u64 {
         let within = |seqs: Option<&Vec<u64>>| {
@@ -60,7 +60,7 @@ impl Said {
 impl Checker<'_> {
     /// Compares reported and stored read marks with acked ones, and unread counts with the log.
     pub(super) fn check_marks(&mut self) {
-        let said = self.said();
+        let seqs = self.message_seqs();
         let mut marks = Marks::default();
         for at in 0..self.history.events.len() {
             match self.history.events[at].event {
@@ -82,7 +82,7 @@ impl Checker<'_> {
                     self.check_mark(at, (user, conv), read, marks.floor(since, (user, conv)));
                     self.check_asked(at, &marks, (user, conv), read);
                     marks.know(at, (user, conv), read);
-                    let truth = self.unread(&said, (user, conv), read, max);
+                    let truth = self.unread(&seqs, (user, conv), read, max);
                     if unread != truth {
                         self.broken("unread-drift", at, |h| {
                             let (user, conv) = (h.name(user), h.name(conv));
@@ -142,7 +142,7 @@ impl Checker<'_> {
     }
 
     /// Returns the number of messages of others in `read + 1..=max` while the user was a member.
-    fn unread(&self, said: &Said, place: Place, read: u64, max: u64) -> u64 {
+    fn unread(&self, seqs: &MessageSeqs, place: Place, read: u64, max: u64) -> u64 {
         let (user, conv) = place;
         let always = [(1, u64::MAX)];
         let spans = match self.pair(conv) {
@@ -154,21 +154,21 @@ impl Checker<'_> {
         let shown = spans.iter().map(|(from, to)| ((*from).max(read + 1), (*to).min(max)));
         shown
             .filter(|(first, last)| first <= last)
-            .map(|(first, last)| said.by_others(user, conv, first, last))
+            .map(|(first, last)| seqs.by_others(user, conv, first, last))
             .sum()
     }
 
-    fn said(&self) -> Said {
-        let mut said = Said::default();
+    fn message_seqs(&self) -> MessageSeqs {
+        let mut seqs = MessageSeqs::default();
         for (conv, log) in &self.logs {
             for (seq, row) in &log.rows {
                 let Row::Message { cid } = row else { continue };
-                said.all.entry(*conv).or_default().push(*seq);
+                seqs.all.entry(*conv).or_default().push(*seq);
                 if let Some(send) = self.sends.get(cid) {
-                    said.own.entry((*conv, send.user)).or_default().push(*seq);
+                    seqs.own.entry((*conv, send.user)).or_default().push(*seq);
                 }
             }
         }
-        said
+        seqs
     }
 }
