@@ -50,11 +50,11 @@ mod tests {
     use super::*;
 
     const FIRST_DELAY: Duration = Duration::from_millis(50);
-    const MAX: Duration = Duration::from_secs(2);
+    const DELAY_MAX: Duration = Duration::from_secs(2);
 
     #[test]
     fn delays_double_to_their_limit_until_reset() {
-        let mut backoff = Backoff::new(FIRST_DELAY, MAX);
+        let mut backoff = Backoff::new(FIRST_DELAY, DELAY_MAX);
         let mut delays = || [(); 8].map(|()| backoff.next_delay().as_millis());
         assert_eq!(delays(), [50, 100, 200, 400, 800, 1_600, 2_000, 2_000]);
         assert_eq!(delays(), [2_000; 8]);
@@ -71,13 +71,13 @@ mod tests {
     #[test]
     fn jitter_keeps_at_least_half_and_differs_by_seed() {
         let draw = |seed| {
-            let mut backoff = Backoff::new(FIRST_DELAY, MAX).with_jitter(seed);
+            let mut backoff = Backoff::new(FIRST_DELAY, DELAY_MAX).with_jitter(seed);
             [(); 10].map(|()| backoff.next_delay())
         };
         let (one, other) = (draw(1), draw(2));
         assert_eq!(one, draw(1));
         assert_ne!(one, other);
-        let mut plain = Backoff::new(FIRST_DELAY, MAX);
+        let mut plain = Backoff::new(FIRST_DELAY, DELAY_MAX);
         for delay in one {
             let longest = plain.next_delay();
             assert!((longest / 2..=longest).contains(&delay), "{delay:?} of {longest:?}");

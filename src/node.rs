@@ -62,7 +62,7 @@ const CALLS_END_MAX: Duration = Duration::from_secs(1);
 /// Longest time from the end of a drain, at the latest its deadline, to the end of the process.
 ///
 /// The time limits of the broker, routes and events, and calls are added up.
-pub const LAST_STEPS: Duration =
+pub const LAST_STEPS_MAX: Duration =
     broker::STOP_MAX.saturating_add(lease::LEAVING_MAX).saturating_add(CALLS_END_MAX);
 
 /// File in the data directory with the addresses of a running node.

@@ -49,24 +49,24 @@ pub struct KafkaRefusal {
     /// Reason and cure, as shown to operators.
     pub why: String,
     /// Whether a retry may succeed: no broker answered, or a topic does not exist yet.
-    pub is_away: bool,
+    pub is_unavailable: bool,
 }
 
 impl KafkaRefusal {
     fn permanent(why: impl Into<String>) -> Self {
-        Self { why: why.into(), is_away: false }
+        Self { why: why.into(), is_unavailable: false }
     }
 
     fn unavailable(why: impl Into<String>) -> Self {
-        Self { why: why.into(), is_away: true }
+        Self { why: why.into(), is_unavailable: true }
     }
 }
 
 impl From<KafkaError> for KafkaRefusal {
     fn from(error: KafkaError) -> Self {
         // Retrying does not help when the library rejects a setting.
-        let is_away = !matches!(error, KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_));
-        Self { why: format!("Kafka: {error}"), is_away }
+        let is_unavailable = !matches!(error, KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_));
+        Self { why: format!("Kafka: {error}"), is_unavailable }
     }
 }
 

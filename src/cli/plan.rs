@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::bail;
 use tidegate_protocol::machine::drain::{self, Plan};
 
-use crate::{budget::Admission, config::Config, node::LAST_STEPS};
+use crate::{budget::Admission, config::Config, node::LAST_STEPS_MAX};
 
 /// Options that name the sources of the configuration, as for `serve`.
 #[derive(clap::Args, Debug)]
@@ -150,7 +150,7 @@ fn deadline_problem(plan: &Plan, deadline: Duration) -> Option<String> {
 
 /// Returns the seconds to grant: enough for the plan, and at least for the deadline and the shutdown after it.
 fn grace(plan: &Plan, deadline: Duration) -> u64 {
-    let whole = plan.grace.max(deadline + LAST_STEPS);
+    let whole = plan.grace.max(deadline + LAST_STEPS_MAX);
     whole.as_millis().div_ceil(1_000).try_into().unwrap_or(u64::MAX)
 }
 

@@ -87,7 +87,7 @@ pub(super) async fn build(config: &Config, start: Instant, metrics: &Metrics) ->
 pub(super) fn is_unavailable(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         matches!(cause.downcast_ref(), Some(PostgresOpenError::Unavailable(_)))
-            || matches!(cause.downcast_ref(), Some(KafkaRefusal { is_away: true, .. }))
+            || matches!(cause.downcast_ref(), Some(KafkaRefusal { is_unavailable: true, .. }))
             || matches!(cause.downcast_ref(), Some(ReadError::Unavailable(_)))
             || cause.is::<RoutesError>()
     })

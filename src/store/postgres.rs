@@ -55,10 +55,10 @@ use crate::{
 const ATTEMPTS_MAX: u32 = 6;
 
 /// Delay after the first failed attempt; it doubles after each.
-const FIRST_BACK_OFF: Duration = Duration::from_millis(2);
+const BACK_OFF_MIN: Duration = Duration::from_millis(2);
 
 /// Delay before the last attempt.
-const LAST_BACK_OFF: Duration = Duration::from_millis(32);
+const BACK_OFF_MAX: Duration = Duration::from_millis(32);
 
 /// Network time allowed for a round trip, in addition to the server's statement timeout.
 const NETWORK_TIME_MAX: Duration = Duration::from_millis(500);
@@ -166,7 +166,7 @@ impl Core {
     where
         F: Future<Output = Result<T, PostgresError>> + Send,
     {
-        let mut backoff = Backoff::new(FIRST_BACK_OFF, LAST_BACK_OFF);
+        let mut backoff = Backoff::new(BACK_OFF_MIN, BACK_OFF_MAX);
         for _ in 1..ATTEMPTS_MAX {
             match once().await {
                 Ok(done) => return Ok(done),

@@ -129,7 +129,7 @@ fn ack_with_time(wire: Wire, conversation: &str, seq: u64, time: u64) -> Vec<u8>
 
 #[test]
 fn s16_time_in_an_ack_is_ignored() {
-    const FAR: u64 = 4_102_444_800_000;
+    const FAR_TIME_MS: u64 = 4_102_444_800_000;
     let node = TestNode::start(|config| config.timing.ack_timeout_ms = 300);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
     for wire in Wire::ALL {
@@ -143,7 +143,7 @@ fn s16_time_in_an_ack_is_ignored() {
             assert!(matches!(bob.reply(900), ServerBody::Done(_)), "{wire:?}");
         };
         // A time in the year 2100, after everything.
-        ack(&mut bob, 1, FAR);
+        ack(&mut bob, 1, FAR_TIME_MS);
         // Drops copies from before the ack; either of the next two may be the first.
         bob.inbox.clear();
         let mut again: Vec<u64> = bob.pushes(2).iter().map(|push| push.seq).collect();

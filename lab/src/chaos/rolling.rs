@@ -31,7 +31,7 @@ use tidegate::{
         http::{Connection, RESPONSE_TIMEOUT},
     },
     config::Config,
-    node::LAST_STEPS,
+    node::LAST_STEPS_MAX,
     store::PostgresStore,
 };
 use tidegate_protocol::machine::drain;
@@ -244,7 +244,7 @@ async fn restart(
     };
     let ack = (slowest.0, slowest.1.saturating_sub(from));
     // A process that was not scheduled is late by that time.
-    let longest = settings.deadline + LAST_STEPS + stall;
+    let longest = settings.deadline + LAST_STEPS_MAX + stall;
     let code = status.code();
     Ok(Turn {
         node: nth,

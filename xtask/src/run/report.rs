@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     shell::Shell,
-    steps::{self, Cases, STEPS, WHOLE_MAX},
+    steps::{self, Cases, STEPS, WHOLE_RUN_MAX},
 };
 
 /// Outcome of a step.
@@ -48,7 +48,7 @@ impl Run {
 
     /// Returns whether a whole run took longer than planned.
     fn is_over(&self) -> bool {
-        self.is_whole && self.wall > WHOLE_MAX
+        self.is_whole && self.wall > WHOLE_RUN_MAX
     }
 
     fn cases(&self) -> (usize, usize) {
@@ -91,7 +91,7 @@ impl Run {
         }
         let wall = self.wall.as_secs_f64();
         let over = if self.is_over() { "  over: a step that grows pays for it elsewhere" } else { "" };
-        let planned = if self.is_whole { WHOLE_MAX.as_secs().to_string() } else { String::new() };
+        let planned = if self.is_whole { WHOLE_RUN_MAX.as_secs().to_string() } else { String::new() };
         line(format_args!("{:<12} {wall:>8.1} {cpu:>8.1} {planned:>8}{over}", "total"));
         for outcome in self.failed() {
             let failed = outcome.cases.iter().flat_map(|it| &it.failed);
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(run.json()["verdict"], "failed");
         assert_eq!(run.json()["steps"][1]["failure"], "a case");
         assert!(!table.contains("over:"), "{table}");
-        let slow = Run { wall: WHOLE_MAX + Duration::from_secs(1), ..run };
+        let slow = Run { wall: WHOLE_RUN_MAX + Duration::from_secs(1), ..run };
         assert!(slow.table().contains("over:") && slow.json()["over"] == true);
     }
 }

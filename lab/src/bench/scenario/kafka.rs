@@ -32,7 +32,7 @@ const NODES: [usize; 2] = [1, 3];
 /// Most conversations of a quick run, nearly all that its twelve connections can have.
 const QUICK_CONVERSATIONS: usize = 60;
 /// Largest accepted delay of an answer after a bare produce and consume, at the median.
-const LATER_MS: f64 = 2.0;
+const ADDED_DELAY_MAX_MS: f64 = 2.0;
 
 /// Parameters of the scenario.
 pub(super) struct Load<'a> {
@@ -220,7 +220,7 @@ fn half_load(section: &mut Section, rate: f64, Rounds { ours, raw }: &Rounds) {
     let (acks, back) = (ms(ours, |o| o.p50_us), ms(raw, |o| o.p50_us));
     let later = acks.iter().zip(&back).map(|(ack, back)| ack - back).collect();
     let what = format!("send to ack at {rate:.0}/s, p50, less bare produce and consume");
-    section.rounds(&what, later, "ms", Some(FigureTarget::AtMost(LATER_MS)));
+    section.rounds(&what, later, "ms", Some(FigureTarget::AtMost(ADDED_DELAY_MAX_MS)));
     section.ratio("the same / bare produce and consume", &acks, &back, None);
     section.rounds("send to ack at half load, p50", acks, "ms", None);
     section.rounds("send to ack at half load, p99", ms(ours, |o| o.p99_us), "ms", None);
