@@ -472,7 +472,7 @@ fn recreated_log_stops_its_partitions_and_resets_nothing() {
     cluster.replace_log();
     let is_stopped = |cluster: &Cluster| {
         let node = cluster.node(0);
-        (node.metric("partitions_owned") == 3.0 && node.said().contains("LOG_REPLACED")).then_some(())
+        (node.metric("partitions_owned") == 3.0 && node.stderr().contains("LOG_REPLACED")).then_some(())
     };
     eventually("the archived partition is released", || is_stopped(&cluster));
     let nothing_is_reset = |cluster: &Cluster| {

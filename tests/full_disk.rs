@@ -298,7 +298,7 @@ fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_d
     sent.until_refused(&mut alice, reads_along.then_some(&mut bob), text);
     node.signal(Signal::KILL);
     node.exit();
-    assert!(!node.said().contains("panicked"), "{}", node.said());
+    assert!(!node.stderr().contains("panicked"), "{}", node.stderr());
     disk.clear();
     let mut next = disk.serve(sets);
     let mut reader = next.login(Wire::JsonLine, "bob", "phone");
@@ -307,8 +307,8 @@ fn full_and_free_again(disk: &Disk, sets: &[&str], text: &str, leave: u64, may_d
     wait_for_accept(&mut alice, &mut sent, text);
     sent.check(&mut reader);
     next.signal(Signal::TERM);
-    assert_eq!(next.exit().code(), Some(0), "{}", next.said());
-    assert!(!next.said().contains("panicked"), "{}", next.said());
+    assert_eq!(next.exit().code(), Some(0), "{}", next.stderr());
+    assert!(!next.stderr().contains("panicked"), "{}", next.stderr());
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn signal_notifies_clients_and_exits_with_success() {
         }
         drop(clients);
         let status = node.exit();
-        assert_eq!(status.code(), Some(0), "{signal:?}: {}", node.said());
+        assert_eq!(status.code(), Some(0), "{signal:?}: {}", node.stderr());
         assert!(began.elapsed() < Duration::from_secs(5), "{signal:?} took {:?}", began.elapsed());
         assert!(!node.data().join("node.json").exists(), "an ended node has no address file");
     }
@@ -79,13 +79,13 @@ fn node_stopped_during_its_start_exits_in_order() {
     let cluster = ["node.profile=cluster", "node.ids=2", "kafka.brokers=[127.0.0.1:1]", &key];
     let away = ["redis.urls=[redis://127.0.0.1:1]", "postgres.url=postgres://nobody@127.0.0.1:1/none"];
     let mut node = Process::begin(&data, command(&data, &[&cluster[..], &away[..]].concat()));
-    eventually("the node waits", || node.said().contains("waiting for dependencies").then_some(()));
+    eventually("the node waits", || node.stderr().contains("waiting for dependencies").then_some(()));
     let began = Stopwatch::start();
     node.signal(Signal::TERM);
     let status = node.exit();
     assert!(began.elapsed() < Duration::from_secs(5), "after {:?}", began.elapsed());
-    assert_eq!(status.code(), Some(0), "{}", node.said());
-    assert!(node.said().contains("stopped before the node had started"), "{}", node.said());
+    assert_eq!(status.code(), Some(0), "{}", node.stderr());
+    assert!(node.stderr().contains("stopped before the node had started"), "{}", node.stderr());
     std::fs::remove_dir_all(&data).ok();
 }
 
@@ -101,8 +101,8 @@ fn open_file_limit_is_raised_and_a_shortage_reported() {
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let clients = ready["connsMax"].as_u64().expect("a number");
     assert_eq!(clients, allowed.map_or(100_000_000, |files| (files - 200).min(100_000_000)));
-    let warns = node.said().contains("limits.conns_max 100000000: the limit of open files allows");
-    assert_eq!(warns, clients < 100_000_000, "{}", node.said());
+    let warns = node.stderr().contains("limits.conns_max 100000000: the limit of open files allows");
+    assert_eq!(warns, clients < 100_000_000, "{}", node.stderr());
     node.signal(Signal::TERM);
     assert_eq!(node.exit().code(), Some(0));
 }
@@ -114,7 +114,7 @@ fn client_that_does_not_close_does_not_delay_the_exit() {
     let _unknown = Client::connect(node.address(), Wire::JsonLine);
     let began = Stopwatch::start();
     node.signal(Signal::TERM);
-    assert_eq!(node.exit().code(), Some(0), "{}", node.said());
+    assert_eq!(node.exit().code(), Some(0), "{}", node.stderr());
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
@@ -135,8 +135,8 @@ fn stalled_client_is_cut_at_the_deadline_and_counted() {
     node.signal(Signal::TERM);
     assert_eq!(alice.expect_close(), Code::Draining);
     let status = node.exit();
-    assert_eq!(status.code(), Some(3), "{}", node.said());
-    assert!(node.said().contains("the deadline cut 1 connections"), "{}", node.said());
+    assert_eq!(status.code(), Some(3), "{}", node.stderr());
+    assert!(node.stderr().contains("the deadline cut 1 connections"), "{}", node.stderr());
     drop(stalled);
 }
 
@@ -155,7 +155,7 @@ fn second_signal_ends_a_slow_drain() {
         assert_eq!(client.expect_close(), Code::Draining);
     }
     let status = node.exit();
-    assert_eq!(status.code(), Some(4), "{}", node.said());
+    assert_eq!(status.code(), Some(4), "{}", node.stderr());
     assert!(again.elapsed() < Duration::from_secs(4), "{:?}", again.elapsed());
 }
 
@@ -209,8 +209,8 @@ fn node_that_loses_a_shard_or_its_owner_fails() {
         assert!(alice.text("bob", "m1", "all is well") > 0);
         alice.say(ask::send(send("bob", "boom", "!")));
         let status = node.exit();
-        assert_eq!(status.code(), Some(1), "{part}: {}", node.said());
-        assert!(node.said().contains(named), "{part}: {}", node.said());
+        assert_eq!(status.code(), Some(1), "{part}: {}", node.stderr());
+        assert!(node.stderr().contains(named), "{part}: {}", node.stderr());
     }
 }
 
@@ -295,7 +295,7 @@ fn monitor_port_answers_probes_and_changes_nothing() {
     }
     assert_eq!(asked("DELETE", "/readyz").0, 405);
     node.signal(Signal::TERM);
-    assert_eq!(node.exit().code(), Some(0), "{}", node.said());
+    assert_eq!(node.exit().code(), Some(0), "{}", node.stderr());
     let (_, said) = fails(&["listen.monitor=7803"]);
     assert!(said.contains("listen.monitor: write address:port"), "{said}");
     let none = Process::start(&[]);

@@ -98,10 +98,10 @@ fn log_that_lost_records_stops_only_those_partitions() {
         cluster.restart(0);
         eventually("the damaged partitions stop, and the others continue", || {
             let node = cluster.node(0);
-            (node.said().matches("LOG_REPLACED").count() >= 3).then_some(())
+            (node.stderr().matches("LOG_REPLACED").count() >= 3).then_some(())
         });
         cluster.node(0).metric_becomes("partitions_owned", 1.0);
-        let said = cluster.node(0).said();
+        let said = cluster.node(0).stderr();
         // New sends have made 2 as long as its archive, but it is another log.
         let end = if run == 0 { "ends at" } else { "is not the one that was archived" };
         for (partition, why) in [(1, "were deleted unarchived"), (2, end), (3, "ends at")] {

@@ -66,7 +66,7 @@ fn rules_switch_after_the_last_old_node_is_replaced() {
     cluster.restart(1);
     cluster.node(1).metric_becomes("ledger_rules_unknown", f64::from(LEDGER_NEWEST));
     cluster.all_owned();
-    let complaints = || cluster.node(1).said().matches("RULES_UNKNOWN").count();
+    let complaints = || cluster.node(1).stderr().matches("RULES_UNKNOWN").count();
     let before = complaints();
     assert!(before > 0);
     // The node serves its clients, and owns no partition again.

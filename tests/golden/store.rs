@@ -54,7 +54,7 @@ pub(crate) fn write(folder: &Folder) {
     let view = world::view(&node);
     folder.write(VIEW, format!("{view:#}\n").as_bytes());
     node.signal(Signal::TERM);
-    assert!(node.exit().success(), "{}", node.said());
+    assert!(node.exit().success(), "{}", node.stderr());
     fs::remove_file(data.join("stderr")).expect("the file exists");
     let export = folder.path(EXPORT);
     fs::remove_file(&export).ok();

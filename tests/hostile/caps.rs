@@ -105,7 +105,7 @@ fn accepting_pauses_without_file_descriptors() {
     let (began, cpu) = (Instant::now(), node.cpu());
     // The admin port shares the descriptors, so the counter is only available afterwards; until then the log has it.
     eventually("accepting pauses, again and again", || {
-        (node.said().matches("no file descriptor left").count() >= 10).then_some(())
+        (node.stderr().matches("no file descriptor left").count() >= 10).then_some(())
     });
     let (took, used) = (began.elapsed(), node.cpu().saturating_sub(cpu));
     assert!(took >= Duration::from_millis(800), "ten pauses took {took:?}");
@@ -128,7 +128,7 @@ fn too_low_open_file_limit_is_refused_at_start() {
     let errors = std::fs::File::create(data.join("stderr")).expect("a file");
     shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     let mut node = Process::begin(&data, shell);
-    let (status, said) = (node.exit(), node.said());
+    let (status, said) = (node.exit(), node.stderr());
     std::fs::remove_dir_all(&data).ok();
     assert_eq!(status.code(), Some(1), "{said}");
     assert!(said.contains("open-file limit is 64"), "{said}");

@@ -85,15 +85,15 @@ fn x12_open_data_directory_is_closed_at_the_start() {
     chmod(&data, 0o755);
     let node = Process::spawn(&data, serve);
     assert_eq!(fs::metadata(&data).expect("the path exists").mode() & 0o777, 0o700);
-    assert!(node.said().contains("data directory was open to other accounts"), "{}", node.said());
+    assert!(node.stderr().contains("data directory was open to other accounts"), "{}", node.stderr());
 }
 
 /// Runs `serve` on a directory that it refuses, and returns its output.
 fn refused(data: &Path, sets: &[&str]) -> String {
     let mut node = Process::begin(data, command(data, sets));
     let status = node.exit();
-    assert_eq!(status.code(), Some(1), "{}", node.said());
-    node.said()
+    assert_eq!(status.code(), Some(1), "{}", node.stderr());
+    node.stderr()
 }
 
 #[test]

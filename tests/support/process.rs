@@ -47,7 +47,7 @@ impl Begun {
         let file = data.join(NODE_FILE);
         let addresses = eventually_within(START_TIMEOUT, "the node announces its addresses", || {
             if let Some(status) = child.try_wait().expect("a child") {
-                panic!("the node ended with {status}: {}", try_said(&data).unwrap_or_default());
+                panic!("the node ended with {status}: {}", try_stderr_of(&data).unwrap_or_default());
             }
             let says = serde_json::from_slice::<Addresses>(&fs::read(&file).ok()?).ok();
             says.filter(|at| at.pid == child.id())
@@ -71,15 +71,15 @@ impl Begun {
     }
 
     /// Returns what the node has written to its error stream.
-    pub fn said(&self) -> String {
-        said(&self.data)
+    pub fn stderr(&self) -> String {
+        stderr_of(&self.data)
     }
 }
 
 impl Drop for Begun {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            eprintln!("the node said: {}", try_said(&self.data).unwrap_or_default());
+            eprintln!("the node said: {}", try_stderr_of(&self.data).unwrap_or_default());
             child.kill().ok();
             child.wait().ok();
         }
@@ -227,8 +227,8 @@ impl Process {
     }
 
     /// Returns what the node wrote to its error stream.
-    pub fn said(&self) -> String {
-        said(&self.data)
+    pub fn stderr(&self) -> String {
+        stderr_of(&self.data)
     }
 
     fn pid(&self) -> Pid {
@@ -253,7 +253,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the node said: {}", try_said(&self.data).unwrap_or_default());
+            eprintln!("the node said: {}", try_stderr_of(&self.data).unwrap_or_default());
         }
         self.child.kill().ok();
         self.child.wait().ok();
@@ -289,10 +289,10 @@ pub fn in_shell(before: &str, program: &Command) -> Command {
     shell
 }
 
-fn said(data: &Path) -> String {
-    try_said(data).unwrap_or_else(|error| panic!("{}: {error}", data.join("stderr").display()))
+fn stderr_of(data: &Path) -> String {
+    try_stderr_of(data).unwrap_or_else(|error| panic!("{}: {error}", data.join("stderr").display()))
 }
 
-fn try_said(data: &Path) -> io::Result<String> {
+fn try_stderr_of(data: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(data.join("stderr"))?).into_owned())
 }
