@@ -211,6 +211,19 @@ async fn certificates_of_another_authority_or_host_are_refused() {
 }
 
 #[tokio::test]
+async fn x20_certificates_for_a_shared_name_authenticate_at_any_address() {
+    let (ours, local) = (Authority::new(), "127.0.0.1");
+    let named = |host: &str| with(ours.node(host, &ours).with_name("nodes.example"));
+    for (host, is_accepted) in [("nodes.example", true), (local, false)] {
+        let (end, peer) = (Arc::new(End::default()), node("there", 1));
+        let listener = listen(peer.clone(), &end, named(host));
+        let link = caller(named("nodes.example"), &[(peer.clone(), listener.address())]);
+        let reply = call(&link, &peer).await;
+        assert_eq!(reply.is_ok(), is_accepted, "{host}: {reply:?}");
+    }
+}
+
+#[tokio::test]
 async fn listener_without_a_usable_certificate_does_not_start() {
     let end: Arc<dyn Link> = Arc::new(End::default());
     let at = ([127, 0, 0, 1], 0).into();

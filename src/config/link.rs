@@ -19,13 +19,16 @@ pub struct LinkConfig {
     /// File with the secret that all nodes share and prove to each other, at least 16 bytes. Empty: none. The secret
     /// does not encrypt; use certificates on a network that others can read or change.
     pub secret_file: PathBuf,
-    /// Certificate of this node (PEM), valid for the advertised host. Encrypts the link, and peers must present
-    /// certificates too. Empty: none.
+    /// Certificate of this node (PEM), valid for link.tls_name, or for the advertised host without one. Encrypts the
+    /// link, and peers must present certificates too. Empty: none.
     pub tls_cert: PathBuf,
     /// Private key of the certificate (PEM).
     pub tls_key: PathBuf,
     /// Authority that signed the certificates of all nodes (PEM).
     pub tls_ca: PathBuf,
+    /// Name for which the certificates of all nodes are valid, where their addresses change, as those of pods do.
+    /// Empty: each is valid for its advertised host.
+    pub tls_name: String,
     /// Bytes queued per peer: once for pushes and replies, once for queries, and once for best-effort messages (live
     /// rooms, signals, marks). More are not delivered.
     pub queue_bytes: usize,
@@ -42,6 +45,7 @@ impl Default for LinkConfig {
             tls_cert: PathBuf::new(),
             tls_key: PathBuf::new(),
             tls_ca: PathBuf::new(),
+            tls_name: String::new(),
             queue_bytes: 8 * 1024 * 1024,
             timeout_ms: 1_000,
         }
@@ -66,6 +70,10 @@ impl LinkConfig {
         need(
             tls.iter().all(|it| *it == tls[0]),
             "link: tls_cert, tls_key and tls_ca go together; set all three or none",
+        );
+        need(
+            self.tls_name.is_empty() || (tls[0] && is_host(&self.tls_name)),
+            "link.tls_name: a host name, together with link.tls_cert, link.tls_key and link.tls_ca",
         );
         need(
             self.listen.ip().is_loopback() || tls[2] || given(&self.secret_file),
@@ -93,8 +101,12 @@ fn is_host_and_port(text: &str) -> bool {
         return true;
     }
     let Some((host, port)) = text.rsplit_once(':') else { return false };
+    is_host(host) && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+fn is_host(text: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-    !host.is_empty() && host.chars().all(letter) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    !text.is_empty() && text.chars().all(letter)
 }
 
 #[cfg(test)]
@@ -126,6 +138,16 @@ mod tests {
             (link.tls_cert, link.tls_key, link.tls_ca) = ("c".into(), "k".into(), "a".into());
         });
         assert!(whole.is_empty(), "{whole:?}");
+        let named = |link: &mut LinkConfig, name: &str| link.tls_name = name.to_owned();
+        assert!(problems(|link| named(link, "nodes.example"))[0].contains("link.tls_name"), "no certificate");
+        let with_name = |name: &'static str| {
+            problems(move |link| {
+                (link.tls_cert, link.tls_key, link.tls_ca) = ("c".into(), "k".into(), "a".into());
+                named(link, name);
+            })
+        };
+        assert!(with_name("nodes.example").is_empty());
+        assert!(with_name("nodes.example:7802")[0].contains("link.tls_name"));
     }
 
     #[test]

@@ -64,6 +64,8 @@ pub struct Settings {
 pub struct Tls {
     identity: Identity,
     authority: Certificate,
+    /// Name for which the certificates of peers must be valid; `None`: the host of their address.
+    name: Option<String>,
 }
 
 /// Client end of the link. Calls to nodes other than those of [`GrpcLink::set_peers`] are `Unavailable`.
@@ -87,7 +89,8 @@ impl Settings {
             let at = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
             let read = |path: &Path| fs::read(path).map_err(|error| at(path, error));
             let key = private::read(&section.tls_key).map_err(|error| at(&section.tls_key, error))?;
-            Some(Tls::new(&read(&section.tls_cert)?, &key, &read(&section.tls_ca)?))
+            let tls = Tls::new(&read(&section.tls_cert)?, &key, &read(&section.tls_ca)?);
+            Some(if section.tls_name.is_empty() { tls } else { tls.with_name(&section.tls_name) })
         } else {
             None
         };
@@ -100,11 +103,22 @@ impl Tls {
     /// Creates the identity from PEM: certificate chain and key of this node, and the authority that signed those of
     /// all nodes. A peer's certificate must be for the host in its address.
     pub fn new(certificate: &[u8], key: &[u8], authority: &[u8]) -> Self {
-        Self { identity: Identity::from_pem(certificate, key), authority: Certificate::from_pem(authority) }
+        let (identity, authority) = (Identity::from_pem(certificate, key), Certificate::from_pem(authority));
+        Self { identity, authority, name: None }
+    }
+
+    /// Requires the certificates of peers to be for this name, whatever their addresses.
+    pub fn with_name(self, name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..self }
     }
 
     fn client(&self) -> ClientTlsConfig {
-        ClientTlsConfig::new().identity(self.identity.clone()).ca_certificate(self.authority.clone())
+        let config = ClientTlsConfig::new().identity(self.identity.clone());
+        let config = config.ca_certificate(self.authority.clone());
+        match &self.name {
+            Some(name) => config.domain_name(name),
+            None => config,
+        }
     }
 
     fn server(&self) -> ServerTlsConfig {

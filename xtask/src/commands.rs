@@ -1,5 +1,6 @@
 //! Commands of `cargo xtask` that are not steps of the test run, or combine several steps.
 
+pub(crate) mod audit;
 pub(crate) mod bench;
 pub(crate) mod docs;
 pub(crate) mod fuzz;

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    commands::{bench, docs, fuzz, quick, soak},
+    commands::{audit, bench, docs, fuzz, quick, soak},
     shell::Shell,
     steps::{chaos, compile, deny, nextest, rehearse},
 };
@@ -58,6 +58,12 @@ enum Command {
     Step { name: String },
     /// Check licences, banned crates and sources (installs cargo-deny).
     Deny,
+    /// Look for known vulnerabilities in all dependencies (installs cargo-deny, downloads the database of advisories).
+    Audit {
+        /// Clone of the database, with its newest state on the branch `main`, where it can't be downloaded.
+        #[arg(long, value_name = "FOLDER")]
+        database: Option<std::path::PathBuf>,
+    },
     /// Fuzz every target (installs cargo-fuzz).
     Fuzz {
         /// Seconds for each target.
@@ -178,6 +184,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Matching { words } => nextest::matching(shell, &words),
         Command::Step { name } => run::in_this_process(shell, &name),
         Command::Deny => deny::run(shell),
+        Command::Audit { database } => audit::run(shell, database.as_deref()),
         Command::Fuzz { seconds, target } => fuzz::run(shell, seconds, target.as_deref()),
         Command::Bench { args } => bench::run(shell, &args),
         Command::Chaos(args) => {

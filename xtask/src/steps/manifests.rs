@@ -32,6 +32,8 @@ pub(crate) struct ManifestFacts {
     paths: BTreeSet<String>,
     /// User and group of the image.
     user: String,
+    /// Whether the folder is for production: nothing in it may be unencrypted.
+    is_production: bool,
     /// Page that describes the objects to create by hand.
     page: String,
     /// Seconds that `tidegate drain-plan` needs for a node that is as full as the settings allow.
@@ -46,7 +48,8 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     for name in ALL {
         let documents = &render::render(shell, &format!("k8s/{name}"))?;
         validate(shell, documents, &scratch.join(format!("{}.yaml", name.replace('/', "-"))))?;
-        let facts = ManifestFacts::gather(shell, documents, &scratch)?;
+        let mut facts = ManifestFacts::gather(shell, documents, &scratch)?;
+        facts.is_production = *name == "overlays/prod";
         let problems = agree::problems(documents, &facts);
         if !problems.is_empty() {
             bail!("k8s/{name} does not fit the binary:\n  {}", problems.join("\n  "));
@@ -120,6 +123,7 @@ impl ManifestFacts {
             names,
             paths: paths.map(str::to_owned).collect(),
             user: user.to_owned(),
+            is_production: false,
             page: read("k8s/README.md")?,
             grace: granted(shell, documents, scratch)?,
         })

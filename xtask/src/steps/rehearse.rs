@@ -104,8 +104,25 @@ fn place(shell: &Shell, folder: &Path, list: &str) -> anyhow::Result<Place> {
         format!("redis.urls=[{}]", of("redis7", "url")?),
         format!("postgres.url={}", of("postgres", "url")?),
         "postgres.password_file=".to_owned(),
-        "postgres.tls=false".to_owned(),
     ];
+    // The servers here have no certificates; nodes link without TLS, too.
+    let plain = [
+        "kafka.security=plaintext",
+        "kafka.sasl_mechanism=",
+        "kafka.sasl_username=",
+        "kafka.sasl_password_file=",
+        "kafka.ca_file=",
+        "redis.tls=false",
+        "redis.tls_ca_file=",
+        "redis.password_file=",
+        "postgres.tls=false",
+        "postgres.tls_ca_file=",
+        "link.tls_cert=",
+        "link.tls_key=",
+        "link.tls_ca=",
+        "link.tls_name=",
+    ];
+    let servers = servers.into_iter().chain(plain.map(str::to_owned)).collect();
     Ok(Place { program: shell.built("tidegate"), folder: folder.to_owned(), keys, servers })
 }
 

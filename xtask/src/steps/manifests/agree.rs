@@ -39,6 +39,7 @@ pub(super) fn problems(documents: &[Value], facts: &ManifestFacts) -> Vec<String
     look.probes(&mut found);
     look.times(&mut found);
     look.files(&mut found);
+    look.encryption(&mut found);
     look.security(&mut found);
     found.0
 }
@@ -283,7 +284,10 @@ impl<'a> Look<'a> {
     /// Checks that files in the settings are mounted, and that k8s/README.md says how to create them.
     fn files(&self, found: &mut Found) {
         let keys = self.settings.keys();
-        let named = keys.iter().filter(|key| key.ends_with("_file"));
+        let is_file = |key: &&String| {
+            key.ends_with("_file") || ["link.tls_cert", "link.tls_key", "link.tls_ca"].contains(&key.as_str())
+        };
+        let named = keys.iter().filter(is_file);
         let mut mounts = self.node()["volumeMounts"].as_array().into_iter().flatten();
         let mount = mounts.find(|mount| mount["name"] == "keys");
         let folder = mount.and_then(|mount| mount["mountPath"].as_str()).unwrap_or_default();
@@ -305,6 +309,26 @@ impl<'a> Look<'a> {
             let right = format!("{}/tidegate.toml", folder.unwrap_or_default());
             found.need(config.eq([&Value::from(right.as_str())]), || {
                 format!("{}: the settings are at {right}, TIDEGATE_CONFIG says else", container["name"])
+            });
+        }
+    }
+
+    /// Checks that a node for production encrypts every connection to servers and peers, and authenticates itself.
+    fn encryption(&self, found: &mut Found) {
+        let is = |key: &str, wanted: &str| self.settings.value(key).as_deref() == Some(wanted);
+        let given = |key: &str| self.settings.value(key).is_some_and(|value| !value.is_empty());
+        let needed = [
+            ("kafka.security", is("kafka.security", "sasl_ssl") || is("kafka.security", "ssl")),
+            ("redis.tls", is("redis.tls", "true")),
+            ("redis.password_file", given("redis.password_file")),
+            ("postgres.tls", is("postgres.tls", "true")),
+            ("postgres.password_file", given("postgres.password_file")),
+            ("link.tls_ca", given("link.tls_ca")),
+            ("link.secret_file", given("link.secret_file")),
+        ];
+        for (key, ok) in needed {
+            found.need(ok || !self.facts.is_production, || {
+                format!("{key}: a node for production connects without encryption or proof")
             });
         }
     }

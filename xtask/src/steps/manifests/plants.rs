@@ -25,6 +25,7 @@ fn plants(settings: &str) -> Vec<Plant> {
         of_services(),
         of_scaling(),
         of_settings(settings),
+        of_encryption(settings),
         of_ways_in(),
         of_ways_out(),
     ]
@@ -287,6 +288,20 @@ fn of_settings(text: &str) -> Vec<Plant> {
     ]
 }
 
+/// Faults of tidegate.toml that leave a connection of a node for production unencrypted, or without proof.
+fn of_encryption(text: &str) -> Vec<Plant> {
+    let of = |what: &'static str, from: &str, to: &str, expected: &'static str| -> Plant {
+        (what, CONFIG, "/data/tidegate.toml", json!(text.replace(from, to)), expected)
+    };
+    vec![
+        of("plaintext Kafka", "security = \"sasl_ssl\"", "security = \"plaintext\"", "kafka.security: a node"),
+        of("plaintext Redis", "[redis]", "[redis]\ntls = false\n[redis_was]", "redis.tls: a node"),
+        of("Redis without a password", "/keys/redis.password", "", "redis.password_file: a node"),
+        of("plaintext Postgres", "[postgres]", "[postgres]\ntls = false\n[postgres_was]", "postgres.tls: a"),
+        of("a plaintext link", "tls_ca = \"/keys/ca.crt\"", "tls_ca = \"\"", "link.tls_ca: a node"),
+    ]
+}
+
 /// Faults of the connections that the NetworkPolicy allows into a node.
 fn of_ways_in() -> Vec<Plant> {
     let link = "lets others than it should in at link";
@@ -390,6 +405,11 @@ pub(super) fn all_found(documents: &[Value], facts: &ManifestFacts) -> anyhow::R
         "a preStop too short for a balancer" => {
             documents.iter().any(|it| it["spec"]["externalTrafficPolicy"] == "Local")
         }
+        "plaintext Kafka"
+        | "plaintext Redis"
+        | "Redis without a password"
+        | "plaintext Postgres"
+        | "a plaintext link" => facts.is_production,
         "sentinels without their master" => has_sentinels,
         "a port of nothing let out" => is_cluster && !has_sentinels,
         // Only nodes of a cluster call others, share a key and have topics.
