@@ -18,12 +18,9 @@ mod groups;
 mod nemesis;
 mod presence;
 mod process;
-mod reading;
 mod record;
 mod rolling;
-mod rows;
 mod servers;
-mod sync_state;
 mod workload;
 mod world;
 
@@ -53,6 +50,7 @@ use crate::{
     checker::{self, Budget, CheckReport, History},
     node_binary, node_store,
     proxy::Proxy,
+    rows,
 };
 
 /// Arguments of `tidegate-lab chaos`.

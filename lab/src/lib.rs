@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | 3 | `main`, [`cli`] | subcommands |
 //! | 2 | [`bench`](mod@bench), [`chaos`] | load against baselines of the same run; faults under load |
-//! | 1 | [`checker`], [`cluster_sets`], [`link`], [`node_binary`], [`node_store`], [`ports`], [`proc_stat`], [`proxy`] | rules that a recorded history must keep; settings of a cluster; connection of a client; program under test, its store and its ports; CPU and memory of a process; network that fails on request |
+//! | 1 | [`checker`], [`cluster_sets`], [`link`], [`node_binary`], [`node_store`], [`person`], [`ports`], [`proc_stat`], [`proxy`], [`rows`] | rules that a recorded history must keep; settings of a cluster; connection of a client; program under test, its store, a user of it and its ports; CPU and memory of a process; network that fails on request; log at the end |
 
 pub mod bench;
 pub mod chaos;
@@ -16,6 +16,8 @@ mod cluster_sets;
 mod link;
 mod node_binary;
 mod node_store;
+pub mod person;
 mod ports;
 mod proc_stat;
 pub mod proxy;
+pub mod rows;

@@ -19,12 +19,12 @@ use tidegate::{
     },
     routes::NodeBoot,
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 
 const TOPIC: TopicId = TopicId(7);
 
 /// Time until the group notices a crash by itself.
-const SESSION_TIMEOUT_MS: u64 = 6_000;
+const SESSION_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// The log and its owners; clones share them.
 #[derive(Clone)]
@@ -40,6 +40,8 @@ struct State {
     partitions: Vec<Partition>,
     members: BTreeMap<u64, Member>,
     next: u64,
+    /// Topics that a node reads, by run.
+    topics: BTreeMap<NodeBoot, VecDeque<Bytes>>,
 }
 
 #[derive(Default)]
@@ -72,8 +74,11 @@ struct Seat {
     me: u64,
 }
 
-/// Feed without records: node topics are not simulated.
-struct Silence;
+/// Feed of a node's own topic.
+struct Feed {
+    log: SharedLog,
+    me: NodeBoot,
+}
 
 impl SharedLog {
     pub(crate) fn new(partitions: usize) -> Self {
@@ -260,12 +265,18 @@ impl Bus for NodeBus {
         Ok(Box::new(Seat { log: self.log.clone(), me }))
     }
 
-    async fn publish_node(&self, _: &NodeBoot, _: Vec<Bytes>) -> Result<(), AppendError> {
+    async fn publish_node(&self, to: &NodeBoot, records: Vec<Bytes>) -> Result<(), AppendError> {
+        // Nobody reads what was published to a run that has ended.
+        if let Some(topic) = self.log.lock().topics.get_mut(to) {
+            topic.extend(records);
+        }
+        self.log.0.changed.notify_waiters();
         Ok(())
     }
 
-    async fn consume_node(&self, _: &NodeBoot) -> Result<Box<dyn NodeFeed>, ReadError> {
-        Ok(Box::new(Silence))
+    async fn consume_node(&self, me: &NodeBoot) -> Result<Box<dyn NodeFeed>, ReadError> {
+        self.log.lock().topics.insert(me.clone(), VecDeque::new());
+        Ok(Box::new(Feed { log: self.log.clone(), me: me.clone() }))
     }
 
     async fn close(&self, _: Duration) -> Result<(), AppendError> {
@@ -274,9 +285,24 @@ impl Bus for NodeBus {
 }
 
 #[async_trait]
-impl NodeFeed for Silence {
+impl NodeFeed for Feed {
     async fn next(&mut self) -> Option<NodeEvent> {
-        std::future::pending().await
+        loop {
+            let mut changed = pin!(self.log.0.changed.notified());
+            changed.as_mut().enable();
+            if let Some(topic) = self.log.lock().topics.get_mut(&self.me)
+                && !topic.is_empty()
+            {
+                return Some(NodeEvent::Records(std::mem::take(topic).into()));
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.log.lock().topics.remove(&self.me);
     }
 }
 
@@ -327,7 +353,8 @@ impl Drop for Seat {
         let (log, me) = (self.log.clone(), self.me);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                super::pass(SESSION_TIMEOUT_MS).await;
+                let end = timeout(SESSION_TIMEOUT, std::future::pending::<()>()).await;
+                assert!(end.is_err(), "only the timeout ends the wait");
                 log.evict(me);
             });
         }

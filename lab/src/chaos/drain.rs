@@ -20,11 +20,11 @@ use tidegate_protocol::{
 };
 use tokio::time::{Instant as At, sleep_until, timeout};
 
-use super::{process::Process, rows};
+use super::process::Process;
 use crate::{
     checker::{History, HistoryEvent},
     link::ClientSocket,
-    node_store,
+    node_store, rows,
 };
 
 /// Concurrent logins.

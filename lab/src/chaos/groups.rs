@@ -5,8 +5,11 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::json;
 
-use super::world::{COMING_AND_GOING, Phase, World};
-use crate::checker::{Change, HistoryEvent};
+use super::world::{COMING_AND_GOING, World};
+use crate::{
+    checker::{Change, HistoryEvent},
+    person::Phase,
+};
 
 /// Time between two changes.
 const PACE_MS: std::ops::Range<u64> = 20..250;

@@ -27,8 +27,8 @@ pub(super) async fn observe(world: &World, there: &BTreeSet<(String, String)>) -
             tokio::time::sleep(Duration::from_millis(250)).await;
         };
         for client in &world.clients {
-            let (user, device) = (client.user.as_str(), client.device.as_str());
-            let online = said.contains(&(client.user.clone(), client.device.clone()));
+            let (user, device) = (client.profile.user.as_str(), client.profile.device.as_str());
+            let online = said.contains(&(client.profile.user.clone(), client.profile.device.clone()));
             let node = World::node(node);
             world.recorder.add(HistoryEvent::Presence { node: node.as_str(), user, device, online });
         }

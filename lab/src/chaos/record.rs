@@ -1,6 +1,6 @@
 //! Recorder of all clients, with one clock and one order.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -25,6 +25,11 @@ impl Recorder {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// Returns the time since the start of the run.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
     }
 
     /// Records an event with the present time. The time is taken under the lock, so times rise with the order.

@@ -50,10 +50,12 @@ use self::{
 use super::{
     Args, binary,
     cluster::{Cluster, PARTITIONS},
-    rows,
     world::direct,
 };
-use crate::checker::{History, HistoryEvent};
+use crate::{
+    checker::{History, HistoryEvent},
+    rows,
+};
 
 /// Default number of clients.
 const CLIENTS: usize = 1_500;

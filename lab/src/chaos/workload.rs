@@ -10,11 +10,8 @@ use anyhow::{Context as _, anyhow};
 use rand::{RngExt as _, rngs::StdRng};
 use tokio::task::JoinHandle;
 
-use super::{
-    client, groups, presence,
-    world::{Phase, World},
-};
-use crate::checker::HistoryEvent;
+use super::{client, groups, presence, world::World};
+use crate::{checker::HistoryEvent, person::Phase};
 
 /// Time for everything to be quiet once all faults are healed.
 const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,7 +54,7 @@ impl Workload {
     async fn observe(&self, world: &World) -> anyhow::Result<()> {
         let mut there = BTreeSet::new();
         for (nth, client) in world.clients.iter().enumerate() {
-            let (user, device) = (client.user.as_str(), client.device.as_str());
+            let (user, device) = (client.profile.user.as_str(), client.profile.device.as_str());
             if nth % LEAVING == 0 {
                 self.clients[nth].abort();
                 world.recorder.add(HistoryEvent::Left { user, device });

@@ -17,6 +17,7 @@ use tidegate_protocol::{
 use tokio::sync::watch;
 
 use super::{admin::Admin, record::Recorder};
+use crate::person::{Phase, Profile};
 
 /// Number of groups, and of users in each. The last users of a group come and go.
 pub(super) const GROUPS: usize = 6;
@@ -29,30 +30,16 @@ const PEERS: usize = 3;
 /// Number of live rooms. Every client is in one, and may leave it for the rest of a connection.
 const ROOMS: usize = 2;
 
-/// Phase of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Phase {
-    /// Clients talk.
-    Talk,
-    /// Clients finish what they began.
-    Settle,
-    /// Clients send their markers.
-    Mark,
-    /// Clients make sure that they have everything.
-    Check,
-}
+/// Most unanswered sends of a client while it talks.
+const IN_FLIGHT: usize = 32;
+
+/// Ticks in which a client of a cluster goes to another node, per ten thousand.
+const HOPS: u32 = 15;
 
 /// A device of a user.
 pub(super) struct Device {
-    pub(super) user: String,
-    pub(super) device: String,
-    pub(super) wire: Wire,
-    /// Whether its messages are chained.
-    pub(super) chained: bool,
-    /// Conversations that it sends to, in addition to its room.
-    pub(super) places: Vec<String>,
-    /// Live room that it joins with each connection.
-    pub(super) room: String,
+    /// Who it is, and where it talks.
+    pub(super) profile: Profile,
     /// Number of answers and conversations that it waits for; `usize::MAX` if it is not logged in.
     pub(super) waiting: AtomicUsize,
     /// Whether it has sent its markers.
@@ -83,8 +70,6 @@ pub(super) struct World {
     pub(super) key: Vec<u8>,
     pub(super) recorder: Arc<Recorder>,
     pub(super) admin: Admin,
-    /// Time between two messages of one client.
-    pub(super) pace: Duration,
     phase: watch::Sender<Phase>,
     sessions: AtomicU64,
 }
@@ -105,6 +90,7 @@ impl World {
                 users: (0..GROUP_USERS).map(|member| name(group * 5 + member)).collect(),
             })
             .collect();
+        let is_cluster = client_addresses.len() > 1;
         let mut clients = Vec::new();
         for user in 0..users {
             let mut places: Vec<String> =
@@ -112,13 +98,22 @@ impl World {
             let mine = groups.iter().filter(|group| group.users.contains(&name(user)));
             places.extend(mine.map(|group| format!("g:{}", group.id)));
             for device in 0..if user % 3 == 0 { 1 } else { 2 } {
-                clients.push(Device {
+                let number = clients.len();
+                let profile = Profile {
+                    number,
                     user: name(user),
                     device: format!("dev{device}"),
-                    wire: Wire::ALL[clients.len() % Wire::ALL.len()],
-                    chained: clients.len() % 3 == 1,
+                    wire: Wire::ALL[number % Wire::ALL.len()],
+                    chained: number % 3 == 1,
                     places: places.clone(),
-                    room: format!("hall{}", clients.len() % ROOMS),
+                    room: format!("hall{}", number % ROOMS),
+                    pace: Duration::MAX,
+                    in_flight_max: IN_FLIGHT,
+                    hops: if is_cluster { HOPS } else { 0 },
+                    hints: is_cluster,
+                };
+                clients.push(Device {
+                    profile,
                     waiting: AtomicUsize::new(usize::MAX),
                     marked: AtomicBool::new(false),
                     complete: AtomicBool::new(false),
@@ -126,9 +121,10 @@ impl World {
             }
         }
         let pace = Duration::from_secs_f64(clients.len() as f64 / f64::from(rate.max(1)));
+        clients.iter_mut().for_each(|client| client.profile.pace = pace);
         let phase = watch::Sender::new(Phase::Talk);
         let (admin, sessions) = (Admin::default(), AtomicU64::new(1));
-        Self { clients, groups, client_addresses, key, recorder, admin, pace, phase, sessions }
+        Self { clients, groups, client_addresses, key, recorder, admin, phase, sessions }
     }
 
     /// Returns the name of a node.
@@ -136,9 +132,9 @@ impl World {
         format!("n{}", nth + 1)
     }
 
-    /// Returns whether there are several nodes: then pushes of conversations may be lost without notice.
-    pub(super) fn is_cluster(&self) -> bool {
-        self.client_addresses.len() > 1
+    /// Returns the time since the start of the run.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.recorder.elapsed()
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -155,7 +151,7 @@ impl World {
     }
 
     pub(super) fn users(&self) -> BTreeSet<&str> {
-        self.clients.iter().map(|client| client.user.as_str()).collect()
+        self.clients.iter().map(|client| client.profile.user.as_str()).collect()
     }
 
     /// Waits until all clients are online and wait for nothing, several times in a row.
@@ -170,7 +166,7 @@ impl World {
                 let left = busy.waiting.load(Ordering::Acquire);
                 let what =
                     if left == usize::MAX { "can't log in".into() } else { format!("waits for {left}") };
-                return Err(format!("{}/{} {what}", busy.user, busy.device));
+                return Err(format!("{}/{} {what}", busy.profile.user, busy.profile.device));
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

@@ -134,7 +134,7 @@ impl<T: Clone> Window<T> {
         (!self.is_empty()).then_some(self.earliest)
     }
 
-    /// Appends overdue pushes to `resend`, in seq order within a conversation, or gives up.
+    /// Appends overdue pushes to `resend`, by conversation and seq, or gives up.
     pub fn handle_timeout(&mut self, now: Time, resend: &mut Vec<T>) -> Verdict {
         if self.poll_timeout().is_none_or(|earliest| earliest > now) {
             return Verdict::Fine;
@@ -147,7 +147,10 @@ impl<T: Clone> Window<T> {
             return Verdict::GiveUp;
         }
         let mut earliest = deadline;
-        for push in self.conversations.values_mut().flatten() {
+        // Sorted, because the order of the map differs from process to process.
+        let mut queues: Vec<_> = self.conversations.iter_mut().collect();
+        queues.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for push in queues.into_iter().flat_map(|(_, queue)| queue) {
             if due(push) {
                 push.deadline = deadline;
                 push.resent += 1;

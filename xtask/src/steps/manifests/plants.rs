@@ -294,7 +294,12 @@ fn of_encryption(text: &str) -> Vec<Plant> {
         (what, CONFIG, "/data/tidegate.toml", json!(text.replace(from, to)), expected)
     };
     vec![
-        of("plaintext Kafka", "security = \"sasl_ssl\"", "security = \"plaintext\"", "kafka.security: a node"),
+        of(
+            "plaintext Kafka",
+            "security = \"sasl_ssl\"",
+            "security = \"plaintext\"",
+            "kafka.security: a node",
+        ),
         of("plaintext Redis", "[redis]", "[redis]\ntls = false\n[redis_was]", "redis.tls: a node"),
         of("Redis without a password", "/keys/redis.password", "", "redis.password_file: a node"),
         of("plaintext Postgres", "[postgres]", "[postgres]\ntls = false\n[postgres_was]", "postgres.tls: a"),

@@ -11,24 +11,20 @@ use tidegate_protocol::{
     machine::ledger::Row,
     record::{Body, MemberAction},
 };
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::checker::{Change, History, HistoryEvent};
+use crate::{
+    checker::{Change, History, HistoryEvent},
+    person::text_hash,
+};
 
 /// Rows or conversations of one read.
 const PAGE: usize = 1_000;
 
-/// Returns the hash that stands for a text in a history.
-pub(super) fn hash(text: &str) -> u64 {
-    xxh3_64(text.as_bytes())
-}
-
 /// Adds all stored rows of these users to the history.
-pub(super) async fn read(
-    store: &dyn Store,
-    users: &BTreeSet<&str>,
-    history: &mut History,
-) -> anyhow::Result<()> {
+///
+/// # Errors
+/// The store does not answer, or has an entry that no client asked for.
+pub async fn read(store: &dyn Store, users: &BTreeSet<&str>, history: &mut History) -> anyhow::Result<()> {
     let at = history.events.last().map_or(0, |event| event.at);
     for conversation in conversations(store, users, history).await? {
         let mut cursor = 0;
@@ -81,7 +77,7 @@ fn add(history: &mut History, at: u64, conv: &str, row: &Row) -> anyhow::Result<
         Body::Message(message) => {
             let content = Content::decode(message.content.clone())?;
             let body = match &content.body {
-                Some(ContentBody::Text(text)) => hash(text),
+                Some(ContentBody::Text(text)) => text_hash(text),
                 _ => 0,
             };
             let (sender, device) = (message.sender.as_str(), message.device.as_str());

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tidegate_protocol::{
@@ -10,7 +10,7 @@ use tidegate_protocol::{
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
-use super::world::Phase;
+use super::Phase;
 
 /// How long a hole may fill without a pull: a push that is repeated or was overtaken comes later.
 const GAP_FILL_TIME: Duration = Duration::from_millis(600);
@@ -28,8 +28,8 @@ const PAGE: u32 = 200;
 #[derive(Default)]
 pub(super) struct SyncState(BTreeMap<String, Coverage>);
 
-#[derive(Default)]
 /// The entries of one conversation that a device has.
+#[derive(Default)]
 struct Coverage {
     /// Seq up to which nothing is missing.
     to: u64,
@@ -38,7 +38,7 @@ struct Coverage {
     /// Highest known seq.
     known: u64,
     /// Time since which something is missing.
-    since: Option<Instant>,
+    since: Option<Duration>,
 }
 
 /// Requests of one connection: one in flight at a time.
@@ -47,8 +47,8 @@ pub(super) struct RequestState {
     asked: Option<(u64, Request)>,
     /// Phase in which the last answered `sync` was sent.
     synced: Option<Phase>,
-    next_ping: Option<Instant>,
-    not_before: Option<Instant>,
+    next_ping: Option<Duration>,
+    not_before: Option<Duration>,
 }
 
 enum Request {
@@ -58,13 +58,13 @@ enum Request {
 }
 
 impl Coverage {
-    fn settle(&mut self) {
+    fn settle(&mut self, now: Duration) {
         while self.above.remove(&(self.to + 1)) {
             self.to += 1;
         }
         self.known = self.known.max(self.to);
         self.since = match self.known > self.to {
-            true => self.since.or_else(|| Some(Instant::now())),
+            true => self.since.or(Some(now)),
             false => None,
         };
     }
@@ -72,29 +72,29 @@ impl Coverage {
 
 impl SyncState {
     /// Notes an entry that the device has.
-    pub(super) fn add(&mut self, conversation: &str, seq: u64) {
+    pub(super) fn add(&mut self, conversation: &str, seq: u64, now: Duration) {
         let coverage = self.0.entry(conversation.to_owned()).or_default();
         if seq > coverage.to {
             coverage.known = coverage.known.max(seq);
             coverage.above.insert(seq);
-            coverage.settle();
+            coverage.settle(now);
         }
     }
 
     /// Notes the highest seq of a conversation.
-    pub(super) fn learn(&mut self, conversation: &str, seq: u64) {
+    pub(super) fn learn(&mut self, conversation: &str, seq: u64, now: Duration) {
         let coverage = self.0.entry(conversation.to_owned()).or_default();
         coverage.known = coverage.known.max(seq);
-        coverage.settle();
+        coverage.settle(now);
     }
 
     /// Notes that the device has everything up to a seq, or is not entitled to it.
-    fn skip_to(&mut self, conversation: &str, seq: u64) {
+    fn skip_to(&mut self, conversation: &str, seq: u64, now: Duration) {
         let coverage = self.0.entry(conversation.to_owned()).or_default();
         coverage.to = coverage.to.max(seq);
         coverage.above = coverage.above.split_off(&(coverage.to + 1));
         // A page may cover more than was requested.
-        coverage.settle();
+        coverage.settle(now);
     }
 
     /// Returns the conversations of which the device has something, and the seq up to which it has everything.
@@ -124,8 +124,8 @@ impl SyncState {
         request_state: &mut RequestState,
         phase: Phase,
         id: u64,
+        now: Duration,
     ) -> Option<ClientBody> {
-        let now = Instant::now();
         if request_state.asked.is_some() || request_state.not_before.is_some_and(|at| at > now) {
             return None;
         }
@@ -159,29 +159,30 @@ impl SyncState {
         request_state: &mut RequestState,
         id: u64,
         body: &ServerBody,
+        now: Duration,
     ) -> Option<Vec<pb::Push>> {
         let (_, request) = request_state.asked.as_ref().filter(|(asked, _)| *asked == id)?;
         let mut brought = Vec::new();
         match (request, body) {
             (_, ServerBody::ConversationState(state)) => {
-                self.learn(&state.conversation, state.max_seq);
+                self.learn(&state.conversation, state.max_seq, now);
                 return Some(brought);
             }
             (Request::Sync(phase), ServerBody::SyncEnd(_)) => request_state.synced = Some(*phase),
             (_, ServerBody::Pong(pong)) => {
                 for position in &pong.positions {
-                    self.learn(&position.conversation, position.seq);
+                    self.learn(&position.conversation, position.seq, now);
                 }
             }
             (_, ServerBody::Page(page)) => {
                 let named = page.messages.iter().map(|push| push.seq).chain(page.recalled.iter().copied());
                 if let Some(last) = named.chain(page.expired.iter().map(|range| range.last)).max() {
-                    self.skip_to(&page.conversation, last);
+                    self.skip_to(&page.conversation, last, now);
                 }
                 brought.clone_from(&page.messages);
             }
             (request, ServerBody::Error(error)) => {
-                request_state.not_before = Some(Instant::now() + RETRY_DELAY);
+                request_state.not_before = Some(now + RETRY_DELAY);
                 let code = u16::try_from(error.code).unwrap_or(u16::MAX);
                 let nothing = [Code::NotYet, Code::NotAMember].iter().any(|it| it.number() == code);
                 if let (Request::Pull(conversation), true) = (request, nothing)
@@ -190,7 +191,7 @@ impl SyncState {
                     // The conversation has no more for this user, who has left since the seq was announced.
                     coverage.known = coverage.to;
                     coverage.above.clear();
-                    coverage.settle();
+                    coverage.settle(now);
                 }
             }
             _ => return None,

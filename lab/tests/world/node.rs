@@ -1,0 +1,320 @@
+//! Node of the world: a broker with its shards on pipes and its lease, in a runtime that runs only in its turns.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
+use tidegate::{
+    auth::Verifier,
+    broker::{Broker, NodeAnnouncement, Parts, Peering, Settings, ShardSettings},
+    budget::Admission,
+    bus::Bus,
+    cluster::Cluster,
+    fault::{FaultPlan, Faulty, Rates},
+    ingest::admin::Admin,
+    link::Link,
+    metrics,
+    partition::{
+        owner,
+        retention::{self, Keep},
+        rules,
+    },
+    ports::Ports,
+    routes::{Leases, MemoryRoutes, NodeBoot, Routes},
+    scratch::{ClockNumbers, MemoryScratch, Numbers, Scratch},
+    shard::{
+        Context, Now, Shard,
+        newcomer::{Newcomer, NewcomerQueue},
+    },
+    store::{MemoryStore, Store},
+};
+use tidegate_protocol::{
+    Time,
+    id::NodeId,
+    machine::{drain, ledger::LEDGER_NEWEST, session::SessionLimits, window::WindowLimits},
+};
+use tokio::{runtime::Runtime, task::yield_now};
+
+use crate::{
+    bus::{NodeBus, SharedLog},
+    link::Network,
+    pipes::{self, ClientEnd, Pipes, ShardEnd},
+};
+
+/// Key of the tokens.
+pub(crate) const KEY: &[u8] = b"a key of thirty-two bytes, or so";
+
+/// Most members of a small group: some groups of the world are large.
+const SMALL_GROUP_MAX: usize = 5;
+
+/// Wall clock at the start of the world, in ms since 1970.
+pub(crate) const WALL_START_MS: u64 = 1_763_712_000_000;
+
+/// Faults per thousand calls of a port, while things break.
+const RATES: Rates = Rates { fail: 5, lose_answer: 5, delay: 100 };
+
+/// How long all nodes must have agreed before the rules are switched.
+const RULES_SETTLE_TIME: Duration = Duration::from_secs(2);
+
+/// Drain of a node with few clients.
+const DRAIN: drain::Settings = drain::Settings {
+    lb_delay: Duration::from_millis(500),
+    spread: Duration::from_secs(2),
+    max_rate: 1_000,
+    flush: Duration::from_secs(2),
+    deadline: Duration::from_secs(10),
+};
+
+/// Services that all nodes share.
+pub(crate) struct Services {
+    pub(crate) log: SharedLog,
+    pub(crate) store: Arc<MemoryStore>,
+    pub(crate) routes: Arc<MemoryRoutes>,
+    pub(crate) scratch: Arc<dyn Scratch>,
+    pub(crate) numbers: Arc<dyn Numbers>,
+    pub(crate) network: Network,
+    /// Time since the start of the world, in ms.
+    pub(crate) clock: Arc<AtomicU64>,
+    /// Whether owners answer before they archive.
+    pub(crate) answers_first: bool,
+}
+
+/// Running node. Dropping it is a crash: all that it does ends at once.
+pub(crate) struct Node {
+    pub(crate) me: NodeBoot,
+    pub(crate) broker: Arc<Broker>,
+    bus: Arc<NodeBus>,
+    network: Network,
+    plans: Vec<Arc<FaultPlan>>,
+    shards: Vec<(Shard<Pipes>, Pipes)>,
+    newcomers: Vec<NewcomerQueue<ShardEnd>>,
+    admission: Arc<Admission>,
+    rng: StdRng,
+    /// Time of the world at the start of the node, and at its last turn.
+    born: Duration,
+    at: Duration,
+    /// Time until which the node gets no turns.
+    pub(crate) frozen_until: Duration,
+    /// Deviation of the wall clock, in ms.
+    pub(crate) wall_offset_ms: i64,
+    /// Dropped last: its tasks hold parts of the others.
+    runtime: Runtime,
+}
+
+impl Services {
+    pub(crate) fn new(seed: u64, partitions: usize, answers_first: bool) -> Self {
+        let clock = Arc::new(AtomicU64::new(0));
+        let now = |clock: &Arc<AtomicU64>| {
+            let clock = Arc::clone(clock);
+            move || Time::from_millis(clock.load(Ordering::Relaxed))
+        };
+        Self {
+            log: SharedLog::new(partitions),
+            store: Arc::new(MemoryStore::default()),
+            routes: Arc::new(MemoryRoutes::new(WALL_START_MS, Leases::default(), now(&clock))),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, now(&clock))),
+            numbers: Arc::new(ClockNumbers::new(|| WALL_START_MS)),
+            network: Network::new(seed),
+            clock,
+            answers_first,
+        }
+    }
+}
+
+impl Node {
+    /// Starts a run of the node `nth` at the time `at`, with two shards.
+    pub(crate) fn start(services: &Services, nth: usize, boot: u64, seed: u64, at: Duration) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a valid value");
+        let me = NodeBoot { node: NodeId::new(&format!("n{}", nth + 1)).expect("it is sound"), boot };
+        let mut rng = StdRng::seed_from_u64(seed);
+        let bus = services.log.node();
+        let plans: Vec<Arc<FaultPlan>> = (0..4).map(|_| FaultPlan::seeded(rng.random(), RATES)).collect();
+        let (broker, shards, newcomers, admission) = runtime.block_on(assemble(services, &me, &bus, &plans));
+        Self {
+            me,
+            broker,
+            bus,
+            network: services.network.clone(),
+            plans,
+            shards,
+            newcomers,
+            admission,
+            rng,
+            born: at,
+            at,
+            frozen_until: Duration::ZERO,
+            wall_offset_ms: 0,
+            runtime,
+        }
+    }
+
+    /// Gives the node a turn at the time `now`: its timers, tasks and shards.
+    pub(crate) fn turn(&mut self, now: Duration) {
+        if now < self.frozen_until {
+            return;
+        }
+        let elapsed = now - self.at;
+        self.at = now;
+        let yields = self.rng.random_range(1..=8);
+        self.runtime.block_on(async {
+            tokio::time::advance(elapsed).await;
+            for _ in 0..yields {
+                yield_now().await;
+            }
+        });
+        let _guard = self.runtime.enter();
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let wall_ms = (WALL_START_MS + millis(now)).saturating_add_signed(self.wall_offset_ms);
+        let at = Time::from_millis(millis(now - self.born));
+        let mut order: Vec<usize> = (0..self.shards.len()).collect();
+        order.shuffle(&mut self.rng);
+        for nth in order {
+            let (shard, pipes) = &mut self.shards[nth];
+            let (ready, is_complete) = pipes.ready(self.rng.random_range(2..64));
+            shard.turn(Now { at, wall_ms }, ready.into_iter(), || is_complete);
+        }
+    }
+
+    /// Accepts a connection at one of the shards.
+    pub(crate) fn accept(&mut self, rng: &mut StdRng) -> Option<ClientEnd> {
+        let output_max = rng.random_range(1..=64) * 1_024;
+        let (stream, end) = pipes::connection(64 * 1_024, output_max);
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+        let permit = self.admission.admit(address.ip()).ok()?;
+        let shard = rng.random_range(0..self.newcomers.len());
+        self.newcomers[shard].offer(Newcomer { stream, address, permit }).ok()?;
+        Some(end)
+    }
+
+    /// Returns the access of administrators, and the runtime in which to use it.
+    pub(crate) fn admin(&self) -> (Admin, tokio::runtime::Handle) {
+        (self.broker.admin.clone(), self.runtime.handle().clone())
+    }
+
+    /// Returns the member number in the group of owners.
+    pub(crate) fn member(&self) -> Option<u64> {
+        self.bus.member()
+    }
+
+    /// Nothing fails any more.
+    pub(crate) fn heal(&mut self) {
+        self.plans.iter().for_each(|plan| plan.set_rates(Rates::default()));
+        self.frozen_until = Duration::ZERO;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.network.remove(&self.me);
+    }
+}
+
+/// Parts of a node that the world drives.
+type Assembled = (Arc<Broker>, Vec<(Shard<Pipes>, Pipes)>, Vec<NewcomerQueue<ShardEnd>>, Arc<Admission>);
+
+async fn assemble(
+    services: &Services,
+    me: &NodeBoot,
+    bus: &Arc<NodeBus>,
+    plans: &[Arc<FaultPlan>],
+) -> Assembled {
+    let link: Arc<dyn Link> = services.network.link(me.clone());
+    let store: Arc<dyn Store> = Arc::clone(&services.store) as _;
+    let cluster = Arc::new(Cluster::new(
+        me.clone(),
+        Ports {
+            bus: Arc::new(Faulty::<dyn Bus>::new(Arc::clone(bus) as _, Arc::clone(&plans[0]))),
+            store: Arc::new(Faulty::<dyn Store>::new(store, Arc::clone(&plans[1]))),
+            routes: Arc::new(Faulty::<dyn Routes>::new(
+                Arc::clone(&services.routes) as _,
+                Arc::clone(&plans[2]),
+            )),
+            scratch: Arc::clone(&services.scratch),
+            link,
+        },
+    ));
+    if services.answers_first {
+        cluster.owned.unarchived().allow();
+    }
+    let feed = bus.consume_node(me).await.expect("the log is in memory");
+    let metrics = metrics::install().0;
+    let (broker, outlets) = Broker::assemble(Parts {
+        cluster,
+        peering: Peering::Clustered(feed),
+        numbers: Arc::clone(&services.numbers),
+        settings: Settings::new(SMALL_GROUP_MAX),
+        metrics: metrics.clone(),
+    });
+    services.network.serve(me, Arc::new(broker.peer()));
+    let context = broker.shard_context(shard_settings());
+    let (mut shards, mut newcomers) = (Vec::new(), Vec::new());
+    for index in 0..2 {
+        let pipes = Pipes::new();
+        let (shard, queue) =
+            Shard::new(Context { index, ..context.clone() }, pipes.clone(), Waker::noop().clone());
+        shards.push((shard, pipes));
+        newcomers.push(queue);
+    }
+    let handles = newcomers.iter().map(|queue: &NewcomerQueue<ShardEnd>| queue.shard().clone()).collect();
+    assert!(context.handles.set(handles).is_ok(), "set once");
+    let rules =
+        rules::Settings { known: LEDGER_NEWEST, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
+    broker.start(outlets, Some(owner_settings(rules, services.answers_first)));
+    let admission = Admission::new(0, 0);
+    let drainer = broker.start_drainer(DRAIN, Instant::now(), &admission);
+    let announcement = NodeAnnouncement {
+        broker: Arc::clone(&broker),
+        client_addresses: Vec::new(),
+        peer_address: me.node.to_string(),
+        admission: Arc::clone(&admission),
+        drainer,
+        rules,
+    };
+    let mut lease = announcement.into_member(Leases::default().node, |_| {});
+    lease.announce().await.expect("the run is new");
+    let name = me.clone();
+    tokio::spawn(async move {
+        let why = lease.run().await;
+        tracing::warn!(%name, why, "the run has ended");
+    });
+    (broker, shards, newcomers, admission)
+}
+
+fn shard_settings() -> ShardSettings {
+    // Tighter than the defaults, so that a client that stalls falls behind and gets pushes again.
+    let limits = SessionLimits {
+        window: WindowLimits {
+            count_max: 48,
+            ack_timeout: Duration::from_millis(700),
+            ..WindowLimits::default()
+        },
+        ..SessionLimits::default()
+    };
+    ShardSettings { limits, ..ShardSettings::new(Verifier::hs256(KEY)) }
+}
+
+fn owner_settings(rules: rules::Settings, answers_first: bool) -> owner::Settings {
+    let retention = retention::Settings {
+        node: Keep::parse("forever").expect("it is sound"),
+        every: Duration::from_secs(86_400),
+        keys: Duration::from_secs(86_400 * 30),
+        wall_ms: || 1,
+    };
+    owner::Settings {
+        small_group_max: SMALL_GROUP_MAX,
+        retention,
+        rules,
+        answers_first: answers_first.then_some(Duration::from_secs(4)),
+        panic_on_msg_id: String::new(),
+    }
+}

@@ -1,0 +1,310 @@
+//! Loop of the world: gives turns to nodes and clients in an order drawn from the seed, and lets things break.
+
+use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
+
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
+use tidegate_lab::{
+    checker::{History, HistoryEvent},
+    person::{Phase, Profile},
+    rows,
+};
+use tidegate_protocol::{
+    codec::Wire,
+    id::{ConversationId, UserId},
+};
+
+use crate::{
+    client::{Client, Dialer},
+    groups::{Administrator, Group},
+    nemesis::{Fault, Move, Nemesis},
+    node::{Node, Services},
+    pipes::ClientEnd,
+};
+
+const NODES: usize = 3;
+const PARTITIONS: usize = 4;
+const USERS: usize = 8;
+
+/// How long clients talk while things break.
+const TALK_TIME: Duration = Duration::from_secs(20);
+
+/// Longest time for everything to come to rest in a phase.
+const REST_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Time between two messages of a client.
+const PACE: Duration = Duration::from_millis(250);
+
+/// Time until the group of owners notices a crash.
+const OWNER_SESSION: Duration = Duration::from_secs(6);
+
+/// World of one seed.
+pub(crate) struct World {
+    rng: StdRng,
+    services: Services,
+    nodes: Vec<Option<Node>>,
+    boots: Vec<u64>,
+    clients: Vec<Client>,
+    administrator: Administrator,
+    nemesis: Nemesis,
+    history: History,
+    now: Duration,
+    phase: Phase,
+    sessions: u64,
+    /// Members of the group of owners that have crashed, and when the group notices.
+    crashed: Vec<(u64, Duration)>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let services = Services::new(rng.random(), PARTITIONS, seed % 2 == 1);
+        let nodes = (0..NODES)
+            .map(|nth| Some(Node::start(&services, nth, 1, rng.random(), Duration::ZERO)))
+            .collect();
+        let groups = groups();
+        let clients = profiles(&groups).into_iter().map(|it| Client::new(it, rng.random())).collect();
+        let administrator = Administrator::new(groups, rng.random());
+        let nemesis = Nemesis::new(NODES, rng.random());
+        Self {
+            rng,
+            services,
+            nodes,
+            boots: vec![1; NODES],
+            clients,
+            administrator,
+            nemesis,
+            history: History::default(),
+            now: Duration::ZERO,
+            phase: Phase::Talk,
+            sessions: 0,
+            crashed: Vec::new(),
+        }
+    }
+
+    /// Runs all phases.
+    pub(crate) fn run(&mut self) {
+        while self.now < TALK_TIME {
+            self.step();
+        }
+        self.heal();
+        for phase in [Phase::Settle, Phase::Mark, Phase::Check] {
+            self.phase = phase;
+            let deadline = self.now + REST_TIMEOUT;
+            let mut quiet = 0;
+            while quiet < 50 {
+                self.step();
+                let busy = self.clients.iter().find(|client| client.is_busy(phase));
+                quiet = if busy.is_some() || !self.administrator.is_idle() { 0 } else { quiet + 1 };
+                if let Some(busy) = busy.filter(|_| self.now > deadline) {
+                    let Profile { user, device, .. } = busy.profile();
+                    panic!("{phase:?}: {user}/{device} waits for {}", busy.waiting());
+                }
+            }
+        }
+    }
+
+    /// Returns the history with the log at the end.
+    pub(crate) fn finish(mut self) -> History {
+        let users: BTreeSet<String> =
+            self.clients.iter().map(|client| client.profile().user.clone()).collect();
+        let users = users.iter().map(String::as_str).collect();
+        self.nodes.clear();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a valid value");
+        let read = rows::read(&*self.services.store, &users, &mut self.history);
+        runtime.block_on(read).expect("the store is in memory");
+        self.history
+    }
+
+    /// Lets a moment pass.
+    fn step(&mut self) {
+        self.now += Duration::from_millis(self.rng.random_range(1..=6));
+        let millis = u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX);
+        self.services.clock.store(millis, Ordering::Relaxed);
+        self.evict_crashed();
+        let mut order: Vec<usize> = (0..NODES).collect();
+        order.shuffle(&mut self.rng);
+        for nth in order {
+            if let Some(node) = &mut self.nodes[nth] {
+                node.turn(self.now);
+            }
+        }
+        let mut order: Vec<usize> = (0..self.clients.len()).collect();
+        order.shuffle(&mut self.rng);
+        for nth in order {
+            let mut doors = Doors { nodes: &mut self.nodes, sessions: &mut self.sessions };
+            self.clients[nth].step(self.now, self.phase, &mut doors);
+            for event in self.clients[nth].take_events() {
+                self.history.push(nanos(self.now), event);
+            }
+        }
+        let talks = self.phase == Phase::Talk;
+        for event in self.administrator.step(self.now, &mut self.nodes, talks) {
+            self.history.push(nanos(self.now), event);
+        }
+        match self.nemesis.step(self.now, talks) {
+            Some(Move::Begin(fault)) => self.begin(fault),
+            Some(Move::End(fault)) => self.end(fault),
+            None => {}
+        }
+    }
+
+    fn note(&mut self, on: bool, fault: Fault) {
+        tracing::info!(now = ?self.now, on, ?fault, "nemesis");
+        self.history.push(nanos(self.now), HistoryEvent::Nemesis { on, fault: fault.name() });
+    }
+
+    fn begin(&mut self, fault: Fault) {
+        self.note(true, fault);
+        match fault {
+            Fault::Kill(nth) => self.kill(nth),
+            Fault::Freeze(nth) => self.on_node(nth, |node| node.frozen_until = Duration::MAX),
+            Fault::Cut(one, other) => {
+                if let (Some(one), Some(other)) = (&self.nodes[one], &self.nodes[other]) {
+                    self.services.network.cut(&one.me.node, &other.me.node);
+                }
+            }
+            Fault::SlowLink => self.services.network.degrade(300, 30),
+            Fault::LoseRoutes => self.services.routes.lose_everything(),
+            Fault::Evict(nth) => {
+                if let Some(member) = self.nodes[nth].as_ref().and_then(Node::member) {
+                    self.services.log.evict(member);
+                }
+            }
+            Fault::CutClients => {
+                for client in &mut self.clients {
+                    if self.rng.random_ratio(1, 3) {
+                        client.cut();
+                    }
+                }
+            }
+            Fault::StallClients => {
+                for client in &mut self.clients {
+                    if self.rng.random_ratio(1, 3) {
+                        client.stall(self.now + Duration::from_secs(4));
+                    }
+                }
+            }
+            Fault::ClockJump(nth) => {
+                let jump = self.rng.random_range(-3_600_000..3_600_000);
+                self.on_node(nth, |node| node.wall_offset_ms = jump);
+            }
+        }
+    }
+
+    fn end(&mut self, fault: Fault) {
+        match fault {
+            Fault::Kill(nth) => self.start(nth),
+            Fault::Freeze(nth) => self.on_node(nth, |node| node.frozen_until = Duration::ZERO),
+            Fault::Cut(..) | Fault::SlowLink => self.services.network.heal(),
+            Fault::Evict(nth) => {
+                if let Some(member) = self.nodes[nth].as_ref().and_then(Node::member) {
+                    self.services.log.notify_eviction(member);
+                }
+            }
+            Fault::ClockJump(nth) => self.on_node(nth, |node| node.wall_offset_ms = 0),
+            Fault::LoseRoutes | Fault::CutClients | Fault::StallClients => {}
+        }
+        self.note(false, fault);
+    }
+
+    fn on_node(&mut self, nth: usize, change: impl FnOnce(&mut Node)) {
+        if let Some(node) = &mut self.nodes[nth] {
+            change(node);
+        }
+    }
+
+    fn kill(&mut self, nth: usize) {
+        let Some(node) = self.nodes[nth].take() else { return };
+        self.history.push(nanos(self.now), HistoryEvent::Down { node: node.me.node.to_string() });
+        self.crashed.extend(node.member().map(|member| (member, self.now + OWNER_SESSION)));
+    }
+
+    fn start(&mut self, nth: usize) {
+        self.boots[nth] += 1;
+        let node = Node::start(&self.services, nth, self.boots[nth], self.rng.random(), self.now);
+        self.nodes[nth] = Some(node);
+    }
+
+    fn evict_crashed(&mut self) {
+        let now = self.now;
+        for (member, _) in self.crashed.extract_if(.., |(_, at)| *at <= now) {
+            self.services.log.evict(member);
+        }
+    }
+
+    /// Ends all faults. A run that its peers have retired is replaced, as by its supervisor.
+    fn heal(&mut self) {
+        if let Some(Move::End(fault)) = self.nemesis.step(self.now, false) {
+            self.end(fault);
+        }
+        self.services.network.heal();
+        self.nodes.iter_mut().flatten().for_each(Node::heal);
+    }
+}
+
+/// Listeners of the nodes, for clients.
+struct Doors<'a> {
+    nodes: &'a mut [Option<Node>],
+    sessions: &'a mut u64,
+}
+
+impl Dialer for Doors<'_> {
+    fn connect(&mut self, rng: &mut StdRng) -> Option<(usize, ClientEnd)> {
+        let nth = rng.random_range(0..self.nodes.len());
+        Some((nth, self.nodes[nth].as_mut()?.accept(rng)?))
+    }
+
+    fn next_session(&mut self) -> u64 {
+        *self.sessions += 1;
+        *self.sessions
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn user(number: usize) -> String {
+    format!("u{}", number % USERS)
+}
+
+fn groups() -> Vec<Group> {
+    // One is small, the other two are large.
+    let group = |nth: usize, size: usize| Group {
+        id: format!("team{nth}"),
+        users: (0..size).map(|member| user(nth * 3 + member)).collect(),
+        going: 2,
+    };
+    vec![group(0, 4), group(1, 7), group(2, 8)]
+}
+
+fn profiles(groups: &[Group]) -> Vec<Profile> {
+    let mut profiles = Vec::new();
+    let direct = |one: &str, other: &str| {
+        let id = |user: &str| UserId::new(user).expect("a good id");
+        ConversationId::direct(&id(one), &id(other)).to_string()
+    };
+    for number in 0..USERS {
+        let mut places =
+            vec![direct(&user(number), &user(number + 1)), direct(&user(number), &user(number + 3))];
+        let mine = groups.iter().filter(|group| group.users.contains(&user(number)));
+        places.extend(mine.map(|group| format!("g:{}", group.id)));
+        for device in 0..if number % 3 == 0 { 1 } else { 2 } {
+            let number_of_client = profiles.len();
+            profiles.push(Profile {
+                number: number_of_client,
+                user: user(number),
+                device: format!("dev{device}"),
+                wire: if number_of_client % 2 == 0 { Wire::Tcp } else { Wire::JsonLine },
+                chained: number_of_client % 3 == 1,
+                places: places.clone(),
+                room: "hall".to_owned(),
+                pace: PACE,
+                in_flight_max: 32,
+                hops: 15,
+                hints: true,
+            });
+        }
+    }
+    profiles
+}
