@@ -95,10 +95,13 @@ impl Directory {
         });
     }
 
-    /// Returns the groups with members online on this node, in no order.
+    /// Returns the groups with members online on this node, sorted.
     pub fn groups(&self) -> Vec<ConversationId> {
         let all = self.conversations.iter().map(|entry| entry.key().clone());
-        all.filter(|it| matches!(it.kind(), ConversationKind::Group(_))).collect()
+        let mut groups: Vec<ConversationId> =
+            all.filter(|it| matches!(it.kind(), ConversationKind::Group(_))).collect();
+        groups.sort_unstable();
+        groups
     }
 
     /// Returns the number of users online on this node.

@@ -6,7 +6,7 @@
 //! in the routes marks it (ADR 14), so a full queue only delays it.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -98,7 +98,7 @@ struct State {
     /// Rows whose device may have left, with the time of their lookup.
     lookups: VecDeque<(Route, Instant)>,
     /// Read marks that moved since they were last queued.
-    reads: HashMap<(UserId, ConversationId), u64>,
+    reads: BTreeMap<(UserId, ConversationId), u64>,
     replaced: HashSet<Token>,
 }
 

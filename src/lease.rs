@@ -134,6 +134,7 @@ impl NodeLease {
             let pause = if soon { FAST_RENEW_INTERVAL } else { RENEW_INTERVAL };
             sleep(RENEW_INTERVAL_MIN).await;
             tokio::select! {
+                biased;
                 () = sleep_until(begun + pause) => {}
                 // The change is announced soon. The sender lives as long as the ports.
                 _ = owned.changed() => {}

@@ -137,15 +137,18 @@ impl Rooms {
     /// that may have been left out are notified once its interest is declared again.
     pub async fn keep(self: Arc<Self>) {
         let Some(remote) = &self.remote else { return };
-        let mut snapshot = remote.cluster.peers.changes();
-        let (mut losses, mut renewed) = (snapshot.borrow().losses, Instant::now());
+        let peers = &remote.cluster.peers;
+        let mut changes = peers.changes();
+        let (mut losses, mut renewed) = (peers.losses(), Instant::now());
         let mut numbers_are_new = true;
         loop {
-            // The sender lives as long as the cluster state, so the wait fails only by its timeout.
-            time::timeout(INTEREST_RETRY_INTERVAL, snapshot.wait_for(|snapshot| snapshot.losses != losses))
-                .await
-                .ok();
-            let now = snapshot.borrow_and_update().losses;
+            let loss = async {
+                while peers.losses() == losses {
+                    changes.changed().await;
+                }
+            };
+            time::timeout(INTEREST_RETRY_INTERVAL, loss).await.ok();
+            let now = peers.losses();
             let lost = std::mem::replace(&mut losses, now) != now;
             if lost {
                 remote.declared.iter_mut().for_each(|mut it| it.may_have_missed = true);
@@ -213,8 +216,9 @@ impl Remote {
     /// Renews the interest in all rooms, or only in those not declared. The interest in rooms without members expires.
     async fn renew(&self, all: bool) {
         let due = |interest: &RoomInterest| all || !interest.is_declared;
-        let rooms: Vec<ConversationId> =
+        let mut rooms: Vec<ConversationId> =
             self.declared.iter().filter(|it| due(it.value())).map(|it| it.key().clone()).collect();
+        rooms.sort_unstable();
         for page in rooms.chunks(INTEREST_PAGE_ROOMS) {
             let mut occupied = Vec::with_capacity(page.len());
             for room in page {

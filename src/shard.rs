@@ -26,7 +26,7 @@ mod trace_steps;
 mod write;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     task::Waker,
@@ -87,7 +87,7 @@ pub struct Shard<I: Io> {
     /// Mail of this shard to itself, handled in the same turn.
     own_mail: Vec<Mail>,
     /// Counts of room frames that did not fit other shards' mailboxes, until reported to those shards.
-    missed: HashMap<(usize, ConversationId), u64>,
+    missed: BTreeMap<(usize, ConversationId), u64>,
     /// Live-room messages that wait for their numbers.
     room_queue: room_send::RoomQueue,
     /// Volatile frames to write at the end of a turn.
@@ -144,7 +144,7 @@ impl<I: Io> Shard<I> {
             batch: Vec::new(),
             logins: Vec::new(),
             own_mail: Vec::new(),
-            missed: HashMap::new(),
+            missed: BTreeMap::new(),
             room_queue: room_send::RoomQueue::default(),
             signals: VecDeque::new(),
             unacked_traces: VecDeque::new(),

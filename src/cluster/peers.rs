@@ -1,8 +1,15 @@
 //! Peers: the node list as this node last fetched it, which callers of the routes compare with.
 
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
-use tokio::sync::{Notify, watch};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
 
 use super::Lags;
 use crate::{
@@ -14,10 +21,39 @@ use crate::{
 /// stays.
 #[derive(Debug)]
 pub struct Peers {
-    snapshot: watch::Sender<PeerSnapshot>,
+    snapshot: Mutex<PeerSnapshot>,
+    versions: Arc<Versions>,
     refresh: Notify,
     lags: Lags,
     pub(crate) barrier_calls: BarrierCalls,
+}
+
+/// Counter of the snapshots. Waiters wake in the order in which they began to wait, unlike those of a `watch` channel.
+#[derive(Debug, Default)]
+struct Versions {
+    current: AtomicU64,
+    changed: Notify,
+}
+
+/// Subscription to changes of the snapshot.
+pub struct PeerChanges {
+    versions: Arc<Versions>,
+    seen: u64,
+}
+
+impl PeerChanges {
+    /// Waits until the snapshot has changed since the last call, or since the subscription.
+    pub async fn changed(&mut self) {
+        loop {
+            let mut changed = pin!(self.versions.changed.notified());
+            changed.as_mut().enable();
+            let current = self.versions.current.load(Ordering::Acquire);
+            if std::mem::replace(&mut self.seen, current) != current {
+                return;
+            }
+            changed.await;
+        }
+    }
 }
 
 /// Snapshot of the node list.
@@ -47,7 +83,8 @@ impl Peers {
     /// Creates an empty list; `lags` is updated with each fetch.
     pub fn new(lags: Lags) -> Self {
         Self {
-            snapshot: watch::Sender::default(),
+            snapshot: Mutex::default(),
+            versions: Arc::default(),
             refresh: Notify::new(),
             lags,
             barrier_calls: BarrierCalls::default(),
@@ -61,47 +98,53 @@ impl Peers {
 
     /// Returns the last snapshot.
     pub fn snapshot(&self) -> PeerSnapshot {
-        self.snapshot.borrow().clone()
+        self.lock().clone()
     }
 
     /// Returns the live runs of other nodes, as of the last snapshot.
     pub fn others(&self) -> Arc<[NodeRow]> {
-        Arc::clone(&self.snapshot.borrow().others)
+        Arc::clone(&self.lock().others)
     }
 
     /// Returns the same runs, without their announcements.
     pub fn runs(&self) -> Vec<NodeBoot> {
-        self.snapshot.borrow().others.iter().map(|row| row.info.boot.clone()).collect()
+        self.lock().others.iter().map(|row| row.info.boot.clone()).collect()
     }
 
     /// Returns whether a lookup in the routes may be incomplete; then address [`Self::others`] too.
     pub fn may_be_incomplete(&self) -> bool {
-        self.snapshot.borrow().may_be_incomplete
+        self.lock().may_be_incomplete
+    }
+
+    /// Returns the number of times that the routes lost data, or may have.
+    pub fn losses(&self) -> u64 {
+        self.lock().losses
     }
 
     /// Returns whether all nodes see that run: its lease is live, and the routes lost nothing recently.
     pub fn sees(&self, run: &NodeBoot) -> bool {
-        let snapshot = self.snapshot.borrow();
+        let snapshot = self.lock();
         !snapshot.stale && !snapshot.may_be_incomplete && snapshot.lease_of(run) == Some(Lease::Live)
     }
 
     /// Returns whether that run is a live run of another node, as of the last snapshot.
     pub fn is_live(&self, run: &NodeBoot) -> bool {
-        self.snapshot.borrow().others.iter().any(|row| row.info.boot == *run)
+        self.lock().others.iter().any(|row| row.info.boot == *run)
     }
 
     /// Returns the other nodes that announce the partition: one, none while it moves, or two until an evicted owner
     /// learns of it. A caller that gets "not the owner" from all of them calls [`Self::request_refresh`] and waits for
     /// [`Self::changes`].
     pub fn owners_of(&self, partition: u32) -> Vec<NodeBoot> {
-        let snapshot = self.snapshot.borrow();
+        let snapshot = self.lock();
         let owners = snapshot.others.iter().filter(|row| row.info.owns.contains(&partition));
         owners.map(|row| row.info.boot.clone()).collect()
     }
 
     /// Subscribes to changes of the snapshot.
-    pub fn changes(&self) -> watch::Receiver<PeerSnapshot> {
-        self.snapshot.subscribe()
+    pub fn changes(&self) -> PeerChanges {
+        let versions = Arc::clone(&self.versions);
+        PeerChanges { seen: versions.current.load(Ordering::Acquire), versions }
     }
 
     /// Requests a refresh soon, before the next lease renewal.
@@ -116,11 +159,19 @@ impl Peers {
 
     /// Replaces the snapshot, and returns whether it changed; for the lease.
     pub fn set(&self, now: PeerSnapshot) -> bool {
-        self.snapshot.send_if_modified(|snapshot| {
-            let differs = *snapshot != now;
-            *snapshot = now;
-            differs
-        })
+        let mut snapshot = self.lock();
+        if *snapshot == now {
+            return false;
+        }
+        *snapshot = now;
+        drop(snapshot);
+        self.versions.current.fetch_add(1, Ordering::AcqRel);
+        self.versions.changed.notify_waiters();
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PeerSnapshot> {
+        self.snapshot.lock()
     }
 }
 

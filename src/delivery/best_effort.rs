@@ -104,7 +104,8 @@ impl BestEffortTask {
         let mut peer_changes = self.cluster.peers.changes();
         loop {
             tokio::select! {
-                Ok(()) = peer_changes.changed() => {
+                biased;
+                () = peer_changes.changed() => {
                     self.queues.forget_ended(|run| self.cluster.peers.is_live(run));
                     continue;
                 }

@@ -135,6 +135,7 @@ impl PublisherTask {
         let mut recent = RecentRecords::default();
         loop {
             let mut batch = tokio::select! {
+                biased;
                 batch = queue.recv() => match batch {
                     Some(batch) => batch,
                     None => return,

@@ -5,7 +5,7 @@
 //! is bounded in bytes, with different limits: signals are the first to be dropped, marks the last. A room's losses are
 //! counted and reported to its members on the peer (`docs/internals/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tidegate_protocol::id::ConversationId;
@@ -54,7 +54,7 @@ pub struct BestEffortQueues {
 }
 
 /// Losses by room that have not been reported to the peer.
-type UnreportedLosses = Mutex<HashMap<ConversationId, u64>>;
+type UnreportedLosses = Mutex<BTreeMap<ConversationId, u64>>;
 
 /// Receiving end of a queue, in its own task.
 struct BestEffortQueue {
@@ -65,8 +65,8 @@ struct BestEffortQueue {
 /// Contents of a call by kind, counted in case it is lost.
 #[derive(Default)]
 struct MessageCounts {
-    room_messages: HashMap<ConversationId, u64>,
-    losses: HashMap<ConversationId, u64>,
+    room_messages: BTreeMap<ConversationId, u64>,
+    losses: BTreeMap<ConversationId, u64>,
     signals: u64,
     marks: u64,
     fan_outs: u64,

@@ -1,9 +1,6 @@
 //! Best-effort messages from peers: passed to the shards without waiting. Losses of a room are reported to its members.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -25,7 +22,7 @@ use crate::{
 const ROOM_LOSSES_MAX: usize = 4_096;
 
 /// Messages that did not fit a shard's mailbox and are not reported yet; losses of unknown size are separate.
-pub(super) type RoomLosses = Mutex<HashMap<(usize, ConversationId, IsCounted), u64>>;
+pub(super) type RoomLosses = Mutex<BTreeMap<(usize, ConversationId, IsCounted), u64>>;
 
 /// Whether the number of lost messages is known.
 type IsCounted = bool;

@@ -4,7 +4,7 @@
 //! sent the number of messages that they may have missed.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
@@ -27,7 +27,7 @@ pub(super) struct UnroutedPosts(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    posts: HashMap<ConversationId, (u64, Instant)>,
+    posts: BTreeMap<ConversationId, (u64, Instant)>,
     nodes: BTreeSet<NodeBoot>,
 }
 

@@ -149,7 +149,7 @@ impl<T: Clone> Window<T> {
         let mut earliest = deadline;
         // Sorted, because the order of the map differs from process to process.
         let mut queues: Vec<_> = self.conversations.iter_mut().collect();
-        queues.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        queues.sort_unstable_by_key(|(id, _)| *id);
         for push in queues.into_iter().flat_map(|(_, queue)| queue) {
             if due(push) {
                 push.deadline = deadline;

@@ -80,6 +80,23 @@ fn push_is_not_resent_before_its_timeout() {
 }
 
 #[test]
+fn resends_are_ordered_by_conversation_and_seq() {
+    // Each window has a map of its own, whose order differs.
+    for _ in 0..8 {
+        let mut window = Window::new(WindowLimits::default());
+        for n in [7, 3, 9, 1, 5, 8, 2, 6, 4] {
+            for seq in [2, 1] {
+                assert_eq!(window.track(&group(n), seq, (n, seq), 1, at(0)), Tracked::Ok);
+            }
+        }
+        let mut resend = Vec::new();
+        window.handle_timeout(at(60_000), &mut resend);
+        let expected: Vec<(u8, u64)> = (1..=9).flat_map(|n| [(n, 1), (n, 2)]).collect();
+        assert_eq!(resend, expected);
+    }
+}
+
+#[test]
 fn a_window_is_small_enough_to_box() {
     assert!(size_of::<Window<u64>>() <= 128, "{}", size_of::<Window<u64>>());
 }

@@ -1,6 +1,6 @@
 //! Pushes that members of large groups missed: the last seq left out, for a bounded number of groups.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -14,7 +14,7 @@ const GROUPS_MAX: usize = 4_096;
 /// Pushes that were left out, by group.
 #[derive(Debug, Default)]
 pub(crate) struct MissedRanges {
-    groups: HashMap<String, u64>,
+    groups: BTreeMap<String, u64>,
     /// Whether there were too many groups, so that members of every group must check.
     all: bool,
 }

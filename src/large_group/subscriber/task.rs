@@ -1,7 +1,7 @@
 //! Subscriber task: handles commands, node-topic events, job results and timer ticks, one after the other.
 
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -50,7 +50,7 @@ pub(super) struct SubscriberTask {
     /// Large groups that had no local member when a record of them last arrived.
     recent: Groups<Instant>,
     /// Groups with local members that may have become large in a record that this node missed.
-    undiscovered: HashSet<ConversationId>,
+    undiscovered: BTreeSet<ConversationId>,
     jobs: JoinSet<JobResult>,
     /// Whether the heads of all groups are being read; with a slow store that may take longer than a round.
     is_reading_heads: bool,
@@ -132,7 +132,7 @@ impl SubscriberTask {
             metrics,
             groups: Groups::default(),
             recent: Groups::default(),
-            undiscovered: HashSet::new(),
+            undiscovered: BTreeSet::new(),
             jobs: JoinSet::new(),
             is_reading_heads: false,
             renewed: Instant::now(),
@@ -146,24 +146,13 @@ impl SubscriberTask {
         let mut tick = time::interval(MAINTENANCE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.losses = self.cluster.peers.snapshot().losses;
+        let mut is_feed_first = false;
         loop {
+            // Commands and events take turns at being first, so that neither delays the other for long.
+            is_feed_first = !is_feed_first;
             tokio::select! {
-                command = commands.recv() => match command {
-                    Some(command) => self.handle(command).await,
-                    None => return,
-                },
-                event = next(&mut feed) => match event {
-                    Some(NodeEvent::Records(records)) => {
-                        for record in records {
-                            self.on_record(record, RecordSource::Peer).await;
-                        }
-                    }
-                    Some(NodeEvent::Gap) => self.on_gap(),
-                    None => {
-                        feed = None;
-                        self.open_feed();
-                    }
-                },
+                biased;
+                _ = tick.tick() => self.on_tick().await,
                 Some(done) = self.jobs.join_next() => match done {
                     Ok(JobResult::Declared(groups, result)) => self.on_declared(groups, &result),
                     Ok(JobResult::Heads(heads, at_once)) => {
@@ -185,7 +174,20 @@ impl SubscriberTask {
                         tracing::error!(%error, "background job for large groups failed");
                     }
                 },
-                _ = tick.tick() => self.on_tick().await,
+                input = next(&mut commands, &mut feed, is_feed_first) => match input {
+                    Input::Command(Some(command)) => self.handle(command).await,
+                    Input::Command(None) => return,
+                    Input::Event(Some(NodeEvent::Records(records))) => {
+                        for record in records {
+                            self.on_record(record, RecordSource::Peer).await;
+                        }
+                    }
+                    Input::Event(Some(NodeEvent::Gap)) => self.on_gap(),
+                    Input::Event(None) => {
+                        feed = None;
+                        self.open_feed();
+                    }
+                },
             }
             self.out.flush().await;
         }
@@ -357,8 +359,37 @@ fn preceding_member_seq(record: &pb::FanOut) -> u64 {
     record.member_seq.min(record.seq.saturating_sub(1))
 }
 
+/// Next input of the task, except for its own ticks and jobs.
+enum Input {
+    /// Command; `None` once the subscriber is dropped.
+    Command(Option<Command>),
+    /// Event of the feed; `None` once it has ended.
+    Event(Option<NodeEvent>),
+}
+
+/// Waits for a command or an event; if both wait, returns the event if `is_feed_first`.
+async fn next(
+    commands: &mut mpsc::Receiver<Command>,
+    feed: &mut Option<Box<dyn NodeFeed>>,
+    is_feed_first: bool,
+) -> Input {
+    if is_feed_first {
+        tokio::select! {
+            biased;
+            event = next_event(feed) => Input::Event(event),
+            command = commands.recv() => Input::Command(command),
+        }
+    } else {
+        tokio::select! {
+            biased;
+            command = commands.recv() => Input::Command(command),
+            event = next_event(feed) => Input::Event(event),
+        }
+    }
+}
+
 /// Waits for the next event of the feed; forever while the feed is closed.
-async fn next(feed: &mut Option<Box<dyn NodeFeed>>) -> Option<NodeEvent> {
+async fn next_event(feed: &mut Option<Box<dyn NodeFeed>>) -> Option<NodeEvent> {
     match feed {
         Some(feed) => feed.next().await,
         None => std::future::pending().await,

@@ -7,7 +7,7 @@ use tokio::time::{self, Instant};
 
 use super::{GroupHead, JobResult, MAINTENANCE_INTERVAL, SubscriberTask};
 use crate::{
-    large_group::subscriber::{INTEREST_GENERATION, RecordSource},
+    large_group::subscriber::{Groups, INTEREST_GENERATION, RecordSource},
     mail::Audience,
     routes::RoutesError,
 };
@@ -90,7 +90,7 @@ impl SubscriberTask {
         for hint in missed {
             self.on_record(hint, RecordSource::Peer).await;
         }
-        for (group, state) in &mut self.groups {
+        for (group, state) in sorted(&mut self.groups) {
             let hint_to = std::mem::take(&mut state.hint_to);
             if hint_to > state.index.published_to().max(state.hinted_to) {
                 state.hinted_to = hint_to;
@@ -105,7 +105,7 @@ impl SubscriberTask {
             self.start_round(lost);
         }
         let (mut to_declare, mut to_check) = (Vec::new(), Vec::new());
-        for (group, state) in &mut self.groups {
+        for (group, state) in sorted(&mut self.groups) {
             if !state.declared && !state.declaring {
                 state.declaring = true;
                 to_declare.push(group.clone());
@@ -140,11 +140,11 @@ impl SubscriberTask {
         if self.recent.len() > RECENT_GROUPS_MAX {
             self.recent.clear();
         }
-        let all: Vec<ConversationId> = self.groups.keys().cloned().collect();
+        let all: Vec<ConversationId> =
+            sorted(&mut self.groups).into_iter().map(|(group, _)| group.clone()).collect();
         if !lost {
-            let renew = self.groups.iter().filter(|(_, it)| it.declared).map(|(group, _)| group.clone());
-            let renew = renew.collect();
-            self.declare(renew);
+            let is_declared = |group: &&ConversationId| self.groups.get(*group).is_some_and(|it| it.declared);
+            self.declare(all.iter().filter(is_declared).cloned().collect());
         }
         if !self.is_reading_heads && !all.is_empty() {
             self.is_reading_heads = true;
@@ -182,4 +182,11 @@ impl SubscriberTask {
             JobResult::Heads(heads, at_once)
         });
     }
+}
+
+/// Returns the groups in the order of their ids: that of the map differs from process to process.
+fn sorted<T>(groups: &mut Groups<T>) -> Vec<(&ConversationId, &mut T)> {
+    let mut sorted: Vec<_> = groups.iter_mut().collect();
+    sorted.sort_unstable_by_key(|(id, _)| *id);
+    sorted
 }
