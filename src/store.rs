@@ -122,6 +122,26 @@ pub struct Page {
     pub rows: Vec<StoredRow>,
 }
 
+/// Place in the history of one of several conversations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConversationSeq {
+    /// Conversation id.
+    pub conversation: ConversationId,
+    /// Seq in the conversation.
+    pub seq: u64,
+}
+
+/// Members of a group, as the owner of its partition needs them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupMembers {
+    /// Number of users currently in the group.
+    pub members: u64,
+    /// Last seq of the group.
+    pub last_seq: u64,
+    /// These users, sorted; empty if there are more than requested.
+    pub users: Vec<UserId>,
+}
+
 /// Request of an owner to page through one kind of row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scan {
@@ -262,4 +282,46 @@ pub trait Store: Send + Sync {
 
     /// Returns one page of history by exclusive cursor, in one snapshot (flaw S17).
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError>;
+
+    /// Returns the rows at these seqs, which ascend, with the head from the same snapshot.
+    ///
+    /// The content of all rows but the first fits into `max_bytes`; the rows after it are left out. So a missing seq
+    /// above `head.pruned_to` and below the last row's does not exist.
+    async fn rows_at(
+        &self,
+        conversation: &ConversationId,
+        seqs: &[u64],
+        max_bytes: usize,
+    ) -> Result<Page, StoreError>;
+
+    /// Returns the rows before each of these places, newest first, in the order of `ends`.
+    ///
+    /// At most `limit` rows of a conversation are returned, and none from the first on that exceeds `max_bytes` of its
+    /// content: even the newest row may be left out.
+    async fn newest(
+        &self,
+        ends: &[ConversationSeq],
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<Vec<StoredRow>>, StoreError>;
+
+    /// Returns the time of each of these rows, in order; `None` for a row that does not exist.
+    async fn times(&self, rows: &[ConversationSeq]) -> Result<Vec<Option<u64>>, StoreError>;
+
+    /// Returns what [`Self::summary`] returns, for each of these conversations, in order.
+    async fn summaries(
+        &self,
+        conversations: &[ConversationId],
+        of: &UserId,
+    ) -> Result<Vec<Option<Summary>>, StoreError>;
+
+    /// Returns the members of each of these groups, in order, for the owner of their partition; `None` for a group
+    /// that is not archived. Lists the users of a group with at most `listed_max` members, in the snapshot of its size.
+    ///
+    /// Reads of clients do not delay it.
+    async fn group_members(
+        &self,
+        groups: &[ConversationId],
+        listed_max: usize,
+    ) -> Result<Vec<Option<GroupMembers>>, StoreError>;
 }

@@ -19,7 +19,8 @@ pub struct PostgresConfig {
     pub tls: bool,
     /// PEM file of the authority that signed the server's certificate. Empty: the authorities of the system.
     pub tls_ca_file: PathBuf,
-    /// Most connections that this node opens: half of them for the archive, half for client queries.
+    /// Most connections that this node opens: half of them for owners and the archive, half for logins and client
+    /// queries. Of the latter half, two are reserved for logins and marks, from 6 on.
     pub pool_max: usize,
     /// Time to get a free connection, and to open a new one.
     pub connect_ms: u64,

@@ -17,8 +17,8 @@ use crate::{
     bus::TopicId,
     embedded::{self, Database, DatabaseError, Engine, Pair},
     store::{
-        Direction, Fence, MemberView, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
-        StoreError, StoredRow, Summary, Takeover,
+        ConversationSeq, Direction, Fence, GroupMembers, MemberView, Membership, Page, PageQuery, Personal,
+        Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
     },
 };
 
@@ -235,6 +235,44 @@ impl<'a> SnapshotReader<'a> {
         }
         Ok(page)
     }
+
+    fn rows_at(&self, id: &ConversationId, seqs: &[u64], max_bytes: usize) -> Result<Page, DatabaseError> {
+        let mut page = Page { head: self.head(id)?.map(|(head, _)| head), rows: Vec::new() };
+        let mut bytes = 0;
+        for seq in seqs {
+            let Some(row) = self.row(id, *seq)? else { continue };
+            bytes += content_bytes(&row);
+            if !page.rows.is_empty() && bytes > max_bytes {
+                break;
+            }
+            page.rows.push(row);
+        }
+        Ok(page)
+    }
+
+    fn newest(
+        &self,
+        end: &ConversationSeq,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<StoredRow>, DatabaseError> {
+        let query = PageQuery { cursor: end.seq, direction: Direction::Backward, limit, max_bytes };
+        let mut rows = self.page(&end.conversation, query)?.rows;
+        // A page has its first row whatever its size.
+        rows.retain(|row| content_bytes(row) <= max_bytes);
+        Ok(rows)
+    }
+
+    fn group_members(
+        &self,
+        id: &ConversationId,
+        listed_max: usize,
+    ) -> Result<Option<GroupMembers>, DatabaseError> {
+        let Some((head, members)) = self.head(id)? else { return Ok(None) };
+        let listed = if members <= listed_max as u64 { listed_max } else { 0 };
+        let users = self.members(id, None, listed)?.into_iter().map(|(user, _)| user).collect();
+        Ok(Some(GroupMembers { members, last_seq: head.last_seq, users }))
+    }
 }
 
 fn content_bytes(stored: &StoredRow) -> usize {
@@ -359,5 +397,71 @@ impl Store for EmbeddedStore {
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         let id = conversation.clone();
         self.0.read(move |it| Ok(SnapshotReader::new(it).page(&id, query)?)).await
+    }
+
+    async fn rows_at(
+        &self,
+        conversation: &ConversationId,
+        seqs: &[u64],
+        max_bytes: usize,
+    ) -> Result<Page, StoreError> {
+        let (id, seqs) = (conversation.clone(), seqs.to_vec());
+        self.0.read(move |it| Ok(SnapshotReader::new(it).rows_at(&id, &seqs, max_bytes)?)).await
+    }
+
+    async fn newest(
+        &self,
+        ends: &[ConversationSeq],
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<Vec<StoredRow>>, StoreError> {
+        let ends = ends.to_vec();
+        let read = move |database: &Database| {
+            let reader = SnapshotReader::new(database);
+            let rows: Result<_, DatabaseError> =
+                ends.iter().map(|end| reader.newest(end, limit, max_bytes)).collect();
+            Ok(rows?)
+        };
+        self.0.read(read).await
+    }
+
+    async fn times(&self, rows: &[ConversationSeq]) -> Result<Vec<Option<u64>>, StoreError> {
+        let rows = rows.to_vec();
+        let read = move |database: &Database| {
+            let reader = SnapshotReader::new(database);
+            let time = |it: &ConversationSeq| Ok(reader.row(&it.conversation, it.seq)?.map(|it| it.row.time));
+            let times: Result<_, DatabaseError> = rows.iter().map(time).collect();
+            Ok(times?)
+        };
+        self.0.read(read).await
+    }
+
+    async fn summaries(
+        &self,
+        conversations: &[ConversationId],
+        of: &UserId,
+    ) -> Result<Vec<Option<Summary>>, StoreError> {
+        let (ids, of) = (conversations.to_vec(), of.clone());
+        let read = move |database: &Database| {
+            let reader = SnapshotReader::new(database);
+            let all: Result<_, DatabaseError> = ids.iter().map(|id| reader.summary(id, Some(&of))).collect();
+            Ok(all?)
+        };
+        self.0.read(read).await
+    }
+
+    async fn group_members(
+        &self,
+        groups: &[ConversationId],
+        listed_max: usize,
+    ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
+        let groups = groups.to_vec();
+        let read = move |database: &Database| {
+            let reader = SnapshotReader::new(database);
+            let all: Result<_, DatabaseError> =
+                groups.iter().map(|id| reader.group_members(id, listed_max)).collect();
+            Ok(all?)
+        };
+        self.0.read(read).await
     }
 }

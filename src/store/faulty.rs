@@ -8,7 +8,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, Takeover,
+    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
+    StoreError, StoredRow, Summary, Takeover,
 };
 use crate::{
     bus::TopicId,
@@ -83,5 +84,43 @@ impl Store for Faulty<dyn Store> {
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         self.call("page", self.inner.page(conversation, query)).await
+    }
+
+    async fn rows_at(
+        &self,
+        conversation: &ConversationId,
+        seqs: &[u64],
+        max_bytes: usize,
+    ) -> Result<Page, StoreError> {
+        self.call("rows_at", self.inner.rows_at(conversation, seqs, max_bytes)).await
+    }
+
+    async fn newest(
+        &self,
+        ends: &[ConversationSeq],
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<Vec<StoredRow>>, StoreError> {
+        self.call("newest", self.inner.newest(ends, limit, max_bytes)).await
+    }
+
+    async fn times(&self, rows: &[ConversationSeq]) -> Result<Vec<Option<u64>>, StoreError> {
+        self.call("times", self.inner.times(rows)).await
+    }
+
+    async fn summaries(
+        &self,
+        conversations: &[ConversationId],
+        of: &UserId,
+    ) -> Result<Vec<Option<Summary>>, StoreError> {
+        self.call("summaries", self.inner.summaries(conversations, of)).await
+    }
+
+    async fn group_members(
+        &self,
+        groups: &[ConversationId],
+        listed_max: usize,
+    ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
+        self.call("group_members", self.inner.group_members(groups, listed_max)).await
     }
 }

@@ -16,8 +16,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Direction, Fence, MemberView, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError,
-    StoredRow, Summary, Takeover, UserState,
+    ConversationSeq, Direction, Fence, GroupMembers, MemberView, Membership, Page, PageQuery, Personal, Scan,
+    Snapshot, Store, StoreError, StoredRow, Summary, Takeover, UserState,
 };
 use crate::bus::TopicId;
 
@@ -133,6 +133,12 @@ impl State {
         for (conversation, user, device, row) in &delta.devices {
             self.conversation(conversation).devices.insert((user.clone(), device.clone()), *row);
         }
+    }
+
+    fn summary(&self, conversation: &ConversationId, of: Option<&UserId>) -> Option<Summary> {
+        let kept = self.conversations.get(conversation)?;
+        let member_view = of.and_then(|user| kept.view(user));
+        kept.head.clone().map(|head| Summary { head, members: kept.members_in, member_view })
     }
 
     fn look_up(&self, partition: &Partition, need: &Need) -> Loaded {
@@ -304,10 +310,7 @@ impl Store for MemoryStore {
         conversation: &ConversationId,
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
-        let state = self.lock();
-        let Some(kept) = state.conversations.get(conversation) else { return Ok(None) };
-        let member_view = of.and_then(|user| kept.view(user));
-        Ok(kept.head.clone().map(|head| Summary { head, members: kept.members_in, member_view }))
+        Ok(self.lock().summary(conversation, of))
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
@@ -349,5 +352,79 @@ impl Store for MemoryStore {
             page.rows.push(row.clone());
         }
         Ok(page)
+    }
+
+    async fn rows_at(
+        &self,
+        conversation: &ConversationId,
+        seqs: &[u64],
+        max_bytes: usize,
+    ) -> Result<Page, StoreError> {
+        let state = self.lock();
+        let Some(kept) = state.conversations.get(conversation) else {
+            return Ok(Page { head: None, rows: Vec::new() });
+        };
+        let mut page = Page { head: kept.head.clone(), rows: Vec::new() };
+        let mut bytes = 0;
+        for row in seqs.iter().filter_map(|seq| kept.rows.get(seq)) {
+            bytes += content_bytes(row);
+            if !page.rows.is_empty() && bytes > max_bytes {
+                break;
+            }
+            page.rows.push(row.clone());
+        }
+        Ok(page)
+    }
+
+    async fn newest(
+        &self,
+        ends: &[ConversationSeq],
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<Vec<StoredRow>>, StoreError> {
+        let state = self.lock();
+        let before = |end: &ConversationSeq| {
+            let kept = state.conversations.get(&end.conversation);
+            let newest = kept.into_iter().flat_map(|it| it.rows.range(..end.seq).rev().map(|(_, row)| row));
+            let mut bytes = 0;
+            let fits = |row: &&StoredRow| {
+                bytes += content_bytes(row);
+                bytes <= max_bytes
+            };
+            newest.take(limit).take_while(fits).cloned().collect()
+        };
+        Ok(ends.iter().map(before).collect())
+    }
+
+    async fn times(&self, rows: &[ConversationSeq]) -> Result<Vec<Option<u64>>, StoreError> {
+        let state = self.lock();
+        let row = |it: &ConversationSeq| state.conversations.get(&it.conversation)?.rows.get(&it.seq);
+        Ok(rows.iter().map(|it| row(it).map(|stored| stored.row.time)).collect())
+    }
+
+    async fn summaries(
+        &self,
+        conversations: &[ConversationId],
+        of: &UserId,
+    ) -> Result<Vec<Option<Summary>>, StoreError> {
+        let state = self.lock();
+        Ok(conversations.iter().map(|id| state.summary(id, Some(of))).collect())
+    }
+
+    async fn group_members(
+        &self,
+        groups: &[ConversationId],
+        listed_max: usize,
+    ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
+        let state = self.lock();
+        let members = |id: &ConversationId| {
+            let kept = state.conversations.get(id)?;
+            let head = kept.head.as_ref()?;
+            let is_listed = kept.members_in <= listed_max as u64;
+            let users = kept.members.iter().filter(|(_, member)| is_listed && member.is_in());
+            let users = users.map(|(user, _)| user.clone()).collect();
+            Some(GroupMembers { members: kept.members_in, last_seq: head.last_seq, users })
+        };
+        Ok(groups.iter().map(members).collect())
     }
 }

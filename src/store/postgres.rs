@@ -16,6 +16,7 @@ mod number_blocks;
 mod owner;
 mod queries;
 mod row_loader;
+mod scattered;
 mod session;
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
@@ -27,6 +28,7 @@ use tidegate_protocol::{
     machine::ledger::{Delta, Loaded, Member, Need},
     settings::UserSettings,
 };
+use tokio::sync::Semaphore;
 
 use self::{
     batcher::{Batcher, send},
@@ -38,11 +40,13 @@ use self::{
     owner::SmallArchive,
     queries::{MembershipsQuery, SummaryQuery},
     row_loader::Load,
+    scattered::NewestQuery,
     session::Session,
 };
 pub use self::{connect::PostgresOpenError, import_lock::Importing};
 use super::{
-    Fence, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError, Summary, Takeover,
+    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
+    StoreError, StoredRow, Summary, Takeover,
 };
 use crate::{
     backoff::Backoff,
@@ -63,6 +67,9 @@ const BACK_OFF_MAX: Duration = Duration::from_millis(32);
 /// Network time allowed for a round trip, in addition to the server's statement timeout.
 const NETWORK_TIME_MAX: Duration = Duration::from_millis(500);
 
+/// Connections for readers that reads of clients never use, so that logins don't wait for them.
+const LOGIN_CONNECTIONS: usize = 2;
+
 /// Store of profile `cluster`.
 pub struct PostgresStore {
     core: Arc<Core>,
@@ -72,14 +79,17 @@ struct Core {
     /// Connections for archives and loads of owners, separate from `readers`, so that 15,000 clients that reconnect at
     /// once do not delay an archive.
     owners: Pool,
-    /// Connections for queries and marks of clients.
+    /// Connections for logins, marks and reads of clients.
     readers: Pool,
+    /// Permits for reads of clients: fewer than `readers` has connections.
+    client_permits: Arc<Semaphore>,
     /// Timeout of one round trip.
     wait: Duration,
     key_partitions: KeyPartitions,
     mark_updates: Batcher<MarksUpdate>,
     memberships: Batcher<MembershipsQuery>,
     summaries: Batcher<SummaryQuery>,
+    newest: Batcher<NewestQuery>,
     settings: Batcher<SettingsQuery>,
     loads: Batcher<Load>,
     small_archives: Batcher<SmallArchive>,
@@ -114,14 +124,17 @@ impl PostgresStore {
     }
 
     fn over(source: &Source, config: &config::PostgresConfig) -> Result<Self, PostgresOpenError> {
+        let readers = (config.pool_max / 2).max(1);
         let core = Core {
             owners: source.pool(config, config.pool_max.div_ceil(2))?,
-            readers: source.pool(config, (config.pool_max / 2).max(1))?,
+            readers: source.pool(config, readers)?,
+            client_permits: Arc::new(Semaphore::new(readers.saturating_sub(LOGIN_CONNECTIONS).max(1))),
             wait: config.statement() + NETWORK_TIME_MAX,
             key_partitions: KeyPartitions::default(),
             mark_updates: Batcher::default(),
             memberships: Batcher::default(),
             summaries: Batcher::default(),
+            newest: Batcher::default(),
             settings: Batcher::default(),
             loads: Batcher::default(),
             small_archives: Batcher::default(),
@@ -137,9 +150,14 @@ impl Core {
         Session::take(&self.owners, self.wait).await
     }
 
-    /// Returns a connection for calls on behalf of clients.
+    /// Returns a connection for logins and marks.
     async fn readers(&self) -> Result<Session, PostgresError> {
         Session::take(&self.readers, self.wait).await
+    }
+
+    /// Returns a connection for a read of a client, which leaves [`LOGIN_CONNECTIONS`] to others.
+    async fn client_reads(&self) -> Result<Session, PostgresError> {
+        Session::take_permitted(&self.client_permits, &self.readers, self.wait).await
     }
 
     /// Converts an error to that of the port.
@@ -307,8 +325,64 @@ impl Store for PostgresStore {
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         let core = &*self.core;
-        core.run(move || async move { queries::page(&mut core.readers().await?, conversation, query).await })
+        core.run(
+            move || async move { queries::page(&mut core.client_reads().await?, conversation, query).await },
+        )
+        .await
+    }
+
+    async fn rows_at(
+        &self,
+        conversation: &ConversationId,
+        seqs: &[u64],
+        max_bytes: usize,
+    ) -> Result<Page, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move {
+            scattered::rows_at(&mut core.client_reads().await?, conversation, seqs, max_bytes).await
+        })
+        .await
+    }
+
+    async fn newest(
+        &self,
+        ends: &[ConversationSeq],
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<Vec<StoredRow>>, StoreError> {
+        if ends.is_empty() {
+            return Ok(Vec::new());
+        }
+        send(&self.core, NewestQuery { ends: ends.to_vec(), limit, max_bytes }).await
+    }
+
+    async fn times(&self, rows: &[ConversationSeq]) -> Result<Vec<Option<u64>>, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { scattered::times(&mut core.client_reads().await?, rows).await }).await
+    }
+
+    async fn summaries(
+        &self,
+        conversations: &[ConversationId],
+        of: &UserId,
+    ) -> Result<Vec<Option<Summary>>, StoreError> {
+        let query = |id: &ConversationId| SummaryQuery { conversation: id.clone(), of: Some(of.clone()) };
+        let queries: Vec<SummaryQuery> = conversations.iter().map(query).collect();
+        let (core, queries) = (&*self.core, &queries.iter().collect::<Vec<_>>()[..]);
+        core.run(move || async move { queries::summaries(&mut core.client_reads().await?, queries).await })
             .await
+    }
+
+    async fn group_members(
+        &self,
+        groups: &[ConversationId],
+        listed_max: usize,
+    ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move {
+            scattered::group_members(&mut core.owners().await?, groups, listed_max).await
+        })
+        .await
     }
 }
 

@@ -3,6 +3,7 @@
 pub(super) mod owner;
 mod pages;
 mod personal;
+mod scattered;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,6 +32,11 @@ use self::{
         member_view_has_cleared_and_hidden_entries, rejoined_member_keeps_every_stay,
         s23_s24_marks_only_move_forward_in_the_member_view, stays_with_equal_start_are_all_kept,
         user_settings_are_kept_one_by_one,
+    },
+    scattered::{
+        group_members_are_listed_up_to_a_size, newest_rows_of_many_conversations_are_read_at_once,
+        rows_at_scattered_seqs_are_read_at_once, summaries_are_those_of_single_calls,
+        times_are_those_of_the_rows,
     },
 };
 use super::{at_once, device, group, user};
@@ -80,6 +86,11 @@ suite! {
         member_view_has_cleared_and_hidden_entries
         stays_with_equal_start_are_all_kept
         user_settings_are_kept_one_by_one
+        rows_at_scattered_seqs_are_read_at_once
+        newest_rows_of_many_conversations_are_read_at_once
+        times_are_those_of_the_rows
+        summaries_are_those_of_single_calls
+        group_members_are_listed_up_to_a_size
         partitions_advance_independently
     }
 }

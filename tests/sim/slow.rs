@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use tidegate::{
     bus::TopicId,
     store::{
-        Fence, Membership, MemoryStore, Page, PageQuery, Personal, Scan, Snapshot, Store, StoreError,
-        Summary, Takeover,
+        ConversationSeq, Fence, GroupMembers, Membership, MemoryStore, Page, PageQuery, Personal, Scan,
+        Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
     },
 };
 use tidegate_protocol::{
@@ -35,6 +35,8 @@ pub(crate) struct SlowStore {
     row_us: AtomicU64,
     /// Fixed time per archive.
     archive_ms: AtomicU64,
+    /// Time per read of an owner.
+    read_ms: AtomicU64,
     broken_off: AtomicU64,
     /// Number of archives that get no connection.
     full: AtomicU64,
@@ -42,8 +44,20 @@ pub(crate) struct SlowStore {
 
 impl SlowStore {
     pub(crate) fn new(inner: Arc<MemoryStore>) -> Self {
-        let [row_us, archive_ms, broken_off, full] = [(); 4].map(|()| AtomicU64::new(0));
-        Self { inner, row_us, archive_ms, broken_off, full }
+        let [row_us, archive_ms, read_ms, broken_off, full] = [(); 5].map(|()| AtomicU64::new(0));
+        Self { inner, row_us, archive_ms, read_ms, broken_off, full }
+    }
+
+    pub(crate) fn set_read_ms(&self, ms: u64) {
+        self.read_ms.store(ms, Ordering::SeqCst);
+    }
+
+    /// Waits as long as a read takes.
+    async fn round_trip(&self) {
+        let takes = self.read_ms.load(Ordering::SeqCst);
+        if takes > 0 {
+            super::pass(takes).await;
+        }
     }
 
     pub(crate) fn set_archive_ms(&self, ms: u64) {
@@ -101,6 +115,7 @@ impl Store for SlowStore {
         fence: Fence,
         needs: &[Need],
     ) -> Result<Snapshot<Loaded>, StoreError> {
+        self.round_trip().await;
         self.inner.load(partition, fence, needs).await
     }
 
@@ -123,6 +138,7 @@ impl Store for SlowStore {
         after: Option<&UserId>,
         limit: usize,
     ) -> Result<Vec<(UserId, Member)>, StoreError> {
+        self.round_trip().await;
         self.inner.members(conversation, after, limit).await
     }
 
@@ -131,6 +147,7 @@ impl Store for SlowStore {
         conversation: &ConversationId,
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
+        self.round_trip().await;
         self.inner.summary(conversation, of).await
     }
 
@@ -144,5 +161,44 @@ impl Store for SlowStore {
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         self.inner.page(conversation, query).await
+    }
+
+    async fn rows_at(
+        &self,
+        conversation: &ConversationId,
+        seqs: &[u64],
+        max_bytes: usize,
+    ) -> Result<Page, StoreError> {
+        self.inner.rows_at(conversation, seqs, max_bytes).await
+    }
+
+    async fn newest(
+        &self,
+        ends: &[ConversationSeq],
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<Vec<StoredRow>>, StoreError> {
+        self.inner.newest(ends, limit, max_bytes).await
+    }
+
+    async fn times(&self, rows: &[ConversationSeq]) -> Result<Vec<Option<u64>>, StoreError> {
+        self.inner.times(rows).await
+    }
+
+    async fn summaries(
+        &self,
+        conversations: &[ConversationId],
+        of: &UserId,
+    ) -> Result<Vec<Option<Summary>>, StoreError> {
+        self.inner.summaries(conversations, of).await
+    }
+
+    async fn group_members(
+        &self,
+        groups: &[ConversationId],
+        listed_max: usize,
+    ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
+        self.round_trip().await;
+        self.inner.group_members(groups, listed_max).await
     }
 }

@@ -204,6 +204,12 @@ impl<'a> Reader<'a> {
         Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled })
     }
 
+    /// Reads `record`, for its time.
+    pub(super) fn record_time(&mut self) -> Result<u64, PostgresError> {
+        let record = Bytes::copy_from_slice(self.get()?);
+        Ok(Record::decode(record).map_err(|_| damaged())?.received_at)
+    }
+
     /// Reads `ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search`.
     pub(super) fn user_settings(&mut self) -> Result<UserSettings, PostgresError> {
         Ok(UserSettings {

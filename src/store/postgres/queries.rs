@@ -83,7 +83,7 @@ const MEMBERS: &str = "
 SELECT user_id, role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays FROM members
 WHERE conversation = $1 AND user_id > $2 AND left_seq = 0 ORDER BY user_id LIMIT $3";
 
-const HEAD: &str = "
+pub(super) const HEAD: &str = "
 SELECT last_seq, messages, pruned_to, deleted_seq, settings FROM heads WHERE conversation = $1";
 
 /// Rows of history up to the byte limit, at least one. The server applies the limit, so that no excess rows are sent.
@@ -235,6 +235,6 @@ impl BatchedQuery for SummaryQuery {
     }
 
     async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
-        core.run(move || async move { summaries(&mut core.readers().await?, batch).await }).await
+        core.run(move || async move { summaries(&mut core.client_reads().await?, batch).await }).await
     }
 }

@@ -1,10 +1,13 @@
 //! Session on a pooled connection: pipelined statements with a timeout, in a transaction that is never left open.
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use deadpool_postgres::{Object, Pool};
 use futures_util::future::join_all;
-use tokio::time::timeout;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use tokio_postgres::{Row, Statement, types::ToSql};
 
 use super::error::{PostgresError, commit_error};
@@ -42,6 +45,8 @@ pub(super) struct Session {
     object: Option<Object>,
     is_clean: bool,
     wait: Duration,
+    /// Permit of a read of a client. Fields are dropped in order, so the connection is free before it.
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Session {
@@ -55,7 +60,20 @@ impl Drop for Session {
 impl Session {
     /// Takes a free connection or opens one. `wait` is the timeout of each round trip.
     pub(super) async fn take(pool: &Pool, wait: Duration) -> Result<Self, PostgresError> {
-        Ok(Self { object: Some(Box::pin(pool.get()).await?), is_clean: true, wait })
+        Ok(Self { object: Some(Box::pin(pool.get()).await?), is_clean: true, wait, _permit: None })
+    }
+
+    /// Waits for a permit, then takes a connection, and keeps both.
+    pub(super) async fn take_permitted(
+        permits: &Arc<Semaphore>,
+        pool: &Pool,
+        wait: Duration,
+    ) -> Result<Self, PostgresError> {
+        let busy =
+            || PostgresError::NoConnection("all connections for reads of clients are in use".to_owned());
+        let permit = timeout(wait, Arc::clone(permits).acquire_owned()).await.map_err(|_| busy())?;
+        let permit = Some(permit.map_err(|_| busy())?);
+        Ok(Self { object: Some(Box::pin(pool.get()).await?), is_clean: true, wait, _permit: permit })
     }
 
     fn client(&self) -> Result<&Object, PostgresError> {
