@@ -22,8 +22,6 @@ use crate::store::{Store, StoreError};
 /// remain; they are read again when needed.
 const USERS_MAX: usize = 200_000;
 
-const MEMBERS_PAGE_ROWS: usize = 1_000;
-
 /// Time after a group is found to be large in which its pushes go to all nodes. Nodes with members learn of the group
 /// from them and declare their interest.
 const INTEREST_SETTLE_TIME: Duration = Duration::from_secs(5);
@@ -120,33 +118,47 @@ impl Members {
         }
     }
 
-    /// Reads a group unless it is cached. To be called before the batch that names it is archived.
-    pub(crate) async fn read(&mut self, store: &dyn Store, group: &ConversationId) -> Result<(), StoreError> {
-        let small_max = self.small_max as u64;
-        if let Some(cached) = self.groups.get_mut(group) {
-            cached.batch = self.batch;
-            // Only here may a large group become small again: it must not change within a batch.
-            if !matches!(&cached.kind, Kind::Large(large) if large.at_least <= small_max) {
-                return Ok(());
-            }
+    /// Reads the groups that are not cached, in one call. To be called before the batch that names them is archived.
+    ///
+    /// A group that does not exist is cached too, so messages to it cost no second read.
+    pub(crate) async fn read(
+        &mut self,
+        store: &dyn Store,
+        groups: &BTreeSet<&ConversationId>,
+    ) -> Result<(), StoreError> {
+        let groups: Vec<ConversationId> =
+            groups.iter().filter(|group| self.must_read(group)).map(|group| (*group).clone()).collect();
+        if groups.is_empty() {
+            return Ok(());
         }
-        let summary = store.summary(group, None).await?;
-        let kind = match summary {
-            Some(summary) if summary.members > small_max => {
-                let (from, since) = match self.groups.get(group).map(|cached| &cached.kind) {
-                    Some(Kind::Large(large)) => (large.from, large.since),
-                    _ => (0, Instant::now()),
-                };
-                let (at_least, member_seq) = (summary.members, summary.head.last_seq);
-                Kind::Large(LargeState { at_least, member_seq, from, since })
-            }
-            Some(_) => Kind::Small { users: users_of(store, group).await?, list: None },
-            None => Kind::Small { users: BTreeSet::new(), list: None },
-        };
-        let read = Group { batch: self.batch, kind };
-        self.weight += read.weight();
-        self.groups.insert(group.clone(), read);
+        let found = store.group_members(&groups, self.small_max).await?;
+        for (group, found) in groups.into_iter().zip(found) {
+            let kind = match found {
+                Some(found) if found.members > self.small_max as u64 => {
+                    let (from, since) = match self.groups.get(&group).map(|cached| &cached.kind) {
+                        Some(Kind::Large(large)) => (large.from, large.since),
+                        _ => (0, Instant::now()),
+                    };
+                    let (at_least, member_seq) = (found.members, found.last_seq);
+                    Kind::Large(LargeState { at_least, member_seq, from, since })
+                }
+                Some(found) => Kind::Small { users: found.users.into_iter().collect(), list: None },
+                None => Kind::Small { users: BTreeSet::new(), list: None },
+            };
+            let read = Group { batch: self.batch, kind };
+            self.weight += read.weight();
+            self.groups.insert(group, read);
+        }
         Ok(())
+    }
+
+    /// Returns whether the group must be read, and notes that the current batch names it.
+    fn must_read(&mut self, group: &ConversationId) -> bool {
+        let small_max = self.small_max as u64;
+        let Some(cached) = self.groups.get_mut(group) else { return true };
+        cached.batch = self.batch;
+        // Only here may a large group become small again: it must not change within a batch.
+        matches!(&cached.kind, Kind::Large(large) if large.at_least <= small_max)
     }
 
     /// Returns the recipients of a push that changes no members; none if the group was not read.
@@ -237,21 +249,6 @@ impl LargeState {
             }
         }
         Recipients::LargeGroup(meta)
-    }
-}
-
-/// Reads all members of a small group.
-async fn users_of(store: &dyn Store, group: &ConversationId) -> Result<BTreeSet<UserId>, StoreError> {
-    let (mut users, mut after): (BTreeSet<UserId>, Option<UserId>) = (BTreeSet::new(), None);
-    loop {
-        let page = store.members(group, after.as_ref(), MEMBERS_PAGE_ROWS).await?;
-        let Some((last, _)) = page.last() else { return Ok(users) };
-        after = Some(last.clone());
-        let is_last = page.len() < MEMBERS_PAGE_ROWS;
-        users.extend(page.into_iter().map(|(user, _)| user));
-        if is_last {
-            return Ok(users);
-        }
     }
 }
 

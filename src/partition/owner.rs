@@ -12,7 +12,7 @@ use std::{
 };
 
 use tidegate_protocol::{
-    id::ConversationKind,
+    id::{ConversationId, ConversationKind},
     machine::ledger::{Ledger, Need, Outcome, Stop},
     record::{Body, Position, Record, RecordError, Rules},
 };
@@ -467,13 +467,12 @@ impl Owner {
         &mut self,
         records: &[(u64, Result<Record, RecordError>)],
     ) -> Result<(), OwnerExit> {
-        for record in records.iter().filter_map(|(_, record)| record.as_ref().ok()) {
-            let Some(group) = record.conversation() else { continue };
-            if matches!(group.kind(), ConversationKind::Group(_)) {
-                while let Err(error) = self.members.read(&*self.cluster.ports.store, group).await {
-                    wait_for_store(error).await?;
-                }
-            }
+        let known = records.iter().filter_map(|(_, record)| record.as_ref().ok());
+        let is_group = |id: &&ConversationId| matches!(id.kind(), ConversationKind::Group(_));
+        let groups: BTreeSet<&ConversationId> =
+            known.filter_map(Record::conversation).filter(is_group).collect();
+        while let Err(error) = self.members.read(&*self.cluster.ports.store, &groups).await {
+            wait_for_store(error).await?;
         }
         Ok(())
     }

@@ -102,6 +102,25 @@ async fn send_all_at_once(way: node::Way, id: String) -> Vec<Option<Duration>> {
 }
 
 #[test]
+fn x4_sends_to_unknown_groups_cost_no_read_each() {
+    in_one_thread(async {
+        let (world, nodes) = two_nodes().await;
+        world.slow.set_read_ms(1);
+        let me = UserId::new("ann").expect("a valid value");
+        let (began, me, nodes) = (Instant::now(), &me, &nodes);
+        let sends = (0..4_096).map(|n| async move {
+            let group = ConversationId::parse(&format!("g:x{n}")).expect("a valid value");
+            with(nodes, 0, SimNode::way).append(message(me, &group, &format!("m{n}"), 0)).await
+        });
+        let answers = join_all(sends).await;
+        let took = began.elapsed();
+        let refused = |it: &&SubmitAnswer| matches!(it, SubmitAnswer::Refused { .. });
+        assert_eq!(answers.iter().filter(refused).count(), 4_096);
+        assert!(took < Duration::from_millis(100), "{took:?}");
+    });
+}
+
+#[test]
 fn silent_owner_delays_no_answer_of_others() {
     in_one_thread(async {
         let (_world, nodes) = nodes_of(World::new(true), 3).await;

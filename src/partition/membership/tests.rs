@@ -38,7 +38,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let (mut members, mut naive) = (Members::new(100), BTreeSet::new());
-        runtime.block_on(members.read(&MemoryStore::default(), &group())).unwrap();
+        runtime.block_on(members.read(&MemoryStore::default(), &BTreeSet::from([&group()]))).unwrap();
         for (kind, users) in changes {
             let actions = [MemberAction::Join, MemberAction::Leave, MemberAction::Kick, MemberAction::Role];
             let change = change(actions[kind], &users);
@@ -63,7 +63,7 @@ fn unread_group_has_no_recipients() {
 #[tokio::test(start_paused = true)]
 async fn large_group_keeps_no_users_and_reaches_all_nodes_at_first() {
     let (store, mut members) = (MemoryStore::default(), Members::new(3));
-    members.read(&store, &group()).await.unwrap();
+    members.read(&store, &BTreeSet::from([&group()])).await.unwrap();
     assert_eq!(named(members.change(&change(MemberAction::Create, &[1, 2, 3]), 1)).len(), 3);
     let large = |member_seq, to_all| Recipients::LargeGroup(GroupPushMeta { member_seq, from: 2, to_all });
     assert_eq!(
@@ -85,7 +85,7 @@ async fn large_group_keeps_no_users_and_reaches_all_nodes_at_first() {
     // The group may be small now, but it stays large until it is read between two batches.
     assert_eq!(members.change(&change(MemberAction::Leave, &[2]), 7), large(6, true));
     assert_eq!(members.recipients(&group()), large(7, false));
-    members.read(&store, &group()).await.unwrap();
+    members.read(&store, &BTreeSet::from([&group()])).await.unwrap();
     assert!(named(members.recipients(&group())).is_empty(), "the group is empty in the store");
 }
 
@@ -96,7 +96,7 @@ fn trim_keeps_the_groups_named_last() {
     let id = |n: u32| ConversationId::parse(&format!("g:x{n}")).unwrap();
     let name = |members: &mut Members, n: u32| {
         let is_new = !members.groups.contains_key(&id(n));
-        runtime.block_on(members.read(&store, &id(n))).unwrap();
+        runtime.block_on(members.read(&store, &BTreeSet::from([&id(n)]))).unwrap();
         if is_new {
             let joined = change(MemberAction::Join, &[1, 2, 3]);
             members.change(&MemberChange { conversation: id(n), ..joined }, 1);
