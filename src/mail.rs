@@ -93,8 +93,9 @@ pub enum QueryResult {
     Page(Box<pb::Page>),
     /// States of conversations, and the conversation to continue after, if there may be more.
     States(Vec<pb::ConversationState>, Option<ConversationId>),
-    /// Positions of conversations that differ from the client's.
-    Positions(Vec<pb::Position>),
+    /// Positions of conversations that differ from the client's, and the conversation after which the next such query
+    /// continues.
+    Positions(Vec<pb::Position>, Option<ConversationId>),
     /// Ack of a record that got a seq.
     Accepted(Box<pb::SendAck>),
     /// Carried out, without content.
@@ -329,7 +330,7 @@ impl Mail {
             Self::Memberships(_, groups) => groups.len() * ENTRY_BYTES,
             Self::QueryDone(_, Ok(QueryResult::Page(page))) => page.encoded_len(),
             Self::QueryDone(_, Ok(QueryResult::States(states, _))) => states.len() * 2 * ENTRY_BYTES,
-            Self::QueryDone(_, Ok(QueryResult::Positions(positions))) => positions.len() * ENTRY_BYTES,
+            Self::QueryDone(_, Ok(QueryResult::Positions(positions, _))) => positions.len() * ENTRY_BYTES,
             Self::Reassert(Reassert::Settle(routes)) => routes.len() * 3 * ENTRY_BYTES,
             Self::Signal(signal) | Self::GroupSize(_, _, signal, _) => signal.weight(),
             Self::QueryDone(..)

@@ -8,10 +8,17 @@ use tokio::runtime::Handle;
 use super::Broker;
 use crate::{
     auth::Verifier,
-    conversation::recall::Recaller,
+    conversation::{read_budget::ReadBudget, recall::Recaller},
     net::upgrade,
     shard::{self, Caps},
 };
+
+/// Reads of clients that run at once on a node of a cluster, whose store answers many in one statement and bounds its
+/// connections itself.
+const READS_CLUSTERED: usize = 64;
+
+/// Reads of clients that run at once on a single node, where each blocks a thread that owners need too.
+const READS_SINGLE: usize = 32;
 
 /// Settings that all shards of a broker share.
 pub struct ShardSettings {
@@ -80,6 +87,7 @@ impl Broker {
             handles: Arc::clone(&self.local.handles),
             intake: Arc::clone(&self.intake),
             cluster: Arc::clone(&self.cluster),
+            reads: Arc::new(ReadBudget::new(if self.is_clustered { READS_CLUSTERED } else { READS_SINGLE })),
             recaller: Recaller { admin: self.admin.clone(), within: settings.recall_within },
             rooms: Arc::clone(&self.rooms),
             best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),

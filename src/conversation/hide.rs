@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     mail::Refusal,
-    store::{Direction, Hidden, PageQuery, Personal, Store},
+    store::{Hidden, Personal, Store},
 };
 
 /// Most entries of one conversation that a user may hide. Two concurrent requests
@@ -47,18 +47,12 @@ pub async fn hide(
         return Err((Code::TooManyHidden, ""));
     }
     let mut hidden = Vec::with_capacity(wanted.len());
-    while let Some(first) = wanted.first().copied() {
-        let run = wanted.iter().zip(first..).take_while(|(seq, next)| *seq == next).count();
-        let query = PageQuery {
-            cursor: first - 1,
-            direction: Direction::Forward,
-            limit: run,
-            max_bytes: HIDE_PAGE_BYTES,
-        };
-        let rows = store.page(conversation, query).await.map_err(store_unavailable)?.rows;
-        // Without rows, or with later ones only, retention has just removed them.
+    while !wanted.is_empty() {
+        let rows =
+            store.rows_at(conversation, &wanted, HIDE_PAGE_BYTES).await.map_err(store_unavailable)?.rows;
+        // Without rows, retention has just removed them.
         let up_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
-        for row in rows.iter().filter(|row| wanted.contains(&row.row.seq)) {
+        for row in &rows {
             let of_other = matches!(&row.row.body, Body::Message(message) if message.sender != *user);
             hidden.push(Hidden { seq: row.row.seq, counts: of_other && view.was_in(row.row.ordinal) });
         }

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     delivery::push::{event_push, recall_push},
     mail::Refusal,
-    store::{Direction, PageQuery, Store, StoredRow},
+    store::{Direction, Page, PageQuery, Store, StoredRow},
 };
 
 /// Approximate limit on the bytes of content in one page; the first message is returned whatever its size.
@@ -172,31 +172,26 @@ impl Paging<'_> {
         self.after(view, seq - 1, self.pull.limit + usize::from(is_there), PAGE_BYTES / 2).await
     }
 
-    /// Adds single seqs, reading runs of consecutive ones at once. Seqs that no longer fit are not
-    /// named, so the client requests them again.
+    /// Adds single seqs, read at once. Seqs that no longer fit are not named, so the client requests them again.
     async fn seqs(&mut self, view: &View, seqs: &[u64]) -> Result<(), Refusal> {
         let wanted: Vec<u64> = seqs.iter().copied().filter(|seq| *seq <= view.max()).collect();
-        for run in wanted.chunk_by(|a, b| a + 1 == *b) {
-            let capacity =
-                self.pull.limit.saturating_sub(self.page.messages.len() + self.page.recalled.len());
-            if capacity == 0 || (self.bytes >= PAGE_BYTES && !self.page.messages.is_empty()) {
-                return Ok(());
+        let shown: Vec<u64> =
+            wanted.iter().copied().filter(|seq| view.shows(*seq)).take(self.pull.limit).collect();
+        let found = match shown.is_empty() {
+            true => Page { head: None, rows: Vec::new() },
+            false => {
+                let found = self.store.rows_at(&self.pull.conversation, &shown, PAGE_BYTES);
+                found.await.map_err(store_unavailable)?
             }
-            let max_bytes = PAGE_BYTES.saturating_sub(self.bytes).max(1);
-            let count = run.len().min(capacity);
-            let rows = self.read(run[0] - 1, Direction::Forward, count, max_bytes).await?;
-            // Rows have no holes, so seqs missing below the first row were removed by retention.
-            let kept_from = rows.first().map_or(u64::MAX, |row| row.row.seq);
-            let read_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
-            for seq in run.iter().copied().filter(|seq| *seq <= read_to) {
-                match rows.iter().find(|row| row.row.seq == seq && view.shows(seq)) {
-                    Some(row) => self.row(view, row),
-                    None if seq < kept_from || !view.shows(seq) => self.expired(seq, seq),
-                    None => {}
-                }
-            }
-            if read_to < run[run.len() - 1] {
-                return Ok(());
+        };
+        // Rows have no holes, so other seqs that are missing did not fit.
+        let pruned_to = found.head.map_or(u64::MAX, |head| head.pruned_to);
+        let mut rows = found.rows.iter().peekable();
+        for seq in wanted {
+            match rows.next_if(|row| row.row.seq == seq) {
+                Some(row) => self.row(view, row),
+                None if seq <= pruned_to || !view.shows(seq) => self.expired(seq, seq),
+                None => return Ok(()),
             }
         }
         Ok(())

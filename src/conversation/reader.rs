@@ -10,10 +10,13 @@ use tidegate_protocol::{
     settings::{Retention, Unread, Viewing},
 };
 
-use super::{refusal::store_unavailable, unread::View};
+use super::{
+    time_search::{TimeSearch, search},
+    unread::View,
+};
 use crate::{
     mail::Refusal,
-    store::{Direction, MemberView, PageQuery, Store},
+    store::{MemberView, Membership, Store},
 };
 
 /// User who reads conversations.
@@ -45,13 +48,58 @@ impl Reader {
         member_view: &MemberView,
     ) -> Result<View, Refusal> {
         let mut view = View::new(conversation, head, member_view);
-        let hidden_to = match (self.viewing.retention, self.viewing.retention.age()) {
-            (Retention::None, _) => view.mark().seq,
-            (_, Some(age)) => older(store, conversation, &view, self.limit(age)).await?,
-            (_, None) => 0,
-        };
-        view.pruned_to = view.pruned_to.max(hidden_to);
+        self.limit_views(store, &mut [(conversation, &mut view)]).await?;
         Ok(view)
+    }
+
+    /// Returns the conversations as this user sees them now, in order.
+    ///
+    /// # Errors
+    /// `STORE_UNAVAILABLE` if the store can't be read.
+    pub(crate) async fn views(
+        &self,
+        store: &dyn Store,
+        memberships: &[Membership],
+    ) -> Result<Vec<View>, Refusal> {
+        let view = |it: &Membership| View::new(&it.conversation, &it.head, &it.member_view);
+        let mut views: Vec<View> = memberships.iter().map(view).collect();
+        let mut named: Vec<(&ConversationId, &mut View)> =
+            memberships.iter().map(|it| &it.conversation).zip(&mut views).collect();
+        self.limit_views(store, &mut named).await?;
+        Ok(views)
+    }
+
+    /// Hides what the user's retention setting hides.
+    async fn limit_views(
+        &self,
+        store: &dyn Store,
+        views: &mut [(&ConversationId, &mut View)],
+    ) -> Result<(), Refusal> {
+        let hide = |view: &mut View, hidden_to: u64| view.pruned_to = view.pruned_to.max(hidden_to);
+        match (self.viewing.retention, self.viewing.retention.age()) {
+            (Retention::None, _) => {
+                for (_, view) in views {
+                    let marked_to = view.mark().seq;
+                    hide(view, marked_to);
+                }
+            }
+            (_, Some(age)) => {
+                let time = self.limit(age);
+                let young = |(conversation, view): &(&ConversationId, &mut View)| TimeSearch {
+                    conversation: (*conversation).clone(),
+                    low: view.min(),
+                    high: view.max().saturating_add(1),
+                    time,
+                };
+                let mut searches: Vec<TimeSearch> = views.iter().map(young).collect();
+                search(store, &mut searches).await?;
+                for ((_, view), found) in views.iter_mut().zip(searches) {
+                    hide(view, found.low.saturating_sub(1));
+                }
+            }
+            (_, None) => {}
+        }
+        Ok(())
     }
 
     /// Returns the number of unread messages, according to the user's `unread` setting.
@@ -68,30 +116,4 @@ impl Reader {
     fn limit(&self, age: Duration) -> u64 {
         self.now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
     }
-}
-
-/// Returns the highest seq that the user can pull and that was received before `limit`; 0 if there is none.
-///
-/// The binary search may end on either side of a point where the clock went back.
-async fn older(
-    store: &dyn Store,
-    conversation: &ConversationId,
-    view: &View,
-    limit: u64,
-) -> Result<u64, Refusal> {
-    let (mut old, mut young) = (view.min().saturating_sub(1), view.max().saturating_add(1));
-    // Usually nothing is too old, so the first read decides.
-    let mut middle = old + 1;
-    while old + 1 < young {
-        let query = PageQuery { cursor: middle - 1, direction: Direction::Forward, limit: 1, max_bytes: 1 };
-        let page = store.page(conversation, query).await.map_err(store_unavailable)?;
-        match page.rows.first() {
-            // Rows that retention removed meanwhile count as older than any other.
-            Some(row) if row.row.time < limit => old = row.row.seq.max(middle),
-            Some(_) => young = middle,
-            None => break,
-        }
-        middle = old + (young - old) / 2;
-    }
-    Ok(old)
 }

@@ -3,7 +3,7 @@
 //! The caller passes the read barrier first, so the store has everything that was acked or pushed before (ADR 16). A
 //! client is indexed before its Welcome. So each message is read by `sync`, pushed, or both, but never missed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use prost::Message as _;
 use tidegate_protocol::{
@@ -16,11 +16,14 @@ use tidegate_protocol::{
 use super::{history::push_of, reader::Reader, refusal::store_unavailable, unread::View};
 use crate::{
     mail::Refusal,
-    store::{Direction, Membership, PageQuery, Store, StoredRow},
+    store::{ConversationSeq, Membership, Store, StoredRow},
 };
 
 /// Most conversation states returned at a time.
-const STATES_MAX: usize = 128;
+pub const STATES_MAX: usize = 128;
+
+/// Fewest conversations that a part of a sync reads, if there are as many.
+const STATES_MIN: usize = 8;
 
 /// Approximate limit on the bytes of these states.
 const STATES_BYTES_MAX: usize = 32 * 1024;
@@ -31,8 +34,8 @@ const LAST_ENTRY_BYTES_MAX: usize = 4 * 1024;
 /// Rows searched for a last entry that can be shown.
 const LAST_ENTRY_ROWS: usize = 4;
 
-/// Memberships read at a time for a `ping` with positions.
-const MEMBERSHIPS_PAGE_ROWS: usize = 256;
+/// Conversations of the user that a `ping` with positions reads, in addition to the named ones.
+const PING_ROWS: usize = 1_024;
 
 /// Positions that a client declared, by conversation.
 pub type Positions = HashMap<ConversationId, u64>;
@@ -46,7 +49,13 @@ pub struct States {
     pub next: Option<ConversationId>,
 }
 
-/// Reads the states of the conversations after `after`, without the last entry of
+/// Returns the limit of the part after one with this many states: not much more than fits, so that few rows are read
+/// twice.
+pub fn next_limit(states: usize) -> usize {
+    (states * 2).clamp(STATES_MIN, STATES_MAX)
+}
+
+/// Reads the states of at most `limit` conversations after `after`, without the last entry of
 /// those that are up to date in `positions`.
 ///
 /// # Errors
@@ -56,13 +65,16 @@ pub async fn states(
     reader: &Reader,
     positions: &Positions,
     after: Option<&ConversationId>,
+    limit: usize,
 ) -> Result<States, Refusal> {
-    let page = store.memberships(&reader.user, after, STATES_MAX).await.map_err(store_unavailable)?;
-    let whole = page.len() < STATES_MAX;
+    let page = store.memberships(&reader.user, after, limit).await.map_err(store_unavailable)?;
+    let whole = page.len() < limit;
+    let views = reader.views(store, &page).await?;
+    let lasts = last_entries(store, positions, &page, &views).await?;
     let (mut states, mut bytes, mut next) = (Vec::with_capacity(page.len()), 0, None);
     let count = page.len();
-    for (n, membership) in page.into_iter().enumerate() {
-        let state = state(store, reader, positions, &membership).await?;
+    for (n, ((membership, view), last)) in page.into_iter().zip(&views).zip(lasts).enumerate() {
+        let state = state(reader, &membership, view, last);
         bytes += state.encoded_len();
         states.push(state);
         if bytes >= STATES_BYTES_MAX || n + 1 == count {
@@ -74,57 +86,81 @@ pub async fn states(
     Ok(States { states, next })
 }
 
-async fn state(
-    store: &dyn Store,
+fn state(
     reader: &Reader,
-    positions: &Positions,
     membership: &Membership,
-) -> Result<pb::ConversationState, Refusal> {
-    let (conversation, member_view) = (&membership.conversation, &membership.member_view);
-    let view = reader.view(store, conversation, &membership.head, member_view).await?;
-    let has_all = positions.get(&membership.conversation).is_some_and(|seq| *seq >= view.max());
-    let last = if has_all { None } else { last(store, &membership.conversation, &view).await? };
-    Ok(pb::ConversationState {
-        conversation: membership.conversation.to_string(),
+    view: &View,
+    last: Option<pb::Push>,
+) -> pb::ConversationState {
+    let conversation = &membership.conversation;
+    pb::ConversationState {
+        conversation: conversation.to_string(),
         max_seq: view.max(),
         min_seq: view.min(),
         read_seq: view.mark().seq,
-        unread: reader.unread(conversation, &view),
+        unread: reader.unread(conversation, view),
         last,
         cleared_seq: view.user_state().cleared.seq,
         hidden: view.user_state().hidden.iter().map(|it| it.seq).collect(),
-    })
+    }
 }
 
-/// Returns the newest entry that can be shown; `None` if it is not among the last rows, or too large.
-async fn last(
+/// Returns the newest entry of each conversation that can be shown; `None` if the client has it, if it is not among the
+/// last rows, or if it is too large.
+async fn last_entries(
     store: &dyn Store,
-    conversation: &ConversationId,
-    view: &View,
-) -> Result<Option<pb::Push>, Refusal> {
-    // Skip hidden entries at the end.
-    let shown =
-        view.user_state().hidden.iter().rev().fold(view.max(), |end, it| end - u64::from(it.seq == end));
-    if shown <= view.removed_to() {
-        return Ok(None);
-    }
-    let cursor = shown.saturating_add(1);
-    let query = PageQuery {
-        cursor,
-        direction: Direction::Backward,
-        limit: LAST_ENTRY_ROWS,
-        max_bytes: LAST_ENTRY_BYTES_MAX,
+    positions: &Positions,
+    page: &[Membership],
+    views: &[View],
+) -> Result<Vec<Option<pb::Push>>, Refusal> {
+    let end = |(membership, view): (&Membership, &View)| {
+        let has_all = positions.get(&membership.conversation).is_some_and(|seq| *seq >= view.max());
+        // Skip hidden entries at the end.
+        let hidden = view.user_state().hidden.iter().rev();
+        let shown = hidden.fold(view.max(), |end, it| end - u64::from(it.seq == end));
+        let conversation = || membership.conversation.clone();
+        (!has_all && shown > view.removed_to())
+            .then(|| ConversationSeq { conversation: conversation(), seq: shown.saturating_add(1) })
     };
-    let page = store.page(conversation, query).await.map_err(store_unavailable)?;
+    let ends: Vec<Option<ConversationSeq>> = page.iter().zip(views).map(end).collect();
+    let wanted: Vec<ConversationSeq> = ends.iter().flatten().cloned().collect();
+    let mut found = match wanted.is_empty() {
+        true => Vec::new(),
+        false => {
+            let newest = store.newest(&wanted, LAST_ENTRY_ROWS, LAST_ENTRY_BYTES_MAX).await;
+            newest.map_err(store_unavailable)?
+        }
+    }
+    .into_iter();
+    let last = |(end, view): (&Option<ConversationSeq>, &View)| {
+        end.as_ref()?;
+        last_entry(view, &found.next()?)
+    };
+    Ok(ends.iter().zip(views).map(last).collect())
+}
+
+/// Returns the newest of `rows` that can be shown. There are none if the newest is too large.
+fn last_entry(view: &View, rows: &[StoredRow]) -> Option<pb::Push> {
     let is_shown = |row: &&StoredRow| view.shows(row.row.seq) && !matches!(row.row.body, Body::Recall(_));
-    let last = page.rows.iter().filter(is_shown).find_map(push_of);
-    Ok(last.filter(|push| push.encoded_len() <= LAST_ENTRY_BYTES_MAX))
+    let last = rows.iter().filter(is_shown).find_map(push_of);
+    last.filter(|push| push.encoded_len() <= LAST_ENTRY_BYTES_MAX)
+}
+
+/// Positions of conversations that differ from a client's.
+#[derive(Debug, PartialEq)]
+pub struct Changed {
+    /// Positions, at most [`POSITIONS_MAX`].
+    pub positions: Vec<pb::Position>,
+    /// Conversation after which the next call searches for those that the client did not name; `None` if this call
+    /// reached the last one.
+    pub next: Option<ConversationId>,
 }
 
 /// Returns the positions of conversations that are ahead of the client's, or that it did not name.
 ///
-/// At most [`POSITIONS_MAX`] are returned, the named ones first: otherwise the same
-/// unnamed ones could fill every answer.
+/// At most [`POSITIONS_MAX`] are returned, the named ones first: otherwise the same unnamed ones could fill every
+/// answer. The cost does not grow with the number of the user's conversations: unnamed ones are searched among
+/// [`PING_ROWS`] conversations after `after`, so a user with more learns of all of them in several calls.
 ///
 /// # Errors
 /// `STORE_UNAVAILABLE` if the store can't be read.
@@ -132,31 +168,40 @@ pub async fn changed(
     store: &dyn Store,
     user: &UserId,
     positions: &Positions,
-) -> Result<Vec<pb::Position>, Refusal> {
-    let (mut changed, mut unnamed, mut after) = (Vec::new(), Vec::new(), None);
-    let mut left = positions.len();
-    loop {
-        let page = store
-            .memberships(user, after.as_ref(), MEMBERSHIPS_PAGE_ROWS)
-            .await
-            .map_err(store_unavailable)?;
-        let whole = page.len() < MEMBERSHIPS_PAGE_ROWS;
-        after = page.last().map(|it| it.conversation.clone());
-        for it in page {
-            let seq = View::new(&it.conversation, &it.head, &it.member_view).max();
-            let named = positions.get(&it.conversation);
-            left = left.saturating_sub(usize::from(named.is_some()));
-            let to = match named {
-                Some(has) if seq > *has => &mut changed,
-                None if unnamed.len() < POSITIONS_MAX => &mut unnamed,
-                _ => continue,
-            };
-            to.push(pb::Position { conversation: it.conversation.to_string(), seq });
-        }
-        if whole || (left == 0 && changed.len() + unnamed.len() >= POSITIONS_MAX) {
-            changed.append(&mut unnamed);
-            changed.truncate(POSITIONS_MAX);
-            return Ok(changed);
+    after: Option<&ConversationId>,
+) -> Result<Changed, Refusal> {
+    let page = store.memberships(user, after, PING_ROWS).await.map_err(store_unavailable)?;
+    let is_last = page.len() < PING_ROWS;
+    let (mut changed, mut unnamed, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    for it in &page {
+        let seq = View::new(&it.conversation, &it.head, &it.member_view).max();
+        let position = || pb::Position { conversation: it.conversation.to_string(), seq };
+        match positions.get(&it.conversation) {
+            Some(has) => {
+                seen.insert(&it.conversation);
+                changed.extend((seq > *has).then(position));
+            }
+            None if unnamed.len() < POSITIONS_MAX => unnamed.push(position()),
+            None => {}
         }
     }
+    // The page has all conversations of most users.
+    if !is_last || after.is_some() {
+        let elsewhere = |id: &&ConversationId| !seen.contains(*id);
+        let mut named: Vec<ConversationId> = positions.keys().filter(elsewhere).cloned().collect();
+        named.sort_unstable();
+        if !named.is_empty() {
+            let summaries = store.summaries(&named, user).await.map_err(store_unavailable)?;
+            changed.extend(named.iter().zip(summaries).filter_map(|(id, summary)| {
+                let summary = summary?;
+                let seq = View::new(id, &summary.head, &summary.member_view?).max();
+                let is_ahead = positions.get(id).is_some_and(|has| seq > *has);
+                is_ahead.then(|| pb::Position { conversation: id.to_string(), seq })
+            }));
+        }
+    }
+    changed.append(&mut unnamed);
+    changed.truncate(POSITIONS_MAX);
+    let next = page.last().filter(|_| !is_last).map(|it| it.conversation.clone());
+    Ok(Changed { positions: changed, next })
 }

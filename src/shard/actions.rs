@@ -127,8 +127,12 @@ impl<I: Io> Shard<I> {
             self.replace_others(&done);
         }
         self.logins.push((conn.key, done.route.clone()));
-        conn.login =
-            Some(Box::new(LoginState { route: done.route, chain: done.chain, outdated: Vec::new() }));
+        conn.login = Some(Box::new(LoginState {
+            route: done.route,
+            chain: done.chain,
+            outdated: Vec::new(),
+            positions_after: None,
+        }));
     }
 
     /// Adds the connection to its user's groups, then lets the session send Welcome.

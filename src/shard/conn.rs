@@ -84,6 +84,9 @@ pub(super) struct LoginState {
     pub(super) chain: Option<ChainState>,
     /// Tickets of void sends that wait for a newer epoch.
     pub(super) outdated: Vec<u64>,
+    /// Conversation after which the next `ping` with positions searches for conversations that the client did not name;
+    /// only for users with very many of them.
+    pub(super) positions_after: Option<Box<ConversationId>>,
 }
 
 /// Boxed state of one connection.
@@ -206,8 +209,18 @@ pub(super) struct OpenQuery {
     pub(super) next: Option<ConversationId>,
     /// Set before the query appends to the log: from then on a timeout is answered `UNKNOWN`.
     pub(super) appends: Arc<AtomicBool>,
+    /// Most conversations in the next part of a `sync`.
+    pub(super) limit: usize,
     /// Unread messages in the conversations that a `sync` has sent so far.
     pub(super) unread: u64,
+}
+
+impl OpenQuery {
+    /// Creates the state of a query that has just begun.
+    pub(super) fn new(id: u64, appends: Arc<AtomicBool>) -> Self {
+        let (positions, next) = (Arc::default(), None);
+        Self { id, positions, is_sent: false, next, appends, limit: sync::STATES_MAX, unread: 0 }
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{
     assign::Assigner,
     auth::Verifier,
     cluster::Cluster,
-    conversation::recall::Recaller,
+    conversation::{read_budget::ReadBudget, recall::Recaller},
     delivery::best_effort::BestEffortSender,
     directory::Directory,
     ingest::intake::Intake,
@@ -58,6 +58,8 @@ pub struct Context {
     pub intake: Arc<Intake>,
     /// Ports of the node, and its view of the cluster.
     pub cluster: Arc<Cluster>,
+    /// Bound on the reads of clients.
+    pub reads: Arc<ReadBudget>,
     /// Checker and sender of recalls.
     pub recaller: Recaller,
     /// Numbers of live rooms, and the nodes that have members of them.

@@ -26,8 +26,8 @@ use crate::{
     clock::wall_ms,
     cluster::Cluster,
     conversation::{
-        clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, recall::RecallOutcome,
-        sync,
+        clear, hide, history, mark_read, read_budget::ReadBudget, read_position::BeyondHead, reader::Reader,
+        recall::RecallOutcome, sync,
     },
     mail::{Mail, QueryResult, Refusal},
     net::io::Io,
@@ -44,20 +44,24 @@ impl<I: Io> Shard<I> {
         let Some(reader) = self.reader(conn) else { return };
         let user = reader.user.clone();
         let appends = Arc::new(AtomicBool::new(matches!(query, Query::Leave(_))));
-        let (positions, next) = (Arc::default(), None);
-        let mut open_query =
-            OpenQuery { id, positions, is_sent: false, next, appends: Arc::clone(&appends), unread: 0 };
-        let cluster = Arc::clone(&self.context.cluster);
+        let mut open_query = OpenQuery::new(id, Arc::clone(&appends));
+        let (cluster, reads) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.reads));
         let work: Work = match query {
             Query::Pull(pull) => Box::pin(async move {
                 cluster.barrier_in(partition_in(&cluster, &pull.conversation)).await;
+                let _turn = reads.turn(&reader.user).await?;
                 Ok(QueryResult::Page(Box::new(history::pull(&*cluster.ports.store, &reader, &pull).await?)))
             }),
-            Query::Positions(positions) => Box::pin(async move {
-                cluster.barrier().await;
-                let positions = positions.into_iter().collect();
-                Ok(QueryResult::Positions(sync::changed(&*cluster.ports.store, &user, &positions).await?))
-            }),
+            Query::Positions(positions) => {
+                let after = conn.login.as_mut().and_then(|login| login.positions_after.take());
+                Box::pin(async move {
+                    cluster.barrier().await;
+                    let _turn = reads.turn(&user).await?;
+                    let (store, positions) = (&*cluster.ports.store, positions.into_iter().collect());
+                    let found = sync::changed(store, &user, &positions, after.as_deref()).await?;
+                    Ok(QueryResult::Positions(found.positions, found.next))
+                })
+            }
             Query::Read { ref conversation, .. }
             | Query::Clear { ref conversation, .. }
             | Query::Hide { ref conversation, .. } => {
@@ -87,23 +91,30 @@ impl<I: Io> Shard<I> {
     }
 
     fn states(&self, reader: Reader, open_query: &OpenQuery) -> Work {
-        let cluster = Arc::clone(&self.context.cluster);
+        let (cluster, reads) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.reads));
         let (positions, after) = (Arc::clone(&open_query.positions), open_query.next.clone());
+        let limit = open_query.limit;
         Box::pin(async move {
             cluster.barrier().await;
-            let found = sync::states(&*cluster.ports.store, &reader, &positions, after.as_ref()).await?;
+            let _turn = reads.turn(&reader.user).await?;
+            let found =
+                sync::states(&*cluster.ports.store, &reader, &positions, after.as_ref(), limit).await?;
             Ok(QueryResult::States(found.states, found.next))
         })
     }
 
     fn recall(&self, user: UserId, conversation: ConversationId, seq: u64, appends: Arc<AtomicBool>) -> Work {
         let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
+        let reads = Arc::clone(&self.context.reads);
         // The barrier may take seconds, so each step reads the clock, not the turn.
         Box::pin(async move {
             let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
+            let turn = reads.turn(&user).await?;
             let mut checked = recaller.check(store, &user, &conversation, seq, first, wall_ms()).await;
+            drop(turn);
             if first == BeyondHead::Unknown && matches!(checked, Err((Code::NotYet, _))) {
                 let above = beyond_head_after_barrier(&cluster, &conversation).await;
+                let _turn = reads.turn(&user).await?;
                 checked = recaller.check(store, &user, &conversation, seq, above, wall_ms()).await;
             }
             let ack = match checked? {
@@ -119,7 +130,7 @@ impl<I: Io> Shard<I> {
 
     /// Changes the user's own state of a conversation, and notifies the user's other devices.
     fn change_personal(&self, conn: &Conn, user: UserId, conversation: ConversationId, query: Query) -> Work {
-        let cluster = Arc::clone(&self.context.cluster);
+        let (cluster, reads) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.reads));
         let devices = mark_read::Devices {
             directory: Arc::clone(&self.context.directory),
             shards: Arc::clone(&self.context.handles),
@@ -128,10 +139,10 @@ impl<I: Io> Shard<I> {
         let actor = conn.key;
         Box::pin(async move {
             let first = beyond_head_before_barrier(&cluster);
-            let mut changed = change_personal(&cluster, &user, &query, first).await;
+            let mut changed = change_personal(&cluster, &reads, &user, &query, first).await;
             if first == BeyondHead::Unknown && matches!(changed, Err((Code::NotYet, _))) {
                 let above = beyond_head_after_barrier(&cluster, &conversation).await;
-                changed = change_personal(&cluster, &user, &query, above).await;
+                changed = change_personal(&cluster, &reads, &user, &query, above).await;
             }
             if let Some((seq, body)) = changed? {
                 devices.notify(&user, &conversation, seq, body, actor);
@@ -171,6 +182,7 @@ impl<I: Io> Shard<I> {
         match found {
             Ok(QueryResult::Page(page)) => session.query_told(id, vec![FrameBody::Page(*page)], out),
             Ok(QueryResult::States(states, next)) => {
+                open_query.limit = sync::next_limit(states.len());
                 open_query.unread += states.iter().map(|state| state.unread).sum::<u64>();
                 let end =
                     next.is_none().then(|| FrameBody::SyncEnd(pb::SyncEnd { unread: open_query.unread }));
@@ -178,7 +190,12 @@ impl<I: Io> Shard<I> {
                 session.query_told(id, frames, out);
                 open_query.next = next;
             }
-            Ok(QueryResult::Positions(positions)) => session.query_pong(id, positions, self.now, out),
+            Ok(QueryResult::Positions(positions, next)) => {
+                if let Some(login) = &mut conn.login {
+                    login.positions_after = next.map(Box::new);
+                }
+                session.query_pong(id, positions, self.now, out);
+            }
             Ok(QueryResult::Accepted(ack)) => session.query_told(id, vec![FrameBody::SendAck(*ack)], out),
             Ok(QueryResult::Done) => session.query_done(id, out),
             Err((code, words)) => session.query_refused(id, code, words, &self.context.limits, out),
@@ -231,10 +248,12 @@ async fn beyond_head_after_barrier(cluster: &Cluster, conversation: &Conversatio
 /// Changes the user's own state of a conversation; returns the frame for the user's other devices, if it changed.
 async fn change_personal(
     cluster: &Cluster,
+    reads: &Arc<ReadBudget>,
     user: &UserId,
     query: &Query,
     above: BeyondHead,
 ) -> Result<Option<(u64, FrameBody)>, Refusal> {
+    let _turn = reads.turn(user).await?;
     let store = &*cluster.ports.store;
     Ok(match query {
         Query::Read { conversation, seq } => {

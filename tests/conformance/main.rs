@@ -55,6 +55,7 @@ mod paging;
 mod port;
 mod ports;
 mod postgres;
+mod read_cost;
 mod reader;
 mod redis;
 mod routes;

@@ -144,11 +144,12 @@ fn sync_is_split_into_bounded_parts() {
             said.content = Content::text("x".repeat(n * 20)).encode_to_vec().into();
             owner.run(&[Body::Message(said)]).await;
         }
-        let (mut after, mut state_count, mut parts) = (None, 0, 0);
+        let (mut after, mut limit, mut state_count, mut parts) = (None, sync::STATES_MAX, 0, 0);
         loop {
             let nothing = sync::Positions::default();
-            let part =
-                sync::states(&*store, &Reader::new(user("ann")), &nothing, after.as_ref()).await.unwrap();
+            let reader = Reader::new(user("ann"));
+            let part = sync::states(&*store, &reader, &nothing, after.as_ref(), limit).await.unwrap();
+            limit = sync::next_limit(part.states.len());
             let bytes: usize = part.states.iter().map(Message::encoded_len).sum();
             assert!(bytes <= 40 * 1024 && part.states.len() <= 128, "{bytes} bytes");
             (state_count, parts) = (state_count + part.states.len(), parts + 1);

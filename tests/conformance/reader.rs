@@ -62,7 +62,7 @@ async fn check(steps: &[u64], retention: Retention, after: u64, pruned: u64) {
         assert_eq!(page_of(&*store, &reader, which).await, (shown.clone(), hidden.clone()));
     }
     let positions = sync::Positions::default();
-    let states = sync::states(&*store, &reader, &positions, None).await.unwrap().states;
+    let states = sync::states(&*store, &reader, &positions, None, sync::STATES_MAX).await.unwrap().states;
     assert_eq!((states[0].min_seq, states[0].max_seq), (shown.first().copied().unwrap_or(max + 1), max));
     assert_eq!(states[0].last.as_ref().map(|push| push.seq), shown.last().copied());
     let others = page_of(&*store, &Reader::new(user("ann")), Which::Before(u64::MAX)).await;

@@ -226,7 +226,10 @@ impl World {
     async fn check_states(&self) {
         for (who, name) in USERS.iter().enumerate() {
             let nothing = sync::Positions::default();
-            let found = sync::states(&*self.store, &Reader::new(user(name)), &nothing, None).await.unwrap();
+            let found =
+                sync::states(&*self.store, &Reader::new(user(name)), &nothing, None, sync::STATES_MAX)
+                    .await
+                    .unwrap();
             assert_eq!((found.states.len(), found.next), (usize::from(self.naive.ever[who]), None));
             let Some(state) = found.states.first() else { continue };
             let counts = (state.max_seq, state.read_seq, state.unread);

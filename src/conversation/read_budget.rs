@@ -1,0 +1,192 @@
+//! Read budget: how many reads of clients run at once, for each user and for the node.
+//!
+//! A read waits for its turn among the reads of its user, and then among those of all users, so the devices of one user
+//! delay only each other. Logins and owners need no turn: what is left to them is left by this bound.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tidegate_protocol::{Code, id::UserId};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
+
+use crate::mail::Refusal;
+
+/// Reads of one user that run at once.
+const USER_RUNNING_MAX: usize = 2;
+
+/// Reads of one user that run or wait.
+const USER_READS_MAX: usize = 64;
+
+/// Reads of all users that run or wait.
+const NODE_READS_MAX: usize = 16_384;
+
+/// How long a read waits for its turn.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// Refusal of a read of a user with too many of them.
+const USER_BUSY: Refusal = (Code::Busy, "too many requests of this user are pending");
+
+/// Refusal of a read while too many others wait.
+const NODE_BUSY: Refusal = (Code::Overloaded, "too many requests are pending on this node");
+
+/// Bound on the reads of clients that use the store at once.
+pub struct ReadBudget {
+    turns: Arc<Semaphore>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Users with reads that run or wait.
+    users: HashMap<UserId, UserReads>,
+    /// Reads that run or wait.
+    reads: usize,
+}
+
+struct UserReads {
+    turns: Arc<Semaphore>,
+    reads: usize,
+}
+
+/// Turn of one read, until it is dropped.
+pub struct ReadTurn {
+    _seat: Seat,
+    _user: OwnedSemaphorePermit,
+    _node: OwnedSemaphorePermit,
+}
+
+/// Place of a read that runs or waits.
+struct Seat {
+    budget: Arc<ReadBudget>,
+    user: UserId,
+}
+
+impl ReadBudget {
+    /// Creates a budget of `running_max` reads at once.
+    pub fn new(running_max: usize) -> Self {
+        Self { turns: Arc::new(Semaphore::new(running_max)), state: Mutex::default() }
+    }
+
+    /// Waits for the turn of a read.
+    ///
+    /// # Errors
+    /// `BUSY` if the user has too many reads; `OVERLOADED` if the node has too many, or the turn does not come in time.
+    pub async fn turn(self: &Arc<Self>, user: &UserId) -> Result<ReadTurn, Refusal> {
+        let (seat, of_user) = self.take_seat(user)?;
+        // Usually both are free, and no timer is needed.
+        if let Ok(user) = Arc::clone(&of_user).try_acquire_owned()
+            && let Ok(node) = Arc::clone(&self.turns).try_acquire_owned()
+        {
+            return Ok(ReadTurn { _seat: seat, _user: user, _node: node });
+        }
+        let until = Instant::now() + WAIT_MAX;
+        let user = timeout_at(until, of_user.acquire_owned()).await.map_err(|_| USER_BUSY)?;
+        let node = timeout_at(until, Arc::clone(&self.turns).acquire_owned()).await.map_err(|_| NODE_BUSY)?;
+        // The semaphores are never closed.
+        let (Ok(user), Ok(node)) = (user, node) else { return Err(NODE_BUSY) };
+        Ok(ReadTurn { _seat: seat, _user: user, _node: node })
+    }
+
+    fn take_seat(self: &Arc<Self>, user: &UserId) -> Result<(Seat, Arc<Semaphore>), Refusal> {
+        let mut state = self.state.lock();
+        if state.reads >= NODE_READS_MAX {
+            return Err(NODE_BUSY);
+        }
+        let new = || UserReads { turns: Arc::new(Semaphore::new(USER_RUNNING_MAX)), reads: 0 };
+        let of_user = state.users.entry(user.clone()).or_insert_with(new);
+        if of_user.reads >= USER_READS_MAX {
+            return Err(USER_BUSY);
+        }
+        of_user.reads += 1;
+        let turns = Arc::clone(&of_user.turns);
+        state.reads += 1;
+        Ok((Seat { budget: Arc::clone(self), user: user.clone() }, turns))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.budget.state.lock();
+        state.reads -= 1;
+        if let Entry::Occupied(mut entry) = state.users.entry(self.user.clone()) {
+            entry.get_mut().reads -= 1;
+            if entry.get().reads == 0 {
+                entry.remove();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(n: usize) -> UserId {
+        UserId::new(&format!("u{n}")).unwrap()
+    }
+
+    /// Starts reads of a user that keep their turn, and lets them run as far as they can.
+    async fn start(
+        budget: &Arc<ReadBudget>,
+        of: usize,
+        count: usize,
+    ) -> Vec<tokio::task::JoinHandle<Refusal>> {
+        let one = || {
+            let budget = Arc::clone(budget);
+            tokio::spawn(async move {
+                match budget.turn(&user(of)).await {
+                    Err(refusal) => refusal,
+                    Ok(_turn) => std::future::pending().await,
+                }
+            })
+        };
+        let reads = (0..count).map(|_| one()).collect();
+        tokio::task::yield_now().await;
+        reads
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn x6_reads_of_one_user_delay_no_other() {
+        let budget = Arc::new(ReadBudget::new(6));
+        let hostile = start(&budget, 0, USER_READS_MAX).await;
+        let begun = Instant::now();
+        let _honest = budget.turn(&user(1)).await.unwrap();
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(budget.turn(&user(0)).await.err(), Some(USER_BUSY), "the queue of the user is full");
+        hostile.iter().for_each(|read| read.abort());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn x6_read_that_waits_too_long_is_refused() {
+        let budget = Arc::new(ReadBudget::new(1));
+        let turn = budget.turn(&user(0)).await.unwrap();
+        let begun = Instant::now();
+        assert_eq!(budget.turn(&user(1)).await.err(), Some(NODE_BUSY));
+        assert_eq!(begun.elapsed(), WAIT_MAX);
+        drop(turn);
+        assert!(budget.turn(&user(1)).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn x6_waiting_reads_are_bounded_and_forgotten() {
+        let budget = Arc::new(ReadBudget::new(1));
+        let mut reads = Vec::new();
+        for of in 0..NODE_READS_MAX {
+            reads.extend(start(&budget, of, 1).await);
+        }
+        assert_eq!(budget.turn(&user(NODE_READS_MAX)).await.err(), Some(NODE_BUSY));
+        for read in reads {
+            read.abort();
+            assert!(read.await.is_err());
+        }
+        let state = budget.state.lock();
+        assert_eq!((state.reads, state.users.len()), (0, 0), "a cancelled read leaves nothing");
+    }
+}
