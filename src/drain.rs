@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -17,7 +17,7 @@ use tidegate_protocol::{
     Time,
     machine::drain::{Drain, DrainCounts, DrainOutcome, DrainStep, NodePhase, Plan, RushReason, Settings},
 };
-use tokio::{sync::Notify, task::JoinHandle};
+use tokio::{sync::Notify, task::JoinHandle, time::Instant};
 
 use crate::{
     assign::Assigner,
@@ -68,7 +68,7 @@ impl Drainer {
     /// Creates the drain of a node that serves; `start` is the time base of its shards.
     pub fn new(
         settings: Settings,
-        start: Instant,
+        start: std::time::Instant,
         shards: Vec<ShardHandle>,
         admission: Arc<Admission>,
         intake: Arc<Intake>,
@@ -80,7 +80,7 @@ impl Drainer {
         let state = State { machine, steps: Vec::new(), progress: Arc::default(), begun: None, rate: 0 };
         Arc::new(Self {
             state: Mutex::new(state),
-            start,
+            start: start.into(),
             shards,
             admission,
             assigner,

@@ -17,7 +17,7 @@ mod redis;
 
 pub use self::node_description::{Draining, NodeDescription, TopicLag};
 pub use self::redis::{Lapses, ROW_TTL, RedisRoutes};
-pub use memory::{Leases, MemoryRoutes};
+pub use memory::{Leases, MemoryRoutes, SavedRoutes};
 
 /// Time after which a run counts as dead if its renewal counter was observed unchanged (two renewals), with the routes
 /// available throughout. After an outage all leases have expired, and the first node back must not retire the others.

@@ -22,7 +22,7 @@ mod postgres;
 mod user_state;
 
 pub use self::user_state::{Hidden, Mark, Personal, UserState};
-pub use memory::MemoryStore;
+pub use memory::{MemoryStore, SavedStore};
 pub use postgres::{Importing, PostgresOpenError, PostgresStore};
 
 /// Identifier of one owner's term: 128 fresh random bits per take-over.
@@ -80,6 +80,9 @@ pub struct Summary {
     pub members: u64,
     /// State of the requested user; `None` if the user was never a member.
     pub member_view: Option<MemberView>,
+    /// Offset below which the conversation's partition was archived when this was read; `None` if it is unknown. A store
+    /// that fell back to an older state shows an older offset.
+    pub archived: Option<u64>,
 }
 
 /// Row of a conversation's history as stored.
@@ -206,6 +209,11 @@ pub enum StoreError {
 /// Archive of the log. Reads see only complete, successful archives, and what they have seen never disappears.
 #[async_trait]
 pub trait Store: Send + Sync {
+    /// Returns whether the store may fall back to an older state while nodes use it, as one that promotes a standby.
+    fn may_fall_back(&self) -> bool {
+        true
+    }
+
     /// Replaces the partition's fence with `fence` and reads its position, in one transaction.
     ///
     /// After `Ok`, no archive or load under an earlier fence succeeds. A partition that was never archived takes

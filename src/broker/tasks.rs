@@ -28,7 +28,7 @@ use crate::{
 /// Time for the owners to archive, publish and release their partitions.
 const RELEASE_MAX: Duration = Duration::from_secs(3);
 
-/// Time for the log, and for node topics, to confirm pending appends.
+/// Time for the log to confirm pending appends, and before that for node topics and queues to peers.
 const APPENDS_FLUSH_MAX: Duration = Duration::from_secs(1);
 
 /// Longest time that [`RunningTasks::stop`] takes: the owners, node topics and the log.
@@ -48,6 +48,8 @@ pub struct RunningTasks {
     shutdown: CancellationToken,
     /// Publisher of large-group records; `None` unless owners run on a node with topics.
     group_publisher: Option<Arc<GroupPublisher>>,
+    /// Queues of pushes and replies to peers; `None` unless owners run on a node with peers.
+    peer_queues: Option<Arc<PeerQueues>>,
 }
 
 impl Broker {
@@ -69,12 +71,14 @@ impl Broker {
             ))
         });
         let mut group_publisher = None;
+        let peer_queues = (self.is_clustered && owners.is_some())
+            .then(|| PeerQueues::new(&self.cluster, self.metrics.clone()));
         let owners = owners.map(|settings| {
             group_publisher = self.remote.as_ref().map(|remote| remote.start_publisher(&self.local));
             let context = OwnerContext {
                 cluster: Arc::clone(&self.cluster),
                 logins,
-                dispatcher: self.dispatchers(group_publisher.clone()),
+                dispatcher: self.dispatchers(peer_queues.clone(), group_publisher.clone()),
                 answered: self.is_clustered.then(|| Arc::clone(&self.answer_cache)),
                 settings,
                 metrics: self.metrics.clone(),
@@ -82,7 +86,7 @@ impl Broker {
             };
             tokio::spawn(assignment::own_all(context))
         });
-        RunningTasks { append, recovery, owners, shutdown, group_publisher }
+        RunningTasks { append, recovery, owners, shutdown, group_publisher, peer_queues }
     }
 
     /// Starts to answer logins on a clustered node, where no owner knows all memberships. Returns the logins on a
@@ -100,13 +104,11 @@ impl Broker {
     /// Returns a function that creates the output of one owner.
     fn dispatchers(
         &self,
+        queues: Option<Arc<PeerQueues>>,
         publisher: Option<Arc<GroupPublisher>>,
     ) -> Box<dyn Fn() -> Dispatcher + Send + Sync> {
         let (local, cluster) = (self.local.clone(), Arc::clone(&self.cluster));
-        if !self.is_clustered {
-            return Box::new(move || Dispatcher::new(local.dispatcher()));
-        }
-        let queues = PeerQueues::new(&self.cluster, self.metrics.clone());
+        let Some(queues) = queues else { return Box::new(move || Dispatcher::new(local.dispatcher())) };
         Box::new(move || {
             let router = Router::start(&cluster, Arc::clone(&queues));
             Dispatcher::clustered(local.dispatcher(), router, publisher.clone())
@@ -124,16 +126,25 @@ impl RunningTasks {
     }
 
     /// Stops the broker once all sends are appended. The owners archive, publish and release their partitions, so that
-    /// other nodes take over at once, then node topics and the log are flushed. Takes at most [`STOP_MAX`].
+    /// other nodes take over at once, then queues to peers, node topics and the log are flushed. Takes at most [`STOP_MAX`].
     pub async fn stop(mut self, bus: &dyn Bus) {
         if time::timeout(RELEASE_MAX, self.release()).await.is_err() {
             tracing::warn!(
                 "partitions not released in time; other nodes take them over after the session timeout"
             );
         }
-        if let Some(publisher) = &self.group_publisher {
-            publisher.settle(APPENDS_FLUSH_MAX).await;
-        }
+        // What the owners have published, to topics and peers at once.
+        let topics = async {
+            if let Some(publisher) = &self.group_publisher {
+                publisher.settle(APPENDS_FLUSH_MAX).await;
+            }
+        };
+        let peers = async {
+            if let Some(queues) = &self.peer_queues {
+                queues.settle(APPENDS_FLUSH_MAX).await;
+            }
+        };
+        tokio::join!(topics, peers);
         if let Err(error) = bus.close(APPENDS_FLUSH_MAX).await {
             tracing::warn!(%error, "log not closed cleanly; the last appends may be unconfirmed");
         }

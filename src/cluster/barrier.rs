@@ -43,13 +43,10 @@ impl Cluster {
         }
     }
 
-    /// Like [`Self::barrier`]; returns whether the store shows everything that can have been published in the
-    /// partition. Some node must have an owner that has caught up with earlier ones, and no silent node may own the
-    /// partition.
-    pub async fn barrier_of(&self, partition: u32) -> bool {
-        if !self.owned.unarchived().is_allowed() {
-            return true;
-        }
+    /// Like [`Self::barrier`]; returns the offset below which everything that can have been published in the partition
+    /// is archived, or `None` if it is not known. Some node must have an owner that has caught up with earlier ones, and
+    /// no silent node may own the partition. A store that fell back to an older state has archived less.
+    pub async fn barrier_of(&self, partition: u32) -> Option<u64> {
         let snapshot = self.peers.snapshot();
         let replies = join_all(
             snapshot.others.iter().map(|row| self.peers.barrier_calls.call(&self.ports.link, &row.info.boot)),
@@ -66,12 +63,12 @@ impl Cluster {
                     archived = archived.max(of(&up_to.archived));
                     unarchived = unarchived.max(of(&up_to.unarchived));
                 }
-                None if row.info.owns.contains(&partition) => return false,
+                None if row.info.owns.contains(&partition) => return None,
                 None => {}
             }
         }
         // A node that is not visible may have published anything.
-        archived.is_some() && archived >= unarchived && !snapshot.may_be_incomplete && !snapshot.stale
+        archived.filter(|_| archived >= unarchived && !snapshot.may_be_incomplete && !snapshot.stale)
     }
 
     async fn wait_local(&self, partition: Option<u32>) -> ArchivedUpTo {

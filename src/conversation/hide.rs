@@ -38,8 +38,8 @@ pub async fn hide(
     seqs: &[u64],
     above: BeyondHead,
 ) -> Result<Vec<u64>, Refusal> {
-    let view = read_position::current_view(store, user, conversation).await?;
-    above.check(&view, seqs.iter().copied().max().unwrap_or_default())?;
+    let highest = seqs.iter().copied().max().unwrap_or_default();
+    let view = read_position::checked_view(store, user, conversation, above, highest).await?;
     let mut wanted: Vec<u64> = seqs.iter().copied().filter(|seq| view.shows(*seq)).collect();
     let forget = view.pruned_to.min(view.mark().seq);
     let hidden_before = view.user_state().hidden.iter().filter(|it| it.seq > forget).count();

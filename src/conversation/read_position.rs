@@ -23,19 +23,29 @@ const COUNT_PAGE_BYTES: usize = 1 << 20;
 pub enum BeyondHead {
     /// There is nothing.
     Nothing,
+    /// There is nothing if the store has archived the partition below this offset, as its owner has. A store that fell
+    /// back to an older state has not.
+    NothingIfArchived(u64),
     /// There may be entries that were pushed to the user. A seq there is refused, since a change up to the last stored
     /// seq would not be the requested one.
     Unknown,
 }
 
 impl BeyondHead {
-    /// Refuses a seq above the last stored one, while the store may lack entries.
-    pub(crate) fn check(self, view: &View, seq: u64) -> Result<(), Refusal> {
+    /// Refuses a seq above the last stored one, while the store may lack entries; `archived` is the offset below which
+    /// the store had archived the partition when it was read.
+    pub(crate) fn check(self, view: &View, archived: Option<u64>, seq: u64) -> Result<(), Refusal> {
         // A removed member got no push after its removal, and the removal was
         // archived before it was published (ADR 16).
+        if view.is_in && seq > view.max() && self.may_be_more(archived) { Err(NOT_STORED) } else { Ok(()) }
+    }
+
+    /// Returns whether there may be entries that the store lacks.
+    pub(crate) fn may_be_more(self, archived: Option<u64>) -> bool {
         match self {
-            Self::Unknown if view.is_in && seq > view.max() => Err(NOT_STORED),
-            _ => Ok(()),
+            Self::Nothing => false,
+            Self::NothingIfArchived(offset) => archived.is_none_or(|archived| archived < offset),
+            Self::Unknown => true,
         }
     }
 }
@@ -58,8 +68,7 @@ pub(crate) async fn advance(
     current: impl Fn(&View) -> u64,
 ) -> Result<Option<Mark>, Refusal> {
     loop {
-        let view = current_view(store, user, conversation).await?;
-        above.check(&view, seq)?;
+        let view = checked_view(store, user, conversation, above, seq).await?;
         // Rows that retention has removed can't be counted.
         let seq = seq.max(view.pruned_to).min(view.max());
         if seq <= current(&view) {
@@ -81,14 +90,17 @@ enum CountError {
     Pruned,
 }
 
-/// Reads the user's current view of the conversation.
+/// Reads the user's current view of the conversation, in which the seq is stored or known not to exist.
 ///
 /// # Errors
-/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet.
-pub(crate) async fn current_view(
+/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
+/// unstored messages up to `seq`.
+pub(crate) async fn checked_view(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
+    above: BeyondHead,
+    seq: u64,
 ) -> Result<View, Refusal> {
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let direct = conversation.is_direct_of(user);
@@ -100,7 +112,9 @@ pub(crate) async fn current_view(
         });
     };
     let member_view = summary.member_view.ok_or((Code::NotAMember, ""))?;
-    Ok(View::new(conversation, &summary.head, &member_view))
+    let view = View::new(conversation, &summary.head, &member_view);
+    above.check(&view, summary.archived, seq)?;
+    Ok(view)
 }
 
 /// Counts the position at `seq`, which must exist in the view, above the rows that retention has removed.

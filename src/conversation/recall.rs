@@ -108,15 +108,15 @@ async fn find(
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let nothing = (Code::NotFound, "there is no message with this seq");
     let Some(summary) = summary else {
-        return Err(match (conversation.is_direct_of(user), above) {
-            (true, BeyondHead::Nothing) => nothing,
-            (true, BeyondHead::Unknown) => NOT_STORED,
+        return Err(match (conversation.is_direct_of(user), above.may_be_more(None)) {
+            (true, false) => nothing,
+            (true, true) => NOT_STORED,
             (false, _) => (Code::NotAMember, ""),
         });
     };
     let member_view = summary.member_view.filter(|it| it.member.is_in()).ok_or((Code::NotAMember, ""))?;
     let view = View::new(conversation, &summary.head, &member_view);
-    above.check(&view, seq)?;
+    above.check(&view, summary.archived, seq)?;
     if !view.sees(seq) {
         return Err(nothing);
     }

@@ -4,7 +4,14 @@
 //! its reply gets *unknown* and retries by its id; a client without a push sees the hole, or learns of it by its next
 //! heartbeat. Nothing is decided here, so no loss has a lasting effect (flaws S1, S2).
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::{sync::Semaphore, time};
@@ -44,6 +51,9 @@ const RECHECKS_MAX: usize = 64;
 /// Longest time from a connection's route to its entry in the indexes of its node; later, its login has failed.
 const LOGIN_MAX: Duration = Duration::from_secs(10);
 
+/// Interval between polls for empty queues in [`PeerQueues::settle`].
+const SETTLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Bytes charged for an item in addition to its payload.
 const ITEM_BYTES: usize = 128;
 
@@ -58,6 +68,8 @@ pub struct PeerQueues {
     cluster: Arc<Cluster>,
     metrics: Metrics,
     queues: QueueSet<PeerBatch>,
+    /// Number of batches whose nodes are being looked up.
+    lookups: AtomicUsize,
     rechecks: Arc<Semaphore>,
 }
 
@@ -72,7 +84,37 @@ impl PeerQueues {
     pub fn new(cluster: &Arc<Cluster>, metrics: Metrics) -> Arc<Self> {
         let rechecks = Arc::new(Semaphore::new(RECHECKS_MAX));
         let queues = QueueSet::new(QUEUE_BATCHES_MAX, EndedQueues::Drop);
-        Arc::new(Self { cluster: Arc::clone(cluster), metrics, queues, rechecks })
+        Arc::new(Self {
+            cluster: Arc::clone(cluster),
+            metrics,
+            queues,
+            lookups: AtomicUsize::new(0),
+            rechecks,
+        })
+    }
+
+    /// Counts a batch whose nodes are about to be looked up.
+    pub(super) fn on_lookup_queued(&self) {
+        self.lookups.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Discounts batches that were looked up, and passed to the queues.
+    pub(super) fn on_looked_up(&self, batches: usize) {
+        self.lookups.fetch_sub(batches, Ordering::AcqRel);
+    }
+
+    /// Waits, at most `within`, until everything was looked up and sent. Call it once no owner publishes any more.
+    pub async fn settle(&self, within: Duration) {
+        let settled = async {
+            while self.lookups.load(Ordering::Acquire) > 0 || !self.queues.is_empty() {
+                time::sleep(SETTLE_POLL_INTERVAL).await;
+            }
+        };
+        if time::timeout(within, settled).await.is_err() {
+            tracing::warn!(
+                "queues to peers not drained in time; clients of other nodes pull the last messages"
+            );
+        }
     }
 
     /// Queues replies; calls for one peer keep their order. Must run in a runtime.

@@ -69,9 +69,13 @@ impl Router {
 
     /// Queues pushes, in order; waits while the queue is full.
     pub async fn pushes(&self, pushes: Vec<RemotePush>) {
-        if !pushes.is_empty() {
+        if pushes.is_empty() {
+            return;
+        }
+        self.peer_queues.on_lookup_queued();
+        if self.batches.send(pushes).await.is_err() {
             // The task ends only with its senders, or with the runtime.
-            self.batches.send(pushes).await.ok();
+            self.peer_queues.on_looked_up(1);
         }
     }
 }
@@ -84,10 +88,12 @@ struct RouterTask {
 impl RouterTask {
     async fn run(self, mut queue: mpsc::Receiver<Vec<RemotePush>>) {
         while let Some(mut batch) = queue.recv().await {
+            let mut batches = 1;
             while batch.len() < LOOKUP_PUSHES_MAX
                 && let Ok(more) = queue.try_recv()
             {
                 batch.extend(more);
+                batches += 1;
             }
             let users = batch.iter().flat_map(|push| push.users.iter()).collect();
             let by_user = user_sessions::lookup(&self.cluster, users).await.unwrap_or_else(|error| {
@@ -101,6 +107,7 @@ impl RouterTask {
             for (to, pushes) in found {
                 self.peer_queues.pushes(&to, pushes);
             }
+            self.peer_queues.on_looked_up(batches);
         }
     }
 

@@ -201,7 +201,7 @@ impl<'a> SnapshotReader<'a> {
     fn summary(&self, id: &ConversationId, of: Option<&UserId>) -> Result<Option<Summary>, DatabaseError> {
         let Some((head, members)) = self.head(id)? else { return Ok(None) };
         let member_view = of.map(|user| self.member_view(id, user)).transpose()?.flatten();
-        Ok(Some(Summary { head, members, member_view }))
+        Ok(Some(Summary { head, members, member_view, archived: None }))
     }
 
     fn settings(&self, user: &UserId) -> Result<UserSettings, DatabaseError> {
@@ -297,6 +297,11 @@ fn absent(need: Need) -> Option<Loaded> {
 
 #[async_trait]
 impl Store for EmbeddedStore {
+    /// The store has the log itself.
+    fn may_fall_back(&self) -> bool {
+        false
+    }
+
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.0.take_over(partition, fence, topic).await
     }

@@ -46,7 +46,10 @@ impl Default for Leases {
 
 type Devices = SmallVec<[(DeviceId, Token); 1]>;
 
-#[derive(Default)]
+/// Copy of all routes, as in a dump.
+pub struct SavedRoutes(State);
+
+#[derive(Clone, Default)]
 struct State {
     /// Last assigned epoch; a single counter, so it rises for each device.
     epoch: u64,
@@ -60,7 +63,7 @@ struct State {
 }
 
 /// State of one node run.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Run {
     /// Last announcement and its time; `None` before the first one.
     announced: Option<(NodeInfo, Time)>,
@@ -84,6 +87,18 @@ impl MemoryRoutes {
     pub fn lose_everything(&self) {
         let mut state = self.lock();
         *state = State { epoch: state.epoch, ..State::default() };
+    }
+
+    /// Copies the state.
+    pub fn save(&self) -> SavedRoutes {
+        SavedRoutes(self.lock().clone())
+    }
+
+    /// Falls back to an earlier state, as a Redis that restarts from an old dump. Epochs keep rising, as they do by
+    /// Redis's clock.
+    pub fn restore(&self, saved: SavedRoutes) {
+        let mut state = self.lock();
+        *state = State { epoch: state.epoch, ..saved.0 };
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

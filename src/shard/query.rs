@@ -233,15 +233,15 @@ fn partition_in(cluster: &Cluster, conversation: &ConversationId) -> u32 {
 
 /// Returns what is known of seqs above the store's last one, without the read barrier; lower seqs need no barrier.
 fn beyond_head_before_barrier(cluster: &Cluster) -> BeyondHead {
-    if cluster.owned.unarchived().is_allowed() { BeyondHead::Unknown } else { BeyondHead::Nothing }
+    let may_lag = cluster.owned.unarchived().is_allowed() || cluster.ports.store.may_fall_back();
+    if may_lag { BeyondHead::Unknown } else { BeyondHead::Nothing }
 }
 
 /// Passes the read barrier of the partition, then returns what is known of seqs above the store's last one (ADR 16).
 async fn beyond_head_after_barrier(cluster: &Cluster, conversation: &ConversationId) -> BeyondHead {
-    if cluster.barrier_of(partition_in(cluster, conversation)).await {
-        BeyondHead::Nothing
-    } else {
-        BeyondHead::Unknown
+    match cluster.barrier_of(partition_in(cluster, conversation)).await {
+        Some(archived) => BeyondHead::NothingIfArchived(archived),
+        None => BeyondHead::Unknown,
     }
 }
 

@@ -27,6 +27,10 @@ impl Breaks for StoreError {
 
 #[async_trait]
 impl Store for Faulty<dyn Store> {
+    fn may_fall_back(&self) -> bool {
+        self.inner.may_fall_back()
+    }
+
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.call("take_over", self.inner.take_over(partition, fence, topic)).await
     }

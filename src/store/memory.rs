@@ -27,7 +27,10 @@ pub struct MemoryStore {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
+/// Copy of all that a store holds, as a backup or a lagging standby has it.
+pub struct SavedStore(State);
+
+#[derive(Clone, Default)]
 struct State {
     partitions: HashMap<u32, Partition>,
     conversations: HashMap<ConversationId, Conversation>,
@@ -36,6 +39,7 @@ struct State {
     settings: HashMap<UserId, UserSettings>,
 }
 
+#[derive(Clone)]
 struct Partition {
     topic: TopicId,
     fence: Fence,
@@ -44,10 +48,12 @@ struct Partition {
     keys: HashMap<Hash16, Key>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Conversation {
     /// `None` while only devices of refused senders have rows.
     head: Option<Head>,
+    /// Partition of the log; `None` until the head is written.
+    partition: Option<u32>,
     rows: BTreeMap<u64, StoredRow>,
     members: BTreeMap<UserId, Member>,
     /// Number of current members among `members`.
@@ -59,6 +65,16 @@ struct Conversation {
 }
 
 impl MemoryStore {
+    /// Copies the state.
+    pub fn save(&self) -> SavedStore {
+        SavedStore(self.lock().clone())
+    }
+
+    /// Falls back to an earlier state, as after the promotion of a lagging standby.
+    pub fn restore(&self, saved: SavedStore) {
+        *self.lock() = saved.0;
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -98,7 +114,7 @@ impl State {
         self.conversations.entry(conversation.clone()).or_default()
     }
 
-    fn apply(&mut self, delta: &Delta) {
+    fn apply(&mut self, partition: u32, delta: &Delta) {
         for row in &delta.rows {
             if let Some(conversation) = conversation_of(&row.body) {
                 let stored = StoredRow { row: row.clone(), recalled: None };
@@ -118,7 +134,8 @@ impl State {
             *rows = rows.split_off(&up_to.saturating_add(1));
         }
         for (conversation, head) in &delta.heads {
-            self.conversation(conversation).head = Some(head.clone());
+            let kept = self.conversation(conversation);
+            (kept.head, kept.partition) = (Some(head.clone()), Some(partition));
         }
         for (conversation, user, member) in &delta.members {
             let kept = self.conversation(conversation);
@@ -138,7 +155,8 @@ impl State {
     fn summary(&self, conversation: &ConversationId, of: Option<&UserId>) -> Option<Summary> {
         let kept = self.conversations.get(conversation)?;
         let member_view = of.and_then(|user| kept.view(user));
-        kept.head.clone().map(|head| Summary { head, members: kept.members_in, member_view })
+        let archived = kept.partition.and_then(|it| self.partitions.get(&it)).map(|it| it.position.offset);
+        kept.head.clone().map(|head| Summary { head, members: kept.members_in, member_view, archived })
     }
 
     fn look_up(&self, partition: &Partition, need: &Need) -> Loaded {
@@ -221,7 +239,7 @@ impl Store for MemoryStore {
         if let Some((conversation, seq)) = state.conflict(delta) {
             return Err(StoreError::Conflict(conversation, seq));
         }
-        state.apply(delta);
+        state.apply(partition, delta);
         let kept = state.partitions.get_mut(&partition).expect("its fence was just read");
         kept.position = delta.to;
         kept.keys.extend(delta.keys.iter().copied());

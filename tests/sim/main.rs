@@ -194,7 +194,7 @@ impl Reader {
         let passed = time::timeout(READ_TIMEOUT, cluster.barrier_of(partition)).await;
         // The reply of a node that crashed in the meantime is lost.
         let is_there = self.nodes.borrow().iter().flatten().any(|node| Arc::ptr_eq(&node.cluster(), cluster));
-        if is_there && passed == Ok(true) {
+        if is_there && matches!(passed, Ok(Some(_))) {
             let summary = self.world.store.summary(conversation, None).await.expect("a valid value");
             let last = summary.map_or(0, |it| it.head.last_seq);
             assert!(last >= published, "{conversation}: {published} was published, and {last} is shown");

@@ -17,6 +17,12 @@ pub(crate) enum Fault {
     SlowLink,
     /// All routes are lost, as those of an emptied Redis.
     LoseRoutes,
+    /// The routes fall back to what they were when the fault began, as a Redis that restarts from a dump.
+    RestoreRoutes,
+    /// The store falls back to what it was when the fault began, as after the promotion of a lagging standby.
+    RestoreStore,
+    /// A node leaves as planned, and another run of it starts later.
+    Leave(usize),
     /// The group of owners evicts a node that lives.
     Evict(usize),
     /// Connections of clients break.
@@ -67,7 +73,7 @@ impl Nemesis {
     fn draw(&mut self) -> (Fault, Duration) {
         let node = self.rng.random_range(0..self.nodes);
         let other = (node + self.rng.random_range(1..self.nodes.max(2))) % self.nodes;
-        let (fault, longest) = match self.rng.random_range(0..9) {
+        let (fault, longest) = match self.rng.random_range(0..13) {
             0 => (Fault::Kill(node), 8_000),
             1 => (Fault::Freeze(node), if self.rng.random_ratio(1, 4) { 14_000 } else { 4_000 }),
             2 if other != node => (Fault::Cut(node, other), 5_000),
@@ -76,6 +82,9 @@ impl Nemesis {
             5 => (Fault::Evict(node), 5_000),
             6 => (Fault::CutClients, 200),
             7 => (Fault::StallClients, 4_000),
+            8 => (Fault::RestoreRoutes, 3_000),
+            9 => (Fault::RestoreStore, 3_000),
+            10 | 11 => (Fault::Leave(node), 6_000),
             _ => (Fault::ClockJump(node), 5_000),
         };
         (fault, Duration::from_millis(self.rng.random_range(100..=longest)))
@@ -92,6 +101,9 @@ impl Fault {
             Self::Cut(node, _) => of("peers", node),
             Self::SlowLink => "peers".to_owned(),
             Self::LoseRoutes => "redis-flush".to_owned(),
+            Self::RestoreRoutes => "redis-back".to_owned(),
+            Self::RestoreStore => "postgres-back".to_owned(),
+            Self::Leave(node) => of("leave", node),
             Self::Evict(node) => of("evict", node),
             Self::CutClients | Self::StallClients => "clients".to_owned(),
             Self::ClockJump(node) => of("clock", node),

@@ -3,22 +3,25 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use tidegate::{
     auth::Verifier,
-    broker::{Broker, NodeAnnouncement, Parts, Peering, Settings, ShardSettings},
+    broker::{Broker, NodeAnnouncement, Parts, Peering, RunningTasks, Settings, ShardSettings},
     budget::Admission,
     bus::Bus,
     cluster::Cluster,
+    drain::Drainer,
     fault::{FaultPlan, Faulty, Rates},
     ingest::admin::Admin,
+    lease,
     link::Link,
+    mail::Mail,
     metrics,
     partition::{
         owner,
@@ -35,11 +38,11 @@ use tidegate::{
     store::{MemoryStore, Store},
 };
 use tidegate_protocol::{
-    Time,
+    Code, Time,
     id::NodeId,
     machine::{drain, ledger::LEDGER_NEWEST, session::SessionLimits, window::WindowLimits},
 };
-use tokio::{runtime::Runtime, task::yield_now};
+use tokio::{runtime::Runtime, task::yield_now, time::Instant};
 
 use crate::{
     bus::{NodeBus, SharedLog},
@@ -103,6 +106,11 @@ pub(crate) struct Node {
     pub(crate) frozen_until: Duration,
     /// Deviation of the wall clock, in ms.
     pub(crate) wall_offset_ms: i64,
+    drainer: Arc<Drainer>,
+    /// Whether the run was retired by its peers, or has left as planned; then it must be dropped.
+    has_ended: Arc<AtomicBool>,
+    /// Taken by the planned stop.
+    tasks: Option<RunningTasks>,
     /// Dropped last: its tasks hold parts of the others.
     runtime: Runtime,
 }
@@ -139,10 +147,14 @@ impl Node {
         let mut rng = StdRng::seed_from_u64(seed);
         let bus = services.log.node();
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|_| FaultPlan::seeded(rng.random(), RATES)).collect();
-        let (broker, shards, newcomers, admission) = runtime.block_on(assemble(services, &me, &bus, &plans));
+        let Assembled { broker, shards, newcomers, admission, drainer, has_ended, tasks } =
+            runtime.block_on(assemble(services, &me, &bus, &plans));
         Self {
             me,
             broker,
+            drainer,
+            has_ended,
+            tasks: Some(tasks),
             bus,
             network: services.network.clone(),
             plans,
@@ -196,6 +208,36 @@ impl Node {
         Some(end)
     }
 
+    /// Begins a planned stop, as `Node::wait` carries it out: drain, end of the shards, of the tasks, and of the lease.
+    pub(crate) fn leave(&mut self) {
+        let Some(tasks) = self.tasks.take() else { return };
+        self.drainer.signal();
+        let (broker, drainer) = (Arc::clone(&self.broker), Arc::clone(&self.drainer));
+        let has_ended = Arc::clone(&self.has_ended);
+        self.runtime.spawn(async move {
+            drainer.emptied().await;
+            for shard in broker.shards() {
+                shard.post(Mail::Stop(Code::Draining)).await.ok();
+            }
+            while broker.shards().iter().any(|shard| shard.conns() > 0) && !drainer.flush_is_over() {
+                crate::pass(Duration::from_millis(20)).await;
+            }
+            tasks.stop(&*broker.cluster.ports.bus).await;
+            lease::leave(&broker.cluster).await;
+            has_ended.store(true, Ordering::Relaxed);
+        });
+    }
+
+    /// Returns whether the node is leaving as planned.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.tasks.is_none()
+    }
+
+    /// Returns whether the run has ended, and must be dropped.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
     /// Returns the access of administrators, and the runtime in which to use it.
     pub(crate) fn admin(&self) -> (Admin, tokio::runtime::Handle) {
         (self.broker.admin.clone(), self.runtime.handle().clone())
@@ -220,7 +262,15 @@ impl Drop for Node {
 }
 
 /// Parts of a node that the world drives.
-type Assembled = (Arc<Broker>, Vec<(Shard<Pipes>, Pipes)>, Vec<NewcomerQueue<ShardEnd>>, Arc<Admission>);
+struct Assembled {
+    broker: Arc<Broker>,
+    shards: Vec<(Shard<Pipes>, Pipes)>,
+    newcomers: Vec<NewcomerQueue<ShardEnd>>,
+    admission: Arc<Admission>,
+    drainer: Arc<Drainer>,
+    has_ended: Arc<AtomicBool>,
+    tasks: RunningTasks,
+}
 
 async fn assemble(
     services: &Services,
@@ -269,25 +319,27 @@ async fn assemble(
     assert!(context.handles.set(handles).is_ok(), "set once");
     let rules =
         rules::Settings { known: LEDGER_NEWEST, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
-    broker.start(outlets, Some(owner_settings(rules, services.answers_first)));
+    let tasks = broker.start(outlets, Some(owner_settings(rules, services.answers_first)));
     let admission = Admission::new(0, 0);
-    let drainer = broker.start_drainer(DRAIN, Instant::now(), &admission);
+    let drainer = broker.start_drainer(DRAIN, Instant::now().into_std(), &admission);
     let announcement = NodeAnnouncement {
         broker: Arc::clone(&broker),
         client_addresses: Vec::new(),
         peer_address: me.node.to_string(),
         admission: Arc::clone(&admission),
-        drainer,
+        drainer: Arc::clone(&drainer),
         rules,
     };
     let mut lease = announcement.into_member(Leases::default().node, |_| {});
     lease.announce().await.expect("the run is new");
-    let name = me.clone();
+    let (name, has_ended) = (me.clone(), Arc::new(AtomicBool::new(false)));
+    let ends = Arc::clone(&has_ended);
     tokio::spawn(async move {
         let why = lease.run().await;
         tracing::warn!(%name, why, "the run has ended");
+        ends.store(true, Ordering::Relaxed);
     });
-    (broker, shards, newcomers, admission)
+    Assembled { broker, shards, newcomers, admission, drainer, has_ended, tasks }
 }
 
 fn shard_settings() -> ShardSettings {

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
+use tidegate::{routes::SavedRoutes, store::SavedStore};
 use tidegate_lab::{
     checker::{History, HistoryEvent},
     person::{Phase, Profile},
@@ -50,6 +51,11 @@ pub(crate) struct World {
     now: Duration,
     phase: Phase,
     sessions: u64,
+    /// States to which the routes and the store fall back.
+    saved_routes: Option<SavedRoutes>,
+    saved_store: Option<SavedStore>,
+    /// Time at which the store fell back last: marks from before are lost with it.
+    store_fell_back: Option<Duration>,
     /// Members of the group of owners that have crashed, and when the group notices.
     crashed: Vec<(u64, Duration)>,
 }
@@ -77,6 +83,9 @@ impl World {
             now: Duration::ZERO,
             phase: Phase::Talk,
             sessions: 0,
+            saved_routes: None,
+            saved_store: None,
+            store_fell_back: None,
             crashed: Vec::new(),
         }
     }
@@ -112,6 +121,20 @@ impl World {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a valid value");
         let read = rows::read(&*self.services.store, &users, &mut self.history);
         runtime.block_on(read).expect("the store is in memory");
+        self.without_lost_marks()
+    }
+
+    /// Removes the events of read marks from before the store fell back: marks are not in the log.
+    fn without_lost_marks(mut self) -> History {
+        if let Some(fell_back) = self.store_fell_back.map(nanos) {
+            self.history.events.retain(|stamped| {
+                let is_of_marks = matches!(
+                    stamped.event,
+                    HistoryEvent::ReadOk { .. } | HistoryEvent::State { .. } | HistoryEvent::SyncEnd { .. }
+                );
+                !is_of_marks || stamped.at > fell_back
+            });
+        }
         self.history
     }
 
@@ -121,6 +144,7 @@ impl World {
         let millis = u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX);
         self.services.clock.store(millis, Ordering::Relaxed);
         self.evict_crashed();
+        self.replace_ended();
         let mut order: Vec<usize> = (0..NODES).collect();
         order.shuffle(&mut self.rng);
         for nth in order {
@@ -165,6 +189,9 @@ impl World {
             }
             Fault::SlowLink => self.services.network.degrade(300, 30),
             Fault::LoseRoutes => self.services.routes.lose_everything(),
+            Fault::RestoreRoutes => self.saved_routes = Some(self.services.routes.save()),
+            Fault::RestoreStore => self.saved_store = Some(self.services.store.save()),
+            Fault::Leave(nth) => self.on_node(nth, Node::leave),
             Fault::Evict(nth) => {
                 if let Some(member) = self.nodes[nth].as_ref().and_then(Node::member) {
                     self.services.log.evict(member);
@@ -193,7 +220,8 @@ impl World {
 
     fn end(&mut self, fault: Fault) {
         match fault {
-            Fault::Kill(nth) => self.start(nth),
+            Fault::Kill(nth) if self.nodes[nth].is_none() => self.start(nth),
+            Fault::Kill(_) => {}
             Fault::Freeze(nth) => self.on_node(nth, |node| node.frozen_until = Duration::ZERO),
             Fault::Cut(..) | Fault::SlowLink => self.services.network.heal(),
             Fault::Evict(nth) => {
@@ -202,7 +230,18 @@ impl World {
                 }
             }
             Fault::ClockJump(nth) => self.on_node(nth, |node| node.wall_offset_ms = 0),
-            Fault::LoseRoutes | Fault::CutClients | Fault::StallClients => {}
+            Fault::RestoreRoutes => {
+                if let Some(saved) = self.saved_routes.take() {
+                    self.services.routes.restore(saved);
+                }
+            }
+            Fault::RestoreStore => {
+                if let Some(saved) = self.saved_store.take() {
+                    self.services.store.restore(saved);
+                    self.store_fell_back = Some(self.now);
+                }
+            }
+            Fault::Leave(_) | Fault::LoseRoutes | Fault::CutClients | Fault::StallClients => {}
         }
         self.note(false, fault);
     }
@@ -223,6 +262,20 @@ impl World {
         self.boots[nth] += 1;
         let node = Node::start(&self.services, nth, self.boots[nth], self.rng.random(), self.now);
         self.nodes[nth] = Some(node);
+    }
+
+    /// Replaces the runs that have ended, as a supervisor does.
+    fn replace_ended(&mut self) {
+        for nth in 0..NODES {
+            if self.nodes[nth].as_ref().is_some_and(Node::has_ended) {
+                if self.nodes[nth].as_ref().is_some_and(Node::is_leaving) {
+                    self.nodes[nth] = None;
+                } else {
+                    self.kill(nth);
+                }
+                self.start(nth);
+            }
+        }
     }
 
     fn evict_crashed(&mut self) {

@@ -67,6 +67,31 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn k7_settle_waits_for_lookups_and_for_slow_peers() {
+    let peer = Arc::new(RecordingPeer { gate: Some(tokio::sync::Semaphore::new(0)), ..Default::default() });
+    let queues = peer_queues(&[(node("n2"), Arc::clone(&peer))], memory_routes());
+    queues.on_lookup_queued();
+    let settled = tokio::spawn({
+        let queues = Arc::clone(&queues);
+        async move { queues.settle(Duration::from_secs(1)).await }
+    });
+    time::advance(Duration::from_millis(300)).await;
+    assert!(!settled.is_finished(), "a lookup is under way");
+    queues.pushes(&node("n2"), vec![push("last", 1)]);
+    queues.on_looked_up(1);
+    time::advance(Duration::from_millis(300)).await;
+    assert!(!settled.is_finished(), "the peer has not answered");
+    peer.gate.as_ref().unwrap().add_permits(1);
+    settled.await.unwrap();
+    assert_eq!(*peer.pushes.lock(), [b"last"]);
+    // A peer that never answers delays a stop by the limit only.
+    queues.pushes(&node("n2"), vec![push("more", 1)]);
+    let begun = time::Instant::now();
+    queues.settle(Duration::from_secs(1)).await;
+    assert_eq!(begun.elapsed(), Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn replies_stay_in_order_when_the_peer_accepts_the_third_try() {
     let (there, peer) = (node("there"), Arc::new(RecordingPeer::default()));
     peer.failures.store(2, Ordering::SeqCst);

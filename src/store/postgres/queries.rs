@@ -59,7 +59,7 @@ macro_rules! summaries {
     ($requests:literal) => {
         concat!(
             "SELECT n.place, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members,
-             m.user_id IS NOT NULL, ",
+             m.user_id IS NOT NULL, (SELECT p.log_offset FROM partitions p WHERE p.partition = h.partition), ",
             member_view!(),
             " FROM ",
             $requests,
@@ -163,8 +163,10 @@ pub(super) async fn summaries(
         let mut reader = Reader::new(row);
         let index = reader.index()?;
         let (head, members, was_member) = (reader.head()?, reader.big()?, reader.get()?);
+        let archived: Option<i64> = reader.get()?;
+        let archived = archived.map(u64::try_from).transpose().map_err(|_| damaged())?;
         let member_view = if was_member { Some(reader.member_view()?) } else { None };
-        *found.get_mut(index).ok_or_else(damaged)? = Some(Summary { head, members, member_view });
+        *found.get_mut(index).ok_or_else(damaged)? = Some(Summary { head, members, member_view, archived });
     }
     Ok(found)
 }
