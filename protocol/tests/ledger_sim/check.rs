@@ -66,7 +66,7 @@ pub(crate) fn seqs(model: &Model, log: &Log) -> Result<(), String> {
 pub(crate) fn client(client: &Client, model: &Model, exempt: &BTreeSet<Id>) -> Result<(), String> {
     for (index, sent) in client.sent.iter().enumerate() {
         let Some((seq, acked)) = sent.acked else { continue };
-        match model.rows.get(&(sent.conversation.clone(), seq)).map(|row| &row.body) {
+        match model.history.get(&(sent.conversation.clone(), seq)).map(|row| &row.body) {
             Some(Body::Message(it))
                 if (&it.sender, &it.device, &it.msg_id) == (&client.user, &client.device, &sent.msg_id) => {}
             other => return Err(format!("{} was acked as {seq}, where {other:?} is", sent.msg_id)),

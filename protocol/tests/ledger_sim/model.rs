@@ -28,7 +28,10 @@ pub(crate) struct Model {
     pub(crate) devices: BTreeMap<(ConversationId, UserId, DeviceId), Device>,
     pub(crate) ids: BTreeMap<Id, Decision>,
     pub(crate) requests: BTreeMap<(ConversationId, Option<UserId>, MsgId), (Decision, MemberChange)>,
+    /// Rows that retention keeps.
     pub(crate) rows: BTreeMap<(ConversationId, u64), Row>,
+    /// All rows, also those that retention removed.
+    pub(crate) history: BTreeMap<(ConversationId, u64), Row>,
     pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
     /// Outcome at each offset, `None` for records that can't be decoded.
     pub(crate) answers: Vec<Option<Outcome>>,
@@ -56,6 +59,9 @@ impl Model {
             Body::Prune(it) => match self.heads.get_mut(&it.conversation) {
                 Some(head) => {
                     head.pruned_to = head.pruned_to.max(it.up_to.min(head.last_seq));
+                    let up_to = head.pruned_to;
+                    self.rows.retain(|(id, seq), _| *id != it.conversation || *seq > up_to);
+                    self.recalled.retain(|(id, seq), _| *id != it.conversation || *seq > up_to);
                     Outcome::Noted
                 }
                 None => refused(Code::NotFound),
@@ -81,7 +87,9 @@ impl Model {
         head.last_seq += 1;
         head.messages += u64::from(own > 0);
         let (seq, ordinal) = (head.last_seq, head.messages);
-        assert!(self.rows.insert((id, seq), Row { seq, ordinal, own, time, offset, body }).is_none());
+        let row = Row { seq, ordinal, own, time, offset, body };
+        assert!(self.history.insert((id.clone(), seq), row.clone()).is_none());
+        self.rows.insert((id, seq), row);
         Outcome::Accepted { seq, ordinal, time }
     }
 
@@ -328,15 +336,15 @@ impl Model {
         if let Some((seq, time)) = self.recalled.get(&row_key) {
             return Outcome::Duplicate { seq: *seq, time: *time };
         }
-        let Some(head) = self.heads.get(&it.conversation).filter(|head| head.deleted_seq == 0) else {
+        if self.heads.get(&it.conversation).is_none_or(|head| head.deleted_seq > 0) {
             return refused(Code::NotFound);
-        };
+        }
         let role = it.by.as_ref().map(|by| self.role_of(&it.conversation, by));
         if role == Some(None) {
             return refused(Code::NotAMember);
         }
         let sender = match self.rows.get(&row_key).map(|row| &row.body) {
-            Some(Body::Message(message)) if it.seq > head.pruned_to => message.sender.clone(),
+            Some(Body::Message(message)) => message.sender.clone(),
             _ => return refused(Code::NotFound),
         };
         let group = matches!(it.conversation.kind(), ConversationKind::Group(_));

@@ -48,6 +48,43 @@ pub(crate) fn first_group() -> Body {
     })
 }
 
+/// Administration records that were submitted so far, which may be repeated.
+#[derive(Default)]
+pub(crate) struct Past {
+    pub(crate) changes: Vec<MemberChange>,
+    pub(crate) recalls: Vec<Recall>,
+}
+
+impl Past {
+    pub(crate) fn note(&mut self, body: &Body) {
+        match body {
+            Body::Member(change) => self.changes.push(change.clone()),
+            Body::Recall(recall) => self.recalls.push(recall.clone()),
+            _ => {}
+        }
+    }
+}
+
+fn recall(rng: &mut Rng, past: &[Recall]) -> Recall {
+    if !past.is_empty() && rng.percent(50) {
+        return rng.pick(past).clone();
+    }
+    Recall {
+        conversation: conversation(rng, USERS[0]),
+        seq: rng.below(8) as u64,
+        by: if rng.percent(60) { None } else { Some(user(name(rng, &USERS))) },
+    }
+}
+
+/// Returns a prune, often up to a message that was recalled.
+fn prune(rng: &mut Rng, recalls: &[Recall]) -> Prune {
+    if !recalls.is_empty() && rng.percent(60) {
+        let recall = rng.pick(recalls);
+        return Prune { conversation: recall.conversation.clone(), up_to: recall.seq };
+    }
+    Prune { conversation: conversation(rng, USERS[0]), up_to: rng.below(6) as u64 }
+}
+
 fn member(rng: &mut Rng, past: &[MemberChange]) -> MemberChange {
     if !past.is_empty() && rng.percent(25) {
         let mut again = rng.pick(past).clone();
@@ -95,15 +132,11 @@ fn member(rng: &mut Rng, past: &[MemberChange]) -> MemberChange {
 }
 
 /// Returns a random administration record, for a log of `length` records.
-pub(crate) fn random(rng: &mut Rng, past: &[MemberChange], length: usize) -> Body {
-    match rng.below(24) {
-        0..14 => Body::Member(member(rng, past)),
-        14..17 => Body::Recall(Recall {
-            conversation: conversation(rng, USERS[0]),
-            seq: rng.below(8) as u64,
-            by: if rng.percent(30) { None } else { Some(user(name(rng, &USERS))) },
-        }),
-        17 => Body::Prune(Prune { conversation: conversation(rng, USERS[0]), up_to: rng.below(6) as u64 }),
+pub(crate) fn random(rng: &mut Rng, past: &Past, length: usize) -> Body {
+    match rng.below(28) {
+        0..14 => Body::Member(member(rng, &past.changes)),
+        14..20 => Body::Recall(recall(rng, &past.recalls)),
+        20..22 => Body::Prune(prune(rng, &past.recalls)),
         _ => Body::Rules(RuleChange {
             ledger_version: if rng.percent(30) { *rng.pick(&[2, LEDGER_NEWEST]) } else { 1 },
             dedup_window: [None, None, Some(0), Some(4), Some(12), Some(1_000)][rng.below(6)],

@@ -71,11 +71,18 @@ impl Store {
         let tables = &mut self.now;
         for row in &delta.rows {
             let id = row.body.conversation().unwrap().clone();
+            if tables.heads.get(&id).is_some_and(|head| row.seq <= head.pruned_to) {
+                return Err(format!("{id} seq {} is below the pruned ones: {row:?}", row.seq));
+            }
             if let Some(before) = tables.rows.insert((id.clone(), row.seq), row.clone()) {
                 return Err(format!("{id} seq {} is in the store twice: {before:?} and {row:?}", row.seq));
             }
         }
         tables.recalled.extend(delta.recalled.iter().map(|it| ((it.conversation.clone(), it.seq), it.by)));
+        for (id, up_to) in &delta.pruned {
+            tables.rows.retain(|(conversation, seq), _| conversation != id || seq > up_to);
+            tables.recalled.retain(|(conversation, seq), _| conversation != id || seq > up_to);
+        }
         tables.heads.extend(delta.heads.iter().cloned());
         tables.members.extend(delta.members.iter().map(|(id, user, row)| ((id.clone(), user.clone()), *row)));
         let devices = delta.devices.iter().cloned();

@@ -8,7 +8,7 @@ use tidegate_protocol::{
     Code,
     id::{DeviceId, MsgId, NodeId},
     machine::ledger::{Delta, LEDGER_NEWEST, Outcome},
-    record::{Body, MemberChange, Message, Origin, Record},
+    record::{Body, Message, Origin, Record},
 };
 
 use crate::{
@@ -47,7 +47,7 @@ pub(crate) struct World {
     clients: Vec<Client>,
     flights: Vec<Record>,
     delayed: Vec<(u64, Delta)>,
-    changes: Vec<MemberChange>,
+    past: ops::Past,
     /// Error of each node's wall clock, in ms.
     clocks: [i64; 3],
     fence: u64,
@@ -101,7 +101,7 @@ impl World {
             clients,
             flights: Vec::new(),
             delayed: Vec::new(),
-            changes: Vec::new(),
+            past: ops::Past::default(),
             clocks: [0, 3_600_000, -3_600_000],
             fence: 0,
             now: 0,
@@ -118,7 +118,7 @@ impl World {
             0..20 => self.send(),
             20..28 => self.retry(),
             28..34 => {
-                let body = ops::random(&mut self.rng, &self.changes, self.log.entries.len());
+                let body = ops::random(&mut self.rng, &self.past, self.log.entries.len());
                 self.submit(body, None);
             }
             34..60 => self.land()?,
@@ -143,9 +143,7 @@ impl World {
     /// Passes a record to a node's producer, where it is lost, sent once, or sent twice.
     fn submit(&mut self, body: Body, from: Option<(usize, usize)>) {
         let node = from.map_or(0, |(client, _)| self.clients[client].node);
-        if let Body::Member(change) = &body {
-            self.changes.push(change.clone());
-        }
+        self.past.note(&body);
         let clock = 10_000_000 + 10 * self.now as i64 + self.clocks[node];
         let request = self.requests.len() as u64;
         self.requests.push(from);

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Ledger,
+    mutation::Mutation,
     rows::{Head, Key, Member, Outcome, Recalled, Row, RowHead, Stop, request_key},
 };
 use crate::{
@@ -238,10 +239,14 @@ fn merged(
 }
 
 /// Applies a recall: checks for a duplicate first (a message is recalled once), then the rights (sender or admin).
+///
+/// A pruned row counts as absent even while it is cached: the store has deleted it, so another owner can't see it.
 pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recall) -> Result<Outcome, Stop> {
     let id = &recall.conversation;
     let head = ledger.cache.head(id)?.cloned();
-    let row = ledger.cache.row(id, recall.seq)?.cloned();
+    let pruned_to = head.as_ref().map_or(0, |head| head.pruned_to);
+    let stays = recall.seq > pruned_to || ledger.mutation == Some(Mutation::PrunedRowAnswers);
+    let row = ledger.cache.row(id, recall.seq)?.filter(|_| stays).cloned();
     let by = match &recall.by {
         Some(by) => Some((by, ledger.cache.member(id, by)?.copied().filter(Member::is_in))),
         None => None,
@@ -253,8 +258,7 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recal
     if let Some((_, None)) = by {
         return Ok(refused(Code::NotAMember));
     }
-    let sender = row.and_then(|row| row.sender).filter(|_| recall.seq > head.pruned_to);
-    let Some(sender) = sender else { return Ok(refused(Code::NotFound)) };
+    let Some(sender) = row.and_then(|row| row.sender).filter(|_| recall.seq > pruned_to) else { return Ok(refused(Code::NotFound)) };
     let group = matches!(id.kind(), ConversationKind::Group(_));
     let allowed =
         by.is_none_or(|(by, row)| *by == sender || group && row.is_some_and(|row| row.role >= Role::Admin));

@@ -23,4 +23,6 @@ pub enum Mutation {
     RulesReplaced,
     /// The permanent refusal of an unchained message is not remembered.
     UnchainedRefusalForgotten,
+    /// A recall is recognised by a row that retention removed, if it is still cached.
+    PrunedRowAnswers,
 }

@@ -352,6 +352,25 @@ fn pruning_takes_no_seq_and_is_never_undone() {
 }
 
 #[test]
+fn k9_recall_of_a_pruned_row_does_not_depend_on_the_cache() {
+    let mut it = group();
+    it.send(message("g:a", "bob", "m1"));
+    let recall = || {
+        let recall = Recall { conversation: conversation("g:a"), seq: 2, by: Some(user("bob")) };
+        Body::Recall(recall)
+    };
+    assert_eq!(seq(it.put(recall())), 3);
+    assert_eq!(it.put(recall()), Outcome::Duplicate { seq: 3, time: 1_000 });
+    it.put(Body::Prune(Prune { conversation: conversation("g:a"), up_to: 2 }));
+    assert_eq!(it.put(recall()), refused(Code::NotFound), "the row is still cached");
+    let (end, delta) = (it.end(), it.ledger.take_delta(it.end()).unwrap());
+    it.store.commit(0, &delta).unwrap();
+    it.ledger.archived(end).unwrap();
+    it.ledger.evict(u64::MAX, 99);
+    assert_eq!(it.put(recall()), refused(Code::NotFound), "the store has no such row");
+}
+
+#[test]
 fn uncached_row_is_requested_and_never_taken_as_absent() {
     let mut it = Partition::new();
     it.send(message("d:ann:bob", "ann", "m1"));
