@@ -340,14 +340,11 @@ impl Assignments {
         owner.inspect(|owner| owner.stop.cancel()).is_some()
     }
 
-    /// Aborts the owner mid-batch. The fence decides whether its open transaction counts; only an owner that answers
-    /// first awaits that, and publishes what it archived.
+    /// Stops the owner mid-batch. The fence decides whether its open transaction counts; the owner awaits that, for at
+    /// most [`FINAL_TRANSACTION_MAX`], and publishes what it archived: the next owner begins behind it.
     fn abort_owner(&mut self, partition: u32, context: &OwnerContext) {
         if let Some(owner) = self.owners.remove(&partition) {
-            match context.settings.answers_first {
-                Some(_) => owner.lost.cancel(),
-                None => owner.task.abort(),
-            }
+            owner.lost.cancel();
             context.record_ownership(partition, false);
             tracing::warn!(partition, "partition lost to another node; owner stopped mid-batch");
         }

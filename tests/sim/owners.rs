@@ -4,11 +4,13 @@ use std::{cell::RefCell, rc::Rc};
 
 use futures_util::future::join_all;
 use tidegate::{
+    bus::partition_of,
     fault::{Fault, Gate, Rates},
+    routes::{Registration, Routes},
     store::Store,
 };
 use tidegate_protocol::{
-    id::{ConversationId, MsgId, UserId},
+    id::{ConversationId, DeviceId, MsgId, UserId},
     machine::ledger::LEDGER_NEWEST,
     machine::session::SubmitAnswer,
     record::{Body, MemberAction, MemberChange},
@@ -18,7 +20,7 @@ use tokio::{
     time::{Duration, Instant},
 };
 
-use super::{SimNode, World, gossip, message, node, pass, seq_of};
+use super::{PARTITIONS, SimNode, World, gossip, message, node, pass, seq_of};
 
 pub(crate) type Nodes = Rc<RefCell<Vec<Option<SimNode>>>>;
 
@@ -327,5 +329,39 @@ fn no_owner_exits_while_no_node_can_archive() {
         }
         pass(1_000).await;
         assert_eq!(send_to_many(&nodes, 1, "m2").await.1, 0);
+    });
+}
+
+/// The next owner begins behind what this one archived, and publishes none of it.
+#[test]
+fn k6_owner_that_lost_its_partition_publishes_what_it_archived() {
+    in_one_thread(async {
+        let (world, nodes) = nodes_of(World::new(false), 2).await;
+        let (ann, device) =
+            (UserId::new("ann").expect("a valid value"), DeviceId::new("d").expect("a valid value"));
+        let owned = with(&nodes, 0, SimNode::owns);
+        let (bob, conversation) = (0..)
+            .map(|n| UserId::new(&format!("bob{n}")).expect("a valid value"))
+            .map(|bob| (bob.clone(), ConversationId::direct(&ann, &bob)))
+            .find(|(_, conversation)| owned.contains(&partition_of(conversation, PARTITIONS as u32)))
+            .expect("there is one");
+        let at = with(&nodes, 1, |node| node.cluster().me.clone());
+        let registration = Registration { user: bob, device, at, above: 0, only_if: None };
+        world.routes.register(registration).await.expect("memory is there");
+        // Nothing else is archived by then.
+        pass(20_000).await;
+        let gate = with(&nodes, 0, SimNode::hold_commit);
+        let (way, sent) = (with(&nodes, 0, SimNode::way), message(&ann, &conversation, "m1", 0));
+        tokio::task::spawn_local(async move { way.append(sent).await });
+        pass(500).await;
+        let member = with(&nodes, 0, SimNode::member).expect("it has joined");
+        world.log.evict(member);
+        world.log.notify_eviction(member);
+        pass(500).await;
+        let delivered = || with(&nodes, 0, |node| node.link_faults().calls("deliver"));
+        assert_eq!(delivered(), 0, "the outcome of the archive is not known");
+        gate.open();
+        pass(500).await;
+        assert_eq!(delivered(), 1, "bob gets the push");
     });
 }

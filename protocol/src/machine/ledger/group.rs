@@ -258,7 +258,9 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recal
     if let Some((_, None)) = by {
         return Ok(refused(Code::NotAMember));
     }
-    let Some(sender) = row.and_then(|row| row.sender).filter(|_| recall.seq > pruned_to) else { return Ok(refused(Code::NotFound)) };
+    let Some(sender) = row.and_then(|row| row.sender).filter(|_| recall.seq > pruned_to) else {
+        return Ok(refused(Code::NotFound));
+    };
     let group = matches!(id.kind(), ConversationKind::Group(_));
     let allowed =
         by.is_none_or(|(by, row)| *by == sender || group && row.is_some_and(|row| row.role >= Role::Admin));
