@@ -121,6 +121,9 @@ pub struct LimitsConfig {
     pub conns_max: usize,
     /// Connections from one IPv4 address or one IPv6 /64. 0: no limit.
     pub conns_per_ip: usize,
+    /// Devices of one user that are connected at once, to any node; a further one is refused with TOO_MANY_DEVICES.
+    /// Must be the same on all nodes. 0: no limit.
+    pub devices_per_user: usize,
     /// Largest frame a client may send, in bytes.
     pub frame_bytes_max: usize,
     /// Largest content of a message, in bytes.
@@ -263,6 +266,7 @@ impl Default for LimitsConfig {
         Self {
             conns_max: 0,
             conns_per_ip: 2_000,
+            devices_per_user: 32,
             frame_bytes_max: 64 * 1024,
             content_bytes_max: 32 * 1024,
             in_flight_max: 256,

@@ -66,6 +66,8 @@ pub struct Registration {
     /// Token that the present row must have. A connection takes a newer epoch this way, without taking the route from a
     /// newer connection.
     pub only_if: Option<Token>,
+    /// Most devices of the user that may have a row; 0 for no limit.
+    pub devices_max: usize,
 }
 
 /// Result of a registration.
@@ -222,6 +224,9 @@ pub enum RoutesError {
     /// Row with another owner (`only_if` failed): close the connection with `REPLACED`.
     #[error("the route belongs to another connection")]
     NotCurrent(Option<Token>),
+    /// Registration refused: the user has the maximum number of devices. Nothing changed.
+    #[error("the user has the maximum number of devices")]
+    TooManyDevices,
     /// Retired run of the node: close all connections and restart with a new boot.
     #[error("this run of the node was retired")]
     LeaseLost,
@@ -238,7 +243,8 @@ pub trait Routes: Send + Sync {
     ///
     /// Assigns the epoch: above every epoch ever assigned to that (user, device), even after a loss of everything, and
     /// above `above`. With `only_if`, replaces exactly that owner, which is then also `replaced`, or fails with
-    /// [`RoutesError::NotCurrent`] and changes nothing.
+    /// [`RoutesError::NotCurrent`] and changes nothing. Without it, a device that has no row gets none while
+    /// `devices_max` others have one ([`RoutesError::TooManyDevices`]).
     async fn register(&self, registration: Registration) -> Result<Registered, RoutesError>;
 
     /// Deletes each row whose present token equals the given one; returns for each whether this call deleted it.

@@ -125,6 +125,7 @@ fn spec_timers_and_limits_are_the_defaults() {
         format!("| pushes not acked yet | {}, {} |", limits.window_max, kib(limits.window_bytes_max)),
         format!("| messages waiting to be written | {} |", kib(limits.outbox_bytes_max)),
         format!("| answers waiting to be written | {} |", kib(limits.control_bytes_max)),
+        format!("| connected devices of a user | {} |", limits.devices_per_user),
         format!("| rooms of a connection | {} |", limits.rooms_max),
         format!("| lasting refusals in a row | {} |", limits.errors_max),
     ];

@@ -121,7 +121,14 @@ impl Peer {
     async fn login(&self, name: &str) -> Token {
         let device = DeviceId::new("phone").unwrap();
         let at = self.cluster.me.clone();
-        let wish = Registration { user: user(name), device: device.clone(), at, above: 0, only_if: None };
+        let wish = Registration {
+            user: user(name),
+            device: device.clone(),
+            at,
+            above: 0,
+            only_if: None,
+            devices_max: 0,
+        };
         let token = self.cluster.ports.routes.register(wish).await.unwrap().token;
         let mut conns = self.conns.lock().unwrap();
         let key = ConnKey { shard: 0, slot: conns.rows.len() as u32, generation: 0 };

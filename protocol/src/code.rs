@@ -108,6 +108,7 @@ codes! {
     3007 LeaseLost "LEASE_LOST" true Now "The node lost its lease in the cluster." "Reconnect; another node takes over."
     3008 TooManyFromAddress "TOO_MANY_FROM_ADDRESS" true After "Too many connections from this address." "Close some, or raise `limits.conns_per_ip`."
     3009 Closed "CLOSED" true Now "The node closed this connection for an internal reason." "Reconnect."
+    3010 TooManyDevices "TOO_MANY_DEVICES" true After "The user has the maximum number of connected devices." "Disconnect one, or reconnect with the name of one; operators: raise `limits.devices_per_user`."
 
     3500 Replaced "REPLACED" false Never "The same user logged in with the same device elsewhere." "Use one connection per device; name devices differently."
     3501 Kicked "KICKED" false Never "An administrator ended this connection." "Ask the administrator."

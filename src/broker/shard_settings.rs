@@ -24,6 +24,8 @@ const READS_SINGLE: usize = 32;
 pub struct ShardSettings {
     /// Limits of sessions.
     pub limits: session::SessionLimits,
+    /// Most devices of a user that are connected at once; 0 for no limit.
+    pub devices_per_user: usize,
     /// Limits of outboxes.
     pub caps: Caps,
     /// Largest number of bytes that wait in the mailbox of a shard.
@@ -47,10 +49,11 @@ pub struct ShardSettings {
 }
 
 impl ShardSettings {
-    /// Creates settings with the default limits of sessions, small buffers and deadlines of seconds.
+    /// Creates settings with the default limits of sessions, no limit on devices, small buffers and deadlines of seconds.
     pub fn new(verifier: Verifier) -> Self {
         Self {
             limits: session::SessionLimits::default(),
+            devices_per_user: 0,
             caps: Caps { control: 128 * 1024, data: 256 * 1024 },
             mailbox_bytes: 1 << 20,
             frame_deadline: Duration::from_secs(10),
@@ -75,6 +78,7 @@ impl Broker {
             boot: me.boot,
             limits: settings.limits,
             small_group_max: self.small_group_max,
+            devices_per_user: settings.devices_per_user,
             caps: settings.caps,
             mailbox_bytes: settings.mailbox_bytes,
             frame_deadline: settings.frame_deadline,

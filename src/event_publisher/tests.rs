@@ -79,6 +79,7 @@ fn registration(user: &str, at: &str) -> Registration {
         at: run(at),
         above: 0,
         only_if: None,
+        devices_max: 0,
     }
 }
 

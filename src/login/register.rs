@@ -32,6 +32,7 @@ pub async fn login(
     user: UserId,
     device: DeviceId,
     now: UserSettings,
+    devices_max: usize,
     shards: ShardHandles,
 ) -> Result<LoginDone, LoginError> {
     // The settings come first, because the store may wait for a disk. From the registration until the shard has the
@@ -49,6 +50,7 @@ pub async fn login(
         at: cluster.me.clone(),
         above: 0,
         only_if: None,
+        devices_max,
     };
     let doubt = |token| {
         resolve_doubt(
@@ -58,6 +60,9 @@ pub async fn login(
         );
     };
     let registered = register(&*cluster.ports.routes, registration, doubt).await.map_err(|error| {
+        if error == RoutesError::TooManyDevices {
+            return LoginError { code: Code::TooManyDevices, reason: "" };
+        }
         tracing::warn!(%error, "registration failed; login refused");
         LoginError { code: Code::Overloaded, reason: "logins are temporarily unavailable; try again" }
     })?;
@@ -118,6 +123,7 @@ mod tests {
             at: NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 },
             above: 0,
             only_if: None,
+            devices_max: 0,
         }
     }
 

@@ -32,6 +32,7 @@ pub async fn renew(
         at: cluster.me.clone(),
         above: newest,
         only_if: Some(route.token.clone()),
+        devices_max: 0,
     };
     let registered = match cluster.ports.routes.register(registration.clone()).await {
         // The row was lost with all others, and is not re-asserted yet.

@@ -35,6 +35,7 @@ pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
     let (limits, timing, fault) = (&config.limits, &config.timing, &config.fault);
     ShardSettings {
         limits: session_limits(config),
+        devices_per_user: limits.devices_per_user,
         caps: Caps { control: limits.control_bytes_max, data: limits.outbox_bytes_max },
         mailbox_bytes: limits.mailbox_bytes_max,
         frame_deadline: Duration::from_millis(timing.frame_ms),

@@ -197,12 +197,16 @@ impl State {
 #[async_trait]
 impl Routes for MemoryRoutes {
     async fn register(&self, registration: Registration) -> Result<Registered, RoutesError> {
-        let Registration { user, device, at, above, only_if } = registration;
+        let Registration { user, device, at, above, only_if, devices_max } = registration;
         let mut state = self.lock();
         state.refuse_retired(&at)?;
         let current = state.current(&user, &device);
         if only_if.is_some() && only_if.as_ref() != current {
             return Err(RoutesError::NotCurrent(current.cloned()));
+        }
+        let devices = state.users.get(&user).map_or(0, |devices| devices.len());
+        if current.is_none() && devices_max > 0 && devices >= devices_max {
+            return Err(RoutesError::TooManyDevices);
         }
         // The row may have been re-asserted with an epoch above this counter.
         let highest = current.map_or(0, |it| it.epoch).max(above);

@@ -47,6 +47,8 @@ const CLAIM_USE_MAX: Duration = Duration::from_secs(2);
 const CLAIM_DROP_AGE: Duration = Duration::from_secs(5);
 /// Time for which a deleted row is remembered, so that epochs rise even if the clocks of two servers differ.
 const DELETED_ROW_TTL: Duration = Duration::from_secs(60);
+/// Most deleted rows of a user that are remembered one by one; with them, the hash of a user is bounded.
+const DELETED_ROWS_MAX: usize = 64;
 /// Attempts of a registration whose epoch was too low. Before the nth repetition it waits a random time up to 2^n ms;
 /// otherwise concurrent registrations of one device would keep overtaking each other.
 const REGISTRATION_ATTEMPTS: u32 = 10;
@@ -161,7 +163,7 @@ impl Routes for RedisRoutes {
                 continue;
             }
             let mode = if registration.only_if.is_some() { "only" } else { "new" };
-            let outcome = self.client.one(self.set_call(&row, mode, registration.only_if.as_ref())).await;
+            let outcome = self.client.one(self.set_call(&row, mode, Some(&registration))).await;
             let outcome = outcome.map_err(|error| match error.into() {
                 RoutesError::Unknown(why) => RoutesError::InDoubt { why, token: row.token.clone() },
                 error => error,
@@ -179,6 +181,11 @@ impl Routes for RedisRoutes {
                     if highest != epoch {
                         stale.push((row, true));
                     }
+                }
+                rows::Outcome::TooManyDevices => {
+                    stale.push((row, true));
+                    self.tidy(stale).await;
+                    return Err(RoutesError::TooManyDevices);
                 }
                 rows::Outcome::OtherOwner(present) => {
                     stale.push((row, true));

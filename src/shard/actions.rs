@@ -99,7 +99,8 @@ impl<I: Io> Shard<I> {
         let key = conn.key;
         let settings = conn.session.requested_settings();
         let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
-        let work = login::login(cluster, identity.user, device, settings, shards);
+        let devices_max = self.context.devices_per_user;
+        let work = login::login(cluster, identity.user, device, settings, devices_max, shards);
         if let Some(done) = self.context.ask(work, move |done| Mail::LoginDone(key, done)) {
             self.on_login(conn, done);
         }

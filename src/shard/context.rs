@@ -34,6 +34,8 @@ pub struct Context {
     pub limits: session::SessionLimits,
     /// Largest member count of a group that takes signals.
     pub small_group_max: usize,
+    /// Most devices of a user that are connected at once, in the whole cluster; 0 for no limit.
+    pub devices_per_user: usize,
     /// Limits of outboxes.
     pub caps: Caps,
     /// Largest number of bytes that wait in the mailbox.

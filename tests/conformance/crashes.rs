@@ -30,8 +30,14 @@ fn info(boot: &NodeBoot) -> NodeInfo {
 }
 
 async fn login(routes: &RedisRoutes, name: &str, at: &NodeBoot) -> Token {
-    let wish =
-        Registration { user: user(name), device: device("phone"), at: at.clone(), above: 0, only_if: None };
+    let wish = Registration {
+        user: user(name),
+        device: device("phone"),
+        at: at.clone(),
+        above: 0,
+        only_if: None,
+        devices_max: 0,
+    };
     routes.register(wish).await.expect("a route").token
 }
 

@@ -59,10 +59,19 @@ cases! {
     swept_node_is_not_listed
     racing_logins_are_each_replaced_once
     repeated_calls_are_idempotent
+    x2_devices_of_a_user_are_bounded
+    x2_removed_devices_leave_little
 }
 
 fn registration(name: &str, on: &str, at: &NodeBoot) -> Registration {
-    Registration { user: user(name), device: device(on), at: at.clone(), above: 0, only_if: None }
+    Registration {
+        user: user(name),
+        device: device(on),
+        at: at.clone(),
+        above: 0,
+        only_if: None,
+        devices_max: 0,
+    }
 }
 
 fn row(name: &str, on: &str, token: &Token) -> Route {
@@ -381,6 +390,58 @@ async fn repeated_calls_are_idempotent(world: &World) {
     assert_eq!(world.port().remove(&[]).await.unwrap(), Vec::<bool>::new());
     assert_eq!(world.port().lookup(&[]).await.unwrap(), Vec::<Vec<_>>::new());
     assert_eq!(world.port().interested(&[]).await.unwrap(), Vec::<Vec<_>>::new());
+}
+
+async fn x2_devices_of_a_user_are_bounded(world: &World) {
+    let (a, b) = (node("a", 1), node("b", 1));
+    let of_three =
+        |name: &str, on: &str, at: &NodeBoot| Registration { devices_max: 3, ..registration(name, on, at) };
+    let mut tokens = Vec::new();
+    for (nth, on) in ["phone", "web", "tablet"].into_iter().enumerate() {
+        let at = if nth == 0 { &a } else { &b };
+        tokens.push(world.port().register(of_three("ann", on, at)).await.unwrap().token);
+    }
+    let refused = world.port().register(of_three("ann", "watch", &a)).await;
+    assert_eq!(refused, Err(RoutesError::TooManyDevices));
+    let rows = world.port().lookup(&[user("ann")]).await.unwrap().remove(0);
+    assert_eq!(rows.len(), 3, "nothing changed");
+    let listed = world.port().rows_of(&a, None, 9).await.unwrap();
+    assert_eq!(listed, [row("ann", "phone", &tokens[0])], "a refused login leaves no entry");
+    let again = world.port().register(of_three("ann", "phone", &b)).await.unwrap();
+    assert_eq!(again.replaced, Some(tokens[0].clone()), "a present device is replaced");
+    assert!(
+        world.port().register(of_three("bob", "watch", &a)).await.is_ok(),
+        "others have their own devices"
+    );
+    let rows = [row("ann", "web", &tokens[1])];
+    assert_eq!(world.port().reassert(&rows).await.unwrap(), [true], "a present row may be re-asserted");
+    assert!(world.remove(&rows[0]).await);
+    assert!(
+        world.port().register(of_three("ann", "watch", &a)).await.is_ok(),
+        "a removed device is not counted"
+    );
+    world.login("ann", "unlimited", &a).await;
+}
+
+async fn x2_removed_devices_leave_little(world: &World) {
+    let a = node("a", 1);
+    let kept = world.login("ann", "phone", &a).await.token;
+    let mut first = None;
+    for n in 0..1_000 {
+        let on = format!("device-{n}");
+        let token = world.login("ann", &on, &a).await.token;
+        assert!(world.port().remove(&[row("ann", &on, &token)]).await.unwrap()[0]);
+        first.get_or_insert(token);
+    }
+    let first = first.expect("a thousand");
+    assert!(world.stored_fields("ann") <= 100, "{} fields", world.stored_fields("ann"));
+    world.assert_registered("ann", &kept).await;
+    // A device whose removal is no longer remembered by itself gets a higher epoch nevertheless, and a late
+    // re-assertion of its old row is refused where it is remembered.
+    assert!(!world.remove(&row("ann", "device-0", &first)).await, "deleted once");
+    let second = world.login("ann", "device-0", &a).await.token;
+    assert!(second.epoch > first.epoch);
+    assert_eq!(world.port().reassert(&[row("ann", "device-0", &first)]).await.unwrap(), [false]);
 }
 
 #[test]

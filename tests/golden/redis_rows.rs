@@ -355,6 +355,7 @@ async fn redis_rows_of_every_version_change_as_before() {
             at: bobs.at.clone(),
             above: 0,
             only_if: None,
+            devices_max: 0,
         };
         let registered = routes.register(wish).await.expect("Redis answers");
         assert_eq!(registered.replaced.as_ref(), Some(&anns), "{}", folder.version);

@@ -36,6 +36,27 @@ fn late_end_of_a_replaced_connection_keeps_the_new_route() {
 }
 
 #[test]
+fn x2_further_device_of_a_user_is_refused() {
+    let node = TestNode::start(|config| config.limits.devices_per_user = 2);
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut phone = node.login(Wire::Tcp, "alice", "phone");
+    let web = node.login(Wire::WsText, "alice", "web");
+    for wire in Wire::ALL {
+        let mut watch = Client::connect(node.address(), wire);
+        watch.say(ask::hello(hello(&node.token("alice"), "watch")));
+        assert_eq!(watch.expect_close(), Code::TooManyDevices, "{wire:?}");
+    }
+    expect_text_of(&mut phone, &mut bob, "m1");
+    let mut again = node.login(Wire::JsonLine, "alice", "phone");
+    assert_eq!(phone.expect_close(), Code::Replaced, "a connected device may log in again");
+    drop(web);
+    eventually("the web device is disconnected", || (node.conns() == 2).then_some(()));
+    let mut watch = node.login(Wire::Tcp, "alice", "watch");
+    let seq = bob.text("alice", "m2", "both");
+    assert_eq!([&mut again, &mut watch].map(|client| client.expect_push().seq), [seq; 2]);
+}
+
+#[test]
 fn each_of_many_logins_replaces_its_predecessor_once() {
     let node = TestNode::start(|config| config.node.shards = 3);
     let mut bob = node.login(Wire::Tcp, "bob", "phone");

@@ -137,6 +137,14 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn remembered_epochs_of_deleted_rows_are_no_devices() {
+        let fields = [("phone", "n1/1/5"), ("#web", "4@9"), ("#", "3@9")];
+        let fields = fields.map(|(field, text)| (field.to_owned(), text.to_owned()));
+        let found = devices(fields.to_vec());
+        assert_eq!(found, [(DeviceId::new("phone").unwrap(), token("n1/1/5").unwrap())]);
+    }
+
     proptest! {
         #[test]
         fn tokens_runs_and_rows_round_trip(

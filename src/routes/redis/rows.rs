@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use tidegate_protocol::id::{DeviceId, UserId};
 
 use super::{
-    CLAIM_DROP_AGE, DELETED_ROW_TTL, NodeBoot, ROW_TTL, RedisRoutes, Registration, Route, RoutesError, Token,
-    codec,
+    CLAIM_DROP_AGE, DELETED_ROW_TTL, DELETED_ROWS_MAX, NodeBoot, ROW_TTL, RedisRoutes, Registration, Route,
+    RoutesError, Token, codec,
 };
 use crate::redis::{Call, Script};
 
@@ -28,12 +28,15 @@ pub(super) enum Outcome {
     EpochTooLow(u64),
     /// Row refused: it has another owner, or none.
     OtherOwner(Option<Token>),
+    /// Row refused: the user has the maximum number of devices.
+    TooManyDevices,
 }
 
 pub(super) fn outcome((state, detail): (String, String)) -> Result<Outcome, RoutesError> {
     match state.as_str() {
         "set" => Ok(Outcome::Set(codec::token(&detail))),
         "other" => Ok(Outcome::OtherOwner(codec::token(&detail))),
+        "full" => Ok(Outcome::TooManyDevices),
         "behind" if let Ok(highest) = detail.parse() => Ok(Outcome::EpochTooLow(highest)),
         _ => Err(RoutesError::Unknown(format!("unexpected reply of route_set.lua: {state:?}"))),
     }
@@ -44,7 +47,9 @@ impl RedisRoutes {
         self.client.key("route", &format!("{{{user}}}"))
     }
 
-    pub(super) fn set_call(&self, row: &Route, mode: &str, only_if: Option<&Token>) -> Call {
+    /// Returns the call that writes a row, by the conditions of the registration, if there is one.
+    pub(super) fn set_call(&self, row: &Route, mode: &str, by: Option<&Registration>) -> Call {
+        let only_if = by.and_then(|by| by.only_if.as_ref());
         Call::script(&ROUTE_SET, [self.route_key(&row.user)])
             .arg(&row.device)
             .arg(&row.token.at)
@@ -52,6 +57,7 @@ impl RedisRoutes {
             .arg(mode)
             .arg(only_if.map(ToString::to_string).unwrap_or_default())
             .arg(ROW_TTL.as_millis())
+            .arg(by.map_or(0, |by| by.devices_max))
     }
 
     pub(super) fn remove_call(&self, row: &Route) -> Call {
@@ -60,6 +66,7 @@ impl RedisRoutes {
             .arg(&row.token)
             .arg(row.token.epoch)
             .arg(DELETED_ROW_TTL.as_millis())
+            .arg(DELETED_ROWS_MAX)
     }
 
     /// Claims an entry in the list of the run and returns its epoch; `None` if the run is retired.
@@ -99,7 +106,9 @@ impl RedisRoutes {
                         stale.push((Route { token: older.clone(), ..row.clone() }, true))
                     }
                     Outcome::Set(None) => {}
-                    Outcome::EpochTooLow(_) | Outcome::OtherOwner(_) => stale.push((row.clone(), true)),
+                    Outcome::EpochTooLow(_) | Outcome::OtherOwner(_) | Outcome::TooManyDevices => {
+                        stale.push((row.clone(), true))
+                    }
                 }
                 in_force.push(matches!(outcome, Outcome::Set(_)));
             }

@@ -375,6 +375,42 @@ async fn unreadable_value_fails_only_its_reader() {
 }
 
 #[tokio::test]
+async fn x6_reads_of_clients_leave_connections_to_logins_and_owners() {
+    let database = Database::new().await;
+    let config = config::PostgresConfig {
+        connect_ms: 10_000,
+        statement_ms: 60_000,
+        stalled_ms: 30_000,
+        ..database.config()
+    };
+    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
+    let mut owner = Owner::take_over(&store, 0, 1).await;
+    owner.run(&[say("m1")]).await;
+    let mut other = database.client().await;
+    let lock = other.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE messages IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let reads: Vec<_> = (0..20)
+        .map(|_| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move { store.page(&direct(), BACK).await })
+        })
+        .collect();
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND wait_event_type = 'Lock' AND application_name = 'tidegate'";
+    eventually("reads use all they may", async || database.number(waiting).await == 2).await;
+    let begun = Stopwatch::start();
+    assert_eq!(store.memberships(&user("ann"), None, 9).await.unwrap().len(), 1);
+    store.merge_settings(&user("ann"), UserSettings::default()).await.unwrap();
+    assert_eq!(store.group_members(&[direct()], 9).await.unwrap().len(), 1);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(database.number(waiting).await, 2, "the reads still wait");
+    lock.rollback().await.unwrap();
+    for read in reads {
+        assert_eq!(read.await.unwrap().unwrap().rows.len(), 1);
+    }
+}
+
+#[tokio::test]
 async fn readers_using_all_connections_delay_no_archive() {
     let database = Database::new().await;
     // No reader times out before the test has checked everything, however slow the machine is.

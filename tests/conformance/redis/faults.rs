@@ -31,7 +31,14 @@ fn routes(config: &config::RedisConfig) -> Arc<RedisRoutes> {
 }
 
 fn registration(name: &str, at: &NodeBoot) -> Registration {
-    Registration { user: user(name), device: device("phone"), at: at.clone(), above: 0, only_if: None }
+    Registration {
+        user: user(name),
+        device: device("phone"),
+        at: at.clone(),
+        above: 0,
+        only_if: None,
+        devices_max: 0,
+    }
 }
 
 async fn lookup(routes: &RedisRoutes, name: &str) -> Result<usize, RoutesError> {

@@ -97,6 +97,16 @@ impl World {
         }
     }
 
+    /// Returns the number of fields that the servers store for a user.
+    pub(super) fn stored_fields(&self, name: &str) -> usize {
+        let Engine::Redis(servers) = &self.engine else { return 0 };
+        let fields = |server: &Server| -> usize {
+            let keys: Vec<String> = server.ask(&["KEYS", &format!("*route:{{{name}}}")]);
+            keys.iter().map(|key| server.ask::<usize>(&["HLEN", key])).sum()
+        };
+        servers.iter().map(fields).sum()
+    }
+
     pub(super) async fn login(&self, name: &str, on: &str, at: &NodeBoot) -> Registered {
         self.port().register(registration(name, on, at)).await.unwrap()
     }

@@ -127,7 +127,14 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
     routes.renew(&info).await?;
     for user in users {
         let device = DeviceId::new("phone")?;
-        let wish = Registration { user: user.clone(), device, at: at.clone(), above: 0, only_if: None };
+        let wish = Registration {
+            user: user.clone(),
+            device,
+            at: at.clone(),
+            above: 0,
+            only_if: None,
+            devices_max: 0,
+        };
         routes.register(wish).await?;
     }
     Ok(())
