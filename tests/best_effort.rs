@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "best_effort/reads.rs"]
+mod reads;
 #[path = "support/mod.rs"]
 mod support;
 #[path = "best_effort/unarchived.rs"]
