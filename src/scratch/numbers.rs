@@ -35,15 +35,17 @@ pub enum FloorError {
 /// position (ADR 9). Adapters of `Store` implement it on the same database.
 #[async_trait]
 pub trait Floors: Send + Sync {
-    /// Reserves the next `size` numbers of the key in one durable compare-and-set. No two calls ever return the same
-    /// number, whatever crashes or is retried, and the blocks of a key rise.
-    async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError>;
+    /// Reserves the next `size` numbers of the key above `above` in one durable compare-and-set. No two calls ever return
+    /// the same number, whatever crashes or is retried, and the blocks of a key rise, unless the floors themselves fall
+    /// back to an older state; then `above`, the highest number that the caller knows to be issued, keeps it from being
+    /// reserved again.
+    async fn reserve(&self, key: &str, size: NonZeroU64, above: u64) -> Result<Block, FloorError>;
 
     /// Returns the epoch, which starts at 0.
     async fn epoch(&self) -> Result<u64, FloorError>;
 
-    /// Durably raises the epoch and returns it. All blocks reserved later carry it.
-    async fn raise(&self) -> Result<u64, FloorError>;
+    /// Durably raises the epoch above `above`, and returns it. All blocks reserved later carry it.
+    async fn raise(&self, above: u64) -> Result<u64, FloorError>;
 }
 
 /// Allocator of numbers.
@@ -174,28 +176,47 @@ impl Numbers for ClockNumbers {
 /// Number blocks in memory, for tests; as durable as the process.
 #[derive(Debug, Default)]
 pub struct MemoryFloors {
-    state: Mutex<(HashMap<String, u64>, u64)>,
+    state: Mutex<FloorState>,
+}
+
+/// Floors by key, and the epoch.
+#[derive(Clone, Debug, Default)]
+pub struct FloorState {
+    floors: HashMap<String, u64>,
+    epoch: u64,
+}
+
+impl MemoryFloors {
+    /// Copies the state.
+    pub fn save(&self) -> FloorState {
+        self.state.lock().clone()
+    }
+
+    /// Falls back to an earlier state.
+    pub fn restore(&self, saved: FloorState) {
+        *self.state.lock() = saved;
+    }
 }
 
 #[async_trait]
 impl Floors for MemoryFloors {
-    async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
+    async fn reserve(&self, key: &str, size: NonZeroU64, above: u64) -> Result<Block, FloorError> {
         let mut state = self.state.lock();
-        let epoch = state.1;
-        let floor = state.0.entry(key.to_owned()).or_default();
-        let numbers = *floor + 1..=*floor + size.get();
-        *floor += size.get();
-        Ok(Block { numbers, epoch })
+        let epoch = state.epoch;
+        let floor = state.floors.entry(key.to_owned()).or_default();
+        let before = above.max(*floor);
+        *floor = before + size.get();
+        Ok(Block { numbers: before + 1..=*floor, epoch })
     }
 
     async fn epoch(&self) -> Result<u64, FloorError> {
-        Ok(self.state.lock().1)
+        Ok(self.state.lock().epoch)
     }
 
-    async fn raise(&self) -> Result<u64, FloorError> {
+    async fn raise(&self, above: u64) -> Result<u64, FloorError> {
         let mut state = self.state.lock();
-        state.1 += 1;
-        Ok(state.1)
+        state.epoch = state.epoch.max(above) + 1;
+        Ok(state.epoch)
     }
 }
 

@@ -158,11 +158,20 @@ impl RedisNumbers {
     }
 
     async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, ScratchError> {
-        let begun = Instant::now();
-        let block = self.floors.reserve(key, size).await.map_err(unavailable);
+        let (begun, above) = (Instant::now(), self.highest().get(key));
+        let block = self.floors.reserve(key, size, above).await.map_err(unavailable);
         let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.reservation_us.store(elapsed_us.min(1_000_000), Ordering::Relaxed);
         block
+    }
+
+    /// Raises the epoch above the highest known one.
+    async fn raise_epoch(&self) -> Result<(), ScratchError> {
+        let known = self.epoch.load(Ordering::SeqCst);
+        let known = if known == UNKNOWN_EPOCH { 0 } else { known };
+        let epoch = self.floors.raise(known).await.map_err(unavailable)?;
+        self.record_epoch(epoch);
+        Ok(())
     }
 
     fn next_size(&self, lasted_us: u64, size: u64) -> u64 {
@@ -187,7 +196,11 @@ impl RedisNumbers {
     ) -> Result<Option<RangeInclusive<u64>>, ScratchError> {
         let size = NonZeroU64::new(size.max(count)).unwrap_or(NonZeroU64::MIN);
         let block = self.reserve(key, size).await?;
-        self.record_epoch(block.epoch);
+        if !self.record_epoch(block.epoch) {
+            // The floors fell back to an older state.
+            self.raise_epoch().await?;
+            return Ok(None);
+        }
         let call = Call::script(&SEQ_PUBLISH, [self.key(key)])
             .arg(lock)
             .arg(count)
@@ -198,6 +211,11 @@ impl RedisNumbers {
         let (state, numbers) = parse_reply(&self.client.one(call).await?)?;
         match (state.as_str(), numbers.as_slice()) {
             ("ok", [first, last]) if self.record_epoch(block.epoch) => Ok(Some(*first..=*last)),
+            ("refused", [last, epoch]) => {
+                self.highest().raise(key, *last);
+                self.record_epoch(*epoch);
+                Ok(None)
+            }
             ("ok" | "refused", _) => Ok(None),
             _ => Err(ScratchError::Unknown(format!("unexpected reply of seq_publish.lua: {state:?}"))),
         }
@@ -232,8 +250,12 @@ impl RedisNumbers {
             return Ok(numbers);
         }
         let size = NonZeroU64::new(self.block.max(count.get())).unwrap_or(NonZeroU64::MIN);
-        let block = self.reserve(key, size).await?;
-        self.record_epoch(block.epoch);
+        let mut block = self.reserve(key, size).await?;
+        if !self.record_epoch(block.epoch) {
+            // The floors fell back to an older state. A block of the old epoch would come again.
+            self.raise_epoch().await?;
+            block = self.reserve(key, size).await?;
+        }
         self.highest().raise(key, *block.numbers.end());
         let last = block.numbers.start() + (count.get() - 1);
         self.own().put(key, last + 1..=*block.numbers.end());
@@ -307,8 +329,7 @@ impl Numbers for RedisNumbers {
 
     async fn changed(&self) -> Result<(), ScratchError> {
         self.may_be_rolled_back.store(true, Ordering::SeqCst);
-        let epoch = self.floors.raise().await.map_err(unavailable)?;
-        self.record_epoch(epoch);
+        self.raise_epoch().await?;
         self.own().clear();
         self.may_be_rolled_back.store(false, Ordering::SeqCst);
         Ok(())

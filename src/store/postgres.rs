@@ -394,9 +394,10 @@ impl From<StoreError> for FloorError {
 
 #[async_trait]
 impl Floors for PostgresStore {
-    async fn reserve(&self, key: &str, size: NonZeroU64) -> Result<Block, FloorError> {
+    async fn reserve(&self, key: &str, size: NonZeroU64, above: u64) -> Result<Block, FloorError> {
         let core = &*self.core;
-        let once = move || async move { number_blocks::reserve(&mut core.owners().await?, key, size).await };
+        let once =
+            move || async move { number_blocks::reserve(&mut core.owners().await?, key, size, above).await };
         Ok(core.run(once).await?)
     }
 
@@ -405,8 +406,9 @@ impl Floors for PostgresStore {
         Ok(core.run(move || async move { number_blocks::epoch(&mut core.owners().await?).await }).await?)
     }
 
-    async fn raise(&self) -> Result<u64, FloorError> {
+    async fn raise(&self, above: u64) -> Result<u64, FloorError> {
         let core = &*self.core;
-        Ok(core.run(move || async move { number_blocks::raise(&mut core.owners().await?).await }).await?)
+        let once = move || async move { number_blocks::raise(&mut core.owners().await?, above).await };
+        Ok(core.run(once).await?)
     }
 }

@@ -302,7 +302,7 @@ struct Given;
 
 #[async_trait]
 impl Floors for Given {
-    async fn reserve(&self, key: &str, _: NonZeroU64) -> Result<Block, FloorError> {
+    async fn reserve(&self, key: &str, _: NonZeroU64, _: u64) -> Result<Block, FloorError> {
         Err(FloorError::Unavailable(format!("the block of {key} is not used up")))
     }
 
@@ -310,7 +310,7 @@ impl Floors for Given {
         Ok(0)
     }
 
-    async fn raise(&self) -> Result<u64, FloorError> {
+    async fn raise(&self, _: u64) -> Result<u64, FloorError> {
         Err(FloorError::Unavailable("nothing was lost".to_owned()))
     }
 }

@@ -346,7 +346,7 @@ fn k6_owner_that_lost_its_partition_publishes_what_it_archived() {
             .find(|(_, conversation)| owned.contains(&partition_of(conversation, PARTITIONS as u32)))
             .expect("there is one");
         let at = with(&nodes, 1, |node| node.cluster().me.clone());
-        let registration = Registration { user: bob, device, at, above: 0, only_if: None };
+        let registration = Registration { user: bob, device, at, above: 0, only_if: None, devices_max: 32 };
         world.routes.register(registration).await.expect("memory is there");
         // Nothing else is archived by then.
         pass(20_000).await;

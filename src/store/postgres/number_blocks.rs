@@ -12,20 +12,22 @@ use crate::scratch::Block;
 /// Reserves a block. The epoch is read before the update, so a block reserved while the epoch is raised has the old one
 /// and is discarded.
 const RESERVE_BLOCK: &str = "
-INSERT INTO floors (key, floor) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET floor = floors.floor + EXCLUDED.floor
+INSERT INTO floors (key, floor) VALUES ($1, $3::bigint + $2::bigint)
+ON CONFLICT (key) DO UPDATE SET floor = greatest(floors.floor, $3) + $2
 RETURNING floor, (SELECT epoch FROM floor_epoch)";
 
 const SELECT_EPOCH: &str = "SELECT epoch FROM floor_epoch";
 
-const RAISE_EPOCH: &str = "UPDATE floor_epoch SET epoch = epoch + 1 RETURNING epoch";
+const RAISE_EPOCH: &str = "UPDATE floor_epoch SET epoch = greatest(epoch, $1) + 1 RETURNING epoch";
 
 pub(super) async fn reserve(
     session: &mut Session,
     key: &str,
     size: NonZeroU64,
+    above: u64,
 ) -> Result<Block, PostgresError> {
-    let by = big(size.get());
-    let found = session.begin("BEGIN", &[call(RESERVE_BLOCK, &[&key, &by])]).await?;
+    let (by, above) = (big(size.get()), big(above));
+    let found = session.begin("BEGIN", &[call(RESERVE_BLOCK, &[&key, &by, &above])]).await?;
     let row = found.iter().flatten().next().ok_or_else(damaged)?;
     let mut reader = Reader::new(row);
     let (floor, epoch) = (reader.big()?, reader.big()?);
@@ -39,8 +41,8 @@ pub(super) async fn epoch(session: &mut Session) -> Result<u64, PostgresError> {
     Reader::new(found.iter().flatten().next().ok_or_else(damaged)?).big()
 }
 
-pub(super) async fn raise(session: &mut Session) -> Result<u64, PostgresError> {
-    let found = session.begin("BEGIN", &[call(RAISE_EPOCH, &[])]).await?;
+pub(super) async fn raise(session: &mut Session, above: u64) -> Result<u64, PostgresError> {
+    let found = session.begin("BEGIN", &[call(RAISE_EPOCH, &[&big(above)])]).await?;
     let epoch = Reader::new(found.iter().flatten().next().ok_or_else(damaged)?).big()?;
     session.commit().await?;
     Ok(epoch)

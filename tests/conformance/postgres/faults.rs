@@ -468,7 +468,7 @@ async fn s6_concurrent_reservations_get_each_block_once() {
     let size = NonZeroU64::new(7).unwrap();
     let reserve = async |n: usize| {
         let node = if n.is_multiple_of(2) { &one } else { &two };
-        let block = node.reserve(if n.is_multiple_of(3) { "r:a" } else { "r:b" }, size).await.unwrap();
+        let block = node.reserve(if n.is_multiple_of(3) { "r:a" } else { "r:b" }, size, 0).await.unwrap();
         assert_eq!(block.epoch, 0);
         (n.is_multiple_of(3), *block.numbers.start(), *block.numbers.end())
     };
@@ -476,9 +476,12 @@ async fn s6_concurrent_reservations_get_each_block_once() {
     blocks.sort_unstable();
     let expected = |of: bool, count: u64| (0..count).map(move |n| (of, n * 7 + 1, n * 7 + 7));
     assert_eq!(blocks, expected(false, 40).chain(expected(true, 20)).collect::<Vec<_>>());
-    assert_eq!((one.epoch().await, one.raise().await, two.epoch().await), (Ok(0), Ok(1), Ok(1)));
-    let next = two.reserve("r:a", size).await.unwrap();
+    assert_eq!((one.epoch().await, one.raise(0).await, two.epoch().await), (Ok(0), Ok(1), Ok(1)));
+    let next = two.reserve("r:a", size, 0).await.unwrap();
     assert_eq!((*next.numbers.start(), next.epoch), (141, 1));
+    // What a caller knows to be issued is not reserved again, although the floors are lower.
+    let above = two.reserve("r:a", size, 10_000).await.unwrap();
+    assert_eq!((*above.numbers.start(), one.raise(7).await), (10_001, Ok(8)));
 }
 
 #[tokio::test]
