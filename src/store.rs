@@ -134,7 +134,16 @@ pub struct ConversationSeq {
     pub seq: u64,
 }
 
-/// Members of a group, as the owner of its partition needs them.
+/// Origin of a read, by which a store that has few connections shares them out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadClass {
+    /// Owner of a partition: reads of clients never delay it.
+    Owner,
+    /// Client.
+    Client,
+}
+
+/// Members of a group, with its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupMembers {
     /// Number of users currently in the group.
@@ -323,13 +332,12 @@ pub trait Store: Send + Sync {
         of: &UserId,
     ) -> Result<Vec<Option<Summary>>, StoreError>;
 
-    /// Returns the members of each of these groups, in order, for the owner of their partition; `None` for a group
-    /// that is not archived. Lists the users of a group with at most `listed_max` members, in the snapshot of its size.
-    ///
-    /// Reads of clients do not delay it.
+    /// Returns the members of each of these groups, in order; `None` for a group that is not archived. Lists the users
+    /// of a group with at most `listed_max` members, in the snapshot of its size.
     async fn group_members(
         &self,
         groups: &[ConversationId],
         listed_max: usize,
+        class: ReadClass,
     ) -> Result<Vec<Option<GroupMembers>>, StoreError>;
 }

@@ -367,7 +367,7 @@ fn member_removed_during_its_membership_query_stays_removed() {
         assert_eq!(client.expect_signal().sender, "ann");
     }
     let gate = Gate::new();
-    mesh.node(1).store.plan("members", Fault::HoldAnswer(gate.clone()));
+    mesh.node(1).store.plan("group_members", Fault::HoldAnswer(gate.clone()));
     let asked = bob.say(ask::signal(&group, "typing", ""));
     eventually("the store has returned his membership", || (gate.reached() == 1).then_some(()));
     mesh.kick("tea", &["bob"]);

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use tidegate_protocol::{Code, id::ConversationId};
 
-use crate::{mail::GroupSize, store::Store};
+use crate::{
+    mail::GroupSize,
+    store::{ReadClass, Store},
+};
 
 /// Returns whether the group has at most `max` members, without listing them: a single node's indexes are exact.
 ///
@@ -24,11 +27,10 @@ pub async fn of(store: &dyn Store, group: &ConversationId, max: usize) -> Result
 /// # Errors
 /// The errors of [`of`].
 pub async fn with_members(store: &dyn Store, group: &ConversationId, max: usize) -> Result<GroupSize, Code> {
-    let found = store.members(group, None, max + 1).await.map_err(|_| Code::StoreUnavailable)?;
-    if found.is_empty() {
-        return Err(Code::NotAMember);
-    }
-    let small = found.len() <= max;
-    let members = if small { found.into_iter().map(|(user, _)| user).collect() } else { Default::default() };
-    Ok(GroupSize { small, members: Some(Arc::new(members)) })
+    let groups = std::slice::from_ref(group);
+    let found = store.group_members(groups, max, ReadClass::Client).await;
+    let found = found.map_err(|_| Code::StoreUnavailable)?.pop().flatten();
+    let found = found.filter(|it| it.members > 0).ok_or(Code::NotAMember)?;
+    let small = found.members <= max as u64;
+    Ok(GroupSize { small, members: Some(Arc::new(found.users.into_iter().collect())) })
 }

@@ -18,7 +18,7 @@ use crate::{
     embedded::{self, Database, DatabaseError, Engine, Pair},
     store::{
         ConversationSeq, Direction, Fence, GroupMembers, MemberView, Membership, Page, PageQuery, Personal,
-        Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
+        ReadClass, Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
     },
 };
 
@@ -459,6 +459,7 @@ impl Store for EmbeddedStore {
         &self,
         groups: &[ConversationId],
         listed_max: usize,
+        _: ReadClass,
     ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
         let groups = groups.to_vec();
         let read = move |database: &Database| {

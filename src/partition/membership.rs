@@ -16,7 +16,7 @@ use tidegate_protocol::{
 };
 use tokio::time::Instant;
 
-use crate::store::{Store, StoreError};
+use crate::store::{ReadClass, Store, StoreError};
 
 /// Limit on the users cached between batches. Above it the groups least recently named are dropped until three quarters
 /// remain; they are read again when needed.
@@ -131,7 +131,7 @@ impl Members {
         if groups.is_empty() {
             return Ok(());
         }
-        let found = store.group_members(&groups, self.small_max).await?;
+        let found = store.group_members(&groups, self.small_max, ReadClass::Owner).await?;
         for (group, found) in groups.into_iter().zip(found) {
             let kind = match found {
                 Some(found) if found.members > self.small_max as u64 => {

@@ -80,7 +80,7 @@ impl<I: Io> Shard<I> {
                     self.broadcast_signal(volatile);
                 }
             }
-            None => self.look_up_size(conn.key, id, volatile),
+            None => self.look_up_size(conn, id, volatile),
         }
     }
 
@@ -90,10 +90,13 @@ impl<I: Io> Shard<I> {
     }
 
     /// Looks up the size of the group; the signal returns with it as mail.
-    fn look_up_size(&mut self, key: ConnKey, id: u64, volatile: Volatile) {
+    fn look_up_size(&mut self, conn: &Conn, id: u64, volatile: Volatile) {
+        let Some(user) = conn.login.as_ref().map(|login| login.route.user.clone()) else { return };
+        let (key, reads) = (conn.key, Arc::clone(&self.context.reads));
         let (store, max) = (Arc::clone(&self.context.cluster.ports.store), self.context.small_group_max);
         let (conversation, exact) = (volatile.conversation.clone(), self.context.best_effort.is_none());
         let work = async move {
+            let _turn = reads.turn(&user).await?;
             let found = match exact {
                 true => group_size::of(&*store, &conversation, max).await,
                 false => group_size::with_members(&*store, &conversation, max).await,

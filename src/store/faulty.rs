@@ -8,8 +8,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
-    StoreError, StoredRow, Summary, Takeover,
+    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, ReadClass, Scan, Snapshot,
+    Store, StoreError, StoredRow, Summary, Takeover,
 };
 use crate::{
     bus::TopicId,
@@ -124,7 +124,8 @@ impl Store for Faulty<dyn Store> {
         &self,
         groups: &[ConversationId],
         listed_max: usize,
+        class: ReadClass,
     ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
-        self.call("group_members", self.inner.group_members(groups, listed_max)).await
+        self.call("group_members", self.inner.group_members(groups, listed_max, class)).await
     }
 }

@@ -16,8 +16,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    ConversationSeq, Direction, Fence, GroupMembers, MemberView, Membership, Page, PageQuery, Personal, Scan,
-    Snapshot, Store, StoreError, StoredRow, Summary, Takeover, UserState,
+    ConversationSeq, Direction, Fence, GroupMembers, MemberView, Membership, Page, PageQuery, Personal,
+    ReadClass, Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover, UserState,
 };
 use crate::bus::TopicId;
 
@@ -433,6 +433,7 @@ impl Store for MemoryStore {
         &self,
         groups: &[ConversationId],
         listed_max: usize,
+        _: ReadClass,
     ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
         let state = self.lock();
         let members = |id: &ConversationId| {

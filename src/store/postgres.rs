@@ -45,8 +45,8 @@ use self::{
 };
 pub use self::{connect::PostgresOpenError, import_lock::Importing};
 use super::{
-    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, Scan, Snapshot, Store,
-    StoreError, StoredRow, Summary, Takeover,
+    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, ReadClass, Scan, Snapshot,
+    Store, StoreError, StoredRow, Summary, Takeover,
 };
 use crate::{
     backoff::Backoff,
@@ -377,10 +377,15 @@ impl Store for PostgresStore {
         &self,
         groups: &[ConversationId],
         listed_max: usize,
+        class: ReadClass,
     ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
         let core = &*self.core;
         core.run(move || async move {
-            scattered::group_members(&mut core.owners().await?, groups, listed_max).await
+            let mut session = match class {
+                ReadClass::Owner => core.owners().await?,
+                ReadClass::Client => core.client_reads().await?,
+            };
+            scattered::group_members(&mut session, groups, listed_max).await
         })
         .await
     }

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use tidegate::{
     bus::TopicId,
     store::{
-        ConversationSeq, Fence, GroupMembers, Membership, MemoryStore, Page, PageQuery, Personal, Scan,
-        Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
+        ConversationSeq, Fence, GroupMembers, Membership, MemoryStore, Page, PageQuery, Personal, ReadClass,
+        Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
     },
 };
 use tidegate_protocol::{
@@ -197,8 +197,9 @@ impl Store for SlowStore {
         &self,
         groups: &[ConversationId],
         listed_max: usize,
+        class: ReadClass,
     ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
         self.round_trip().await;
-        self.inner.group_members(groups, listed_max).await
+        self.inner.group_members(groups, listed_max, class).await
     }
 }

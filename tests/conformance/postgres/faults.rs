@@ -13,8 +13,8 @@ use tidegate::{
     config,
     scratch::Floors as _,
     store::{
-        Direction, Fence, Mark, PageQuery, Personal, PostgresOpenError, PostgresStore, Scan, Store,
-        StoreError,
+        Direction, Fence, Mark, PageQuery, Personal, PostgresOpenError, PostgresStore, ReadClass, Scan,
+        Store, StoreError,
     },
 };
 use tidegate_protocol::{
@@ -401,7 +401,7 @@ async fn x6_reads_of_clients_leave_connections_to_logins_and_owners() {
     let begun = Stopwatch::start();
     assert_eq!(store.memberships(&user("ann"), None, 9).await.unwrap().len(), 1);
     store.merge_settings(&user("ann"), UserSettings::default()).await.unwrap();
-    assert_eq!(store.group_members(&[direct()], 9).await.unwrap().len(), 1);
+    assert_eq!(store.group_members(&[direct()], 9, ReadClass::Owner).await.unwrap().len(), 1);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!(database.number(waiting).await, 2, "the reads still wait");
     lock.rollback().await.unwrap();

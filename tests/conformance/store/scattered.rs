@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::store::{ConversationSeq, GroupMembers, Page, Store};
+use tidegate::store::{ConversationSeq, GroupMembers, Page, ReadClass, Store};
 use tidegate_protocol::{
     id::ConversationId,
     record::{Body, MemberAction, Prune},
@@ -92,13 +92,14 @@ pub(super) async fn group_members_are_listed_up_to_a_size(store: &Arc<dyn Store>
     owner.run(&[change("h", MemberAction::Create, &["ann", "bob"], "r2")]).await;
     owner.run(&[change("g", MemberAction::Kick, &["cid"], "r3")]).await;
     owner.run(&[change("h", MemberAction::Join, &["cid"], "r4")]).await;
-    let found = store.group_members(&[group("h"), group("none"), group("g")], 2).await.unwrap();
+    let found =
+        store.group_members(&[group("h"), group("none"), group("g")], 2, ReadClass::Owner).await.unwrap();
     let small = GroupMembers { members: 2, last_seq: 2, users: vec![user("ann"), user("dan")] };
     let large = GroupMembers { members: 3, last_seq: 2, users: Vec::new() };
     assert_eq!(found, [Some(large), None, Some(small)]);
     let many: Vec<ConversationId> = (0..1_200).map(|n| group(&format!("x{n}"))).chain([group("g")]).collect();
-    let found = store.group_members(&many, 2).await.unwrap();
+    let found = store.group_members(&many, 2, ReadClass::Client).await.unwrap();
     assert_eq!((found.len(), found.iter().flatten().count()), (1_201, 1));
     assert_eq!(found[1_200].as_ref().map(|it| it.members), Some(2));
-    assert_eq!(store.group_members(&[], 2).await.unwrap(), []);
+    assert_eq!(store.group_members(&[], 2, ReadClass::Client).await.unwrap(), []);
 }
