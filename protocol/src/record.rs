@@ -286,6 +286,13 @@ impl fmt::Debug for Position {
     }
 }
 
+impl Rules {
+    /// Returns whether users get the same refusal for a group that they are not in as for one that does not exist.
+    pub(crate) const fn hides_groups(&self) -> bool {
+        self.ledger_version >= 4
+    }
+}
+
 impl Record {
     /// Returns the conversation of the record, `None` for `Rules`, which go to every partition.
     pub fn conversation(&self) -> Option<&ConversationId> {

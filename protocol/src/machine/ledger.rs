@@ -19,8 +19,9 @@
 //! **Choices.**
 //! - A refusal creates no row, and a duplicate none except the device's. The exception is a chained message that is the
 //!   next of its chain: it takes its number whatever the outcome.
-//! - The id of a permanent refusal is remembered (before version 3 only for chained messages), because the chain
-//!   continues after it, and because copies of the message may follow in the log.
+//! - The id of a permanent refusal is remembered (before version 3 only for chained messages, before version 4 not for
+//!   membership requests), because the chain continues after it, and because copies of the record may follow in the log.
+//! - A user learns nothing about groups that it is not in, not even whether they exist (before version 4 it did).
 //! - A recall takes a seq, pruning does not.
 //! - There is one key per id. If an id is used again past the window, its key moves to the newer acceptance, so the
 //!   older one need not be known.
@@ -52,7 +53,7 @@ pub use self::rows::{
 };
 use crate::{
     id::{ConversationId, UserId},
-    record::{Body, Position, Record, RuleChange, Rules},
+    record::{Body, MemberAction, Position, Record, RuleChange, Rules},
 };
 
 /// Newest version of the rules that this code implements, along with all earlier ones; a later one stops the ledger.
@@ -62,7 +63,29 @@ use crate::{
 /// | 1 | everything above |
 /// | 2 | a `Rules` record without a dedup window leaves it unchanged; under version 1 it sets it to 0 |
 /// | 3 | permanent refusals are remembered for unchained messages too; before, only for chained ones |
-pub const LEDGER_NEWEST: u32 = 3;
+/// | 4 | refusals of membership requests are remembered too; for strangers, a missing group is `NOT_A_MEMBER` |
+pub const LEDGER_NEWEST: u32 = 4;
+
+/// Returns the version of the rules from which on a record of this kind may decide anything.
+///
+/// Nodes that do not know a kind skip its records. So under rules that such nodes can follow, nodes that know it must
+/// not apply it either: a new kind, or a new action, needs a version above all that were released before it.
+pub const fn kind_version(body: &Body) -> u32 {
+    match body {
+        Body::Message(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => 1,
+        Body::Member(change) => match change.action {
+            MemberAction::Create
+            | MemberAction::Join
+            | MemberAction::Leave
+            | MemberAction::Kick
+            | MemberAction::Role
+            | MemberAction::Settings
+            | MemberAction::Delete
+            | MemberAction::Mute
+            | MemberAction::Unmute => 1,
+        },
+    }
+}
 
 /// Ledger of one partition.
 #[derive(Debug)]
@@ -198,6 +221,7 @@ impl Ledger {
         self.begin(offset)?;
         let time = record.received_at;
         let outcome = match &record.body {
+            newer if kind_version(newer) > self.rules.ledger_version => Outcome::Noted,
             Body::Message(it) => message::apply(self, offset, record, it)?,
             Body::Member(it) => group::member(self, offset, time, it)?,
             Body::Recall(it) => group::recall(self, offset, time, it)?,
@@ -222,6 +246,11 @@ impl Ledger {
         }
         self.cache.now = offset;
         Ok(())
+    }
+
+    /// Returns whether refusals of membership requests are remembered, as they are since version 4.
+    fn remembers_requests(&self) -> bool {
+        self.rules.ledger_version >= 4 && self.mutation != Some(Mutation::RequestRefusalForgotten)
     }
 
     /// Checks that rules of this version are implemented; a new owner calls it before it starts.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use tidegate_protocol::{
-    machine::ledger::{Key, Outcome, message_key},
+    machine::ledger::{Key, Outcome, message_key, request_key},
     record::{Body, Message, SenderOrder, body_hash},
 };
 
@@ -31,6 +31,11 @@ pub(crate) fn store(store: &Tables, model: &Model) -> Result<(), String> {
         let Decision { seq, time, hash, offset, refused } = *decision;
         let key = store.keys.get(&message_key(&named(id))).copied();
         same("key", &key, &Some(Key { seq, time, body_hash: hash, offset, refused }))?;
+    }
+    for (decision, change) in model.requests.values().filter(|(it, _)| it.offset >= model.rules.keys_from) {
+        let Decision { seq, time, hash, offset, refused } = *decision;
+        let key = store.keys.get(&request_key(change)).copied();
+        same("key of a request", &key, &Some(Key { seq, time, body_hash: hash, offset, refused }))?;
     }
     Ok(())
 }

@@ -182,8 +182,14 @@ impl Model {
                     false => Ok(()),
                 }
             }
-            _ => Err(Code::NotFound),
+            _ => Err(self.absent(&it.conversation, &it.sender)),
         }
+    }
+
+    /// Returns what a user learns of a conversation that does not exist, or not any more.
+    fn absent(&self, conversation: &ConversationId, user: &UserId) -> Code {
+        let knows = conversation.is_direct_of(user) || self.role_of(conversation, user).is_some();
+        if knows || self.rules.ledger_version < 4 { Code::NotFound } else { Code::NotAMember }
     }
 
     fn member(&mut self, offset: u64, time: u64, it: &MemberChange) -> Outcome {
@@ -191,12 +197,18 @@ impl Model {
         if let Some((decision, change)) = self.requests.get(&request)
             && decision.offset >= self.rules.keys_from
         {
-            return match change == it {
-                true => Outcome::Duplicate { seq: decision.seq, time: decision.time },
-                false => refused(Code::Conflict),
+            return match (change == it, decision.refused) {
+                (true, None) => Outcome::Duplicate { seq: decision.seq, time: decision.time },
+                (true, Some(code)) => Outcome::RefusedBefore { code },
+                (false, _) => refused(Code::Conflict),
             };
         }
         if let Err(code) = self.change(it) {
+            if self.rules.ledger_version >= 4 {
+                let hash = it.body_hash();
+                let decision = Decision { seq: 0, time, hash, offset, refused: Some(code) };
+                self.requests.insert(request, (decision, it.clone()));
+            }
             return refused(code);
         }
         let answer = self.append(offset, time, Body::Member(it.clone()), 0);
@@ -212,8 +224,11 @@ impl Model {
         if it.action == MemberAction::Create {
             return self.create(it);
         }
-        let mut head =
-            self.heads.get(id).filter(|head| head.deleted_seq == 0).cloned().ok_or(Code::NotFound)?;
+        let absent = match &it.by {
+            Some(by) => self.absent(id, by),
+            None => Code::NotFound,
+        };
+        let mut head = self.heads.get(id).filter(|head| head.deleted_seq == 0).cloned().ok_or(absent)?;
         let seq = head.last_seq + 1;
         let mut rows: Vec<(UserId, Option<Member>)> = Vec::new();
         for user in &it.users {
@@ -337,7 +352,7 @@ impl Model {
             return Outcome::Duplicate { seq: *seq, time: *time };
         }
         if self.heads.get(&it.conversation).is_none_or(|head| head.deleted_seq > 0) {
-            return refused(Code::NotFound);
+            return refused(it.by.as_ref().map_or(Code::NotFound, |by| self.absent(&it.conversation, by)));
         }
         let role = it.by.as_ref().map(|by| self.role_of(&it.conversation, by));
         if role == Some(None) {

@@ -43,6 +43,7 @@ mutants! {
     a_store_that_drops_keys_by_itself_is_caught Fault::StoreDropsKeys;
     a_rules_record_that_undoes_another_is_caught Fault::Ledger(Mutation::RulesReplaced);
     unchained_refusal_forgotten_is_caught Fault::Ledger(Mutation::UnchainedRefusalForgotten);
+    request_refusal_forgotten_is_caught Fault::Ledger(Mutation::RequestRefusalForgotten);
     a_recall_decided_by_a_pruned_row_is_caught Fault::Ledger(Mutation::PrunedRowAnswers);
     older_node_that_skips_unknown_rules_is_caught Fault::UnknownRulesIgnored;
 }

@@ -138,7 +138,7 @@ pub(crate) fn random(rng: &mut Rng, past: &Past, length: usize) -> Body {
         14..20 => Body::Recall(recall(rng, &past.recalls)),
         20..22 => Body::Prune(prune(rng, &past.recalls)),
         _ => Body::Rules(RuleChange {
-            ledger_version: if rng.percent(30) { *rng.pick(&[2, LEDGER_NEWEST]) } else { 1 },
+            ledger_version: if rng.percent(30) { *rng.pick(&[2, 3, LEDGER_NEWEST]) } else { 1 },
             dedup_window: [None, None, Some(0), Some(4), Some(12), Some(1_000)][rng.below(6)],
             keys_from: if rng.percent(30) { length.saturating_sub(40 + rng.below(40)) as u64 } else { 0 },
         }),

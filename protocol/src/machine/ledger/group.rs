@@ -26,6 +26,8 @@ struct Facts<'a> {
     by: Option<Role>,
     users: Vec<(&'a UserId, Option<Member>)>,
     seq: u64,
+    /// Whether requesters who are not in the group must not learn whether it exists.
+    hides: bool,
 }
 
 /// Effect of a membership change: the new rows of users, and the new head.
@@ -43,10 +45,10 @@ pub(super) fn member(
     let (id, hash, body_hash) = (&change.conversation, request_key(change), change.body_hash());
     let key = ledger.cache.key(&hash)?.copied();
     if let Some(key) = key.filter(|key| key.offset >= ledger.rules.keys_from) {
-        return Ok(if key.body_hash == body_hash {
-            Outcome::Duplicate { seq: key.seq, time: key.time }
-        } else {
-            refused(Code::Conflict)
+        return Ok(match key.refused {
+            _ if key.body_hash != body_hash => refused(Code::Conflict),
+            Some(code) => Outcome::RefusedBefore { code },
+            None => Outcome::Duplicate { seq: key.seq, time: key.time },
         });
     }
     let head = ledger.cache.head(id)?.cloned();
@@ -59,9 +61,16 @@ pub(super) fn member(
         users.push((user, ledger.cache.member(id, user)?.copied()));
     }
     let seq = head.as_ref().map_or(0, |head| head.last_seq) + 1;
-    let decided = match (Facts { change, head, by, users, seq }).decide() {
+    let hides = ledger.rules.hides_groups();
+    let decided = match (Facts { change, head, by, users, seq, hides }).decide() {
         Ok(decided) => decided,
-        Err(code) => return Ok(refused(code)),
+        Err(code) => {
+            // A copy of the request may follow in the log, after a change that would allow it.
+            if ledger.remembers_requests() {
+                ledger.cache.set_key(hash, Key { seq: 0, time, body_hash, offset, refused: Some(code) });
+            }
+            return Ok(refused(code));
+        }
     };
     for (user, row) in decided.members {
         if let Some(stay) = ledger.cache.member(id, &user)?.filter(|_| row.is_in()).and_then(Member::stay) {
@@ -96,9 +105,11 @@ impl Facts<'_> {
         if action == MemberAction::Create {
             return if self.head.is_some() { Err(Code::AlreadyExists) } else { self.create() };
         }
-        let mut head = self.head.take().filter(|head| head.deleted_seq == 0).ok_or(Code::NotFound)?;
         let by_request = self.change.by.is_some();
-        if by_request && self.by.is_none() {
+        let is_stranger = by_request && self.by.is_none();
+        let absent = if is_stranger && self.hides { Code::NotAMember } else { Code::NotFound };
+        let mut head = self.head.take().filter(|head| head.deleted_seq == 0).ok_or(absent)?;
+        if is_stranger {
             return Err(Code::NotAMember);
         }
         if by_request && action != MemberAction::Leave && self.by < Some(Role::Admin) {
@@ -254,8 +265,13 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recal
     if let Some((seq, time)) = row.as_ref().and_then(|row| row.recalled) {
         return Ok(Outcome::Duplicate { seq, time });
     }
-    let Some(head) = head.filter(|head| head.deleted_seq == 0) else { return Ok(refused(Code::NotFound)) };
-    if let Some((_, None)) = by {
+    let is_stranger = matches!(by, Some((_, None)));
+    let Some(head) = head.filter(|head| head.deleted_seq == 0) else {
+        let direct = recall.by.as_ref().is_some_and(|by| id.is_direct_of(by));
+        let hides = is_stranger && !direct && ledger.rules.hides_groups();
+        return Ok(refused(if hides { Code::NotAMember } else { Code::NotFound }));
+    };
+    if is_stranger {
         return Ok(refused(Code::NotAMember));
     }
     let Some(sender) = row.and_then(|row| row.sender).filter(|_| recall.seq > pruned_to) else {

@@ -114,13 +114,19 @@ fn membership(facts: &Facts<'_>) -> Option<Outcome> {
             let sender = facts.message.sender.as_str();
             (sender != a && sender != b).then_some(Code::NotAMember)
         }
-        _ if !facts.open => Some(Code::NotFound),
+        _ if !facts.open && facts.may_know_group() => Some(Code::NotFound),
         _ => facts.member.is_none_or(|member| !member.is_in()).then_some(Code::NotAMember),
     };
     code.map(|code| Outcome::Refused { code })
 }
 
 impl Facts<'_> {
+    /// Returns whether the sender may learn that the group does not exist: since version 4 only if it was in it until
+    /// the group was deleted. Ids of groups are chosen by applications and may say something about them.
+    fn may_know_group(&self) -> bool {
+        !self.rules.hides_groups() || self.member.is_some_and(|member| member.is_in())
+    }
+
     /// Returns why a member may not post, `None` if allowed. The users of a direct conversation always may.
     fn posting_refusal(&self, member: &Member) -> Option<Code> {
         let barred = self.admins_only && member.role < Role::Admin;

@@ -23,6 +23,8 @@ pub enum Mutation {
     RulesReplaced,
     /// The permanent refusal of an unchained message is not remembered.
     UnchainedRefusalForgotten,
+    /// The refusal of a membership request is not remembered.
+    RequestRefusalForgotten,
     /// A recall is recognised by a row that retention removed, if it is still cached.
     PrunedRowAnswers,
 }

@@ -15,8 +15,10 @@ use tidegate_protocol::{
 
 use super::store;
 
+mod hidden_groups;
 mod refusals;
 mod switch;
+mod versions;
 
 fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()

@@ -114,3 +114,56 @@ fn refusal_for_a_mute_or_a_missing_group_is_permanent() {
     let delta = it.ledger.take_delta(it.end()).unwrap();
     assert!(delta.devices.is_empty(), "{delta:?}");
 }
+
+/// A request that was sent through two nodes: the second copy arrives after a join that came later.
+#[test]
+fn k5_refused_kick_is_remembered() {
+    let mut it = group();
+    it.put(Body::Rules(RuleChange { ledger_version: 4, ..RuleChange::default() }));
+    let kick = || change(MemberAction::Kick, &["dan"], "ann", "r1");
+    assert_eq!(it.member(kick()), refused(Code::NotAMember));
+    assert_eq!(seq(it.member(change(MemberAction::Join, &["dan"], "ann", "r2"))), 2);
+    assert_eq!(it.member(kick()), Outcome::RefusedBefore { code: Code::NotAMember });
+    assert_eq!(it.member(MemberChange { users: vec![user("bob")], ..kick() }), refused(Code::Conflict));
+    assert_eq!(seq(it.member(change(MemberAction::Kick, &["dan"], "ann", "r3"))), 3, "a new id");
+    // The next owner finds the refusal in the store.
+    let (end, delta) = (it.end(), it.ledger.take_delta(it.end()).unwrap());
+    it.store.commit(0, &delta).unwrap();
+    it.ledger = Ledger::resume(end, it.store.now.rules, 2);
+    assert_eq!(it.member(kick()), Outcome::RefusedBefore { code: Code::NotAMember });
+}
+
+#[test]
+fn k5_every_lasting_refusal_of_a_request_is_remembered() {
+    let mut it = group();
+    it.put(Body::Rules(RuleChange { ledger_version: 4, ..RuleChange::default() }));
+    let named = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
+    let in_b = |change: MemberChange| MemberChange { conversation: conversation("g:b"), ..change };
+    let refusals = [
+        (in_b(change(MemberAction::Join, &["dan"], "", "r1")), Code::NotFound),
+        (in_b(change(MemberAction::Join, &["dan"], "bob", "r1")), Code::NotAMember),
+        (change(MemberAction::Create, &["dan"], "ann", "r1"), Code::AlreadyExists),
+        (change(MemberAction::Mute, &["cy"], "bob", "r2"), Code::Forbidden),
+        (
+            MemberChange { role: Some(Role::Admin), ..change(MemberAction::Role, &["cy"], "bob", "r3") },
+            Code::Forbidden,
+        ),
+        (
+            MemberChange { settings: named("name", "x"), ..change(MemberAction::Settings, &[], "bob", "r4") },
+            Code::Forbidden,
+        ),
+        (
+            MemberChange { settings: named("post", "x"), ..change(MemberAction::Settings, &[], "ann", "r5") },
+            Code::BadSetting,
+        ),
+        (change(MemberAction::Delete, &[], "bob", "r6"), Code::Forbidden),
+    ];
+    for (change, code) in &refusals {
+        assert_eq!(it.member(change.clone()), refused(*code), "{change:?}");
+    }
+    it.member(in_b(change(MemberAction::Create, &["bob"], "", "r7")));
+    it.member(MemberChange { role: Some(Role::Owner), ..change(MemberAction::Role, &["bob"], "ann", "r8") });
+    for (change, code) in refusals {
+        assert_eq!(it.member(change.clone()), Outcome::RefusedBefore { code }, "{change:?}");
+    }
+}
