@@ -14,8 +14,10 @@ use foldhash::quality::RandomState;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_protocol::Code;
 
+mod cache;
 mod memory;
 
+pub use cache::{CacheBudget, CacheShare};
 pub use memory::{memory_limit, memory_used};
 
 /// File descriptors reserved for files, sockets to services and other uses besides client connections.

@@ -167,6 +167,9 @@ pub struct LimitsConfig {
     /// Whether the kernel's TCP memory counts towards the budget: that of the node's cgroup (v2), else that of the
     /// whole network namespace. Set it to false if other programs share that.
     pub memory_counts_sockets: bool,
+    /// Memory for rows of recent conversations that the owners of the node's partitions keep, in bytes. Less costs more
+    /// reads of the store. 0: an eighth of the memory budget, at most 1 GiB. Falls by itself while memory is short.
+    pub ledger_cache_bytes_max: u64,
 }
 
 /// Deadlines and intervals, in milliseconds.
@@ -287,6 +290,7 @@ impl Default for LimitsConfig {
             disk_free_min_bytes: 256 * 1024 * 1024,
             memory_bytes: 0,
             memory_counts_sockets: true,
+            ledger_cache_bytes_max: 0,
         }
     }
 }

@@ -103,6 +103,7 @@ metrics! {
     gauge events_waiting "tidegate_events_waiting_bytes" "Events that wait to be published, in bytes."
     gauge memory_used "tidegate_memory_used_bytes" "Resident memory plus kernel socket memory."
     gauge memory_limit "tidegate_memory_limit_bytes" "Memory budget of admission."
+    gauge ledger_cache "tidegate_ledger_cache_bytes" "Estimated memory of the rows that the owners of the node's partitions cache."
 }
 
 /// Shared pointer to all handles; each component that counts has a clone.

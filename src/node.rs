@@ -43,6 +43,7 @@ use crate::{
     mail::Mail,
     metrics::{self, Metrics},
     net::sockopt,
+    partition::owner,
     private,
     shard::{Driver, DriverQueue},
 };
@@ -152,9 +153,10 @@ impl RunningBroker {
         parts: Parts,
         config: &Config,
         token_key: &[u8],
+        owners: owner::Settings,
         start: Instant,
     ) -> anyhow::Result<(Self, Vec<DriverQueue>)> {
-        let (owners, metrics) = (settings::owners(config)?, parts.metrics.clone());
+        let metrics = parts.metrics.clone();
         let (broker, outlets) = Broker::assemble(parts);
         let context = broker.shard_context(settings::shards(config, token_key));
         let shards = broker.build_shards(&context, settings::shard_count(config));
@@ -190,10 +192,12 @@ impl Node {
         tokio::spawn(event_publisher.run());
         let (cluster, settings) = (Arc::new(cluster), settings::broker(config));
         let durable = cluster.ports.bus.state().durable;
+        let owners = settings::owners(config)?;
+        let cache = Arc::clone(&owners.cache);
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
-        let (running, newcomers) = RunningBroker::start(parts, config, &token_key, start)?;
+        let (running, newcomers) = RunningBroker::start(parts, config, &token_key, owners, start)?;
         let broker = &running.broker;
-        tokio::spawn(memory::watch(&admission, broker, metrics.clone(), &config.limits));
+        tokio::spawn(memory::watch(&admission, broker, cache, metrics.clone(), &config.limits));
         let drainer = broker.start_drainer(config.drain_settings(), start, &admission);
         let client = start_listening(sockets.client, &config.listen)?;
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;

@@ -182,6 +182,10 @@ impl LimitsConfig {
             "limits.mailbox_bytes_max: between 4096 bytes and 1 GiB",
         );
         need(
+            limits.ledger_cache_bytes_max == 0 || limits.ledger_cache_bytes_max >= 1 << 20,
+            "limits.ledger_cache_bytes_max: 0, or at least 1048576 bytes",
+        );
+        need(
             limits.signal_bytes_max + 256 <= limits.frame_bytes_max,
             "limits.signal_bytes_max: 256 less than limits.frame_bytes_max",
         );

@@ -8,7 +8,7 @@ use tidegate_protocol::machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, sess
 use crate::{
     auth::Verifier,
     broker::{self, ShardSettings},
-    budget::{self, Admission},
+    budget::{self, Admission, CacheBudget},
     config::{AssignConfig, Config},
     net::upgrade,
     partition::{
@@ -81,6 +81,10 @@ pub(super) fn owners(config: &Config) -> anyhow::Result<owner::Settings> {
         rules: rules(config)?,
         // The log of a single node is readable before it is synced, so a record that is read may still be lost.
         answers_first: config.log.answers_first().filter(|_| config.node.profile == "cluster"),
+        cache: Arc::new(CacheBudget::new(
+            config.limits.ledger_cache_bytes_max,
+            budget::memory_limit(config.limits.memory_bytes),
+        )),
         panic_on_msg_id: config.fault.panic_on_msg_id_in("owner"),
     })
 }

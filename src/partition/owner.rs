@@ -19,7 +19,7 @@ use tidegate_protocol::{
 use tokio::{
     sync::watch,
     task::JoinSet,
-    time::{Instant, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +36,7 @@ use super::{
     rules::{self, Switcher},
 };
 use crate::{
+    budget::{CacheBudget, CacheShare},
     bus::{Batch, ReadError, TopicId},
     cluster::Cluster,
     delivery::{
@@ -64,8 +65,8 @@ const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Records before the end of the log whose rows stay in memory after they are archived.
 const CACHED_RECORDS: u64 = 200_000;
 
-/// Rows checked for eviction after each batch.
-const EVICT_CHECK_ROWS: usize = 8_192;
+/// Interval at which rows are evicted while no records come in.
+const CACHE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Settings of an owner, from the configuration.
 #[derive(Clone, Debug)]
@@ -80,6 +81,8 @@ pub struct Settings {
     /// never. Needs a log whose records are durable when read, and must exceed the time in which peers discover the
     /// owner.
     pub answers_first: Option<Duration>,
+    /// Memory for the rows that the node's owners cache.
+    pub cache: Arc<CacheBudget>,
     /// Injected fault: id of the message at which the owner panics; empty for none.
     pub panic_on_msg_id: String,
 }
@@ -96,6 +99,8 @@ pub(super) struct Owner {
     sizes: GroupSizes,
     cluster: Arc<Cluster>,
     settings: Settings,
+    /// Memory of the ledger's cache.
+    cache: CacheShare,
     archive: Archiver,
     since: Instant,
     /// Rules in force, for the background tasks that append.
@@ -110,6 +115,7 @@ enum Step {
     Checked(PositionCheck),
     Logins(Vec<(ConnKey, Route)>),
     Archived(Result<Duration, OwnerExit>),
+    CacheCheck,
     Read(Result<Batch, ReadError>),
 }
 
@@ -189,6 +195,7 @@ impl Owner {
             members: Members::new(settings.small_group_max),
             sizes: GroupSizes::new(settings.small_group_max),
             cluster: Arc::clone(cluster),
+            cache: CacheShare::new(&settings.cache),
             settings,
             archive,
             since: Instant::now(),
@@ -216,6 +223,8 @@ impl Owner {
         // Time before which an unavailable log is not read again; archiving continues.
         let mut read_after = None;
         let mut logins_first = false;
+        let mut cache_checks = interval(CACHE_CHECK_INTERVAL);
+        cache_checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
             logins_first = !logins_first;
@@ -226,6 +235,7 @@ impl Owner {
                 // Every decided record is published by now, but may be unarchived.
                 () = stopping.cancelled() => return self.release(lost).await,
                 step = step => step,
+                _ = cache_checks.tick() => Step::CacheCheck,
             };
             if matches!(step, Step::Read(_)) {
                 read_after = None;
@@ -234,6 +244,10 @@ impl Owner {
                 Step::Checked(check) => check.verify(&mut self.ledger),
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
                 Step::Archived(done) => done.and_then(|took| self.archive.advance(&mut self.ledger, took)),
+                Step::CacheCheck => {
+                    self.evict();
+                    Ok(())
+                }
                 Step::Read(Ok(batch)) => self.decide_all(batch, logins, out, stopping, lost).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
                     tracing::warn!(error, partition = self.partition, "log unavailable; retrying");
@@ -425,8 +439,16 @@ impl Owner {
         out.flush().await;
         self.members.trim();
         self.sizes.trim();
-        self.ledger.evict(self.ledger.next_offset().saturating_sub(CACHED_RECORDS), EVICT_CHECK_ROWS);
+        self.evict();
         Ok(())
+    }
+
+    /// Evicts rows that are not needed, or that do not fit into this owner's share of the node's cache.
+    fn evict(&mut self) {
+        self.cache.set_bytes(self.ledger.cached_bytes());
+        let before = self.ledger.next_offset().saturating_sub(CACHED_RECORDS);
+        self.ledger.evict(before, self.cache.bytes_max());
+        self.cache.set_bytes(self.ledger.cached_bytes());
     }
 
     /// Returns whether a batch is published before it is archived. A record that changes recipients is archived first,

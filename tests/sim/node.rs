@@ -61,6 +61,7 @@ fn owner_settings(rules: rules::Settings, answers_first: bool) -> owner::Setting
         retention: keep_forever(),
         rules,
         answers_first: answers_first.then_some(Duration::ZERO),
+        cache: Arc::default(),
         panic_on_msg_id: String::new(),
     }
 }

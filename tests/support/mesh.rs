@@ -280,6 +280,7 @@ fn owner_settings() -> owner::Settings {
         retention,
         rules: rules::Settings::default(),
         answers_first: Some(Duration::ZERO),
+        cache: Arc::default(),
         panic_on_msg_id: String::new(),
     }
 }

@@ -367,6 +367,7 @@ fn owner_settings(rules: rules::Settings, answers_first: bool) -> owner::Setting
         retention,
         rules,
         answers_first: answers_first.then_some(Duration::from_secs(4)),
+        cache: Arc::default(),
         panic_on_msg_id: String::new(),
     }
 }

@@ -310,12 +310,19 @@ impl Ledger {
         Ok(())
     }
 
-    /// Evicts archived rows that no record at or above offset `before` has used, and returns their number.
+    /// Evicts archived rows that no record at or above offset `before` has used, and as long as the cache is larger
+    /// than `bytes_max` also the least recently used of the others. Returns the number of evicted rows.
     ///
-    /// `budget` limits the work of one call: up to `budget` keys, and fewer conversations. To keep first attempts free
-    /// of reads, `before` must be at most `next_offset() - dedup_window`.
-    pub fn evict(&mut self, before: u64, budget: usize) -> usize {
-        self.cache.evict(before, self.archived.offset, budget)
+    /// One call does work in proportion to the records since the last one, so a call after each batch keeps up with any
+    /// load; after a lower `bytes_max` it takes several calls. To keep first attempts free of reads, `before` must be at
+    /// most `next_offset() - dedup_window`.
+    pub fn evict(&mut self, before: u64, bytes_max: usize) -> usize {
+        self.cache.evict(before, self.archived.offset, bytes_max)
+    }
+
+    /// Returns the estimated heap of the cache, in bytes.
+    pub fn cached_bytes(&self) -> usize {
+        self.cache.bytes()
     }
 
     /// Returns the numbers of cached conversations and keys.

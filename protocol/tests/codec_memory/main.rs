@@ -1,12 +1,13 @@
-//! Allocation bound of the decoder: proportional to the bytes that have arrived, never to a length that they claim.
+//! Heap of the ledger, and allocation bound of the decoder: proportional to the bytes that have arrived, never to a length that they claim.
 //!
 //! It is a test target of its own, because it counts the allocations of the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod ledger;
 #[path = "../wire/support.rs"]
 mod support;
 
-use std::alloc::System;
+use std::{alloc::System, sync::Mutex};
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::vectors;
@@ -17,6 +18,9 @@ use tidegate_protocol::{
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Held by a test while it counts.
+static COUNTING: Mutex<()> = Mutex::new(());
 
 /// Returns all bytes allocated while `work` runs, freed or not.
 fn allocated<T>(work: impl FnOnce() -> T) -> usize {
@@ -36,6 +40,7 @@ const LIST_BYTES_MAX: usize = 2 << 20;
 
 #[test]
 fn decoding_allocates_in_proportion_to_what_is_there() {
+    let _counting = COUNTING.lock().unwrap();
     let check = |what: &str, payload: &[u8], framing| {
         let bytes = allocated(|| decode_client(payload, framing));
         let max = BYTES_FIXED + BYTES_PER_INPUT_BYTE * payload.len();

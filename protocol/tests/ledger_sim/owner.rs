@@ -193,7 +193,8 @@ impl Owner {
             _ => {
                 let next = self.ledger.next_offset();
                 let before = next + 1 - rng.below(next as usize + 1) as u64;
-                self.evicted += self.ledger.evict(before, rng.below(8));
+                let bytes_max = *rng.pick(&[0, 2_000, 10_000, usize::MAX]);
+                self.evicted += self.ledger.evict(before, bytes_max);
             }
         }
         Ok(Vec::new())

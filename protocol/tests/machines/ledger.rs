@@ -1,5 +1,6 @@
 //! Tests of the ledger with one owner: its rules by example, and random histories against the naive model.
 
+mod cache;
 #[allow(dead_code)]
 #[path = "../ledger_sim/model.rs"]
 mod model;

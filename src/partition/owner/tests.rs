@@ -11,6 +11,7 @@ use tidegate_protocol::{
 
 use super::*;
 use crate::{
+    budget::Pressure,
     bus::{LocalBus, LocalBusConfig, Ownership},
     delivery::local::LocalDispatcher,
     directory::Directory,
@@ -25,6 +26,9 @@ use crate::{
 };
 
 const SMALL_MAX: usize = 3;
+
+/// Memory for the rows that the owner caches.
+const CACHE_BYTES: u64 = 4 << 20;
 
 /// Owner of a log with one partition, and one shard whose mailbox only the test reads.
 struct World {
@@ -103,6 +107,7 @@ impl World {
             },
             rules: rules::Settings::default(),
             answers_first: None,
+            cache: Arc::new(CacheBudget::new(CACHE_BYTES, 0)),
             panic_on_msg_id: String::new(),
         };
         let owner = Owner::take_over(0, &cluster, None, settings, &metrics::install().0).await.unwrap();
@@ -194,4 +199,50 @@ async fn batch_with_changes_leaves_the_size_of_its_end() {
     assert_eq!(tracked.last(), Some(&true), "three members are left: {tracked:?}");
     assert_eq!(world.publish(vec![message()]).await, [true]);
     assert_eq!(world.publish(vec![change(MemberAction::Join, &[5]), message()]).await, [false; 2]);
+}
+
+/// Returns messages that begin a conversation each.
+fn to_strangers(from: usize, count: usize) -> Vec<Body> {
+    let to_stranger = |nth| match message() {
+        Body::Message(it) => {
+            let conversation = ConversationId::direct(&user(0), &user(nth));
+            Body::Message(Message { conversation, ..it })
+        }
+        other => other,
+    };
+    (from + 1..=from + count).map(to_stranger).collect()
+}
+
+#[tokio::test]
+async fn x1_cache_keeps_to_its_bytes_while_records_come_in() {
+    let mut world = World::start().await;
+    let budget = Arc::clone(&world.owner.settings.cache);
+    for round in 0..6 {
+        world.publish(to_strangers(round * 1_000, 1_000)).await;
+        assert!(budget.used() as u64 <= CACHE_BYTES, "{}", budget.used());
+    }
+    assert!(budget.used() as u64 > CACHE_BYTES / 2, "{}", budget.used());
+}
+
+#[tokio::test(start_paused = true)]
+async fn x1_quiet_owner_gives_memory_back_on_its_timer() {
+    let mut world = World::start().await;
+    let budget = Arc::clone(&world.owner.settings.cache);
+    world.publish(to_strangers(0, 3_000)).await;
+    let before = budget.used();
+    assert!(before > 2 << 20, "{before}");
+    let World { owner, mut out, cluster: _cluster, mailbox: _mailbox, _ownership, .. } = world;
+    let (stopping, lost) = (CancellationToken::new(), CancellationToken::new());
+    let pressure = async {
+        for _ in 0..40 {
+            budget.note_pressure(Pressure::Full);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        assert!(budget.used() <= 1 << 20, "nothing came in, and {} of {before} bytes stayed", budget.used());
+        stopping.cancel();
+    };
+    let mut logins = None;
+    let (exit, ()) = tokio::join!(owner.run(&mut logins, &mut out, &stopping, &lost), pressure);
+    assert!(matches!(exit, OwnerExit::Revoked), "{exit:?}");
+    assert_eq!(budget.used(), 0, "an owner that ends returns its share");
 }

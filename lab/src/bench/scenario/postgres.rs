@@ -129,7 +129,7 @@ impl Owner {
         let delta = self.ledger.take_delta(to)?;
         self.store.archive(self.partition, self.fence, &delta).await.context("archive")?;
         self.ledger.archived(to)?;
-        self.ledger.evict(to.offset.saturating_sub(KEEP), 4 * records.len());
+        self.ledger.evict(to.offset.saturating_sub(KEEP), usize::MAX);
         Ok(())
     }
 

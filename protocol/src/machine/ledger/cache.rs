@@ -3,7 +3,10 @@
 //! A row is cached (with a value, or as absent) or not cached. Invariant: an uncached row has not changed since the
 //! archived position, so its value in any snapshot at or above that position is current.
 
-use std::collections::{BTreeMap, HashMap, VecDeque, hash_map::Entry};
+mod evict;
+mod weight;
+
+use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
 use foldhash::fast::FixedState;
 
@@ -34,7 +37,9 @@ impl<T> Slot<T> {
 struct Conversation {
     head: Option<Slot<Head>>,
     users: HashMap<UserId, User, FixedState>,
-    rows: BTreeMap<u64, Slot<RowHead>>,
+    /// Row heads in ascending order of their seqs.
+    rows: VecDeque<(u64, Slot<RowHead>)>,
+    /// Offset of the last record that used the conversation.
     touched: u64,
 }
 
@@ -72,10 +77,16 @@ pub(super) struct Changed {
 pub(super) struct Cache {
     seed: u64,
     conversations: HashMap<ConversationId, Conversation, FixedState>,
-    /// Each conversation once, in the order in which eviction visits them (clock algorithm).
-    ring: VecDeque<ConversationId>,
+    /// Each conversation once, with the offset at which it was queued, in ascending order of the offsets. Eviction
+    /// queues a conversation again that was used since, so that a use costs the hot path nothing.
+    queue: VecDeque<(ConversationId, u64)>,
     keys: HashMap<Hash16, Slot<Key>, FixedState>,
-    key_ring: VecDeque<(Hash16, u64)>,
+    /// Each change or load of a key with its offset, in ascending order; only the last one of a key counts.
+    key_queue: VecDeque<(Hash16, u64)>,
+    /// Estimated heap of all of it.
+    bytes: usize,
+    /// Offset at the last eviction.
+    evicted_at: u64,
     /// Offset from which the keys of all records are cached.
     pub(super) keys_complete_from: u64,
     pub(super) fresh: Fresh,
@@ -100,9 +111,11 @@ impl Cache {
         Self {
             seed,
             conversations: HashMap::with_hasher(FixedState::with_seed(seed)),
-            ring: VecDeque::new(),
+            queue: VecDeque::new(),
             keys: HashMap::with_hasher(FixedState::with_seed(seed)),
-            key_ring: VecDeque::new(),
+            key_queue: VecDeque::new(),
+            bytes: 0,
+            evicted_at: next,
             keys_complete_from: next,
             fresh: Fresh::default(),
             base: next,
@@ -134,7 +147,7 @@ impl Cache {
     }
 
     pub(super) fn row(&self, conversation: &ConversationId, seq: u64) -> Lookup<'_, RowHead> {
-        value(self.conversations.get(conversation).and_then(|it| it.rows.get(&seq)))
+        value(self.conversations.get(conversation).and_then(|it| it.row(seq)))
     }
 
     /// Looks up all rows that a message needs in one access, and marks them as used.
@@ -156,7 +169,10 @@ impl Cache {
     pub(super) fn set_head(&mut self, id: &ConversationId, head: Head) {
         let (changed, base) = (self.now + 1, self.base);
         let slot = &mut self.conversation(id).head;
-        if put(slot, head, changed, base) {
+        let weighs = weight::settings_change(slot.as_ref().and_then(|slot| slot.value.as_ref()), &head);
+        let is_first = put(slot, head, changed, base);
+        self.bytes = self.bytes.saturating_add_signed(weighs);
+        if is_first {
             self.fresh.heads.push(id.clone());
         }
     }
@@ -171,9 +187,12 @@ impl Cache {
 
     pub(super) fn set_device(&mut self, id: &ConversationId, user: &UserId, device: &DeviceId, row: Device) {
         let (changed, base) = (self.now + 1, self.base);
-        let slot = self.user(id, user).device_mut(device);
+        let (slot, is_new) = self.user(id, user).device_mut(device);
         let first = slot.changed <= base;
         *slot = Slot { value: Some(row), changed };
+        if is_new {
+            self.bytes += weight::device(device);
+        }
         if first {
             self.fresh.devices.push((id.clone(), user.clone(), device.clone()));
         }
@@ -182,43 +201,45 @@ impl Cache {
     pub(super) fn set_key(&mut self, hash: Hash16, key: Key) {
         let changed = self.now + 1;
         let before = self.keys.insert(hash, Slot { value: Some(key), changed });
+        self.bytes += weight::QUEUED_KEY + if before.is_none() { weight::KEY } else { 0 };
         if before.is_none_or(|slot| slot.changed <= self.base) {
             self.fresh.keys.push(hash);
         }
-        self.key_ring.push_back((hash, changed));
+        self.key_queue.push_back((hash, changed));
     }
 
     pub(super) fn set_row(&mut self, id: &ConversationId, seq: u64, row: RowHead) {
         let changed = self.now + 1;
-        self.conversation(id).rows.insert(seq, Slot { value: Some(row), changed });
+        if self.conversation(id).put_row(seq, Slot { value: Some(row), changed }) {
+            self.bytes += weight::ROW;
+        }
     }
 
     fn conversation(&mut self, id: &ConversationId) -> &mut Conversation {
-        let (seed, now) = (self.seed, self.now);
-        let ring = &mut self.ring;
+        let Self { conversations, queue, bytes, seed, now, .. } = self;
         // `entry` would clone the id on every call, although only the first one needs it.
-        if !self.conversations.contains_key(id) {
-            ring.push_back(id.clone());
-            self.conversations.insert(
-                id.clone(),
-                Conversation {
-                    head: None,
-                    users: HashMap::with_hasher(FixedState::with_seed(seed)),
-                    rows: BTreeMap::new(),
-                    touched: now,
-                },
-            );
+        if !conversations.contains_key(id) {
+            *bytes += weight::conversation(id);
+            queue.push_back((id.clone(), *now));
+            conversations.insert(id.clone(), Conversation::new(*seed, *now));
         }
-        self.conversations.get_mut(id).expect("the conversation exists or was just inserted")
+        conversations.get_mut(id).expect("the conversation exists or was just inserted")
     }
 
     fn user(&mut self, id: &ConversationId, user: &UserId) -> &mut User {
         let now = self.now;
-        let conversation = self.conversation(id);
-        if !conversation.users.contains_key(user) {
-            conversation.users.insert(user.clone(), User { touched: now, ..User::default() });
+        if self.conversation(id).users.contains_key(user) {
+            return self.known_user(id, user);
         }
-        conversation.users.get_mut(user).expect("the user exists or was just inserted")
+        self.bytes += weight::user(user);
+        let new = User { touched: now, ..User::default() };
+        self.conversation(id).users.insert(user.clone(), new);
+        self.known_user(id, user)
+    }
+
+    fn known_user(&mut self, id: &ConversationId, user: &UserId) -> &mut User {
+        let conversation = self.conversations.get_mut(id);
+        conversation.and_then(|it| it.users.get_mut(user)).expect("the user exists or was just inserted")
     }
 
     /// Returns whether this row is cached, with a value or as absent.
@@ -236,25 +257,35 @@ impl Cache {
     pub(super) fn load(&mut self, row: Loaded) {
         match row {
             Loaded::Head(id, row) => {
-                self.conversation(&id).head.get_or_insert(Slot::loaded(row));
+                let head = &mut self.conversation(&id).head;
+                if head.is_none() {
+                    let weighs = row.as_ref().map_or(0, weight::settings);
+                    *head = Some(Slot::loaded(row));
+                    self.bytes += weighs;
+                }
             }
             Loaded::Member(id, user, row) => {
                 self.user(&id, &user).member.get_or_insert(Slot::loaded(row));
             }
             Loaded::Device(id, user, device, row) => {
-                let devices = &mut self.user(&id, &user).devices;
-                if let Err(index) = devices.binary_search_by(|(it, _)| it.cmp(&device)) {
-                    devices.insert(index, (device, Slot::loaded(row)));
+                let (slot, is_new) = self.user(&id, &user).device_mut(&device);
+                if is_new {
+                    *slot = Slot::loaded(row);
+                    self.bytes += weight::device(&device);
                 }
             }
             Loaded::Key(hash, row) => {
                 if let Entry::Vacant(entry) = self.keys.entry(hash) {
                     entry.insert(Slot::loaded(row));
-                    self.key_ring.push_back((hash, self.now));
+                    self.bytes += weight::KEY + weight::QUEUED_KEY;
+                    self.key_queue.push_back((hash, self.now));
                 }
             }
             Loaded::Row(id, seq, row) => {
-                self.conversation(&id).rows.entry(seq).or_insert(Slot::loaded(row));
+                let conversation = self.conversation(&id);
+                if conversation.row(seq).is_none() && conversation.put_row(seq, Slot::loaded(row)) {
+                    self.bytes += weight::ROW;
+                }
             }
         }
     }
@@ -285,48 +316,15 @@ impl Cache {
             .collect();
         for (id, _) in &heads {
             if let Some(it) = self.conversations.get_mut(id) {
-                it.trim_rows(archived);
+                self.bytes -= weight::ROW * it.trim_rows(archived);
             }
         }
         Changed { fresh, heads, members, devices, keys }
     }
 
-    /// Evicts unused archived rows; see [`super::Ledger::evict`].
-    pub(super) fn evict(&mut self, before: u64, archived: u64, budget: usize) -> usize {
-        let mut dropped = 0;
-        // Visiting a conversation scans all its cached users, so it costs more than visiting a key.
-        for _ in 0..(budget / 64 + 1).min(self.ring.len()) {
-            let Some(id) = self.ring.pop_front() else { break };
-            let Some(it) = self.conversations.get_mut(&id) else { continue };
-            dropped += it.evict(before, archived);
-            if it.is_empty() {
-                self.conversations.remove(&id);
-            } else {
-                self.ring.push_back(id);
-            }
-        }
-        for _ in 0..budget.min(self.key_ring.len()) {
-            if self.key_ring.front().is_some_and(|(_, since)| *since >= before) {
-                // The ring is ordered by offset, so all further keys are newer.
-                break;
-            }
-            let Some((hash, since)) = self.key_ring.pop_front() else { break };
-            let Some(slot) = self.keys.get(&hash) else { continue };
-            if slot.changed > since {
-                // Set again since: a later entry of the ring represents it.
-                continue;
-            }
-            if slot.changed > archived {
-                self.key_ring.push_back((hash, since));
-                continue;
-            }
-            if let Some(key) = slot.value {
-                self.keys_complete_from = self.keys_complete_from.max(key.offset + 1);
-            }
-            self.keys.remove(&hash);
-            dropped += 1;
-        }
-        dropped
+    /// Returns the estimated heap of the cache.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Returns the numbers of cached conversations and keys.
@@ -348,56 +346,47 @@ impl User {
         self.devices.get(index).map(|(_, slot)| slot)
     }
 
-    fn device_mut(&mut self, device: &DeviceId) -> &mut Slot<Device> {
-        let index = match self.devices.binary_search_by(|(it, _)| it.cmp(device)) {
-            Ok(index) => index,
-            Err(index) => {
-                self.devices.insert(index, (device.clone(), Slot::loaded(None)));
-                index
+    /// Returns the slot of a device, and whether it is new.
+    fn device_mut(&mut self, device: &DeviceId) -> (&mut Slot<Device>, bool) {
+        let found = self.devices.binary_search_by(|(it, _)| it.cmp(device));
+        let (Ok(index) | Err(index)) = found;
+        if found.is_err() {
+            if self.devices.is_empty() {
+                // Most users have one device; a list grows to four at once.
+                self.devices.reserve_exact(1);
             }
-        };
-        &mut self.devices[index].1
+            self.devices.insert(index, (device.clone(), Slot::loaded(None)));
+        }
+        (&mut self.devices[index].1, found.is_err())
     }
 }
 
 impl Conversation {
-    fn trim_rows(&mut self, archived: u64) {
-        while self.rows.len() > ROW_HEADS_CACHED {
-            match self.rows.first_entry() {
-                Some(first) if first.get().changed <= archived => first.remove(),
-                _ => break,
-            };
-        }
+    fn new(seed: u64, touched: u64) -> Self {
+        let users = HashMap::with_hasher(FixedState::with_seed(seed));
+        Self { head: None, users, rows: VecDeque::new(), touched }
     }
 
-    fn evict(&mut self, before: u64, archived: u64) -> usize {
-        let mut dropped = 0;
-        self.rows.retain(|_, slot| slot.changed > archived);
-        self.users.retain(|_, user| {
-            if user.touched < before {
-                dropped += user.evict(archived);
+    fn row(&self, seq: u64) -> Option<&Slot<RowHead>> {
+        let index = self.rows.binary_search_by_key(&seq, |(it, _)| *it).ok()?;
+        self.rows.get(index).map(|(_, slot)| slot)
+    }
+
+    /// Sets a row, and returns whether it is a new one.
+    fn put_row(&mut self, seq: u64, slot: Slot<RowHead>) -> bool {
+        if self.rows.back().is_none_or(|(last, _)| *last < seq) {
+            if self.rows.is_empty() {
+                // Many conversations have one row; a list grows to four at once.
+                self.rows.reserve_exact(1);
             }
-            user.member.is_some() || !user.devices.is_empty()
-        });
-        let pinned = self.head.as_ref().is_some_and(|slot| slot.changed > archived);
-        if self.touched < before && !pinned && self.head.take().is_some() {
-            dropped += 1;
+            self.rows.push_back((seq, slot));
+            return true;
         }
-        dropped
-    }
-
-    fn is_empty(&self) -> bool {
-        self.head.is_none() && self.users.is_empty() && self.rows.is_empty()
-    }
-}
-
-impl User {
-    fn evict(&mut self, archived: u64) -> usize {
-        let before = self.devices.len() + usize::from(self.member.is_some());
-        self.devices.retain(|(_, slot)| slot.changed > archived);
-        if self.member.as_ref().is_some_and(|slot| slot.changed <= archived) {
-            self.member = None;
+        let found = self.rows.binary_search_by_key(&seq, |(it, _)| *it);
+        match found {
+            Ok(index) => self.rows[index].1 = slot,
+            Err(index) => self.rows.insert(index, (seq, slot)),
         }
-        before - self.devices.len() - usize::from(self.member.is_some())
+        found.is_err()
     }
 }

@@ -368,7 +368,7 @@ fn k9_recall_of_a_pruned_row_does_not_depend_on_the_cache() {
     let (end, delta) = (it.end(), it.ledger.take_delta(it.end()).unwrap());
     it.store.commit(0, &delta).unwrap();
     it.ledger.archived(end).unwrap();
-    it.ledger.evict(u64::MAX, 99);
+    it.ledger.evict(u64::MAX, usize::MAX);
     assert_eq!(it.put(recall()), refused(Code::NotFound), "the store has no such row");
 }
 
@@ -377,10 +377,10 @@ fn uncached_row_is_requested_and_never_taken_as_absent() {
     let mut it = Partition::new();
     it.send(message("d:ann:bob", "ann", "m1"));
     let (end, delta) = (it.end(), it.ledger.take_delta(it.end()).unwrap());
-    assert_eq!(it.ledger.evict(u64::MAX, 9), 0, "nothing is archived yet");
+    assert_eq!(it.ledger.evict(u64::MAX, usize::MAX), 0, "nothing is archived yet");
     it.store.commit(0, &delta).unwrap();
     it.ledger.archived(end).unwrap();
-    assert_eq!(it.ledger.evict(u64::MAX, 9), 5, "head, two members, device, key");
+    assert_eq!(it.ledger.evict(u64::MAX, usize::MAX), 5, "head, two members, device, key");
     assert_eq!(it.ledger.cached(), (0, 0));
     let next = record(Body::Message(message("d:ann:bob", "ann", "m2")));
     assert_eq!(it.ledger.apply(1, &next), Err(Stop::Missing));
@@ -397,7 +397,7 @@ fn second_delta_may_follow_before_the_first_is_archived() {
     assert_eq!((first.from, first.to), (Position::START, second.from));
     assert_eq!((first.heads[0].1.last_seq, second.heads[0].1.last_seq), (1, 2));
     it.ledger.archived(first.to).unwrap();
-    it.ledger.evict(u64::MAX, 9);
+    it.ledger.evict(u64::MAX, usize::MAX);
     assert!(it.ledger.head(&conversation("d:ann:bob")).is_ok(), "the second is not archived");
     it.ledger.archived(second.to).unwrap();
     assert_eq!(it.ledger.archived(first.to), Err(Stop::NotMine));
