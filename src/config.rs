@@ -153,7 +153,7 @@ pub struct LimitsConfig {
     pub signals_per_second: u32,
     /// How long a sender may recall a message, in ms. 0: never. Owners and admins of a group always may.
     pub recall_ms: u64,
-    /// Permanent refusals in a row before the connection is closed with TOO_MANY_ERRORS; temporary ones do not count.
+    /// Permanent refusals before the connection is closed with TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Bytes of sends that wait for the log, for the whole node; above it sends are refused with BUSY.
     pub intake_bytes_max: usize,

@@ -112,7 +112,7 @@ codes! {
 
     3500 Replaced "REPLACED" false Never "The same user logged in with the same device elsewhere." "Use one connection per device; name devices differently."
     3501 Kicked "KICKED" false Never "An administrator ended this connection." "Ask the administrator."
-    3502 TooManyErrors "TOO_MANY_ERRORS" false Never "Too many refused frames in a row on this connection." "Fix the client; check the codes of its refused frames."
+    3502 TooManyErrors "TOO_MANY_ERRORS" false Never "Too many refused frames on this connection. One is forgotten for each accepted send, and each 10 s." "Fix the client; check the codes of its refused frames."
 
     4000 Conflict "CONFLICT" false Never "This msgId was used before for another content." "Use a new id for a new message."
     4001 OrderBroken "ORDER_BROKEN" true Now "A predecessor of this message never reached the log." "Send again from the first unanswered id."

@@ -73,6 +73,9 @@ use crate::{
 };
 use std::{borrow::Cow, time::Duration};
 
+/// Time after which one permanent refusal is forgotten.
+const ERROR_RETENTION: Duration = Duration::from_secs(10);
+
 /// Protocol state of one connection; the module documentation shows how to drive it.
 #[derive(Debug)]
 pub struct Session {
@@ -82,8 +85,10 @@ pub struct Session {
     last_received: Time,
     /// Wall clock at [`Time::ZERO`], in ms since 1970, as of the login.
     wall_zero: u64,
-    /// Number of refused frames since the last accepted one.
+    /// Permanent refusals that count; one is forgotten per [`ERROR_RETENTION`], and one per accepted send.
     errors: u16,
+    /// Time up to which refusals were forgotten.
+    errors_since: Time,
     /// Whether reading was stopped after the last input.
     stopped: bool,
     /// Whether a query is unanswered, or the client has not taken its answer.
@@ -143,6 +148,7 @@ impl Session {
             last_received: now,
             wall_zero: 0,
             errors: 0,
+            errors_since: now,
             stopped: false,
             query_open: false,
             append_open: false,
@@ -382,14 +388,27 @@ impl Session {
         }
     }
 
-    /// Replies with an error; too many permanent ones in a row close the connection.
+    /// Replies with an error; too many permanent ones close the connection.
     fn refuse(&mut self, id: u64, code: Code, message: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
         self.push_frame(id, ServerBody::Error(code.error(message)), out);
         if !code.temporary() {
+            self.forget_errors();
             self.errors = self.errors.saturating_add(1);
             if self.errors >= limits.errors_max {
                 self.close(Code::TooManyErrors, "", out);
             }
+        }
+    }
+
+    /// Forgets the refusals that have expired. Accepted sends aside, nothing that the client does lowers their number.
+    fn forget_errors(&mut self) {
+        let expired = self.last_received.since(self.errors_since).as_secs() / ERROR_RETENTION.as_secs();
+        self.errors = self.errors.saturating_sub(u16::try_from(expired).unwrap_or(u16::MAX));
+        if self.errors == 0 {
+            self.errors_since = self.last_received;
+        } else {
+            self.errors_since =
+                self.errors_since + ERROR_RETENTION * u32::try_from(expired).unwrap_or(u32::MAX);
         }
     }
 

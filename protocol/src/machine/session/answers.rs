@@ -82,12 +82,11 @@ impl Session {
         }
         match answer {
             SubmitAnswer::Accepted { seq, time } => {
-                self.errors = 0;
+                self.errors = self.errors.saturating_sub(1);
                 (ack.seq, ack.time) = (seq, time);
                 self.push_frame(id, ServerBody::SendAck(ack), out);
             }
             SubmitAnswer::Duplicate { seq, time } => {
-                self.errors = 0;
                 (ack.seq, ack.time, ack.duplicate) = (seq, time, true);
                 self.push_frame(id, ServerBody::SendAck(ack), out);
             }

@@ -106,7 +106,6 @@ impl Session {
         if !self.query_open || !matches!(self.state, State::Live | State::Leaving { .. }) {
             return;
         }
-        self.errors = 0;
         for body in bodies {
             out.push(Action::Answer(Box::new(pb::ServerFrame { id, body: Some(body) })));
         }

@@ -41,7 +41,6 @@ impl Session {
             ClientBody::Send(send) => self.handle_send(id, send, limits, now, out),
             ClientBody::Ack(ack) => match ConversationId::parse(&ack.conversation) {
                 Ok(conversation) => {
-                    self.errors = 0;
                     out.push(Action::Acked { conversation, seq: ack.seq });
                     self.done(id, out);
                 }
@@ -79,7 +78,6 @@ impl Session {
                 self.refuse(id, Code::TooManyRooms, "", limits, out);
             }
             Ok(room) => {
-                self.errors = 0;
                 self.rooms.push(room.clone());
                 out.push(Action::Join { id, room });
             }
@@ -93,7 +91,6 @@ impl Session {
         match RoomId::new(&leave.room) {
             Err(error) => self.refuse(id, Code::BadId, &error.to_string(), limits, out),
             Ok(room) => {
-                self.errors = 0;
                 if self.forget_room(&room) {
                     out.push(Action::Leave { room });
                 }

@@ -30,7 +30,6 @@ impl Session {
         }
         match outcome {
             Ok(()) => {
-                self.errors = 0;
                 self.done(id, out);
             }
             Err((code, message)) => self.refuse(id, code, message, limits, out),

@@ -1,5 +1,7 @@
 //! Requests of a live client: what is allowed, what is refused, and how a session ends.
 
+use std::time::Duration;
+
 use super::support::{Conn, chained_send, hello, key, send};
 use tidegate_protocol::{
     Code,
@@ -156,8 +158,8 @@ fn pull_needs_exactly_one_starting_point() {
     {
         conn.frame(n as u64, body);
         assert_eq!(conn.output()[0], format!("{n} MALFORMED"));
-        conn.frame(0, ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 3 }));
-        conn.output();
+        // Refusals are forgotten.
+        conn.now = conn.now + Duration::from_secs(10);
     }
     for (body, which, limit) in
         [(pull(9, &[], 0, true), "Around(9)", 100), (pull(0, &[], 7, false), "Since(7)", 200)]
@@ -257,20 +259,41 @@ fn rooms_are_joined_once_and_up_to_a_limit() {
     assert_eq!(conn.session.rooms().len(), 1);
 }
 
+/// Frames that are always accepted must not buy refusals back.
 #[test]
-fn too_many_permanent_refusals_in_a_row_close() {
+fn x16_error_budget_is_not_bought_back() {
     let mut conn = Conn::plain();
+    let good = [
+        ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 1 }),
+        ClientBody::Join(pb::Join { room: "a".to_owned() }),
+        ClientBody::Leave(pb::Leave { room: "a".to_owned(), ..Default::default() }),
+        ClientBody::Ping(pb::Ping::default()),
+    ];
     for id in 1..=4 {
         conn.frame(id, ClientBody::Send(send("d:bob:cem", "x")));
+        good.iter().for_each(|body| conn.frame(0, body.clone()));
     }
-    conn.frame(5, ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 1 }));
+    assert!(!conn.is_closed());
     conn.output();
-    for id in 6..=9 {
-        conn.frame(id, ClientBody::Send(send("d:bob:cem", "x")));
-    }
-    assert!(!conn.is_closed(), "a good frame came in between");
-    conn.frame(10, ClientBody::Send(send("d:bob:cem", "x")));
-    assert_eq!(conn.output()[4..], ["10 FORBIDDEN", "close TOO_MANY_ERRORS"]);
+    conn.frame(5, ClientBody::Send(send("d:bob:cem", "x")));
+    assert_eq!(conn.output(), ["5 FORBIDDEN", "close TOO_MANY_ERRORS"]);
+}
+
+#[test]
+fn refusals_are_forgotten_with_time_and_accepted_sends() {
+    let mut conn = Conn::plain();
+    let refused = |conn: &mut Conn| conn.frame(1, ClientBody::Send(send("d:bob:cem", "x")));
+    (0..4).for_each(|_| refused(&mut conn));
+    conn.frame(2, ClientBody::Send(send("g:a", "y")));
+    let ticket = conn.submits.pop_front().expect("a submission").ticket;
+    conn.answer(ticket, SubmitAnswer::Accepted { seq: 1, time: 2 });
+    refused(&mut conn);
+    assert!(!conn.is_closed(), "an accepted send makes room for one refusal");
+    conn.now = conn.now + Duration::from_secs(10);
+    refused(&mut conn);
+    assert!(!conn.is_closed(), "one refusal is forgotten each 10 s");
+    refused(&mut conn);
+    assert!(conn.is_closed());
 }
 
 #[test]
