@@ -126,6 +126,8 @@ pub struct LimitsConfig {
     pub devices_per_user: usize,
     /// Largest frame a client may send, in bytes.
     pub frame_bytes_max: usize,
+    /// Largest frame of a client that is not logged in, in bytes; its token must fit.
+    pub hello_bytes_max: usize,
     /// Largest content of a message, in bytes.
     pub content_bytes_max: usize,
     /// Unanswered sends per connection; at the limit the node stops reading from it.
@@ -271,6 +273,7 @@ impl Default for LimitsConfig {
             conns_per_ip: 2_000,
             devices_per_user: 32,
             frame_bytes_max: 64 * 1024,
+            hello_bytes_max: 4 * 1024,
             content_bytes_max: 32 * 1024,
             in_flight_max: 256,
             hold_max: 256,

@@ -166,6 +166,10 @@ impl LimitsConfig {
             "limits.frame_bytes_max: between 256 and 1048576 bytes",
         );
         need(
+            (256..=64 * 1024).contains(&limits.hello_bytes_max),
+            "limits.hello_bytes_max: between 256 and 65536 bytes",
+        );
+        need(
             limits.content_bytes_max > 0 && limits.content_bytes_max + 256 <= limits.frame_bytes_max,
             "limits.content_bytes_max: at least 1, and 256 less than limits.frame_bytes_max",
         );

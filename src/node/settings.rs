@@ -118,6 +118,7 @@ fn session_limits(config: &Config) -> session::SessionLimits {
         heartbeat_min: heartbeat.min(Duration::from_secs(5)),
         heartbeat_max: heartbeat.max(Duration::from_secs(300)),
         frame_bytes_max: u32(limits.frame_bytes_max),
+        hello_bytes_max: u32(limits.hello_bytes_max),
         content_bytes_max: u32(limits.content_bytes_max),
         in_flight_max: limits.in_flight_max as usize,
         chain: ChainLimits {

@@ -104,6 +104,8 @@ pub(super) struct Conn {
     pub(super) blocked_since: Option<Time>,
     /// Whether the socket refused bytes and the poll has not reported it writable since: a write would be wasted.
     pub(super) refused: bool,
+    /// Number of frames before the login.
+    pub(super) early_frames: u8,
     /// Whether reading is paused while bytes may wait in the socket.
     pub(super) paused: bool,
     /// Whether the poll has reported the end of input; earlier input may still be unread.

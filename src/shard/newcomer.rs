@@ -103,6 +103,7 @@ impl<I: Io> Shard<I> {
             ending: None,
             blocked_since: None,
             refused: false,
+            early_frames: 0,
             paused: false,
             peer_ended: false,
             half_closed: false,

@@ -5,6 +5,7 @@ use std::io;
 use tidegate_protocol::{
     Code,
     codec::{self, Decoded, Detect, Framing, Preface, Split, Wire, WireError},
+    machine::session::SessionPhase,
     pb, ws,
 };
 
@@ -176,11 +177,11 @@ impl<I: Io> Shard<I> {
             Stage::Detect => self.detect(conn, input),
             Stage::Http => self.upgrade(conn, input),
             Stage::Tcp => {
-                let split = codec::tcp::split(input, self.context.limits.frame_bytes_max as usize);
+                let split = codec::tcp::split(input, self.frame_bytes_max(conn));
                 self.parse_stream(conn, split, input, Framing::Proto)
             }
             Stage::Json => {
-                let limit = self.context.limits.frame_bytes_max as usize;
+                let limit = self.frame_bytes_max(conn);
                 let split = codec::json::split_line(input, scanned, limit);
                 self.parse_stream(conn, split, input, Framing::Json)
             }
@@ -250,23 +251,28 @@ impl<I: Io> Shard<I> {
             Split::Need { .. } => Ok(ParseStep::Need(input.len())),
             Split::Frame { payload, consumed } => {
                 let frame = codec::decode_client(&input[payload], framing).map_err(refused)?;
-                self.on_frame(conn, frame);
+                self.on_frame(conn, frame)?;
                 Ok(ParseStep::Consumed(consumed))
             }
         }
     }
 
     fn parse_ws(&mut self, conn: &mut Conn, input: &mut [u8]) -> Result<ParseStep, (Code, String)> {
-        let limits = ws::WsLimits {
-            message_bytes_max: self.context.limits.frame_bytes_max as usize,
-            fragments_max: FRAGMENTS_MAX,
-        };
+        let limits =
+            ws::WsLimits { message_bytes_max: self.frame_bytes_max(conn), fragments_max: FRAGMENTS_MAX };
+        let is_early = is_stranger(conn);
         let Stage::Ws(decoder) = &mut conn.stage else { return Ok(ParseStep::Need(0)) };
         let step = decoder.next(input, &limits).map_err(|violation| {
             self.buffers.ws_status = Some(violation.close_code());
             (violation.code(), violation.to_string())
         })?;
         let ws::WsStep::Frame { consumed, event } = step else { return Ok(ParseStep::Need(0)) };
+        if is_early && !matches!(event, ws::WsEvent::Message { .. }) {
+            conn.early_frames = conn.early_frames.saturating_add(1);
+            if conn.early_frames > self.context.limits.hello_frames_max {
+                return Err(too_many_early_frames());
+            }
+        }
         match event {
             ws::WsEvent::Message { kind, payload } => {
                 if let Some(partial) = &mut conn.partial {
@@ -280,7 +286,7 @@ impl<I: Io> Shard<I> {
                     ));
                 }
                 let frame = codec::decode_client(&payload, framing).map_err(refused)?;
-                self.on_frame(conn, frame);
+                self.on_frame(conn, frame)?;
             }
             ws::WsEvent::Part | ws::WsEvent::Pong(_) => conn.session.handle_heard(self.now),
             ws::WsEvent::Ping(payload) => {
@@ -299,8 +305,31 @@ impl<I: Io> Shard<I> {
         Ok(ParseStep::Consumed(consumed))
     }
 
-    fn on_frame(&mut self, conn: &mut Conn, frame: Decoded<pb::ClientFrame>) {
+    /// Returns the largest frame that the connection may send now: a stranger gets little memory.
+    fn frame_bytes_max(&self, conn: &Conn) -> usize {
+        let limits = &self.context.limits;
+        let max = if is_stranger(conn) {
+            limits.hello_bytes_max.min(limits.frame_bytes_max)
+        } else {
+            limits.frame_bytes_max
+        };
+        max as usize
+    }
+
+    /// Counts a frame of a connection that is not logged in.
+    fn count_early_frame(&self, conn: &mut Conn) -> Result<(), (Code, String)> {
+        if is_stranger(conn) {
+            conn.early_frames = conn.early_frames.saturating_add(1);
+            if conn.early_frames > self.context.limits.hello_frames_max {
+                return Err(too_many_early_frames());
+            }
+        }
+        Ok(())
+    }
+
+    fn on_frame(&mut self, conn: &mut Conn, frame: Decoded<pb::ClientFrame>) -> Result<(), (Code, String)> {
         self.frames_in += 1;
+        self.count_early_frame(conn)?;
         match frame {
             Decoded::Frame(frame) => {
                 conn.session.handle_frame(frame, &self.context.limits, self.now, &mut self.buffers.actions);
@@ -310,6 +339,7 @@ impl<I: Io> Shard<I> {
             }
         }
         self.act(conn);
+        Ok(())
     }
 
     /// Handles the end of input like a `bye`: a half-closed client still gets its answers, then the connection closes.
@@ -330,6 +360,15 @@ impl<I: Io> Shard<I> {
         conn.session.handle_violation(code, reason, &mut self.buffers.actions);
         self.act(conn);
     }
+}
+
+fn too_many_early_frames() -> (Code, String) {
+    (Code::TooManyFrames, "send hello first, and wait for welcome".to_owned())
+}
+
+/// Returns whether the connection is not logged in yet.
+fn is_stranger(conn: &Conn) -> bool {
+    matches!(conn.session.phase(), SessionPhase::Greeting | SessionPhase::LoggingIn)
 }
 
 /// Most frames into which one WebSocket message may be fragmented.

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate_protocol::{Code, codec::Wire};
+use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
 
 use crate::{
     chat::{Chat, Pair},
-    raw::{Raw, UPGRADE, frame, preface},
+    raw::{Raw, UPGRADE, frame, preface, ws_frame},
     support::{Process, Stopwatch, ask, hello},
 };
 
@@ -117,5 +117,33 @@ fn half_open_handshakes_end_in_time_and_block_no_login() {
         "ended after {:?} only",
         begun.elapsed()
     );
+    chat.end();
+}
+
+/// A stranger may not make the node keep a whole frame of the largest size.
+#[test]
+fn x7_frames_before_the_login_are_small_and_few() {
+    let node = Process::start(&[]);
+    let chat = Chat::begin(&node);
+    for wire in Wire::ALL {
+        // The first bytes of a frame of 5 KB, which never ends.
+        let large = frame(wire, 1, ask::hello(hello(&"t".repeat(5_000), "d")));
+        let mut raw = Raw::connect(node.address(), wire);
+        raw.send(&preface(wire)).expect("the node reads");
+        raw.send(&large[..large.len() - 10]).expect("the node reads");
+        raw.until_end().assert_closed(wire, Code::FrameTooLarge, "a large hello");
+    }
+    for (wire, opcode) in [(Wire::WsText, Opcode::Pong), (Wire::WsBinary, Opcode::Ping)] {
+        let mut raw = Raw::connect(node.address(), wire);
+        raw.send(&preface(wire)).expect("the node reads");
+        raw.send(&ws_frame(opcode, b"").repeat(17)).expect("the node reads");
+        raw.until_end().assert_closed(wire, Code::TooManyFrames, "control frames");
+        // Fewer are not too many.
+        let mut raw = Raw::connect(node.address(), wire);
+        raw.send(&preface(wire)).expect("the node reads");
+        raw.send(&ws_frame(opcode, b"").repeat(15)).expect("the node reads");
+        raw.send(&frame(wire, 1, ask::hello(hello(&node.token("ann"), "d")))).expect("the node reads");
+        raw.until("a welcome", |frames| !frames.is_empty());
+    }
     chat.end();
 }

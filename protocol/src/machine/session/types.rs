@@ -30,6 +30,10 @@ pub struct SessionLimits {
     pub heartbeat_max: Duration,
     /// Maximum size of a frame; Welcome reports it, and the codec enforces it.
     pub frame_bytes_max: u32,
+    /// Limit of the size of a frame before Welcome, in bytes.
+    pub hello_bytes_max: u32,
+    /// Limit of the number of frames before Welcome, empty ones and WebSocket control frames included.
+    pub hello_frames_max: u8,
     /// Maximum size of an encoded Content.
     pub content_bytes_max: u32,
     /// Maximum number of submissions without an answer.
@@ -61,6 +65,8 @@ impl Default for SessionLimits {
             heartbeat_min: Duration::from_secs(5),
             heartbeat_max: Duration::from_secs(300),
             frame_bytes_max: 1 << 20,
+            hello_bytes_max: 4 << 10,
+            hello_frames_max: 16,
             content_bytes_max: 64 << 10,
             in_flight_max: 256,
             chain: ChainLimits::default(),
