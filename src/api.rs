@@ -2,7 +2,6 @@
 //! refuses web pages of other origins; admin keys come later.
 
 use std::{
-    net::SocketAddr,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -26,6 +25,7 @@ use tokio::net::TcpListener;
 
 mod events;
 mod groups;
+pub mod http_server;
 pub mod monitor;
 mod nodes;
 mod presence;
@@ -55,12 +55,10 @@ pub struct Api {
 /// Refusal of a request; the code determines the HTTP status and the cure.
 struct Problem(Code, String);
 
-/// Serves the admin port until the runtime ends.
-///
-/// # Errors
-/// The listener fails.
-pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
-    let listen = listener.local_addr()?.ip();
+/// Serves the admin port until `stop` is done.
+pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = ()>) {
+    // A socket that listens has an address; without one, no host is accepted.
+    let listen = listener.local_addr().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/livez", get(livez))
@@ -91,7 +89,7 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         })
         .layer(from_fn_with_state(listen, same_origin::check))
         .with_state(api);
-    axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await
+    http_server::serve(listener, router, stop).await;
 }
 
 async fn healthz(State(api): State<Api>) -> Json<Value> {

@@ -33,7 +33,7 @@ pub use self::ids::all as leased_ids;
 use self::ports::{BuiltPorts, FailureWatch};
 use crate::{
     accept::{Acceptor, Stopper},
-    api::{self, Api},
+    api::{self, Api, http_server::ApiThread},
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
@@ -105,6 +105,8 @@ pub struct Node {
     node_file: PathBuf,
     failure: FailureWatch,
     drainer: Arc<Drainer>,
+    /// Thread of the admin and monitor ports, which serve until the end of a stop.
+    apis: ApiThread,
 }
 
 /// Broker whose shards and tasks run, and which peers can call.
@@ -203,7 +205,7 @@ impl Node {
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
         let acceptor = start_acceptor(client, &admission, newcomers, config.socket.clone(), metrics)?;
-        serve_apis(sockets.admin, sockets.monitor, api(broker, admission, &drainer, rendered))?;
+        let apis = serve_apis(sockets.admin, sockets.monitor, api(broker, admission, &drainer, rendered))?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
@@ -216,6 +218,7 @@ impl Node {
             node_file,
             failure,
             drainer,
+            apis,
         })
     }
 
@@ -242,7 +245,8 @@ impl Node {
             }
             let shards = self.running.shards.iter().any(JoinHandle::is_finished).then_some("a shard");
             let acceptor = self.acceptor.1.is_finished().then_some("the acceptor");
-            if let Some(part) = shards.or(acceptor).or(self.running.tasks.ended()) {
+            let apis = self.apis.has_ended().then_some("the thread of the API ports");
+            if let Some(part) = shards.or(acceptor).or(self.running.tasks.ended()).or(apis) {
                 return format!("{part} ended unexpectedly; see the log above for the reason");
             }
         }
@@ -385,27 +389,29 @@ fn api(broker: &Broker, admission: Arc<Admission>, drainer: &Arc<Drainer>, metri
     Api { admin: broker.admin.clone(), cluster, assigner, admission, metrics, drainer: Arc::clone(drainer) }
 }
 
-/// Serves the admin port, and the port for probes if there is one.
-fn serve_apis(admin: TcpListener, monitor: Option<TcpListener>, api: Api) -> io::Result<()> {
-    if let Some(monitor) = monitor {
-        serve_api(monitor, api.clone(), "monitor", api::monitor::serve)?;
-    }
-    serve_api(admin, api, "admin", api::serve)
-}
-
-fn serve_api<S: Future<Output = io::Result<()>> + Send + 'static>(
-    listener: TcpListener,
-    api: Api,
-    name: &'static str,
-    serve: impl FnOnce(tokio::net::TcpListener, Api) -> S,
-) -> io::Result<()> {
-    let serving = serve(tokio::net::TcpListener::from_std(listener)?, api);
-    tokio::spawn(async move {
-        if let Err(error) = serving.await {
-            tracing::error!(%error, name, "API port stopped serving");
-        }
-    });
-    Ok(())
+/// Serves the admin port, and the port for probes if there is one, on a thread of their own.
+fn serve_apis(admin: TcpListener, monitor: Option<TcpListener>, api: Api) -> io::Result<ApiThread> {
+    ApiThread::start(async move |stop| {
+        let listen = |listener| match tokio::net::TcpListener::from_std(listener) {
+            Ok(listener) => Some(listener),
+            Err(error) => {
+                tracing::error!(%error, "API port can't be served");
+                None
+            }
+        };
+        let (admin, monitor) = (listen(admin), monitor.and_then(listen));
+        let monitoring = async {
+            if let Some(monitor) = monitor {
+                api::monitor::serve(monitor, api.clone(), stop.cancelled()).await;
+            }
+        };
+        let administering = async {
+            if let Some(admin) = admin {
+                api::serve(admin, api.clone(), stop.cancelled()).await;
+            }
+        };
+        tokio::join!(monitoring, administering);
+    })
 }
 
 /// Creates the data directory or restricts an existing one to this account, checks the files with secrets, and

@@ -127,7 +127,10 @@ fn spec_timers_and_limits_are_the_defaults() {
         format!("| answers waiting to be written | {} |", kib(limits.control_bytes_max)),
         format!("| connected devices of a user | {} |", limits.devices_per_user),
         format!("| rooms of a connection | {} |", limits.rooms_max),
-        format!("| lasting refusals in a row | {} |", limits.errors_max),
+        format!(
+            "| lasting refusals; one less for each accepted send, and each 10 s | {} |",
+            limits.errors_max
+        ),
     ];
     for row in rows {
         assert!(spec.contains(&row), "protocol/SPEC.md, section 4, does not say: {row}");

@@ -3,14 +3,11 @@
 use axum::{Router, http::StatusCode, routing::get};
 use tokio::net::TcpListener;
 
-use super::{Api, Problem};
+use super::{Api, Problem, http_server};
 use tidegate_protocol::Code;
 
-/// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until the runtime ends.
-///
-/// # Errors
-/// The listener fails.
-pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
+/// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until `stop` is done.
+pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = ()>) {
     let not_here = || async { Problem(Code::NotFound, "not on this port; see docs/http.md".into()) };
     let router = Router::new()
         .route("/healthz", get(super::healthz))
@@ -20,5 +17,5 @@ pub async fn serve(listener: TcpListener, api: Api) -> std::io::Result<()> {
         .fallback(not_here)
         .method_not_allowed_fallback(|| async { StatusCode::METHOD_NOT_ALLOWED })
         .with_state(api);
-    axum::serve(listener, router).await
+    http_server::serve(listener, router, stop).await;
 }

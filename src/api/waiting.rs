@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tidegate_protocol::{Code, machine::drain::NodePhase};
 use tokio::{net::TcpListener, sync::watch};
 
-use super::{Problem, same_origin};
+use super::{Problem, http_server, same_origin};
 
 /// State of a node that waits to start.
 #[derive(Clone)]
@@ -20,11 +20,9 @@ pub struct StartupStatus {
 /// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until the wait ends, then closes open connections
 /// gracefully, so that the next request reaches the started node. The admin port already refuses pages of other
 /// origins.
-///
-/// # Errors
-/// The listener fails.
-pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool) -> std::io::Result<()> {
-    let listen = listener.local_addr()?.ip();
+pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool) {
+    // A socket that listens has an address; without one, no host is accepted.
+    let listen = listener.local_addr().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
     let mut reason = status.reason.clone();
     let wait_ended = async move { while reason.changed().await.is_ok() {} };
     let not_started = || async {
@@ -44,7 +42,7 @@ pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool)
     if is_admin {
         router = router.layer(from_fn_with_state(listen, same_origin::check));
     }
-    axum::serve(listener, router).with_graceful_shutdown(wait_ended).await
+    http_server::serve(listener, router, wait_ended).await;
 }
 
 async fn readyz(State(status): State<StartupStatus>) -> (StatusCode, Json<Value>) {

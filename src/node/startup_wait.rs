@@ -86,11 +86,7 @@ fn serve_probes(
     {
         let listener = tokio::net::TcpListener::from_std(listener.try_clone()?)?;
         let status = StartupStatus { reason: reason.clone(), metrics: rendered.clone() };
-        tokio::spawn(async move {
-            if let Err(error) = api::waiting::serve(listener, status, is_admin).await {
-                tracing::error!(%error, "API port stopped serving");
-            }
-        });
+        tokio::spawn(api::waiting::serve(listener, status, is_admin));
     }
     Ok(sender)
 }

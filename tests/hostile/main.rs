@@ -13,5 +13,6 @@ mod flood;
 mod framing;
 mod handshake;
 mod memory;
+mod ports;
 mod raw;
 mod stalled;

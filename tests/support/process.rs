@@ -113,6 +113,16 @@ impl Process {
         self.addresses.client
     }
 
+    /// Returns the admin address.
+    pub fn admin(&self) -> SocketAddr {
+        self.addresses.admin
+    }
+
+    /// Returns the address for probes and metrics, which the node must have.
+    pub fn monitor(&self) -> SocketAddr {
+        self.addresses.monitor.expect("listen.monitor is set")
+    }
+
     /// Returns the data directory.
     pub fn data(&self) -> &Path {
         &self.data

@@ -1,0 +1,177 @@
+//! HTTP server of the admin and monitor ports: few connections, deadlines for silent ones, and a thread of its own.
+//!
+//! Nothing that a caller of these ports does takes time or descriptors from clients.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use axum::{Router, body::Body, extract::Request, http::StatusCode, response::IntoResponse as _};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::Problem;
+use tidegate_protocol::Code;
+
+/// Most connections of one port. With a further one the oldest that sends no request is closed, or else the new one.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Time for the head of a request, from the previous response or the connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for a handler to begin its response. Handlers have shorter limits of their own.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Delay after a failed accept, which is repeated: the process is out of descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Longest wait for open connections once the server stops.
+const STOP_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Connection as the acceptor sees it.
+#[derive(Clone, Default)]
+struct Connection {
+    /// Whether a request is being served.
+    is_busy: Arc<AtomicBool>,
+    /// Ends the connection after the request that is being served, if there is one.
+    ending: CancellationToken,
+}
+
+/// Open connections, oldest first.
+#[derive(Default)]
+struct Connections(Vec<Connection>);
+
+impl Connections {
+    /// Adds a connection, if need be in place of the oldest silent one. Returns `None` if all serve requests.
+    fn add(&mut self) -> Option<Connection> {
+        self.0.retain(|it| Arc::strong_count(&it.is_busy) > 1);
+        if self.0.len() >= CONNECTIONS_MAX {
+            let silent = self.0.iter().position(|it| !it.is_busy.load(Ordering::Acquire))?;
+            self.0.remove(silent).ending.cancel();
+        }
+        let connection = Connection::default();
+        self.0.push(connection.clone());
+        Some(connection)
+    }
+}
+
+/// Serves HTTP/1 until `stop` is done, then ends the connections that are between two requests.
+pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
+    let (mut open, mut connections) = (Connections::default(), JoinSet::new());
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut stop => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                if let Some(connection) = open.add() {
+                    connections.spawn(serve_connection(stream, peer, router.clone(), connection));
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "failed to accept a connection of an API port; retrying");
+                time::sleep(ACCEPT_RETRY_DELAY).await;
+            }
+        }
+    }
+    open.0.iter().for_each(|it| it.ending.cancel());
+    time::timeout(STOP_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await.ok();
+}
+
+async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, connection: Connection) {
+    let Connection { is_busy, ending } = connection;
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let (router, request, is_busy) = (router.clone(), request.map(Body::new), Arc::clone(&is_busy));
+        async move {
+            is_busy.store(true, Ordering::Release);
+            let response = respond(router, request).await;
+            is_busy.store(false, Ordering::Release);
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        biased;
+        ended = connection.as_mut() => ended,
+        () = ending.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, %peer, "connection of an API port ended");
+    }
+}
+
+async fn respond(mut router: Router, request: Request) -> axum::response::Response {
+    use tower_service::Service as _;
+    match time::timeout(RESPONSE_TIMEOUT, router.call(request)).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(never)) => match never {},
+        Err(_) => {
+            let problem = Problem(Code::StoreUnavailable, "no answer in time; repeat the request".into());
+            (StatusCode::GATEWAY_TIMEOUT, problem).into_response()
+        }
+    }
+}
+
+/// Thread that serves the API ports, with a runtime of its own; dropping it ends the thread.
+pub struct ApiThread {
+    stop: CancellationToken,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl ApiThread {
+    /// Starts the thread, which runs `serving` until it is dropped. The future gets a token that is cancelled then.
+    ///
+    /// # Errors
+    /// The thread can't be started.
+    pub fn start<F: Future<Output = ()>>(
+        serving: impl FnOnce(CancellationToken) -> F + Send + 'static,
+    ) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let thread = thread::Builder::new().name("tidegate-api".into()).spawn(move || {
+            runtime.block_on(serving(stopped));
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Returns whether the thread has ended, which it does only by a panic.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(thread::JoinHandle::is_finished)
+    }
+}
+
+impl Drop for ApiThread {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            // A panic was printed when it happened.
+            thread.join().ok();
+        }
+    }
+}
