@@ -88,6 +88,7 @@ metrics! {
     counter link_refused "tidegate_link_refused_total" "Link callers refused in the handshake: wrong secret, another run, too slow, too many connections, or not authenticated in time."
     gauge partitions_owned "tidegate_partitions_owned" "Partitions of the log that this node owns."
     counter rules_switched "tidegate_ledger_rules_switched_total" "Times the rules of an owned partition were switched to a later version."
+    gauge clock_distrusted "tidegate_clock_distrusted" "Whether messages and dedup keys do not expire, because the clock of this node differs from that of the store, or was set. 0: no, 1: yes."
     gauge rules_unknown "tidegate_ledger_rules_unknown" "Version of the ledger's rules that this node met and does not know; it owns no partitions until it is replaced. 0: none."
     gauge archive_lag "tidegate_archive_lag_records" "Records of the owned partitions that are not archived yet."
     gauge archive_lag_seconds "tidegate_archive_lag_seconds" "Age of the oldest unarchived record, in the owned partition with the largest lag."

@@ -325,8 +325,12 @@ impl Node {
         let cluster = &broker.cluster;
         self.services.block_on(tasks.stop(&*cluster.ports.bus));
         // The routes of the last connections are removed already, or else here.
-        self.lease.0.abort();
-        self.services.block_on(lease::leave(cluster));
+        self.services.block_on(async {
+            self.lease.0.abort();
+            // It may be in the middle of a renewal, which would take the end of the lease for a loss.
+            self.lease.0.await.ok();
+            lease::leave(cluster).await;
+        });
         self.services.shutdown_timeout(CALLS_END_MAX);
     }
 }

@@ -223,6 +223,11 @@ pub trait Store: Send + Sync {
         true
     }
 
+    /// Returns the wall clock of the store, in ms since 1970; `None` if it has none of its own.
+    async fn now_ms(&self) -> Result<Option<u64>, StoreError> {
+        Ok(None)
+    }
+
     /// Replaces the partition's fence with `fence` and reads its position, in one transaction.
     ///
     /// After `Ok`, no archive or load under an earlier fence succeeds. A partition that was never archived takes

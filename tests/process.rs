@@ -9,6 +9,8 @@ mod support;
 mod origins;
 #[path = "process/private.rs"]
 mod private;
+#[path = "process/stop.rs"]
+mod stop;
 #[path = "process/tokens.rs"]
 mod tokens;
 

@@ -32,8 +32,7 @@ use super::{
     lag::{self, LagTracker},
     membership::Members,
     position_check::{PositionCheck, PositionChecks},
-    retention::{self, Sweeper},
-    rules::{self, Switcher},
+    retention, rules,
 };
 use crate::{
     budget::{CacheBudget, CacheShare},
@@ -53,6 +52,7 @@ use crate::{
 };
 
 mod archive_step;
+mod background;
 mod logins;
 mod publish;
 
@@ -154,21 +154,8 @@ impl Owner {
         }
         // Retention deleted exactly the archived records: nothing is missing, and nothing is left to compare.
         let is_trimmed = taken.position.offset > 0 && bounds.first == taken.position.offset;
-        let last = match taken.position.offset.checked_sub(1) {
-            _ if is_trimmed => None,
-            Some(offset) => {
-                let read = cluster.ports.bus.read(partition, offset, 1, 1);
-                match lag::from_log(&cluster.owned, partition, read).await {
-                    Err(ReadError::OutOfRange(bounds)) => {
-                        return Err(OwnerExit::missing(bounds, taken.position.offset));
-                    }
-                    read => read?.records.into_iter().next(),
-                }
-            }
-            None => None,
-        };
-        if !is_trimmed && !taken.position.matches(last.as_ref().map(|record| &record.bytes[..])) {
-            return Err(OwnerExit::LogReplaced);
+        if !is_trimmed {
+            Self::check_log(partition, cluster, taken.position).await?;
         }
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
         ledger.know_up_to(settings.rules.known);
@@ -203,6 +190,27 @@ impl Owner {
             answer_log,
             metrics: metrics.clone(),
         })
+    }
+
+    /// Checks that the log has the record that was archived last.
+    async fn check_log(partition: u32, cluster: &Arc<Cluster>, archived: Position) -> Result<(), OwnerExit> {
+        let last = match archived.offset.checked_sub(1) {
+            Some(offset) => {
+                let read = cluster.ports.bus.read(partition, offset, 1, 1);
+                match lag::from_log(&cluster.owned, partition, read).await {
+                    Err(ReadError::OutOfRange(bounds)) => {
+                        return Err(OwnerExit::missing(bounds, archived.offset));
+                    }
+                    read => read?.records.into_iter().next(),
+                }
+            }
+            None => None,
+        };
+        if archived.matches(last.as_ref().map(|record| &record.bytes[..])) {
+            Ok(())
+        } else {
+            Err(OwnerExit::LogReplaced)
+        }
     }
 
     /// Processes the log until the owner exits by itself, `stopping` is cancelled, or the partition is `lost`. Once
@@ -313,38 +321,6 @@ impl Owner {
         match done {
             Some(done) => done.err().unwrap_or(OwnerExit::Revoked),
             None => self.archive.end(&mut self.ledger).await,
-        }
-    }
-
-    fn sweep(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (cluster, metrics) = (Arc::clone(&self.cluster), Some(self.metrics.clone()));
-        let (partition, fence, settings) = (self.partition, self.fence, self.settings.retention);
-        let rules = self.rules.subscribe();
-        async move {
-            let (bus, store) = (&*cluster.ports.bus, &*cluster.ports.store);
-            Sweeper { partition, fence, bus, store, settings, rules, keys_from: 0, metrics }.run().await;
-        }
-    }
-
-    fn switch(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (cluster, partition) = (Arc::clone(&self.cluster), self.partition);
-        let (settings, wall_ms) = (self.settings.rules, self.settings.retention.wall_ms);
-        let rules = self.rules.subscribe();
-        async move {
-            let (me, bus, peers) = (&cluster.me, &*cluster.ports.bus, &*cluster.peers);
-            Switcher { partition, me, bus, peers, settings, rules, wall_ms }.run().await;
-        }
-    }
-
-    /// Publishes the rules in force to the background tasks that append.
-    fn publish_rules(&self) {
-        let (now, before) = (self.ledger.rules(), *self.rules.borrow());
-        if now.ledger_version > before.ledger_version {
-            self.metrics.rules_switched.increment(1);
-            tracing::info!(partition = self.partition, version = now.ledger_version, "ledger rules switched");
-        }
-        if now != before {
-            self.rules.send_replace(now);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Retention: expires messages older than their conversation keeps them, and dedup keys older than any retry (ADR 6,
 //! flaw S22).
 //!
-//! The owner compares times with its clock and appends `Prune` and `Rules` records. Only those records take effect, so
+//! The owner compares times with its clock, which it checks ([`clock_check`]), and appends `Prune` and `Rules` records. Only those records take effect, so
 //! every owner expires the same data. A round costs one read per conversation that expires messages, and one page per
 //! conversation that has any to expire.
 
@@ -22,6 +22,10 @@ use crate::{
     metrics::Metrics,
     store::{Direction, Fence, PageQuery, Scan, Store, StoreError},
 };
+
+mod clock_check;
+
+use self::clock_check::ClockCheck;
 
 /// Key of the group setting that overrides the node's retention.
 pub const RETENTION_SETTING: &str = "retention";
@@ -113,6 +117,9 @@ pub(crate) struct Sweeper<'a> {
     /// Last `keys_from` that this sweeper appended; may not be in force yet.
     pub(crate) keys_from: u64,
     pub(crate) metrics: Option<Metrics>,
+    /// Check of the clock, and whether it was reported that nothing expires.
+    pub(crate) clock: ClockCheck,
+    pub(crate) is_distrust_logged: bool,
 }
 
 /// Error that ended a round early; the next round catches up.
@@ -142,8 +149,30 @@ impl Sweeper<'_> {
         }
     }
 
+    /// Returns the time by which data may expire now, or `None` while the clock of this node is not trusted.
+    async fn trusted_now(&mut self) -> Result<Option<u64>, SweepError> {
+        let of_store = self.store.now_ms().await?;
+        let now = self.clock.now((self.settings.wall_ms)(), of_store, tokio::time::Instant::now());
+        if let Some(metrics) = &self.metrics {
+            metrics.clock_distrusted.set(f64::from(u8::from(now.is_err())));
+        }
+        match now {
+            Ok(now) => {
+                self.is_distrust_logged = false;
+                Ok(Some(now))
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_distrust_logged, true) {
+                    tracing::error!(%error, partition = self.partition, "messages and dedup keys do not expire");
+                }
+                Ok(None)
+            }
+        }
+    }
+
     /// Checks all conversations and keys that are due in this round.
     pub(crate) async fn round(&mut self, round: u64) -> Result<(), SweepError> {
+        let Some(now) = self.trusted_now().await? else { return Ok(()) };
         let mut after = None;
         // When the node's retention is not due, only groups with a setting of their own can be.
         let node = self.settings.node;
@@ -155,7 +184,7 @@ impl Sweeper<'_> {
             after = None;
             for row in page {
                 if let Loaded::Head(id, Some(head)) = row {
-                    self.prune(&id, &head, round).await?;
+                    self.prune(&id, &head, round, now).await?;
                     after = Some(id);
                 }
             }
@@ -164,7 +193,7 @@ impl Sweeper<'_> {
             }
         }
         if self.keys_are_due(round) {
-            self.expire_keys().await?;
+            self.expire_keys(now).await?;
         }
         Ok(())
     }
@@ -176,13 +205,13 @@ impl Sweeper<'_> {
         u128::from(round) % rounds == self.fence.0 % rounds
     }
 
-    async fn prune(&self, id: &ConversationId, head: &Head, round: u64) -> Result<(), SweepError> {
+    async fn prune(&self, id: &ConversationId, head: &Head, round: u64, now: u64) -> Result<(), SweepError> {
         let keep = Keep::of(id, head, self.settings.node);
         let mine = partition_of(id, self.bus.partitions()) == self.partition;
         let Some(ms) = keep.ms().filter(|_| mine && keep.is_due(round, self.settings.every)) else {
             return Ok(());
         };
-        let before = (self.settings.wall_ms)().saturating_sub(ms);
+        let before = now.saturating_sub(ms);
         let mut cursor = head.pruned_to;
         // Reads one row first, because most conversations have nothing to expire.
         let mut limit = 1;
@@ -212,9 +241,9 @@ impl Sweeper<'_> {
 
     /// Appends the lowest offset whose dedup key is still needed. Each key's own time counts, so that a clock that was
     /// set back expires no key early.
-    async fn expire_keys(&mut self) -> Result<(), SweepError> {
+    async fn expire_keys(&mut self, now: u64) -> Result<(), SweepError> {
         let keep = u64::try_from(self.settings.keys.as_millis()).unwrap_or(u64::MAX);
-        let Some(before) = (self.settings.wall_ms)().checked_sub(keep) else { return Ok(()) };
+        let Some(before) = now.checked_sub(keep) else { return Ok(()) };
         let current_from = self.rules.borrow().keys_from.max(self.keys_from);
         let (mut after, mut from) = (None, None);
         loop {

@@ -31,6 +31,10 @@ impl Store for Faulty<dyn Store> {
         self.inner.may_fall_back()
     }
 
+    async fn now_ms(&self) -> Result<Option<u64>, StoreError> {
+        self.call("now_ms", self.inner.now_ms()).await
+    }
+
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         self.call("take_over", self.inner.take_over(partition, fence, topic)).await
     }

@@ -25,6 +25,8 @@ use crate::bus::TopicId;
 #[derive(Default)]
 pub struct MemoryStore {
     state: Mutex<State>,
+    /// Clock of the store, for tests; `None` if it has none of its own.
+    now_ms: Mutex<Option<u64>>,
 }
 
 /// Copy of all that a store holds, as a backup or a lagging standby has it.
@@ -65,6 +67,11 @@ struct Conversation {
 }
 
 impl MemoryStore {
+    /// Gives the store a clock of its own, which stands still.
+    pub fn set_now_ms(&self, now_ms: u64) {
+        *self.now_ms.lock() = Some(now_ms);
+    }
+
     /// Copies the state.
     pub fn save(&self) -> SavedStore {
         SavedStore(self.lock().clone())
@@ -207,6 +214,10 @@ fn content_bytes(stored: &StoredRow) -> usize {
 
 #[async_trait]
 impl Store for MemoryStore {
+    async fn now_ms(&self) -> Result<Option<u64>, StoreError> {
+        Ok(*self.now_ms.lock())
+    }
+
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         let mut state = self.lock();
         let new = || Partition {

@@ -231,6 +231,11 @@ fn number(partition: u32) -> Result<i32, StoreError> {
 
 #[async_trait]
 impl Store for PostgresStore {
+    async fn now_ms(&self) -> Result<Option<u64>, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { owner::now_ms(&mut core.owners().await?).await.map(Some) }).await
+    }
+
     async fn take_over(&self, partition: u32, fence: Fence, topic: TopicId) -> Result<Takeover, StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
         core.run(

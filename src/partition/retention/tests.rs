@@ -81,8 +81,13 @@ impl World {
 
     /// Runs one round at the time `NOW` and returns what it appended.
     async fn round(&mut self, round: u64, node: Keep) -> Vec<Body> {
+        self.round_at(round, node, || NOW).await
+    }
+
+    /// Runs one round with this clock and returns what it appended.
+    async fn round_at(&mut self, round: u64, node: Keep, wall_ms: fn() -> u64) -> Vec<Body> {
         let rules = watch::channel(self.ledger.rules()).1;
-        let settings = settings(node, || NOW);
+        let settings = settings(node, wall_ms);
         let (bus, store) = (&self.bus, &self.store);
         let mut sweeper = Sweeper {
             partition: 0,
@@ -93,6 +98,8 @@ impl World {
             rules,
             keys_from: 0,
             metrics: None,
+            clock: ClockCheck::default(),
+            is_distrust_logged: false,
         };
         sweeper.round(round).await.unwrap();
         self.own().await
@@ -219,13 +226,45 @@ async fn s22_a_key_lives_for_eight_days_and_then_goes() {
     assert_eq!(world.seqs(&direct()).await.len(), 5, "the messages stay");
 }
 
+/// One node with a wrong clock would expire data permanently for all.
+#[tokio::test]
+async fn k1_clock_that_differs_from_the_store_expires_nothing() {
+    let mut world = World::new().await;
+    for (number, age) in (0..).zip([5 * DAY, DAY]) {
+        world.append(NOW - age, message(&direct(), number)).await;
+    }
+    world.store.set_now_ms(NOW);
+    for wall_ms in [|| NOW + 40 * DAY, || NOW + HOUR_MS, || NOW - HOUR_MS] {
+        assert_eq!(world.round_at(KEYS_ROUND, Keep::Days(30), wall_ms).await, []);
+    }
+    assert_eq!(world.seqs(&direct()).await, [1, 2]);
+    let scan = Scan::Keys { from: 0, after: None, limit: 100 };
+    assert_eq!(world.store.scan(0, Fence(1), &scan).await.unwrap().rows.len(), 2);
+    // The clocks agree, and the earlier one counts.
+    let appended = world.round_at(0, Keep::Days(5), || NOW + 60_000).await;
+    assert_eq!(appended, [], "it is five days old by one clock only");
+    world.store.set_now_ms(NOW + 60_000);
+    assert_eq!(world.round_at(0, Keep::Days(5), || NOW + 60_000).await, [pruned(&direct(), 1)]);
+}
+
 #[tokio::test]
 async fn keys_are_checked_once_a_day_in_a_round_drawn_by_the_fence() {
     let world = World::new().await;
     let due = |fence: u128| -> Vec<u64> {
         let (bus, store, settings) = (&world.bus, &world.store, settings(Keep::Forever, || NOW));
         let (fence, rules) = (Fence(fence), watch::channel(Rules::default()).1);
-        let it = Sweeper { partition: 0, fence, bus, store, settings, rules, keys_from: 0, metrics: None };
+        let it = Sweeper {
+            partition: 0,
+            fence,
+            bus,
+            store,
+            settings,
+            rules,
+            keys_from: 0,
+            metrics: None,
+            clock: ClockCheck::default(),
+            is_distrust_logged: false,
+        };
         (0..3 * 1_440).filter(|round| it.keys_are_due(*round)).collect()
     };
     assert_eq!(due(1), [KEYS_ROUND, KEYS_ROUND + 1_440, KEYS_ROUND + 2 * 1_440]);
@@ -245,7 +284,18 @@ async fn long_retention_is_checked_rarely_and_former_owner_stops() {
     let settings = Settings { every: Duration::from_millis(1), ..settings(Keep::Days(1), || NOW) };
     let rules = watch::channel(Rules::default()).1;
     let (bus, store) = (&world.bus, &world.store);
-    Sweeper { partition: 0, fence: Fence(1), bus, store, settings, rules, keys_from: 0, metrics: None }
-        .run()
-        .await;
+    Sweeper {
+        partition: 0,
+        fence: Fence(1),
+        bus,
+        store,
+        settings,
+        rules,
+        keys_from: 0,
+        metrics: None,
+        clock: ClockCheck::default(),
+        is_distrust_logged: false,
+    }
+    .run()
+    .await;
 }

@@ -44,6 +44,8 @@ FROM unnest(
 WHERE p.partition = n.partition AND p.fence = n.fence AND p.log_offset = n.from_offset AND p.last_hash = n.from_hash
 RETURNING floor(extract(epoch FROM now()) / 604800)::integer";
 
+const SELECT_NOW: &str = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+
 const SELECT_POSITION: &str = "SELECT fence, log_offset, last_hash FROM partitions WHERE partition = $1";
 
 const SCAN_KEYS: &str = "
@@ -70,6 +72,12 @@ SELECT * FROM (
     (SELECT conversation, last_seq, messages, pruned_to, deleted_seq, settings FROM heads
      WHERE settings IS NOT NULL AND partition IS NULL AND conversation > $1 ORDER BY conversation LIMIT $2)
 ) h ORDER BY conversation LIMIT $2";
+
+/// Returns the clock of the server, in ms since 1970.
+pub(super) async fn now_ms(session: &mut Session) -> Result<u64, PostgresError> {
+    let found = session.read(&[call(SELECT_NOW, &[])]).await?;
+    Reader::new(found.iter().flatten().next().ok_or_else(damaged)?).big()
+}
 
 pub(super) async fn take_over(
     session: &mut Session,

@@ -24,7 +24,7 @@ struct Cut {
     archived: u64,
 }
 
-/// What was evicted.
+/// Number of evicted rows, and their bytes.
 #[derive(Default)]
 struct Evicted {
     rows: usize,
