@@ -5,16 +5,19 @@ use std::{io::BufRead, time::Duration};
 use anyhow::{Context as _, bail};
 use tokio::runtime::Handle;
 
+use tidegate_protocol::record::Position;
+
 use super::ports;
 use crate::{
     bus::{Bounds, Bus, KafkaBus, partition_of},
+    clock::wall_ms,
     config::Config,
     metrics, redis,
     routes::{Lease, RedisRoutes, Routes},
     store::{
         Importing, PostgresStore,
         dump::{self, ReadDumpError},
-        import::{FillError, Filling},
+        import::{self, FillError, Filling},
     },
 };
 
@@ -43,7 +46,10 @@ pub fn into_cluster(config: &Config, from: &mut dyn BufRead, dry: bool) -> anyho
     runtime.block_on(importing.mark())?;
     let filled = fill(&mut filling, &log, from, runtime.handle());
     let filled = filled.and_then(|lines| {
-        runtime.block_on(filling.finish())?;
+        runtime.block_on(async {
+            let behind_markers = append_markers(config).await?;
+            Ok::<_, anyhow::Error>(filling.finish(&behind_markers).await?)
+        })?;
         Ok(lines)
     });
     runtime.block_on(conclude(filled, importing))
@@ -79,6 +85,24 @@ async fn check_no_live_nodes(config: &Config) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Appends the marker of the import to each partition, and returns the positions behind them. After a failure the topic
+/// is not empty any more: the next import needs another one.
+async fn append_markers(config: &Config) -> anyhow::Result<Vec<Position>> {
+    let (metrics, _) = metrics::install();
+    let bus =
+        KafkaBus::connect(&config.kafka, Duration::from_millis(config.timing.reply_ms), &metrics).await?;
+    let marker = import::marker(wall_ms())?;
+    let mut behind = Vec::new();
+    for partition in 0..config.kafka.partitions {
+        let appended = bus.append(partition, vec![marker.clone()]).await;
+        let appended =
+            appended.with_context(|| format!("the log accepts no record in partition {partition}"))?;
+        behind.push(Position::behind(appended.last, &marker));
+    }
+    bus.close(KAFKA_CLOSE_MAX).await.context("the log did not confirm all records")?;
+    Ok(behind)
 }
 
 /// Checks that the log is empty, and returns the bounds from which each partition continues.

@@ -34,6 +34,11 @@ pub(super) enum OwnerExit {
          the rest or start with an empty store, and keep `kafka.replication` at 3 or more"
     )]
     RecordsLost { next: u64, archived: u64 },
+    #[error(
+        "STORE_BEFORE_IMPORT: history was imported, and the store is older than that, so its conversations would be \
+         numbered from 1 again; restore a backup from after the import, or import again into an empty topic and database"
+    )]
+    StoreBeforeImport,
     #[error("archiving {0} rows timed out; retrying in smaller batches")]
     BatchTooLarge(usize),
     /// The group revoked the partition, or it was lost.

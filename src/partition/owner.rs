@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     budget::{CacheBudget, CacheShare},
-    bus::{Batch, ReadError, TopicId},
+    bus::{Batch, Bounds, ReadError, TopicId},
     cluster::Cluster,
     delivery::{
         answer_cache::{AnswerCache, AnswerLog},
@@ -47,7 +47,7 @@ use crate::{
     metrics::Metrics,
     partition::{dispatcher::Dispatcher, exit::PORT_RETRY_INTERVAL},
     routes::Route,
-    store::{Fence, Scan},
+    store::{Fence, Scan, import},
     trace,
 };
 
@@ -155,7 +155,7 @@ impl Owner {
         // Retention deleted exactly the archived records: nothing is missing, and nothing is left to compare.
         let is_trimmed = taken.position.offset > 0 && bounds.first == taken.position.offset;
         if !is_trimmed {
-            Self::check_log(partition, cluster, taken.position).await?;
+            Self::check_log(partition, cluster, taken.position, bounds).await?;
         }
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
         ledger.know_up_to(settings.rules.known);
@@ -192,17 +192,28 @@ impl Owner {
         })
     }
 
-    /// Checks that the log has the record that was archived last.
-    async fn check_log(partition: u32, cluster: &Arc<Cluster>, archived: Position) -> Result<(), OwnerExit> {
+    /// Checks that the log has the record that was archived last, or that an empty archive is not older than an import.
+    async fn check_log(
+        partition: u32,
+        cluster: &Arc<Cluster>,
+        archived: Position,
+        bounds: Bounds,
+    ) -> Result<(), OwnerExit> {
+        let record_at = async |offset| {
+            let read = cluster.ports.bus.read(partition, offset, 1, 1);
+            match lag::from_log(&cluster.owned, partition, read).await {
+                Err(ReadError::OutOfRange(bounds)) => Err(OwnerExit::missing(bounds, archived.offset)),
+                read => Ok(read?.records.into_iter().next()),
+            }
+        };
         let last = match archived.offset.checked_sub(1) {
-            Some(offset) => {
-                let read = cluster.ports.bus.read(partition, offset, 1, 1);
-                match lag::from_log(&cluster.owned, partition, read).await {
-                    Err(ReadError::OutOfRange(bounds)) => {
-                        return Err(OwnerExit::missing(bounds, archived.offset));
-                    }
-                    read => read?.records.into_iter().next(),
+            Some(offset) => record_at(offset).await?,
+            None if bounds.next > 0 => {
+                let first = record_at(0).await?;
+                if first.is_some_and(|record| import::is_marker(&record.bytes)) {
+                    return Err(OwnerExit::StoreBeforeImport);
                 }
+                None
             }
             None => None,
         };

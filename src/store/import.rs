@@ -1,17 +1,19 @@
 //! Import of an export into an empty store, through the port: one node's data becomes the partitions of a cluster.
 //!
 //! Seqs are kept. Offsets belong to another log, so they all become "before everything". Until [`Filling::finish`], no
-//! partition is at a position that matches its log, so no owner continues from a partial import.
+//! partition is at a position that matches its log, so no owner continues from a partial import. Afterwards each is behind
+//! a marker in its log, so no owner continues from a store that is older than the import.
 
 use std::{
     collections::{BTreeMap, HashMap},
     time::Duration,
 };
 
+use bytes::Bytes;
 use tidegate_protocol::{
-    id::{ConversationId, UserId},
+    id::{ConversationId, IdError, NodeId, UserId},
     machine::ledger::{Delta, Head, LEDGER_NEWEST, Recalled, message_key, request_key},
-    record::{Body, Hash16, Position, Rules},
+    record::{Body, Hash16, Origin, Position, Record, RuleChange, Rules},
     settings::UserSettings,
 };
 
@@ -87,6 +89,24 @@ struct OpenConversation {
     head: Head,
     /// Seq of the last row staged; before the first row, the last seq that retention removed.
     seq: u64,
+}
+
+/// Returns the marker of an import, as the first record of each partition of its log: a record without effect.
+///
+/// A store that is older than the import begins before it, and its owner would number the conversations from 1 again.
+///
+/// # Errors
+/// Fails only if the name of no node is no longer accepted.
+pub fn marker(now_ms: u64) -> Result<Bytes, IdError> {
+    let origin = Origin { node: NodeId::new("-")?, boot: 0, conn: 0, request: u64::MAX };
+    let body = Body::Rules(RuleChange::default());
+    Ok(Record { origin, received_at: now_ms, body, trace: None }.encode())
+}
+
+/// Returns whether a record is the marker of an import. Owners append no other record without effect.
+pub fn is_marker(record: &Bytes) -> bool {
+    let body = Record::decode(record.clone()).map(|record| record.body);
+    matches!(body, Ok(Body::Rules(change)) if change == RuleChange::default())
 }
 
 /// Import of the entries of an export into a store, in their order.
@@ -359,19 +379,20 @@ impl<'a> Filling<'a> {
         Ok(retry(|| store.archive(partition, fence, delta)).await?)
     }
 
-    /// Writes all that is left, and moves every partition to the beginning of its log.
+    /// Writes all that is left, and moves every partition to the position from which its owner continues: behind the
+    /// marker of the import in its log.
     ///
     /// # Errors
     /// See [`Self::write`].
-    pub async fn finish(mut self) -> Result<(), FillError> {
+    pub async fn finish(mut self, behind_markers: &[Position]) -> Result<(), FillError> {
         self.end_conversation();
         for number in 0..self.parts.len() {
             self.flush(number).await?;
         }
         self.write_personal().await?;
         for number in 0..self.parts.len() {
-            let start = self.parts[number].start;
-            let delta = self.parts[number].take(start);
+            let end = behind_markers.get(number).copied().unwrap_or(self.parts[number].start);
+            let delta = self.parts[number].take(end);
             self.archive(number, &delta).await?;
         }
         Ok(())

@@ -106,7 +106,7 @@ fn import_into_a_cluster_renumbers_nothing() {
     assert!(!started.0 && started.1.contains("an import fills these tables"), "{}", started.1);
     let (fine, said) = cluster.tidegate(&["store", "import", file, "--profile", "cluster"]);
     assert!(fine && said.contains("into the 4 partitions of"), "{said}");
-    refused(&cluster, file, &[], "an import needs a database without any");
+    refused(&cluster, file, &[], "has records, so a cluster has used it");
 
     cluster.start_nodes(0..2);
     cluster.all_owned();
@@ -118,6 +118,20 @@ fn import_into_a_cluster_renumbers_nothing() {
     }
     let [ann, bob, cat] = clients.get_disjoint_mut([0, 1, 2]).expect("three people");
     assert_continuity(ann, bob, cat);
+    drop(clients);
+    k8_store_older_than_the_import_is_refused(&mut cluster);
+}
+
+/// A store without the import would number its conversations from 1 again.
+fn k8_store_older_than_the_import_is_refused(cluster: &mut Cluster) {
+    (0..2).for_each(|nth| assert_eq!(cluster.stop(nth), Some(0)));
+    cluster
+        .execute("TRUNCATE partitions, heads, messages, members, stays, devices, memberships, marks, keys");
+    let data = fresh_data();
+    let listen = ["--set", "listen.client=127.0.0.1:0", "--set", "listen.admin=127.0.0.1:0"];
+    let words = [&["serve", "--data", data.to_str().expect("a name")][..], &listen].concat();
+    let (fine, said) = cluster.tidegate(&words);
+    assert!(!fine && said.contains("STORE_BEFORE_IMPORT") && said.contains("restore a backup"), "{said}");
 }
 
 /// Asserts that a retry of an earlier id finds its seq, another content under it is a conflict, and a new message gets

@@ -139,7 +139,7 @@ async fn entries_keep_seqs_and_reach_their_partition() {
     let (with_row, without_row) = (message_key(&message(&large, 7)), [8; 16]);
     let expired = message_key(&message(&large, 3));
     take(&mut filling, [key(with_row, 7, 107), key(without_row, 0, 500), key(expired, 3, 103)]).await;
-    filling.finish().await.unwrap();
+    filling.finish(&[]).await.unwrap();
 
     for partition in 0..4 {
         let (position, found) = keys(&store, partition, &[with_row, without_row, expired]).await;
@@ -180,7 +180,7 @@ async fn take_over_during_the_import_ends_it() {
     filling.take_over(&LOG).await.unwrap();
     store.take_over(3, Fence(1), TopicId(7)).await.unwrap();
     take(&mut filling, [partition(90_000, 0), conversation(&group("g3"), 3, 0)]).await;
-    assert!(matches!(filling.finish().await, Err(FillError::Disturbed)));
+    assert!(matches!(filling.finish(&[]).await, Err(FillError::Disturbed)));
 }
 
 #[test]
@@ -196,4 +196,16 @@ fn undecided_records_and_newer_rules_are_refused_with_a_cure() {
     let newer = Entry::Partition(PartitionLine::new(0, Position::START, rules));
     let why = filling.stage(newer).unwrap_err().to_string();
     assert!(why.contains("import it with the tidegate that wrote it"), "{why}");
+}
+
+#[test]
+fn k8_only_the_marker_of_an_import_is_one() {
+    let marker = marker(1).unwrap();
+    assert!(is_marker(&marker));
+    let mut record = Record::decode(marker).unwrap();
+    record.body = Body::Rules(RuleChange { keys_from: 7, ..RuleChange::default() });
+    assert!(!is_marker(&record.encode()));
+    record.body = Body::Rules(RuleChange { ledger_version: 2, ..RuleChange::default() });
+    assert!(!is_marker(&record.encode()));
+    assert!(!is_marker(&Bytes::from_static(b"no record")));
 }
