@@ -46,6 +46,7 @@ struct Item {
 const ITEMS: &[Item] = &[
     Item { name: "counts-dist", share: 0, run: counts_dist },
     Item { name: "simulation", share: 0, run: simulation },
+    Item { name: "world", share: 0, run: world },
     Item { name: "overlays", share: 0, run: overlays },
     Item { name: "fuzz", share: 25, run: fuzz_all },
     Item {
@@ -182,13 +183,33 @@ fn counts_dist(shell: &Shell, _: Duration, _: u64, row: &mut Figures) -> anyhow:
     Ok(())
 }
 
-/// Runs the simulation: whole nodes in one process, with a simulated clock and network.
+/// Runs the simulation of owners, without clients and shards.
 fn simulation(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyhow::Result<()> {
     let shell = shell.with_profile("ci");
     compile::chosen(&shell, &["--test", "sim"])?;
     let mut sim = shell.command(compile::test_program(&shell, "tidegate::sim")?);
     sim.env("SIM_SEEDS", SEEDS.to_string()).env("TIDEGATE_SEED", seed.to_string());
     shell::run(sim.env("CARGO_MANIFEST_DIR", &shell.root))?;
+    row.insert("seeds".to_owned(), json!(SEEDS));
+    Ok(())
+}
+
+/// Runs the simulation of whole nodes with their clients, half of its seeds in each of two processes.
+fn world(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyhow::Result<()> {
+    let shell = shell.with_profile("ci");
+    compile::chosen(&shell, &["--package", "tidegate-lab", "--test", "world"])?;
+    let program = compile::test_program(&shell, "tidegate-lab::world")?;
+    let half = |first: u64| {
+        let mut world = shell.command(&program);
+        world.args(["--exact", "every_promise_is_kept_whatever_breaks"]);
+        world.env("WORLD_SEEDS", (SEEDS / 2).to_string()).env("TIDEGATE_SEED", first.to_string());
+        shell::run(world.env("CARGO_MANIFEST_DIR", shell.root.join("lab")))
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| half(seed.wrapping_add(SEEDS / 2)));
+        let one = half(seed);
+        one.and(other.join().map_err(|_| anyhow::anyhow!("the other half panicked"))?)
+    })?;
     row.insert("seeds".to_owned(), json!(SEEDS));
     Ok(())
 }
