@@ -43,8 +43,8 @@ fn client_sending_byte_by_byte_works_like_any_other() {
 /// On one shard a round of the honest pair proves that the first part was read before the second is sent.
 #[test]
 fn session_may_be_split_at_every_position() {
-    // The handshake timeout is not the subject here.
-    let node = Process::start(&["node.shards=1", "timing.handshake_ms=60000"]);
+    // Neither the handshake timeout nor the number of devices is the subject here.
+    let node = Process::start(&["node.shards=1", "timing.handshake_ms=60000", "limits.devices_per_user=0"]);
     let mut honest = node.login(Wire::Tcp, "honest", "d");
     let token = node.token("cutter");
     for wire in Wire::ALL {

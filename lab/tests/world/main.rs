@@ -20,14 +20,25 @@ mod pipes;
 mod seed;
 mod world;
 
-use std::time::Duration;
+use std::{
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 
-use tidegate_lab::checker::{self, Budget, CheckReport, History};
+use tidegate_lab::{
+    checker::{self, Budget, History},
+    person::text_hash,
+};
 
 use self::{seed::seed, world::World};
 
 /// Number of seeds of a run without a setting.
-const SEEDS: u64 = 20;
+const SEEDS: u64 = 200;
+
+/// Tolerances of the checker: a client that stalls reads what was announced to it up to four seconds later.
+const BUDGET: Budget =
+    Budget { recovery_ns: 30_000_000_000, excuse_ns: 6_000_000_000, settle_ns: 8_000_000_000 };
 
 /// Waits on the clock of the present node, which the world advances.
 pub(crate) async fn pass(time: Duration) {
@@ -46,62 +57,76 @@ fn run(seed: u64) -> History {
     world.finish()
 }
 
-fn judged(history: &History) -> CheckReport {
-    // A client that stalls reads what was announced to it up to four seconds later.
-    checker::check(history, Budget { excuse_ns: 6_000_000_000, ..Budget::default() })
-}
-
 /// Returns all events as lines.
 fn lines(history: &History) -> Vec<String> {
     history.events.iter().map(|event| history.line(event).expect("events are JSON")).collect()
 }
 
-#[test]
-fn every_promise_is_kept_whatever_breaks() {
-    let seeds: Vec<u64> = match number("WORLD_SEED") {
-        Some(seed) => {
-            tracing_subscriber::fmt()
-                .with_env_filter(std::env::var("TIDEGATE_LOG").unwrap_or_else(|_| "info".to_owned()))
-                .without_time()
-                .with_test_writer()
-                .init();
-            vec![seed]
-        }
-        None => (0..number("WORLD_SEEDS").unwrap_or(SEEDS)).map(|nth| seed().wrapping_add(nth)).collect(),
+/// Returns the seeds of this run.
+fn seeds() -> impl Iterator<Item = u64> {
+    let (first, count) = match number("WORLD_SEED") {
+        Some(seed) => (seed, 1),
+        None => (seed(), number("WORLD_SEEDS").unwrap_or(SEEDS)),
     };
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        let again = format!("alone: WORLD_SEED={seed} cargo test -p tidegate-lab --test world");
-        let history = outcome.unwrap_or_else(|_| panic!("seed {seed} failed; {again}"));
-        if let Ok(file) = std::env::var("WORLD_HISTORY") {
-            std::fs::write(file, lines(&history).join("\n")).expect("the file can be written");
-        }
-        let report = judged(&history);
-        assert!(report.is_clean(), "seed {seed}: {:#?}\n{again}", report.violations);
-        if number("WORLD_SEED").is_some() {
-            eprintln!("{report:#?}");
-        }
-    }
+    (0..count).map(move |nth| first.wrapping_add(nth))
 }
 
-/// A process draws its hash seeds anew, so nothing may leave in the order of a map.
-#[test]
-fn equal_seeds_give_equal_histories_in_two_processes() {
-    for nth in 0..4 {
-        let seed = seed().wrapping_add(nth);
-        let file = std::env::temp_dir().join(format!("tidegate-world-{}-{seed}", std::process::id()));
-        let program = std::env::current_exe().expect("a test knows its program");
-        let mut other = std::process::Command::new(program);
-        other.args(["--exact", "every_promise_is_kept_whatever_breaks"]);
-        other.env("WORLD_SEED", seed.to_string()).env("WORLD_HISTORY", &file).env("TIDEGATE_LOG", "error");
-        let output = other.output().expect("the program runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let other = std::fs::read_to_string(&file).expect("the other process wrote its history");
-        std::fs::remove_file(&file).expect("the file exists");
-        let (one, other) = (lines(&run(seed)), other.lines().map(str::to_owned).collect::<Vec<_>>());
-        if let Some(at) = one.iter().zip(&other).position(|(one, other)| one != other) {
-            panic!("seed {seed}, event {at}: {} and {}", one[at], other[at]);
-        }
-        assert_eq!(one.len(), other.len(), "seed {seed}");
+/// Runs a seed and judges it. Returns a hash of its history.
+fn judge(seed: u64) -> u64 {
+    let again = format!("alone: WORLD_SEED={seed} cargo test -p tidegate-lab --test world");
+    let history = std::panic::catch_unwind(|| run(seed));
+    let history = history.unwrap_or_else(|_| panic!("seed {seed} failed; {again}"));
+    let lines = lines(&history).join("\n");
+    if let Ok(file) = std::env::var("WORLD_HISTORY") {
+        std::fs::write(file, &lines).expect("the file can be written");
     }
+    let report = checker::check(&history, BUDGET);
+    assert!(report.is_clean(), "seed {seed}: {:#?}\n{again}", report.violations);
+    if number("WORLD_SEED").is_some() {
+        eprintln!("{report:#?}");
+    }
+    text_hash(&lines)
+}
+
+/// Judges all seeds. Returns each with the hash of its history.
+fn judge_all() -> Vec<String> {
+    seeds().map(|seed| format!("{seed} {:016x}", judge(seed))).collect()
+}
+
+/// Begins the same test in another process, which writes the hashes of its histories to a file.
+fn begin_other(file: &Path) -> Child {
+    let program = std::env::current_exe().expect("a test knows its program");
+    let mut other = Command::new(program);
+    other.args(["--exact", "every_promise_is_kept_whatever_breaks"]).env("WORLD_HASHES", file);
+    other.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program runs")
+}
+
+/// Judges each seed in two processes, which must record the same: a process draws its hash seeds anew, so nothing may
+/// leave in the order of a map.
+#[test]
+fn every_promise_is_kept_whatever_breaks() {
+    if number("WORLD_SEED").is_some() {
+        tracing_subscriber::fmt()
+            .with_env_filter(std::env::var("TIDEGATE_LOG").unwrap_or_else(|_| "info".to_owned()))
+            .without_time()
+            .with_test_writer()
+            .init();
+        judge_all();
+        return;
+    }
+    if let Some(file) = std::env::var_os("WORLD_HASHES") {
+        std::fs::write(file, judge_all().join("\n")).expect("the file can be written");
+        return;
+    }
+    let file = std::env::temp_dir().join(format!("tidegate-world-{}", std::process::id()));
+    let other = begin_other(&file);
+    let hashes = judge_all();
+    let output = other.wait_with_output().expect("a child");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let others = std::fs::read_to_string(&file).expect("the other process wrote its hashes");
+    std::fs::remove_file(&file).expect("the file exists");
+    for (one, other) in hashes.iter().zip(others.lines()) {
+        assert_eq!(one, other, "a seed and the hash of its history in another process");
+    }
+    assert_eq!(hashes.len(), others.lines().count());
 }

@@ -228,7 +228,9 @@ async fn x1_cache_keeps_to_its_bytes_while_records_come_in() {
 async fn x1_quiet_owner_gives_memory_back_on_its_timer() {
     let mut world = World::start().await;
     let budget = Arc::clone(&world.owner.settings.cache);
-    world.publish(to_strangers(0, 3_000)).await;
+    for round in 0..3 {
+        world.publish(to_strangers(round * 1_000, 1_000)).await;
+    }
     let before = budget.used();
     assert!(before > 2 << 20, "{before}");
     let World { owner, mut out, cluster: _cluster, mailbox: _mailbox, _ownership, .. } = world;

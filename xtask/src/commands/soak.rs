@@ -194,22 +194,13 @@ fn simulation(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyho
     Ok(())
 }
 
-/// Runs the simulation of whole nodes with their clients, half of its seeds in each of two processes.
+/// Runs the simulation of whole nodes with their clients, each seed in two processes.
 fn world(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyhow::Result<()> {
     let shell = shell.with_profile("ci");
     compile::chosen(&shell, &["--package", "tidegate-lab", "--test", "world"])?;
-    let program = compile::test_program(&shell, "tidegate-lab::world")?;
-    let half = |first: u64| {
-        let mut world = shell.command(&program);
-        world.args(["--exact", "every_promise_is_kept_whatever_breaks"]);
-        world.env("WORLD_SEEDS", (SEEDS / 2).to_string()).env("TIDEGATE_SEED", first.to_string());
-        shell::run(world.env("CARGO_MANIFEST_DIR", shell.root.join("lab")))
-    };
-    thread::scope(|scope| {
-        let other = scope.spawn(|| half(seed.wrapping_add(SEEDS / 2)));
-        let one = half(seed);
-        one.and(other.join().map_err(|_| anyhow::anyhow!("the other half panicked"))?)
-    })?;
+    let mut world = shell.command(compile::test_program(&shell, "tidegate-lab::world")?);
+    world.env("WORLD_SEEDS", SEEDS.to_string()).env("TIDEGATE_SEED", seed.to_string());
+    shell::run(world.env("CARGO_MANIFEST_DIR", shell.root.join("lab")))?;
     row.insert("seeds".to_owned(), json!(SEEDS));
     Ok(())
 }
