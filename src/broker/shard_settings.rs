@@ -22,6 +22,8 @@ const READS_SINGLE: usize = 32;
 
 /// Settings that all shards of a broker share.
 pub struct ShardSettings {
+    /// Seed of the random choices of all shards.
+    pub seed: u64,
     /// Limits of sessions.
     pub limits: session::SessionLimits,
     /// Most devices of a user that are connected at once; 0 for no limit.
@@ -52,6 +54,7 @@ impl ShardSettings {
     /// Creates settings with the default limits of sessions, no limit on devices, small buffers and deadlines of seconds.
     pub fn new(verifier: Verifier) -> Self {
         Self {
+            seed: 0,
             limits: session::SessionLimits::default(),
             devices_per_user: 0,
             caps: Caps { control: 128 * 1024, data: 256 * 1024 },
@@ -76,6 +79,7 @@ impl Broker {
             index: 0,
             node: me.node.clone(),
             boot: me.boot,
+            seed: settings.seed,
             limits: settings.limits,
             small_group_max: self.small_group_max,
             devices_per_user: settings.devices_per_user,

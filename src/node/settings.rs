@@ -34,6 +34,7 @@ pub(super) fn broker(config: &Config) -> broker::Settings {
 pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
     let (limits, timing, fault) = (&config.limits, &config.timing, &config.fault);
     ShardSettings {
+        seed: rand::random(),
         limits: session_limits(config),
         devices_per_user: limits.devices_per_user,
         caps: Caps { control: limits.control_bytes_max, data: limits.outbox_bytes_max },

@@ -30,6 +30,8 @@ pub struct Context {
     pub node: NodeId,
     /// Id of the node's run.
     pub boot: u64,
+    /// Seed of the random choices of all shards of this run.
+    pub seed: u64,
     /// Limits of sessions.
     pub limits: session::SessionLimits,
     /// Largest member count of a group that takes signals.

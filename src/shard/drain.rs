@@ -84,7 +84,8 @@ impl<I: Io> Shard<I> {
         let keys: Vec<ConnKey> =
             self.conns.slots().iter().filter_map(|slot| Some(self.conns.peek(*slot)?.key)).collect();
         let shards = self.context.shards().len();
-        let share = Share::new(pace, self.context.index, shards, rand::random(), keys.into_iter());
+        let seed = self.context.seed.wrapping_add(self.context.index as u64);
+        let share = Share::new(pace, self.context.index, shards, seed, keys.into_iter());
         // The driver has counted this shard as not begun: one in each count.
         let mut counts = ShardCounts { progress, unnoticed: 1, waiting: 1 };
         counts.update(share.unnoticed(), share.waiting());
