@@ -101,7 +101,7 @@ fn begin_other(file: &Path) -> Child {
     other.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program runs")
 }
 
-/// Judges each seed in two processes, which must record the same: a process draws its hash seeds anew, so nothing may
+/// Judges each seed in two processes, which must record the same: a process draws its hash seeds, so nothing may
 /// leave in the order of a map.
 #[test]
 fn every_promise_is_kept_whatever_breaks() {
