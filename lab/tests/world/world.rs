@@ -1,6 +1,10 @@
 //! Loop of the world: gives turns to nodes and clients in an order drawn from the seed, and lets things break.
 
-use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use tidegate::{routes::SavedRoutes, store::SavedStore};
@@ -124,17 +128,35 @@ impl World {
         self.without_lost_marks()
     }
 
-    /// Removes the events of read marks from before the store fell back: marks are not in the log.
+    /// Removes the events of read marks that may be from before the store fell back: marks are not in the log. A read that
+    /// was requested after that counts.
     fn without_lost_marks(mut self) -> History {
-        if let Some(fell_back) = self.store_fell_back.map(nanos) {
-            self.history.events.retain(|stamped| {
-                let is_of_marks = matches!(
-                    stamped.event,
-                    HistoryEvent::ReadOk { .. } | HistoryEvent::State { .. } | HistoryEvent::SyncEnd { .. }
-                );
-                !is_of_marks || stamped.at > fell_back
-            });
-        }
+        let Some(fell_back) = self.store_fell_back.map(nanos) else { return self.history };
+        let (mut requested, mut old_syncs) = (BTreeMap::new(), BTreeSet::new());
+        self.history.events.retain(|stamped| match stamped.event {
+            HistoryEvent::ReadInv { user, conv, seq } => {
+                if stamped.at <= fell_back {
+                    let highest: &mut u64 = requested.entry((user, conv)).or_default();
+                    *highest = seq.max(*highest);
+                }
+                true
+            }
+            HistoryEvent::ReadOk { user, conv, seq } => {
+                stamped.at > fell_back && requested.get(&(user, conv)).is_none_or(|before| seq > *before)
+            }
+            HistoryEvent::SyncInv { session } => {
+                if stamped.at <= fell_back {
+                    old_syncs.insert(session);
+                } else {
+                    old_syncs.remove(&session);
+                }
+                true
+            }
+            HistoryEvent::State { session, .. } | HistoryEvent::SyncEnd { session, .. } => {
+                stamped.at > fell_back && !old_syncs.contains(&session)
+            }
+            _ => true,
+        });
         self.history
     }
 
