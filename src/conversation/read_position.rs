@@ -35,9 +35,13 @@ impl BeyondHead {
     /// Refuses a seq above the last stored one, while the store may lack entries; `archived` is the offset below which
     /// the store had archived the partition when it was read.
     pub(crate) fn check(self, view: &View, archived: Option<u64>, seq: u64) -> Result<(), Refusal> {
-        // A removed member got no push after its removal, and the removal was
-        // archived before it was published (ADR 16).
-        if view.is_in && seq > view.max() && self.may_be_more(archived) { Err(NOT_STORED) } else { Ok(()) }
+        // A user who was removed may have been added again since.
+        if seq > view.max() && self.may_be_more(archived) { Err(NOT_STORED) } else { Ok(()) }
+    }
+
+    /// Returns the refusal of a user whom the store does not show as a member.
+    pub(crate) fn not_a_member(self, archived: Option<u64>) -> Refusal {
+        if self.may_be_more(archived) { NOT_STORED } else { (Code::NotAMember, "") }
     }
 
     /// Returns whether there may be entries that the store lacks.
@@ -111,7 +115,7 @@ pub(crate) async fn checked_view(
             (Code::NotAMember, "")
         });
     };
-    let member_view = summary.member_view.ok_or((Code::NotAMember, ""))?;
+    let member_view = summary.member_view.ok_or(above.not_a_member(summary.archived))?;
     let view = View::new(conversation, &summary.head, &member_view);
     above.check(&view, summary.archived, seq)?;
     Ok(view)

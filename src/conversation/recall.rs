@@ -114,7 +114,8 @@ async fn find(
             (false, _) => (Code::NotAMember, ""),
         });
     };
-    let member_view = summary.member_view.filter(|it| it.member.is_in()).ok_or((Code::NotAMember, ""))?;
+    let is_in = summary.member_view.filter(|it| it.member.is_in());
+    let member_view = is_in.ok_or(above.not_a_member(summary.archived))?;
     let view = View::new(conversation, &summary.head, &member_view);
     above.check(&view, summary.archived, seq)?;
     if !view.sees(seq) {

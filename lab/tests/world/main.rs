@@ -34,7 +34,7 @@ use tidegate_lab::{
 use self::{seed::seed, world::World};
 
 /// Number of seeds of a run without a setting.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 60;
 
 /// Tolerances of the checker: a client that stalls reads what was announced to it up to four seconds later.
 const BUDGET: Budget =
