@@ -107,7 +107,7 @@ impl<I: Io> Shard<I> {
         let full = self.hub.is_full() || self.room_queue.is_full() || self.context.intake.is_short();
         if full {
             let (ticket, out) = (submit.ticket, &mut self.buffers.actions);
-            return conn.session.submit_refused(ticket, Code::Busy, "", limits, self.now, out);
+            return conn.session.submit_refused(ticket, Code::Busy.into(), limits, self.now, out);
         }
         match &conn.login {
             Some(login) if self.hub.is_in(&submit.conversation, conn.key.slot) => {

@@ -55,7 +55,7 @@ impl<I: Io> Shard<I> {
             Ok(()) => self.batch.push(record),
             Err(code) => {
                 let limits = &self.context.limits;
-                conn.session.submit_refused(ticket, code, "", limits, self.now, &mut self.buffers.actions);
+                conn.session.submit_refused(ticket, code.into(), limits, self.now, &mut self.buffers.actions);
             }
         }
     }

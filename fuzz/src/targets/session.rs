@@ -151,7 +151,7 @@ impl Driver {
             self.tickets += 1;
             match self.refusal.take() {
                 Some(code) => {
-                    self.session.submit_refused(submit.ticket, code, "", &self.limits, self.now, &mut out);
+                    self.session.submit_refused(submit.ticket, code.into(), &self.limits, self.now, &mut out);
                 }
                 None => self.open.push_back(submit.ticket),
             }

@@ -13,8 +13,8 @@
 //! | `id == next_id` loops forever | [`Offer::BadLink`], as are longer cycles; each release consumes a held item |
 //! | a withheld id buffers without bound | [`Offer::Full`] past `hold_max` items or `hold_bytes_max` bytes |
 //!
-//! [`ChainAlarm`] names the expected id, the skipped id and the id where the chain continues. [`Chain::retract`] keeps
-//! successors behind a message that is refused temporarily.
+//! [`ChainAlarm`] names the expected id, the skipped id and the id where the chain continues. [`Chain::retract`]
+//! and [`Chain::give_back`] keep the order behind a message that is refused temporarily.
 //!
 //! The timeout counts from the last progress: a chain is not blocked while predecessors of a long hold keep arriving.
 
@@ -260,8 +260,8 @@ impl<T> Chain<T> {
 
     /// Retracts the release of `id` and returns whether that was possible; only the last release can be retracted.
     ///
-    /// For a message that was refused temporarily before it reached the log: it is expected again, and its successors
-    /// stay held.
+    /// For a message that was refused temporarily before it reached the log: it is expected again. The caller then
+    /// gives back its successors.
     pub fn retract(&mut self, id: &MsgId, now: Time) -> bool {
         if !self.retractable || self.done.last() != Some(IdHash::of(id)) {
             return false;
@@ -271,6 +271,23 @@ impl<T> Chain<T> {
         self.expected = id.clone();
         self.restart_timer(now);
         true
+    }
+
+    /// Removes and returns the held messages: those that follow from `first` in chain order, then the others in order
+    /// of arrival. No message is held afterwards, so the timer rests.
+    pub fn give_back(&mut self, first: Option<&MsgId>) -> Vec<T> {
+        let mut items = Vec::with_capacity(self.held.len());
+        let mut at = first.cloned();
+        while let Some(held) = at.as_ref().and_then(|id| self.held.remove(id)) {
+            items.push(held.item);
+            at = Some(held.next_id);
+        }
+        let mut others: Vec<_> = std::mem::take(&mut self.held).into_values().collect();
+        others.sort_unstable_by_key(|held| held.arrival);
+        items.extend(others.into_iter().map(|held| held.item));
+        self.claims = HashMap::new();
+        self.bytes = 0;
+        items
     }
 
     /// Returns when to call [`Chain::handle_timeout`], `None` unless messages are held and none is ready.

@@ -11,15 +11,17 @@
 //!     for action in out.drain(..) { apply(action) }
 //!     let Some(submit) = session.poll_submit(limits, now, &mut out) else { break };
 //!     let ticket = submit.ticket;
-//!     if let Err(code) = shard.submit(submit) { session.submit_refused(ticket, code, "", limits, now, &mut out) }
+//!     if let Err(code) = shard.submit(submit) { session.submit_refused(ticket, code.into(), limits, now, &mut out) }
 //! }
 //! for action in out.drain(..) { apply(action) }
 //! if !session.wants_read(limits) { stop decoding and reading }
 //! ```
 //!
 //! **Refusals before the append.** Submissions are polled one at a time, so after a temporary refusal the chain expects
-//! that id again: its successors stay held, and `n` is not used up. A permanent refusal is an answer, and the chain
-//! continues.
+//! that id again, and `n` is not used up. Its successors are given back: held ones and those that still arrive get the
+//! same refusal, in chain order, until the id arrives again or the order timeout has passed after the announced wait.
+//! Nothing is held meanwhile, so no timer runs, reading goes on, and no id is skipped because the broker asked for
+//! patience. A permanent refusal is an answer, and the chain continues.
 //!
 //! **Stopped reading.** [`Session::wants_read`] is false while a login is pending (frames sent after Hello wait), while
 //! a query is open (until [`Session::query_over`]), while `in_flight_max` submissions have no answer (until an answer
@@ -54,7 +56,7 @@ pub use self::{
     query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, SIDE_MAX, Which},
     types::{
         Action, Alarm, ChainSaved, Identity, LoggedIn, Order, POSITIONS_MAX, SessionLimits, Submit,
-        SubmitAnswer,
+        SubmitAnswer, SubmitRefusal,
     },
 };
 
@@ -388,6 +390,22 @@ impl Session {
         }
     }
 
+    /// Replies to a Send that was refused before the log.
+    fn refuse_submit(
+        &mut self,
+        id: u64,
+        refusal: &SubmitRefusal<'_>,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
+        let SubmitRefusal { code, message, retry_after } = *refusal;
+        if !code.temporary() {
+            return self.refuse(id, code, message, limits, out);
+        }
+        let error = pb::Error { retry_after_ms: wait_ms(retry_after), ..code.error(message) };
+        self.push_frame(id, ServerBody::Error(error), out);
+    }
+
     /// Replies with an error; too many permanent ones close the connection.
     fn refuse(&mut self, id: u64, code: Code, message: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
         self.push_frame(id, ServerBody::Error(code.error(message)), out);
@@ -416,6 +434,11 @@ impl Session {
         debug_assert!(!matches!(self.state, State::Closed), "no frame is sent after Close");
         out.push(Action::Reply(Box::new(pb::ServerFrame { id, body: Some(body) })));
     }
+}
+
+/// Returns a wait in ms, rounded up, at least 1.
+fn wait_ms(wait: Duration) -> u32 {
+    u32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX).max(1)
 }
 
 fn notice(kind: pb::NoticeKind, expected: String, msg_id: String) -> ServerBody {

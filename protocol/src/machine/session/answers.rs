@@ -1,6 +1,6 @@
 //! Answers of the broker to submissions: outcomes, refusals and timeouts.
 
-use super::{Action, Session, SessionLimits, State, SubmitAnswer};
+use super::{Action, Session, SessionLimits, State, SubmitAnswer, SubmitRefusal};
 use crate::{
     Code, Time,
     pb::{self, server_frame::Body as ServerBody},
@@ -9,13 +9,13 @@ use crate::{
 impl Session {
     /// Handles the refusal of a submission before it reached the log.
     ///
-    /// After a temporary refusal a chained message is expected again, and its successors stay held. A permanent refusal
-    /// is its answer, and the chain continues. Either way its n is not used up.
+    /// After a temporary refusal a chained message is expected again, and everything behind it is refused as well, in
+    /// chain order, until it arrives. A permanent refusal is its answer, and the chain continues. Either way its n is
+    /// not used up.
     pub fn submit_refused(
         &mut self,
         ticket: u64,
-        code: Code,
-        message: &str,
+        refusal: SubmitRefusal<'_>,
         limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
@@ -23,6 +23,7 @@ impl Session {
         let newest = self.flights.is_newest(ticket);
         let Some(flight) = self.flights.answer(ticket) else { return };
         let id = flight.id;
+        let mut given_back = None;
         if flight.next_id.is_some()
             && let Some(ordered) = self.ordered.as_mut()
         {
@@ -31,16 +32,19 @@ impl Session {
                 return self.close(Code::Resync, "", out);
             }
             ordered.uncount(&flight.conversation);
-            if code.temporary() {
+            if refusal.code.temporary() {
                 // A refusal after the next timeout could come after a skip, which can't be retracted.
                 if !ordered.chain.retract(&flight.msg_id, now) {
                     return self.close(Code::Resync, "", out);
                 }
-                flight.next_id = None;
+                given_back = flight.next_id.take();
             }
         }
         self.release_answered(out);
-        self.refuse(id, code, message, limits, out);
+        self.refuse_submit(id, &refusal, limits, out);
+        if let Some(next_id) = given_back {
+            self.start_giving_back(&next_id, &refusal, limits, now, out);
+        }
         self.close_if_done(out);
         self.update_reading(limits, now);
     }

@@ -1,6 +1,9 @@
 //! Send: validates it, passes it through the chain, and releases one submission at a time.
 
-use super::{Action, Alarm, Identity, Order, Session, SessionLimits, State, Submit, flights::Flight, notice};
+use super::{
+    Action, Alarm, Identity, Order, Session, SessionLimits, State, Submit, SubmitRefusal, flights::Flight,
+    notice,
+};
 use crate::{
     Code, Time,
     id::{ConversationId, ConversationKind, IdError, MsgId, UserId},
@@ -20,8 +23,20 @@ pub(super) struct Ordered {
     pub(super) parked: Option<(MsgId, Box<Submit>)>,
     /// Next n of each conversation.
     counts: HashMap<ConversationId, u64>,
+    /// Set after a temporary refusal: early messages are refused as well instead of being held.
+    giving_back: Option<GivingBack>,
     /// Answered messages that are not saved; empty, or begins with an *unknown* one.
     unsaved: VecDeque<Unsaved>,
+}
+
+/// Temporary refusal of the expected message, which its successors share until it arrives again.
+#[derive(Clone, Copy, Debug)]
+struct GivingBack {
+    code: Code,
+    /// Time from which the client may send the refused message again.
+    retry_at: Time,
+    /// Time from which early messages are held again, so that a client that gives the message up is not stuck.
+    until: Time,
 }
 
 /// Chained message that got *unknown*, or an answered one after it.
@@ -34,7 +49,7 @@ struct Unsaved {
 
 impl Ordered {
     pub(super) fn new(chain: Chain<Box<Submit>>) -> Self {
-        Self { chain, parked: None, counts: HashMap::new(), unsaved: VecDeque::new() }
+        Self { chain, parked: None, counts: HashMap::new(), giving_back: None, unsaved: VecDeque::new() }
     }
 
     /// Takes the next n of a conversation, `None` if there are too many conversations.
@@ -188,7 +203,11 @@ impl Session {
         let Some(ordered) = self.ordered.as_mut() else { return true };
         let (id, msg_id, bytes) = (submit.id, submit.msg_id.clone(), submit.content.len());
         match ordered.chain.offer(msg_id.clone(), next_id.clone(), submit, bytes, now) {
-            Offer::Held | Offer::Ready => {}
+            Offer::Ready => ordered.giving_back = None,
+            Offer::Held => match ordered.giving_back {
+                Some(refusal) if now < refusal.until => self.give_back(None, refusal, limits, now, out),
+                _ => ordered.giving_back = None,
+            },
             Offer::Done(mut submit) => {
                 // A retry for certain, whatever `attempt` the client gave: compare it with all keys.
                 submit.attempt = submit.attempt.max(1);
@@ -215,6 +234,49 @@ impl Session {
             }
         }
         true
+    }
+
+    /// Refuses everything behind a chained message that was refused with `code` before the log, in chain order, and
+    /// goes on so until the message arrives again.
+    ///
+    /// Holding the successors instead would start the order timer, which skips an id that the broker itself asked the
+    /// client to send later; and a full hold would stop reading before the message can arrive.
+    pub(super) fn start_giving_back(
+        &mut self,
+        next_id: &MsgId,
+        refusal: &SubmitRefusal<'_>,
+        limits: &SessionLimits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) {
+        let retry_at = now + refusal.retry_after;
+        let refusal =
+            GivingBack { code: refusal.code, retry_at, until: retry_at + limits.chain.order_timeout };
+        if let Some(ordered) = &mut self.ordered {
+            ordered.giving_back = Some(refusal);
+        }
+        self.give_back(Some(next_id), refusal, limits, now, out);
+    }
+
+    fn give_back(
+        &mut self,
+        first: Option<&MsgId>,
+        refusal: GivingBack,
+        limits: &SessionLimits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(ordered) = &mut self.ordered else { return };
+        let mut items = ordered.chain.give_back(first);
+        items.extend(ordered.parked.take().map(|(_, item)| item));
+        let refusal = SubmitRefusal {
+            code: refusal.code,
+            message: "an earlier message of the chain was refused: send that one first",
+            retry_after: refusal.retry_at.since(now),
+        };
+        for item in items {
+            self.refuse_submit(item.id, &refusal, limits, out);
+        }
     }
 
     /// Saves the id as skipped, together with the first id that has no saved answer.

@@ -3,6 +3,7 @@
 use super::query::Query;
 use crate::{
     Code, Time,
+    code::RETRY_AFTER_MS,
     id::{ConversationId, DeviceId, MsgId, NodeId, RoomId, UserId},
     machine::{chain::ChainLimits, window::WindowLimits},
     pb,
@@ -221,6 +222,23 @@ pub struct Order {
     pub n: u64,
     /// Whether the ledger checks `n`.
     pub chained: bool,
+}
+
+/// Refusal of a submission before it reached the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubmitRefusal<'a> {
+    /// Code of the refusal.
+    pub code: Code,
+    /// Reason in words; if empty, the description of the code.
+    pub message: &'a str,
+    /// Time after which the client may send the message again; unused if the code is permanent.
+    pub retry_after: Duration,
+}
+
+impl From<Code> for SubmitRefusal<'_> {
+    fn from(code: Code) -> Self {
+        Self { code, message: "", retry_after: Duration::from_millis(RETRY_AFTER_MS.into()) }
+    }
 }
 
 /// Answer to a submission.

@@ -99,6 +99,6 @@ fn chained_refusal_after_its_successor_was_submitted_resyncs() {
     let mut conn = Conn::chained();
     conn.link(0);
     conn.link(1);
-    conn.input(|s, l, now, out| s.submit_refused(0, Code::RateLimited, "", l, now, out));
+    conn.input(|s, l, now, out| s.submit_refused(0, Code::RateLimited.into(), l, now, out));
     assert_eq!(conn.output(), ["close RESYNC"]);
 }

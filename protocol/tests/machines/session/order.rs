@@ -38,37 +38,6 @@ fn reordered_messages_are_submitted_in_chain_order() {
 }
 
 #[test]
-fn temporary_refusal_keeps_expected_id_and_successors() {
-    let mut conn = Conn::chained();
-    conn.link(1);
-    conn.link(2);
-    conn.refusals.push_back(Code::RateLimited);
-    conn.link(0);
-    assert_eq!(conn.output(), ["100 RATE_LIMITED"]);
-    assert!(conn.submits.is_empty());
-    assert_eq!((conn.session.expected(), conn.session.held()), (Some(&id("m0")), 2));
-    conn.link(0);
-    assert_eq!(numbered(&mut conn), pairs(&[("m0", 0), ("m1", 1), ("m2", 2)]));
-}
-
-#[test]
-fn temporary_refusal_during_a_release_holds_the_rest() {
-    let mut conn = Conn::chained();
-    conn.link(1);
-    conn.link(2);
-    conn.limits.in_flight_max = 1;
-    conn.link(0);
-    assert_eq!(numbered(&mut conn), pairs(&[("m0", 0)]));
-    conn.refusals.push_back(Code::BusUnavailable);
-    conn.answer(0, accepted(1));
-    assert_eq!(conn.output(), ["save m0 then m1", "100 ack m0 1", "101 BUS_UNAVAILABLE"]);
-    assert_eq!((conn.session.expected(), conn.session.held()), (Some(&id("m1")), 1));
-    conn.limits.in_flight_max = 4;
-    conn.link(1);
-    assert_eq!(numbered(&mut conn), pairs(&[("m1", 1), ("m2", 2)]));
-}
-
-#[test]
 fn permanent_refusal_is_an_answer_and_leaves_no_hole() {
     let mut conn = Conn::chained();
     conn.link(1);

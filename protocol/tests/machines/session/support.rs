@@ -88,7 +88,7 @@ impl Conn {
             let Some(submit) = self.session.poll_submit(&self.limits, self.now, &mut out) else { break };
             match self.refusals.pop_front() {
                 Some(code) => {
-                    self.session.submit_refused(submit.ticket, code, "", &self.limits, self.now, &mut out);
+                    self.session.submit_refused(submit.ticket, code.into(), &self.limits, self.now, &mut out);
                 }
                 None => self.submits.push_back(*submit),
             }
