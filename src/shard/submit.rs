@@ -3,6 +3,7 @@
 use std::mem;
 
 use tidegate_protocol::{
+    Code,
     id::ConversationKind,
     machine::session::Submit,
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
@@ -49,7 +50,7 @@ impl<I: Io> Shard<I> {
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {
             Some(code) => Err(code),
-            None => self.context.intake.reserve(intake::weight(&record)),
+            None => self.reserve(&record),
         };
         match reserved {
             Ok(()) => self.batch.push(record),
@@ -58,6 +59,17 @@ impl<I: Io> Shard<I> {
                 conn.session.submit_refused(ticket, code.into(), limits, self.now, &mut self.buffers.actions);
             }
         }
+    }
+
+    /// Reserves capacity for a message and counts it in the limits of its sender; does neither if one refuses it.
+    fn reserve(&self, record: &Record) -> Result<(), Code> {
+        let weight = intake::weight(record);
+        self.context.intake.reserve(weight)?;
+        let Body::Message(message) = &record.body else { return Ok(()) };
+        self.context.limiter.send(&message.sender, &message.conversation, self.now).map_err(|_wait| {
+            self.context.intake.release(weight);
+            Code::RateLimited
+        })
     }
 
     /// Hands this turn's sends and logins to the intake; those that it does not take now are offered again next turn.
