@@ -15,7 +15,7 @@ use tidegate_protocol::{
     Code,
     codec::PushFrame,
     id::{ConversationId, RoomId, UserId},
-    machine::session::{Submit, SubmitAnswer},
+    machine::session::{Submit, SubmitAnswer, SubmitRefusal},
 };
 
 use super::{Shard, conn::Conn};
@@ -113,9 +113,10 @@ impl<I: Io> Shard<I> {
         match &conn.login {
             Some(login) if self.hub.is_in(&submit.conversation, conn.key.slot) => {
                 let user = &login.route.user;
-                if self.context.limiter.send(user, &submit.conversation, self.now).is_err() {
+                if let Err(retry_after) = self.context.limiter.send(user, &submit.conversation, self.now) {
                     let (ticket, out) = (submit.ticket, &mut self.buffers.actions);
-                    return conn.session.submit_refused(ticket, Code::RateLimited, "", limits, self.now, out);
+                    let refusal = SubmitRefusal { retry_after, ..Code::RateLimited.into() };
+                    return conn.session.submit_refused(ticket, refusal, limits, self.now, out);
                 }
                 self.room_queue.add(RoomPost { origin: conn.key, sender: login.route.user.clone(), submit });
             }

@@ -166,10 +166,12 @@ fn limiter_refuses_messages_over_the_limit_of_their_user() {
     }
     assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(2)), Ok(()));
     for _ in 0..2 {
-        assert!(ask_for(&mut shards, 1, &mut laptop, message(3)).is_err());
+        assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(3)), Err(1_001 * MS));
     }
     assert_eq!(ask_for(&mut shards, 1, &mut other, message(0)), Ok(()), "another user");
-    shards.now = shards.now + 1_001 * MS;
+    shards.now = shards.now + 1_000 * MS;
+    assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(3)), Err(MS));
+    shards.now = shards.now + MS;
     assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(3)), Ok(()));
 }
 

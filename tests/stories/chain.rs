@@ -293,6 +293,7 @@ fn full_disk_refuses_a_chain_and_keeps_its_connection() {
     let mut alice = node.login_chained(Wire::JsonLine, "alice", "phone", "a");
     let b = alice.say(ask::send(link("b", "c")));
     assert_eq!(alice.refused(ask::send(link("a", "b"))), Code::BusUnavailable);
+    assert_eq!(alice.expect_error(b), Code::BusUnavailable, "what follows is given back");
     assert_eq!(expected(&mut alice), "a");
     fs::remove_file(&switch).expect("the file exists");
     let seq = eventually("the disk has space again", || {
@@ -303,7 +304,7 @@ fn full_disk_refuses_a_chain_and_keeps_its_connection() {
             other => panic!("{other:?}"),
         }
     });
-    assert_eq!((seq, alice.expect_ack(b).seq), (1, 2));
+    assert_eq!((seq, alice.send(link("b", "c")).seq), (1, 2));
     assert_eq!(texts(&mut bob, 2), ["a", "b"]);
 }
 
@@ -347,4 +348,44 @@ fn chain_continues_as_the_client_declares_after_a_restart() {
         data = Some(node.stop());
     }
     fs::remove_dir_all(data.expect("a directory")).ok();
+}
+
+/// A full intake refuses a chained message, and nothing is lost by that: what follows is given back until the client
+/// sends again from the refused id.
+#[test]
+fn k11_a_busy_intake_gives_the_chain_back_and_loses_nothing() {
+    let node = TestNode::start(|config| {
+        config.limits.intake_bytes_max = 65_536;
+        quick_alarm(config);
+    });
+    let mut alice = node.login_chained(Wire::Tcp, "alice", "phone", "m0");
+    let text = "x".repeat(30_000);
+    let mut next = 0;
+    let mut refusals = 0;
+    while next < 12 {
+        let frames: Vec<u64> = (next..12)
+            .map(|n| {
+                let link =
+                    pb::Send { next_id: format!("m{}", n + 1), ..send("bob", &format!("m{n}"), &text) };
+                alice.say(ask::send(link))
+            })
+            .collect();
+        let mut is_given_back = false;
+        for frame in frames {
+            match alice.reply(frame) {
+                ServerBody::SendAck(ack) => {
+                    assert!(!is_given_back, "m{next} overtook a refused message");
+                    next += 1;
+                    assert_eq!(ack.seq, next);
+                }
+                ServerBody::Error(error) => {
+                    assert_eq!((error.name.as_str(), error.temporary), ("BUSY", true), "{error:?}");
+                    is_given_back = true;
+                    refusals += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(refusals > 0, "the intake was never full");
 }
