@@ -17,9 +17,6 @@ mod seed;
 #[path = "shard/faults.rs"]
 mod faults;
 
-#[path = "shard/limits.rs"]
-mod limits;
-
 #[path = "shard/network.rs"]
 mod network;
 
