@@ -29,6 +29,7 @@ use crate::{
     routes::NodeDescription,
     scratch::Numbers,
     shard::{self, Driver, DriverQueue},
+    supervised,
 };
 
 mod announcement;
@@ -199,7 +200,7 @@ impl Broker {
             Arc::clone(&self.assigner),
             self.metrics.clone(),
         );
-        tokio::spawn(Arc::clone(&drainer).run());
+        supervised::spawn("the drain", Arc::clone(&drainer).run());
         drainer
     }
 }

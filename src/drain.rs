@@ -26,6 +26,7 @@ use crate::{
     mail::{self, DrainProgress, Mail, ShardHandle},
     metrics::Metrics,
     routes::Draining,
+    supervised,
 };
 
 /// Interval at which the counts are checked in a drain.
@@ -285,7 +286,7 @@ impl ShardOrders {
         self.0.resize_with(shards.len(), || None);
         for (shard, pending) in shards.iter().zip(&mut self.0) {
             let (shard, before, order) = (shard.clone(), pending.take(), order());
-            *pending = Some(tokio::spawn(async move {
+            *pending = Some(supervised::spawn("an order of the drain", async move {
                 if let Some(before) = before {
                     // The task never panics.
                     before.await.ok();

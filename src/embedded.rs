@@ -46,6 +46,7 @@ use self::{directory::Directory, key_filter::KeyFilter, log_tail::LogTail, write
 use crate::{
     bus::{AppendError, Appended, TopicId},
     store::{Fence, Personal, StoreError, Takeover},
+    supervised,
 };
 
 pub use self::{
@@ -292,7 +293,7 @@ impl Engine {
         });
         let (jobs, inbox) = mpsc::sync_channel(JOBS_MAX);
         let writer = Writer::new(Arc::clone(&core)).map_err(|error| open_error(&core.config, error))?;
-        let spawned = std::thread::Builder::new().name("tidegate-store".into()).spawn(|| writer.run(inbox));
+        let spawned = supervised::spawn_thread("tidegate-store", || writer.run(inbox));
         let thread =
             spawned.map_err(|error| EmbeddedOpenError::Io { path: core.config.path.clone(), error })?;
         Ok(Self { core, jobs: Some(jobs), thread: Mutex::new(Some(thread)), topic })
@@ -418,7 +419,7 @@ impl Engine {
         read: impl FnOnce(&Database) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let core = Arc::clone(&self.core);
-        let call = tokio::task::spawn_blocking(move || {
+        let call = supervised::spawn_blocking("a read of the store", move || {
             let database = core.database.read();
             match &*database {
                 Some(database) => read(database),

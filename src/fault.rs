@@ -29,6 +29,8 @@ pub enum Fault {
     None,
     /// The call does nothing and returns `Unavailable`.
     Fail,
+    /// The call panics, as a broken adapter does.
+    Panic,
     /// The call does its work, its result is lost, and the caller gets `Unknown`.
     LoseAnswer,
     /// The call does its work and returns the result this many polls later.
@@ -182,6 +184,7 @@ impl<P: ?Sized> Faulty<P> {
         match self.plan.next(method) {
             Fault::None => work.await,
             Fault::Fail => Err(E::unavailable(format!("planned fault: {method} fails"))),
+            Fault::Panic => panic!("planned fault: {method} panics"),
             Fault::LoseAnswer => {
                 drop(work.await);
                 Err(E::unknown(format!("planned fault: reply of {method} is lost")))

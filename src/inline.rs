@@ -8,6 +8,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use crate::supervised;
 use tokio::runtime::Handle;
 
 /// Returns the future's output if it is ready now; otherwise the runtime completes it and passes the output to `later`.
@@ -22,7 +23,7 @@ where
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
         Poll::Pending => {
-            runtime.spawn(async move {
+            supervised::spawn_on(runtime, "work of a shard", async move {
                 let output = future.await;
                 later(output).await;
             });

@@ -1,10 +1,12 @@
 //! Node lease: renews the lease of this run, refreshes the list of peers, re-asserts lost routes, and reaps dead runs.
 //!
 //! While the routes are unavailable the node continues with the last list of peers. It ends only when its run is
-//! retired: peers have taken it for dead, and its users have moved to other nodes.
+//! retired: peers have taken it for dead, and its users have moved to other nodes. A node that alone is cut off from the
+//! routes learns that from its peers.
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
@@ -15,14 +17,17 @@ use crate::{
     mail::ShardHandle,
     metrics::Metrics,
     routes::{Lease, NodeBoot, NodeInfo, NodeState, PartitionLag, Retire, RoutesError},
+    supervised,
 };
 
+mod isolation;
 mod reaper;
 mod reassert;
 mod view;
 
 pub use self::reaper::reap;
 use self::{
+    isolation::Isolation,
     reassert::{ReassertTask, RouteLosses},
     view::ClusterView,
 };
@@ -36,6 +41,8 @@ const FAST_RENEW_INTERVAL: Duration = Duration::from_secs(1);
 const RENEW_INTERVAL_MIN: Duration = Duration::from_millis(250);
 /// Timeout of a call to the routes, in case that their adapter exceeds its own.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout for the reply of a peer to a node that can't reach the routes.
+const PEER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for retiring the run and sweeping its routes.
 const RETIRE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -58,6 +65,7 @@ pub struct NodeLease {
     on_peers: OnPeers,
     metrics: Metrics,
     view: ClusterView,
+    isolation: Isolation,
     losses: Arc<RouteLosses>,
     reassert_task: Option<ReassertTask>,
     reaper: JoinSet<()>,
@@ -83,6 +91,7 @@ impl NodeLease {
         };
         Self {
             view: ClusterView::new(cluster.me.clone(), lease),
+            isolation: Isolation::new(lease),
             cluster,
             describe: Box::new(describe),
             on_peers: Box::new(on_peers),
@@ -112,16 +121,38 @@ impl NodeLease {
                 self.metrics.lease_failures.increment(1);
                 let is_late = matches!(error, RoutesError::Late(_));
                 self.cluster.peers.set(if is_late { self.view.late() } else { self.view.failed() });
-                Ok(())
+                self.check_isolation().await
             }
         }
+    }
+
+    /// Asks the peers once they would have taken this run for dead.
+    ///
+    /// # Errors
+    /// They have: this node alone is cut off from the routes.
+    async fn check_isolation(&self) -> Result<(), String> {
+        if !self.isolation.must_ask(Instant::now()) {
+            return Ok(());
+        }
+        let (me, link, others) = (&self.cluster.me, &self.cluster.ports.link, self.cluster.peers.others());
+        let ask = |peer| timeout(PEER_TIMEOUT, link.lease_status(me, peer));
+        let replies = join_all(others.iter().map(|row| ask(&row.info.boot))).await;
+        let answers: Vec<_> = replies.into_iter().flatten().flatten().collect();
+        if !Isolation::is_given_up(&answers) {
+            return Ok(());
+        }
+        let renewing = answers.iter().filter(|it| it.renews).count();
+        Err(format!(
+            "run {me} of this node is cut off from Redis while {renewing} of its peers are not, and they took it for \
+             dead; restore its way to Redis and restart the node, which begins a new run"
+        ))
     }
 
     /// Renews for as long as the node lives; returns the reason why it must end.
     pub async fn run(mut self) -> String {
         let mut tasks = JoinSet::new();
         if let Some(reassert_task) = self.reassert_task.take() {
-            tasks.spawn(reassert_task.run());
+            supervised::spawn_in(&mut tasks, "the re-assertion of routes", reassert_task.run());
         }
         let mut owned = self.cluster.owned.changes();
         loop {
@@ -150,6 +181,7 @@ impl NodeLease {
         let state = info.state;
         self.view.on_renewal_sent();
         let renewals = call_routes(routes.renew(&info)).await?;
+        self.isolation.renewed(Instant::now());
         let was_stale = self.view.is_stale();
         if self.view.renewed(renewals, state, Instant::now()) {
             tracing::warn!(renewals, "routes unavailable or lost; re-asserting local routes");
@@ -177,7 +209,8 @@ impl NodeLease {
         self.cluster.peers.set(snapshot);
         while self.reaper.try_join_next().is_some() {}
         if !dead.is_empty() && self.reaper.is_empty() {
-            self.reaper.spawn(reaper::reap(Arc::clone(&self.cluster), dead, self.metrics.clone()));
+            let reaping = reaper::reap(Arc::clone(&self.cluster), dead, self.metrics.clone());
+            supervised::spawn_in(&mut self.reaper, "the reaper", reaping);
         }
         Ok(())
     }

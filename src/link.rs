@@ -134,6 +134,15 @@ pub enum AnswerStatus {
     NotOwner,
 }
 
+/// Reply to the query of a run that can't reach the routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseStatus {
+    /// Whether the queried node renews its own lease.
+    pub renews: bool,
+    /// Whether it lists the calling run as live.
+    pub lists_caller: bool,
+}
+
 /// End of what one owner had published at the time of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublishedMark {
@@ -285,6 +294,12 @@ pub trait Link: Send + Sync {
         to: &NodeBoot,
         asks: Vec<Ask>,
     ) -> Result<Vec<AnswerStatus>, LinkError>;
+
+    /// Queries whether the peer renews its lease, and whether it lists the run `from` as live. A handler without a list
+    /// of nodes returns an error.
+    async fn lease_status(&self, _from: &NodeBoot, _to: &NodeBoot) -> Result<LeaseStatus, LinkError> {
+        Err(LinkError::Unavailable("the node keeps no list of nodes".to_owned()))
+    }
 
     /// Sends best-effort messages, in order. `Ok` means that the peer has handled them as far as it could. These calls
     /// and all others neither delay each other nor share a limit.

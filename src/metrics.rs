@@ -36,7 +36,7 @@ metrics! {
     counter refused "tidegate_connections_refused_total" "Connections refused on accept: caps, memory or full queues."
     counter closed "tidegate_connections_closed_total" "Connections ended, for any reason."
     counter slow "tidegate_slow_closes_total" "Connections closed because they read too slowly."
-    counter panics "tidegate_conn_panics_total" "Panics that ended one connection; should stay 0."
+    counter panics "tidegate_conn_panics_total" "Panics that ended one connection or one query; should stay 0."
     counter logins "tidegate_logins_total" "Logins that succeeded."
     counter login_refusals "tidegate_login_refusals_total" "Logins refused."
     counter frames_in "tidegate_frames_in_total" "Frames read from clients."

@@ -46,6 +46,7 @@ use crate::{
     partition::owner,
     private,
     shard::{Driver, DriverQueue},
+    supervised,
 };
 
 /// Interval at which the parts of the node are checked.
@@ -165,7 +166,7 @@ impl RunningBroker {
         let (drivers, newcomers): (Vec<Driver>, _) =
             shards.context("a shard could not start")?.into_iter().unzip();
         let run = |(index, driver): (usize, Driver)| {
-            thread::Builder::new().name(format!("tidegate-shard-{index}")).spawn(move || driver.run(start))
+            supervised::spawn_thread(format!("tidegate-shard-{index}"), move || driver.run(start))
         };
         let shards = drivers.into_iter().enumerate().map(run).collect::<io::Result<_>>()?;
         let listener = ports::listen(config, &broker, &metrics)?;
@@ -191,7 +192,7 @@ impl Node {
         let (config, runtime) = (&config, services.handle().clone());
         let _guard = runtime.enter();
         let BuiltPorts { cluster, failure, link, numbers, event_publisher, peering } = built;
-        tokio::spawn(event_publisher.run());
+        supervised::spawn("the publisher of events", event_publisher.run());
         let (cluster, settings) = (Arc::new(cluster), settings::broker(config));
         let durable = cluster.ports.bus.state().durable;
         let owners = settings::owners(config)?;
@@ -199,7 +200,8 @@ impl Node {
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
         let (running, newcomers) = RunningBroker::start(parts, config, &token_key, owners, start)?;
         let broker = &running.broker;
-        tokio::spawn(memory::watch(&admission, broker, cache, metrics.clone(), &config.limits));
+        let memory = memory::watch(&admission, broker, cache, metrics.clone(), &config.limits);
+        supervised::spawn("the memory watch", memory);
         let drainer = broker.start_drainer(config.drain_settings(), start, &admission);
         let client = start_listening(sockets.client, &config.listen)?;
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
@@ -238,15 +240,17 @@ impl Node {
         let mut tick = tokio::time::interval(PARTS_CHECK_INTERVAL);
         loop {
             tick.tick().await;
-            if let Some(why) =
-                [&self.failure, &self.lease.1].into_iter().find_map(|part| part.borrow().clone())
-            {
+            let panic = supervised::panics().borrow().first().cloned();
+            let failure =
+                || [&self.failure, &self.lease.1].into_iter().find_map(|part| part.borrow().clone());
+            if let Some(why) = panic.or_else(failure) {
                 return why;
             }
             let shards = self.running.shards.iter().any(JoinHandle::is_finished).then_some("a shard");
             let acceptor = self.acceptor.1.is_finished().then_some("the acceptor");
             let apis = self.apis.has_ended().then_some("the thread of the API ports");
-            if let Some(part) = shards.or(acceptor).or(self.running.tasks.ended()).or(apis) {
+            let lease = self.lease.0.is_finished().then_some("the lease");
+            if let Some(part) = shards.or(acceptor).or(self.running.tasks.ended()).or(apis).or(lease) {
                 return format!("{part} ended unexpectedly; see the log above for the reason");
             }
         }
@@ -254,7 +258,7 @@ impl Node {
 
     /// Runs a future in the background on the services runtime, for as long as the node runs.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        self.services.spawn(future);
+        supervised::spawn_on(self.services.handle(), "background work", future);
     }
 
     /// Returns the drainer, which begins a planned stop; [`Self::wait`] awaits its end.
@@ -275,20 +279,25 @@ impl Node {
             }
         });
         if let Some(why) = broken {
-            self.stop();
+            let is_lease_lost = self.lease.1.borrow().is_some();
+            self.stop_with(if is_lease_lost { Code::LeaseLost } else { Code::Draining });
             return Err(why);
         }
-        self.shut_down(|| drainer.flush_is_over());
+        self.shut_down(Code::Draining, || drainer.flush_is_over());
         Ok(drainer.finish())
     }
 
     /// Stops without a drain: accepts no more clients, closes all with `DRAINING` at once, then ends the threads.
     pub fn stop(self) {
-        let deadline = Instant::now() + STOP_DEADLINE;
-        self.shut_down(|| Instant::now() >= deadline);
+        self.stop_with(Code::Draining);
     }
 
-    fn shut_down(self, is_over: impl Fn() -> bool) {
+    fn stop_with(self, code: Code) {
+        let deadline = Instant::now() + STOP_DEADLINE;
+        self.shut_down(code, || Instant::now() >= deadline);
+    }
+
+    fn shut_down(self, code: Code, is_over: impl Fn() -> bool) {
         let RunningBroker { broker, shards, tasks, listener: _listener } = self.running;
         self.acceptor.0.stop();
         if let Err(error) = fs::remove_file(&self.node_file) {
@@ -303,7 +312,7 @@ impl Node {
             // A shard that has ended has no clients to close; one with a full mailbox delays the stop only until the
             // deadline.
             let posted =
-                join_all(broker.shards().iter().map(|handle| handle.post(Mail::Stop(Code::Draining))));
+                join_all(broker.shards().iter().map(|handle| handle.post(Mail::Stop(code))));
             tokio::select! {
                 biased;
                 _ = posted => {}
@@ -384,7 +393,7 @@ fn start_acceptor(
     metrics: Metrics,
 ) -> anyhow::Result<(Stopper, Thread)> {
     let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), newcomers, socket, metrics)?;
-    let thread = thread::Builder::new().name("tidegate-accept".into()).spawn(|| acceptor.run())?;
+    let thread = supervised::spawn_thread("tidegate-accept", || acceptor.run())?;
     Ok((stopper, thread))
 }
 

@@ -19,8 +19,8 @@ use crate::{
     directory::Directory,
     large_group::subscriber::GroupSubscriber,
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, Link, LinkError,
-        PeerPush, PublishedMark, RoutedSession, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, LeaseStatus,
+        Link, LinkError, PeerPush, PublishedMark, RoutedSession, Target,
     },
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
     metrics::Metrics,
@@ -219,6 +219,12 @@ impl Link for Peer {
             Some((cache, cluster)) => answer_cache::words(cache, cluster, from, &asks).await,
             None => vec![AnswerStatus::NotOwner; asks.len()],
         })
+    }
+
+    async fn lease_status(&self, from: &NodeBoot, to: &NodeBoot) -> Result<LeaseStatus, LinkError> {
+        self.check_run(to)?;
+        let nodes = self.cache.as_ref().map(|(_, cluster)| cluster.peers.lease_status(from));
+        nodes.ok_or_else(|| LinkError::Unavailable("the node keeps no list of nodes".to_owned()))
     }
 
     async fn send_best_effort(

@@ -13,9 +13,10 @@ use tidegate::{
     events::Events,
     fault::{Fault, FaultPlan, Faulty, Gate, Rates},
     lease::{self, NodeLease},
-    link::LocalLink,
+    link::MemoryLink,
     mail::{self, ConnKey, Mail, Reassert, ShardHandle, Slice},
     metrics,
+    peer::Peer as PeerEnd,
     ports::Ports,
     routes::{
         Lease, Leases, MemoryRoutes, NodeBoot, NodeInfo, NodeState, Registration, Route, Routes, Token,
@@ -80,9 +81,19 @@ struct Conns {
 
 impl Peer {
     async fn start(routes: &Arc<MemoryRoutes>, name: &str, boot: u64) -> Self {
+        Self::start_linked(routes, &MemoryLink::default(), name, boot).await
+    }
+
+    /// Starts a node whose peers are called over `link`.
+    async fn start_linked(routes: &Arc<MemoryRoutes>, link: &MemoryLink, name: &str, boot: u64) -> Self {
         let plan = FaultPlan::none();
         let inner: Arc<dyn Routes> = Arc::clone(routes) as Arc<dyn Routes>;
-        let cluster = cluster(run_of(name, boot), Arc::new(Faulty::new(inner, Arc::clone(&plan))));
+        let routes = Arc::new(Faulty::new(inner, Arc::clone(&plan)));
+        let cluster = cluster(run_of(name, boot), routes, link.clone());
+        let me = cluster.me.clone();
+        let end =
+            PeerEnd::new(me.clone(), Arc::default(), Arc::default(), Arc::default(), metrics::install().0);
+        link.add(me, Arc::new(end.with_answer_cache(Arc::default(), Arc::clone(&cluster))));
         let (state, published_peers) = (Arc::new(Mutex::new(NodeState::Ready)), Arc::default());
         let conns = Arc::default();
         let (handle, shard) = shard(Arc::clone(&conns));
@@ -151,7 +162,7 @@ fn lags() -> Lags {
     Lags::new(2, LagLimit::of(Duration::from_secs(2 * 3_600), 0))
 }
 
-fn cluster(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Cluster> {
+fn cluster(me: NodeBoot, routes: Arc<dyn Routes>, link: MemoryLink) -> Arc<Cluster> {
     let log = LocalBusConfig {
         partitions: 1,
         topic: TopicId(1),
@@ -170,7 +181,7 @@ fn cluster(me: NodeBoot, routes: Arc<dyn Routes>) -> Arc<Cluster> {
                 store: Arc::new(MemoryStore::default()),
                 routes,
                 scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
-                link: Arc::new(LocalLink),
+                link: Arc::new(link),
             },
         )
     })
@@ -372,6 +383,41 @@ async fn routes_outage_ends_no_node_and_sweeps_none() {
     assert_eq!(a.others(), ["b/1"]);
     assert_eq!(where_is(&routes, "bob").await, Some(token));
     assert!(!a.cluster.peers.may_be_incomplete());
+}
+
+/// K3, S55.
+#[tokio::test(start_paused = true)]
+async fn k3_node_that_alone_is_cut_off_from_the_routes_ends() {
+    let (routes, link) = (routes(), MemoryLink::default());
+    let start = async |name| Peer::start_linked(&routes, &link, name, 1).await;
+    let (a, b, c) = (start("a").await, start("b").await, start("c").await);
+    seconds(4).await;
+    // Nobody renews: all go on.
+    [&a, &b, &c].into_iter().for_each(|it| it.cut_off(true));
+    seconds(60).await;
+    assert!([&a, &b, &c].into_iter().all(|it| !it.task.is_finished()));
+    [&a, &b, &c].into_iter().for_each(|it| it.cut_off(false));
+    seconds(20).await;
+    // One is cut off from the routes and from its peers: it can't know, and goes on.
+    b.cut_off(true);
+    for peer in [&a, &c] {
+        link.remove(&peer.cluster.me);
+    }
+    seconds(12).await;
+    assert!(!b.task.is_finished(), "its peers have not taken it for dead yet");
+    seconds(60).await;
+    assert!(!b.task.is_finished(), "no peer answers");
+    b.cut_off(false);
+    seconds(4).await;
+    assert!(b.task.is_finished(), "the peers retired its run meanwhile");
+    let (b, cut) = (start("b2").await, start("d").await);
+    seconds(4).await;
+    cut.cut_off(true);
+    seconds(12).await;
+    assert!(!cut.task.is_finished());
+    let why = timeout(Duration::from_secs(20), cut.task).await.expect("it asks its peers").unwrap();
+    assert!(why.contains("d/1") && why.contains("cut off from Redis while 1 of its peers are not"), "{why}");
+    assert!(!a.task.is_finished() && !b.task.is_finished() && !c.task.is_finished());
 }
 
 #[tokio::test(start_paused = true)]

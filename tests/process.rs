@@ -200,8 +200,10 @@ fn unknown_key_is_refused_with_the_nearest_one() {
 #[test]
 fn node_that_loses_a_shard_or_its_owner_fails() {
     support::needs_planted_faults();
-    for (part, named) in [("shard", "a shard ended unexpectedly"), ("owner", "the owner ended unexpectedly")]
-    {
+    for (part, named) in [
+        ("shard", "tidegate-shard-0 panicked: fault injected"),
+        ("owner", "an owner panicked: a fault injected"),
+    ] {
         let mut node = Process::start(&[
             "fault.panic_on_msg_id=boom",
             &format!("fault.panic_in={part}"),

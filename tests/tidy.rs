@@ -263,6 +263,8 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("honest-tests", "src/node.rs", "#[should_panic]\nfn f() {}\n"),
     ("finished", "src/node.rs", "fn f() {\n    todo!()\n}\n"),
     ("finished", "src/node.rs", "fn f() {\n    unimplemented!()\n}\n"),
+    ("supervised", "src/drain.rs", "fn f() {\n    tokio::spawn(run());\n}\n"),
+    ("supervised", "src/drain.rs", "fn f() {\n    tasks.spawn(run());\n}\n"),
     ("no-dead-code", "src/node.rs", "fn f() {\n    // let x = g();\n}\n"),
     ("no-dead-code", "src/node.rs", "// self.flush(now);\n"),
     ("no-dead-code", "src/node.rs", "    // if x {\n"),
@@ -332,6 +334,7 @@ const CLEAN: &[(&str, &str)] = &[
         "//! Bench.\nuse crate::{link::Link, proxy::Proxy};\nuse tidegate::cli::admin::Admin;\n",
     ),
     ("tests/s.rs", "//! Story.\n#[path = \"../lab/src/proxy.rs\"]\nmod proxy;\n"),
+    ("src/cli/tail.rs", "//! Tail.\nfn f() {\n    thread::spawn(run);\n}\n"),
     ("src/metrics.rs", "//! Metrics.\nfn f() {\n    metrics::counter!(\"a\").increment(1);\n}\n"),
     ("docs/a.md", "see https://example.org/home/page, target/work/x, `src/moved.rs`\n"),
     (

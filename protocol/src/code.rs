@@ -102,7 +102,7 @@ codes! {
     3001 Draining "DRAINING" true After "The node is draining for a planned stop." "Reconnect after the given time, to one of the alternates."
     3002 Slow "SLOW" true Now "The client reads more slowly than the broker sends." "Reconnect, then pull from your positions; read faster."
     3003 HeartbeatMissed "HEARTBEAT_MISSED" true Now "Nothing was received from the client for two and a half heartbeats." "Send a Ping every heartbeat interval when idle."
-    3004 Internal "INTERNAL" true After "An internal error of the broker ended this connection; others are unaffected." "Reconnect; report it if it happens again."
+    3004 Internal "INTERNAL" true After "An internal error of the broker ended this connection or this query; others are unaffected." "Reconnect; report it if it happens again."
     3005 Overloaded "OVERLOADED" true After "The node is at its limit of connections or memory." "Reconnect after the given time, if possible to another node."
     3006 Resync "RESYNC" true Now "An append failed, so later messages of this connection can't be sent in order." "Reconnect and send again from the first unanswered id."
     3007 LeaseLost "LEASE_LOST" true Now "The node lost its lease in the cluster." "Reconnect; another node takes over."

@@ -26,6 +26,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::Problem;
+use crate::supervised;
 use tidegate_protocol::Code;
 
 /// Most connections of one port. With a further one the oldest that sends no request is closed, or else the new one.
@@ -84,7 +85,8 @@ pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
         match accepted {
             Ok((stream, peer)) => {
                 if let Some(connection) = open.add() {
-                    connections.spawn(serve_connection(stream, peer, router.clone(), connection));
+                    let serving = serve_connection(stream, peer, router.clone(), connection);
+                    supervised::spawn_in(&mut connections, "a connection of an API port", serving);
                 }
             }
             Err(error) => {
@@ -126,9 +128,13 @@ async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, c
 
 async fn respond(mut router: Router, request: Request) -> axum::response::Response {
     use tower_service::Service as _;
-    match time::timeout(RESPONSE_TIMEOUT, router.call(request)).await {
-        Ok(Ok(response)) => response,
-        Ok(Err(never)) => match never {},
+    match time::timeout(RESPONSE_TIMEOUT, supervised::contained(router.call(request))).await {
+        Ok(Ok(Ok(response))) => response,
+        Ok(Ok(Err(never))) => match never {},
+        Ok(Err(supervised::Panicked)) => {
+            let problem = Problem(Code::Internal, "the request failed by an error of the broker".into());
+            (StatusCode::INTERNAL_SERVER_ERROR, problem).into_response()
+        }
         Err(_) => {
             let problem = Problem(Code::StoreUnavailable, "no answer in time; repeat the request".into());
             (StatusCode::GATEWAY_TIMEOUT, problem).into_response()
@@ -153,7 +159,7 @@ impl ApiThread {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let stop = CancellationToken::new();
         let stopped = stop.clone();
-        let thread = thread::Builder::new().name("tidegate-api".into()).spawn(move || {
+        let thread = supervised::spawn_thread("tidegate-api", move || {
             runtime.block_on(serving(stopped));
             runtime.shutdown_background();
         })?;

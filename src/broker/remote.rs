@@ -12,6 +12,7 @@ use crate::{
     link::BestEffortQueues,
     room::Rooms,
     scratch::Numbers,
+    supervised,
 };
 
 /// Large groups, signals and marks among nodes.
@@ -43,7 +44,7 @@ impl RemoteServices {
             Arc::clone(&queues),
             move |rooms| peer.report_possible_loss(rooms),
         ));
-        tokio::spawn(Arc::clone(&rooms).keep());
+        supervised::spawn("the keeper of rooms", Arc::clone(&rooms).keep());
         let out = local.dispatcher();
         let subscriber =
             GroupSubscriber::start(cluster, directory, small_group_max, feed, out, metrics.clone());

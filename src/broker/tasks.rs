@@ -23,6 +23,7 @@ use crate::{
         owner,
     },
     routes::Route,
+    supervised,
 };
 
 /// Time for the owners to archive, publish and release their partitions.
@@ -58,17 +59,18 @@ impl Broker {
     pub fn start(&self, outlets: Outlets, owners: Option<owner::Settings>) -> RunningTasks {
         let shutdown = CancellationToken::new();
         let (intake, cluster) = (Arc::clone(&self.intake), Arc::clone(&self.cluster));
-        let append =
-            tokio::spawn(appender::append_all(outlets.records, intake, cluster, self.local.dispatcher()));
+        let append = appender::append_all(outlets.records, intake, cluster, self.local.dispatcher());
+        let append = supervised::spawn("the log appender", append);
         let logins = self.start_logins(outlets.logins);
         let recovery = self.is_clustered.then(|| {
-            tokio::spawn(recovery::ask_again(
+            let recovery = recovery::ask_again(
                 Arc::clone(&self.cluster),
                 Arc::clone(&self.local.pending),
                 Arc::clone(&self.answer_cache),
                 self.local.dispatcher(),
                 self.metrics.clone(),
-            ))
+            );
+            supervised::spawn("the recovery of answers", recovery)
         });
         let mut group_publisher = None;
         let peer_queues = (self.is_clustered && owners.is_some())
@@ -84,7 +86,7 @@ impl Broker {
                 metrics: self.metrics.clone(),
                 leaving: shutdown.clone(),
             };
-            tokio::spawn(assignment::own_all(context))
+            supervised::spawn("the owners", assignment::own_all(context))
         });
         RunningTasks { append, recovery, owners, shutdown, group_publisher, peer_queues }
     }
@@ -95,7 +97,8 @@ impl Broker {
         if let Some(remote) = &self.remote {
             let (cluster, subscriber) = (Arc::clone(&self.cluster), Arc::clone(&remote.subscriber));
             let local = self.local.clone();
-            tokio::spawn(login::answer_all(logins, cluster, subscriber, move || local.dispatcher()));
+            let answering = login::answer_all(logins, cluster, subscriber, move || local.dispatcher());
+            supervised::spawn("the answering of logins", answering);
             return None;
         }
         (!self.is_clustered).then_some(logins)
@@ -121,6 +124,9 @@ impl RunningTasks {
     pub fn ended(&self) -> Option<&'static str> {
         if self.append.is_finished() {
             return Some("the log appender");
+        }
+        if self.recovery.as_ref().is_some_and(JoinHandle::is_finished) {
+            return Some("the recovery of answers");
         }
         self.owners.as_ref().is_some_and(JoinHandle::is_finished).then_some("the owner")
     }

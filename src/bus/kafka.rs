@@ -27,6 +27,7 @@ use crate::{
     config::KafkaConfig,
     metrics::Metrics,
     routes::{NodeBoot, TopicLag},
+    supervised,
 };
 
 mod append;
@@ -108,7 +109,9 @@ impl KafkaBus {
         metrics: &Metrics,
     ) -> Result<Self, KafkaRefusal> {
         let (settings, counted) = (kafka.clone(), metrics.clone());
-        let opened = tokio::task::spawn_blocking(move || Self::open(settings, answer_within, &counted));
+        let opened = supervised::spawn_blocking("the opening of the log", move || {
+            Self::open(settings, answer_within, &counted)
+        });
         opened.await.map_err(|error| KafkaRefusal::permanent(format!("failed to open the log: {error}")))?
     }
 
@@ -171,13 +174,19 @@ impl KafkaBus {
         }
         let client = Arc::clone(&self.metadata_client);
         let prefix = self.kafka.topic_of("");
-        let names = tokio::task::spawn_blocking(move || -> Result<Vec<String>, KafkaRefusal> {
-            let metadata = client.fetch_metadata(None, BROKER_TIMEOUT)?;
-            // Serves the client's callbacks; nothing else polls it.
-            drop(client.poll(Duration::from_millis(1)));
-            let names = metadata.topics().iter().filter(|topic| topic.error().is_none());
-            Ok(names.map(|topic| topic.name().to_owned()).filter(|name| name.starts_with(&prefix)).collect())
-        });
+        let names = supervised::spawn_blocking(
+            "the query of topics",
+            move || -> Result<Vec<String>, KafkaRefusal> {
+                let metadata = client.fetch_metadata(None, BROKER_TIMEOUT)?;
+                // Serves the client's callbacks; nothing else polls it.
+                drop(client.poll(Duration::from_millis(1)));
+                let names = metadata.topics().iter().filter(|topic| topic.error().is_none());
+                Ok(names
+                    .map(|topic| topic.name().to_owned())
+                    .filter(|name| name.starts_with(&prefix))
+                    .collect())
+            },
+        );
         let names = match names.await {
             Ok(Ok(names)) => names,
             Ok(Err(error)) => return Err(AppendError::Unavailable(error.to_string())),
@@ -275,8 +284,9 @@ impl Bus for KafkaBus {
         let unavailable = |error: KafkaRefusal| ReadError::Unavailable(error.to_string());
         let config = client::reader(&self.kafka, Cluster::Nodes).map_err(unavailable)?;
         let (topic, boot, metrics) = (self.kafka.topic_of(me.node.as_str()), me.boot, self.metrics.clone());
-        let opened =
-            tokio::task::spawn_blocking(move || feed::open(config, &topic, boot, &metrics, position));
+        let opened = supervised::spawn_blocking("the opening of the node topic", move || {
+            feed::open(config, &topic, boot, &metrics, position)
+        });
         match opened.await {
             Ok(Ok(feed)) => Ok(Box::new(feed)),
             Ok(Err(error)) => Err(unavailable(error)),
@@ -293,7 +303,7 @@ impl Bus for KafkaBus {
         self.feed().end();
         self.reader.close();
         let (log, nodes) = (Arc::clone(&self.log), Arc::clone(&self.nodes));
-        let flushed = tokio::task::spawn_blocking(move || {
+        let flushed = supervised::spawn_blocking("the flush of the log", move || {
             let begun = Instant::now();
             let log = log.flush(within);
             nodes.flush(within.saturating_sub(begun.elapsed())) && log

@@ -1,6 +1,6 @@
 //! Signals of a serving process: handled from its start, and passed to the drain of its node.
 
-use std::{process, sync::Arc, thread, time::Duration};
+use std::{process, sync::Arc, time::Duration};
 
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -8,7 +8,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{drain::Drainer, node::Node};
+use crate::{drain::Drainer, node::Node, supervised};
 
 /// After a signal during the start, the time for the node to finish starting, so that it can drain.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ impl Signals {
             // Keeps the handlers, so that further signals are ignored.
             std::future::pending::<()>().await;
         };
-        thread::Builder::new().name("tidegate-signals".into()).spawn(move || runtime.block_on(handle))?;
+        supervised::spawn_thread("tidegate-signals", move || runtime.block_on(handle))?;
         Ok(Self { drainer })
     }
 

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use super::Lags;
 use crate::{
     cluster::barrier_calls::BarrierCalls,
+    link::LeaseStatus,
     routes::{Lease, NodeBoot, NodeRow, PartitionLag},
 };
 
@@ -130,6 +131,14 @@ impl Peers {
     /// Returns whether that run is a live run of another node, as of the last snapshot.
     pub fn is_live(&self, run: &NodeBoot) -> bool {
         self.lock().others.iter().any(|row| row.info.boot == *run)
+    }
+
+    /// Returns whether this node renews its lease, and whether it lists the other run as live; for that run, when it
+    /// can't reach the routes itself.
+    pub fn lease_status(&self, of: &NodeBoot) -> LeaseStatus {
+        let snapshot = self.lock();
+        let lists_caller = snapshot.others.iter().any(|row| row.info.boot == *of);
+        LeaseStatus { renews: !snapshot.stale && !snapshot.rows.is_empty(), lists_caller }
     }
 
     /// Returns the other nodes that announce the partition: one, none while it moves, or two until an evicted owner

@@ -19,6 +19,7 @@ use crate::{
     link::{BestEffortMessage, BestEffortQueues},
     metrics::Metrics,
     routes::NodeBoot,
+    supervised,
 };
 
 /// Messages that may wait for the lookup; further ones are dropped.
@@ -54,7 +55,8 @@ impl BestEffortSender {
         metrics: Metrics,
     ) -> Arc<Self> {
         let (items, queue) = mpsc::channel(QUEUE_ITEMS_MAX);
-        runtime.spawn(BestEffortTask { cluster: Arc::clone(cluster), queues }.run(queue));
+        let task = BestEffortTask { cluster: Arc::clone(cluster), queues };
+        supervised::spawn_on(runtime, "the sender of signals", task.run(queue));
         Arc::new(Self { items, metrics })
     }
 

@@ -22,6 +22,7 @@ use crate::{
     metrics::Metrics,
     queue_set::{EndedQueues, Next, Queue, QueueSet, Rejected},
     routes::{NodeBoot, Route, Token},
+    supervised,
 };
 
 /// Batches that may wait for one peer.
@@ -144,7 +145,7 @@ impl PeerQueues {
     fn send(self: &Arc<Self>, to: &NodeBoot, batch: PeerBatch) {
         let weight = batch.weight();
         let start = |queue| {
-            tokio::spawn(PeerQueue { queue, queues: Arc::clone(self) }.run());
+            supervised::spawn("a queue to a peer", PeerQueue { queue, queues: Arc::clone(self) }.run());
         };
         match self.queues.send(to, batch, weight, QUEUE_BYTES_MAX, start) {
             Ok(()) => {}
@@ -281,7 +282,7 @@ impl PeerQueue {
         }
         let Ok(permit) = Arc::clone(&self.queues.rechecks).try_acquire_owned() else { return };
         let (queues, to) = (Arc::clone(&self.queues), self.queue.to.clone());
-        tokio::spawn(async move {
+        supervised::spawn("a recheck of routes", async move {
             time::sleep(LOGIN_MAX).await;
             let to_all = missing.iter().cloned().collect();
             let recheck = PeerPush {

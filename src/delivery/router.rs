@@ -21,6 +21,7 @@ use crate::{
     cluster::Cluster,
     link::{Answer, PeerPush, SentBy, Target},
     routes::NodeBoot,
+    supervised,
     trace::traceparent,
 };
 
@@ -58,7 +59,7 @@ impl Router {
     pub fn start(cluster: &Arc<Cluster>, peer_queues: Arc<PeerQueues>) -> Self {
         let (batches, queue) = mpsc::channel(QUEUE_BATCHES_MAX);
         let task = RouterTask { cluster: Arc::clone(cluster), peer_queues: Arc::clone(&peer_queues) };
-        tokio::spawn(task.run(queue));
+        supervised::spawn("a router of pushes", task.run(queue));
         Self { peer_queues, batches }
     }
 

@@ -22,7 +22,7 @@ use tokio::{
 
 use self::{recent::RecentRecords, topic_queue::TopicQueues};
 use super::subscriber::{GroupSubscriber, MissedRanges, RecordSource};
-use crate::{cluster::Cluster, link::BestEffortQueues, metrics::Metrics, routes::NodeBoot};
+use crate::{cluster::Cluster, link::BestEffortQueues, metrics::Metrics, routes::NodeBoot, supervised};
 
 mod recent;
 mod topic_queue;
@@ -95,7 +95,7 @@ impl GroupPublisher {
             shared: Arc::clone(&shared),
             topic_queues: Arc::clone(&topic_queues),
         };
-        tokio::spawn(task.run(queue));
+        supervised::spawn("the publisher of large groups", task.run(queue));
         Arc::new(Self { subscriber, batches, shared, topic_queues, metrics })
     }
 

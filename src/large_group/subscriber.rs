@@ -35,6 +35,7 @@ use crate::{
     directory::Directory,
     mail::{ConnKey, Delivery},
     metrics::Metrics,
+    supervised,
 };
 
 mod index;
@@ -127,7 +128,7 @@ impl GroupSubscriber {
             out,
             metrics.clone(),
         );
-        tokio::spawn(task.run(queue, feed));
+        supervised::spawn("the subscriber of large groups", task.run(queue, feed));
         Arc::new(Self { cluster, small_max, commands, shared, metrics })
     }
 

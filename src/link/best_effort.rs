@@ -16,6 +16,7 @@ use crate::{
     metrics::Metrics,
     queue_set::{EndedQueues, Next, Queue, QueueSet},
     routes::NodeBoot,
+    supervised,
 };
 
 /// Limit on the messages queued for one peer.
@@ -84,7 +85,8 @@ impl BestEffortQueues {
     pub fn send(self: &Arc<Self>, to: &NodeBoot, message: BestEffortMessage) {
         let (bytes, bytes_max) = (message.queue_bytes(), message.queue_bytes_max());
         let start = |queue| {
-            self.runtime.spawn(BestEffortQueue { queue, queues: Arc::clone(self) }.run());
+            let task = BestEffortQueue { queue, queues: Arc::clone(self) };
+            supervised::spawn_on(&self.runtime, "a best-effort queue to a peer", task.run());
         };
         if let Err(rejected) = self.queues.send(to, message, bytes, bytes_max, start) {
             let losses = self.queues.state(to, start);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, PeerPush,
-    PublishedMark, RoutedSession,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, LeaseStatus, Link, LinkError,
+    PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
     fault::{Breaks, Faulty},
@@ -61,6 +61,10 @@ impl Link for Faulty<dyn Link> {
         asks: Vec<Ask>,
     ) -> Result<Vec<AnswerStatus>, LinkError> {
         self.call("answers_again", self.inner.answers_again(from, to, asks)).await
+    }
+
+    async fn lease_status(&self, from: &NodeBoot, to: &NodeBoot) -> Result<LeaseStatus, LinkError> {
+        self.call("lease_status", self.inner.lease_status(from, to)).await
     }
 
     async fn send_best_effort(

@@ -12,8 +12,8 @@ use tidegate_protocol::pb;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, PeerPush,
-    PublishedMark, RoutedSession,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, LeaseStatus, Link, LinkError,
+    PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
     config,
@@ -265,6 +265,16 @@ impl Link for GrpcLink {
         match self.query(to, CallBody::Asks(pb::LinkAsks { asks }), self.settings.timeout).await? {
             ReplyBody::Told(sent) => {
                 convert::all(check_count(sent.words, count)?, convert::answer_status).map_err(LinkError::from)
+            }
+            _ => Err(mismatched()),
+        }
+    }
+
+    /// Ignores `from`: the stream's handshake names the calling run.
+    async fn lease_status(&self, _: &NodeBoot, to: &NodeBoot) -> Result<LeaseStatus, LinkError> {
+        match self.query(to, CallBody::Lease(pb::LinkLeaseQuery {}), self.settings.timeout).await? {
+            ReplyBody::Lease(pb::LinkLeaseStatus { renews, lists_caller }) => {
+                Ok(LeaseStatus { renews, lists_caller })
             }
             _ => Err(mismatched()),
         }

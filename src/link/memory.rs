@@ -7,8 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync, task::unconstrained};
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, PeerPush,
-    PublishedMark, RoutedSession,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, LeaseStatus, Link, LinkError,
+    PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
     routes::NodeBoot,
@@ -105,6 +105,10 @@ impl Link for MemoryLink {
             return Ok(Vec::new());
         }
         self.node(to)?.handler.answers_again(from, to, asks).await
+    }
+
+    async fn lease_status(&self, from: &NodeBoot, to: &NodeBoot) -> Result<LeaseStatus, LinkError> {
+        self.node(to)?.handler.lease_status(from, to).await
     }
 
     async fn send_best_effort(

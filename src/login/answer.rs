@@ -14,6 +14,7 @@ use crate::{
     large_group::subscriber::GroupSubscriber,
     mail::{ConnKey, Mail, Reassert},
     routes::Route,
+    supervised,
 };
 
 /// Logins whose groups are read concurrently. The store batches their queries; even at 200 ms per batch, a node admits
@@ -39,7 +40,7 @@ pub async fn answer_all(
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             steps.done("permit");
             let (cluster, subscriber, out) = (Arc::clone(&cluster), Arc::clone(&subscriber), outbound());
-            tokio::spawn(async move {
+            supervised::spawn("the answer to a login", async move {
                 answer(key, &route, &cluster, &subscriber, out, &mut steps).await;
                 steps.log(&route, "answered");
                 drop(permit);

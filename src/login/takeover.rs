@@ -10,6 +10,7 @@ use crate::{
     link::{LinkError, RoutedSession},
     mail::{Mail, ShardHandles},
     routes::{NodeBoot, Route},
+    supervised,
 };
 
 /// Delay between attempts to stop a replaced session.
@@ -36,7 +37,7 @@ pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session
     }
     let cluster = Arc::clone(cluster);
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(async move {
+        supervised::spawn_on(&runtime, "the stop of a replaced session", async move {
             if !try_stop(&cluster, &at, &session, STOP_ATTEMPTS_BACKGROUND).await {
                 tracing::warn!(peer = %at, "replaced session not stopped; giving up");
             }
@@ -50,7 +51,7 @@ pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session
 pub(super) fn resolve_doubt(cluster: &Arc<Cluster>, lost: Route, shards: ShardHandles) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     let cluster = Arc::clone(cluster);
-    runtime.spawn(async move {
+    supervised::spawn_on(&runtime, "the check of a doubtful login", async move {
         // Counted from when the routes answer again: a stuck call may take effect that long afterwards.
         let (mut since, mut stopped) = (None, None);
         loop {

@@ -8,7 +8,7 @@ use super::{
     ids::IdClaim,
     ports::{FailureWatch, leases},
 };
-use crate::{broker::NodeAnnouncement, link::GrpcLink};
+use crate::{broker::NodeAnnouncement, link::GrpcLink, supervised};
 
 /// Announces the node, then renews its lease in the background and passes the peers to `link`.
 ///
@@ -33,7 +33,7 @@ pub(super) async fn hold(
         claim.confirm(&me).await;
     }
     let (failed, failure) = watch::channel(None);
-    let task = tokio::spawn(async move {
+    let task = supervised::spawn("the lease", async move {
         let why = Box::pin(member.run()).await;
         tracing::error!(why, "run of this node has ended; shutting down");
         failed.send_replace(Some(why));

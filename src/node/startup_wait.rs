@@ -17,6 +17,7 @@ use crate::{
     api::{self, waiting::StartupStatus},
     config::Config,
     metrics::Metrics,
+    supervised,
 };
 
 /// Interval between two attempts to start.
@@ -86,7 +87,7 @@ fn serve_probes(
     {
         let listener = tokio::net::TcpListener::from_std(listener.try_clone()?)?;
         let status = StartupStatus { reason: reason.clone(), metrics: rendered.clone() };
-        tokio::spawn(api::waiting::serve(listener, status, is_admin));
+        supervised::spawn("the API port of a waiting node", api::waiting::serve(listener, status, is_admin));
     }
     Ok(sender)
 }

@@ -22,7 +22,7 @@ use crate::{
     cluster::{Cluster, UnarchivedMark},
     delivery::trace_steps,
     store::{Fence, StoreError},
-    trace,
+    supervised, trace,
 };
 
 /// Approximate limit on the bytes that collect in the pending batch during a transaction.
@@ -126,7 +126,8 @@ impl Archiver {
         let Some(delta) = self.take_pending(ledger)? else { return Ok(()) };
         let (cluster, partition, fence) = (Arc::clone(&self.cluster), self.partition, self.fence);
         let (rows, records) = (self.in_transaction.rows, self.in_transaction.records);
-        self.writing.spawn(async move { write(&cluster, partition, fence, &delta, rows, records).await });
+        let writing = async move { write(&cluster, partition, fence, &delta, rows, records).await };
+        supervised::spawn_in(&mut self.writing, "the archiving of a batch", writing);
         Ok(())
     }
 

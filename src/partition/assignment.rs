@@ -29,6 +29,7 @@ use crate::{
     partition::dispatcher::Dispatcher,
     routes::Route,
     store::StoreError,
+    supervised,
 };
 
 const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -294,7 +295,7 @@ impl Assignments {
             }
         };
         let is_lost = lost.clone();
-        let task = self.tasks.spawn(async move {
+        let task = supervised::spawn_in(&mut self.tasks, "an owner", async move {
             let deadline = async {
                 is_lost.cancelled().await;
                 tokio::time::sleep(FINAL_TRANSACTION_MAX).await;

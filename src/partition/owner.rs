@@ -48,7 +48,7 @@ use crate::{
     partition::{dispatcher::Dispatcher, exit::PORT_RETRY_INTERVAL},
     routes::Route,
     store::{Fence, Scan, import},
-    trace,
+    supervised, trace,
 };
 
 mod archive_step;
@@ -235,10 +235,11 @@ impl Owner {
     ) -> OwnerExit {
         // Dropping this ends its tasks, however `run` ends.
         let mut sweeper = JoinSet::new();
-        sweeper.spawn(self.sweep());
-        sweeper.spawn(self.switch());
+        supervised::spawn_in(&mut sweeper, "the sweep of an owner", self.sweep());
+        supervised::spawn_in(&mut sweeper, "the switch of rules", self.switch());
         let mut checks = PositionChecks::new(self.partition, self.fence, &self.cluster);
-        sweeper.spawn(lag::watch_end(self.partition, Arc::clone(&self.cluster)));
+        let watch = lag::watch_end(self.partition, Arc::clone(&self.cluster));
+        supervised::spawn_in(&mut sweeper, "the watch of the log's end", watch);
         // Time before which an unavailable log is not read again; archiving continues.
         let mut read_after = None;
         let mut logins_first = false;

@@ -15,6 +15,7 @@ use super::exit::OwnerExit;
 use crate::{
     cluster::Cluster,
     store::{Fence, StoreError},
+    supervised,
 };
 
 const POSITION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
@@ -55,7 +56,7 @@ impl PositionChecks {
 
     fn begin(&mut self, from: Position) {
         let (partition, fence, cluster) = (self.partition, self.fence, Arc::clone(&self.cluster));
-        self.checking.spawn(async move {
+        supervised::spawn_in(&mut self.checking, "a check of the position", async move {
             let found = cluster.ports.store.load(partition, fence, &[]).await;
             PositionCheck { from, found: found.map(|rows| rows.position) }
         });

@@ -24,7 +24,7 @@ use super::{
     breaker::{Breaker, BreakerPermit},
     connect::{Conn, Source},
 };
-use crate::config;
+use crate::{config, supervised};
 
 /// Limit on the calls of one pipeline. More are sent as consecutive pipelines, each with its own deadline.
 const PIPELINE_CALLS_MAX: usize = 500;
@@ -226,7 +226,7 @@ impl RedisClient {
         };
         let attempt = conn.insert(attempt.boxed().shared());
         // Spawned, since the waiting calls may time out before it completes.
-        tokio::spawn(attempt.clone());
+        supervised::spawn("a connection attempt to Redis", attempt.clone());
         attempt.clone()
     }
 

@@ -18,6 +18,7 @@ use crate::{
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
     net::io::Io,
     scratch::{ChainSave, ChainState, DONE_IDS_MAX},
+    supervised,
 };
 
 impl<I: Io> Shard<I> {
@@ -195,7 +196,8 @@ impl<I: Io> Shard<I> {
             } else {
                 let handle = handle.clone();
                 let mail = mail();
-                self.context.runtime.spawn(async move { handle.post(mail).await.ok() });
+                let post = async move { handle.post(mail).await.ok() };
+                supervised::spawn_on(&self.context.runtime, "mail to a shard", post);
             }
         }
     }

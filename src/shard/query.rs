@@ -31,6 +31,7 @@ use crate::{
     },
     mail::{Mail, QueryResult, Refusal},
     net::io::Io,
+    supervised,
 };
 
 /// Time after which the store counts as unavailable for a query.
@@ -155,7 +156,18 @@ impl<I: Io> Shard<I> {
         let key = conn.key;
         let appends =
             conn.open_query.as_ref().map(|open_query| Arc::clone(&open_query.appends)).unwrap_or_default();
+        let metrics = self.context.metrics.clone();
         let with_timeout = async move {
+            let panicked = |_| {
+                metrics.panics.increment(1);
+                match appends.load(Ordering::Relaxed) {
+                    true => Err((Code::Unknown, "")),
+                    false => {
+                        Err((Code::Internal, "an internal error while answering; others are unaffected"))
+                    }
+                }
+            };
+            let work = async { supervised::contained(work).await.unwrap_or_else(panicked) };
             let timed_out = |_| match appends.load(Ordering::Relaxed) {
                 true => Err((Code::Unknown, "")),
                 false => Err((Code::StoreUnavailable, "the store did not answer in time")),

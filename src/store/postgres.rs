@@ -53,6 +53,7 @@ use crate::{
     bus::TopicId,
     config,
     scratch::{Block, FloorError, Floors},
+    supervised,
 };
 
 /// Attempts at a transaction that concurrent transactions prevent.
@@ -258,7 +259,7 @@ impl Store for PostgresStore {
         }
         if core.key_partitions.may_drop(partition, delta.rules.keys_from) {
             let core = Arc::clone(&self.core);
-            tokio::spawn(async move { core.drop_expired().await });
+            supervised::spawn("the expiry of keys", async move { core.drop_expired().await });
         }
         Ok(())
     }

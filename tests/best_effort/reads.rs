@@ -37,3 +37,30 @@ fn x6_reads_of_one_user_wait_for_each_other_only() {
         assert!(matches!(client.reply(id), ServerBody::Page(_)), "the user reads again");
     }
 }
+
+/// K4, S56.
+#[test]
+fn k4_query_whose_work_panics_is_answered() {
+    let (mesh, _) = mesh(1);
+    let (mut ann, mut bob) =
+        (mesh.login(0, Wire::Tcp, "ann", "phone"), mesh.login(0, Wire::WsText, "bob", "phone"));
+    assert_eq!(ann.text("bob", "m1", "hi"), 1);
+    let (gate, store) = (Gate::new(), &mesh.node(0).store);
+    // At the first poll, on the thread of the shard, and later, in the runtime.
+    store.plan("page", Fault::Panic);
+    let id = ann.say(ask::after("d:ann:bob", 0, 9));
+    let ServerBody::Error(error) = ann.reply(id) else { panic!("no error") };
+    assert_eq!(error.code, u32::from(Code::Internal.number()));
+    store.plan("summary", Fault::HoldAnswer(gate.clone()));
+    store.plan("page", Fault::Panic);
+    let id = bob.say(ask::after("d:ann:bob", 0, 9));
+    gate.open();
+    let ServerBody::Error(error) = bob.reply(id) else { panic!("no error") };
+    assert_eq!(error.code, u32::from(Code::Internal.number()));
+    // Both connections go on.
+    for client in [&mut ann, &mut bob] {
+        let id = client.say(ask::after("d:ann:bob", 0, 9));
+        let ServerBody::Page(page) = client.reply(id) else { panic!("no page") };
+        assert_eq!(page.messages.iter().map(text_of).collect::<Vec<_>>(), ["hi"]);
+    }
+}

@@ -64,6 +64,34 @@ fn send_and_expect(from: &mut Client, to: &mut Client, names: (&str, &str), seq:
     to.ack(&conversation, seq);
 }
 
+/// K3, S55.
+#[test]
+fn k3_node_that_alone_lost_redis_sends_its_clients_to_others() {
+    let proxy = ServiceProxy::to_service("redis7");
+    let mut cluster = Cluster::prepare(3, &[]);
+    cluster.set_for(2, &[&format!("redis.urls=[redis://{}]", proxy.address())]);
+    cluster.start_nodes(0..3);
+    cluster.all_shared();
+    cluster.all_linked();
+    let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(2, Wire::WsText, "bob"));
+    send_and_expect(&mut ann, &mut bob, ("ann", "bob"), 1);
+    proxy.close();
+    // Its lease of 10 s, 6 s until it counts as dead, then the next renewal.
+    eventually_within(Duration::from_secs(40), "the client is sent away", || {
+        bob.listen(Duration::from_millis(100));
+        bob.has_ended().then_some(())
+    });
+    assert_eq!(bob.expect_close(), Code::LeaseLost);
+    assert_eq!(cluster.exit(2), Some(1));
+    let mut bob = cluster.login(1, Wire::Tcp, "bob");
+    send_and_expect(&mut ann, &mut bob, ("ann", "bob"), 2);
+    // Started again, it waits for Redis, and then serves.
+    let begun = cluster.begin(2);
+    proxy.open();
+    cluster.has(2, begun.serves());
+    cluster.all_linked();
+}
+
 #[test]
 fn redis_outage_refuses_logins_and_keeps_online_users_talking() {
     let proxy = ServiceProxy::to_service("redis7");

@@ -51,6 +51,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("page-paths", pages::paths),
     ("lua", lua),
     ("config-documented", config_documented),
+    ("supervised", |all| each(all, supervised)),
     ("metrics-enum", |all| each(all, metrics_enum)),
     ("no-machine-paths", |all| each(all, no_machine_paths)),
     ("no-lock-urls", |all| each(all, no_lock_urls)),
@@ -293,6 +294,20 @@ fn config_documented(sources: &[Source]) -> Vec<Finding> {
             ));
         }
     }
+    found
+}
+
+/// Tasks and threads of the product, apart from those of the commands that serve nothing.
+fn supervised(source: &Source) -> Vec<Finding> {
+    let is_apart =
+        ["src/supervised.rs", "src/cli/", "src/cli.rs"].iter().any(|it| source.path.starts_with(it));
+    if !source.path.starts_with("src/") || is_apart {
+        return Vec::new();
+    }
+    let cure = "start it by src/supervised.rs, so that its panic ends the process and names it";
+    let words = [".spawn(", "task::spawn", "tokio::spawn", "thread::spawn", "spawn_local"];
+    let mut found = forbid(source, &words, cure);
+    found.retain(|it| !source.is_test(it.line) && !source.path.ends_with("/tests.rs"));
     found
 }
 

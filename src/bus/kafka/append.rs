@@ -29,7 +29,7 @@ use super::{
     KafkaRefusal,
     context::Context,
 };
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, supervised};
 
 /// Limit on unconfirmed records of one producer; an append above it is refused.
 pub(super) const UNCONFIRMED_RECORDS_MAX: usize = 1 << 17;
@@ -317,7 +317,7 @@ fn headers(record: &Bytes) -> Option<OwnedHeaders> {
 impl Drop for Appender {
     fn drop(&mut self) {
         let client = self.client();
-        let dropping = thread::Builder::new().name("tidegate-kafka".to_owned()).spawn(move || {
+        let dropping = supervised::spawn_thread("tidegate-kafka", move || {
             // The last reference must be dropped on this thread.
             while Arc::strong_count(&client) > 1 {
                 thread::park_timeout(LAST_REFERENCE_POLL_INTERVAL);

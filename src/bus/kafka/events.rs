@@ -1,6 +1,6 @@
 //! `EventSink` adapter for Kafka, with its own producer, so that events never delay an append.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rdkafka::{
@@ -17,7 +17,7 @@ use super::{
     client::{self, BROKER_TIMEOUT, Cluster},
     context::Context,
 };
-use crate::{config::KafkaConfig, metrics::Metrics};
+use crate::{config::KafkaConfig, metrics::Metrics, supervised};
 
 /// Content type of each record's value, in CloudEvents' structured mode for Kafka.
 const CONTENT_TYPE: &str = "application/cloudevents+json; charset=UTF-8";
@@ -47,19 +47,22 @@ impl KafkaEvents {
         // Chooses the same partition for a user as the Java clients do by default.
         config.set("partitioner", "murmur2_random").set("linger.ms", "5");
         let (topic, metrics) = (kafka.event_topic.clone(), metrics.clone());
-        let opened = tokio::task::spawn_blocking(move || -> Result<Self, KafkaRefusal> {
-            let producer = Client::from_config_and_context(&config, Context::new(EventsRole, &metrics))?;
-            // Lists all topics: a producer that asks for a single one creates it if the brokers allow that.
-            let metadata = producer.client().fetch_metadata(None, BROKER_TIMEOUT)?;
-            let exists = metadata.topics().iter().any(|it| it.name() == topic && it.error().is_none());
-            match exists {
-                true => Ok(Self { topic, producer: Some(producer) }),
-                false => Err(KafkaRefusal::unavailable(format!(
-                    "event topic {topic} does not exist: create it with `tidegate topics ensure`, or set \
+        let opened = supervised::spawn_blocking(
+            "the opening of the event topic",
+            move || -> Result<Self, KafkaRefusal> {
+                let producer = Client::from_config_and_context(&config, Context::new(EventsRole, &metrics))?;
+                // Lists all topics: a producer that asks for a single one creates it if the brokers allow that.
+                let metadata = producer.client().fetch_metadata(None, BROKER_TIMEOUT)?;
+                let exists = metadata.topics().iter().any(|it| it.name() == topic && it.error().is_none());
+                match exists {
+                    true => Ok(Self { topic, producer: Some(producer) }),
+                    false => Err(KafkaRefusal::unavailable(format!(
+                        "event topic {topic} does not exist: create it with `tidegate topics ensure`, or set \
                      kafka.event_topic to an empty string"
-                ))),
-            }
-        });
+                    ))),
+                }
+            },
+        );
         let failed = |error: tokio::task::JoinError| {
             KafkaRefusal::permanent(format!("failed to open the event topic: {error}"))
         };
@@ -111,7 +114,7 @@ fn is_too_large(error: &KafkaError) -> bool {
 impl Drop for KafkaEvents {
     fn drop(&mut self) {
         let Some(producer) = self.producer.take() else { return };
-        let dropping = thread::Builder::new().name("tidegate-events".to_owned()).spawn(move || {
+        let dropping = supervised::spawn_thread("tidegate-events", move || {
             // Gives the last events a chance to be sent.
             drop(producer.flush(Duration::from_millis(500)));
         });

@@ -24,7 +24,7 @@ use super::{
     context::{Context, ReaderRole},
     feed_position::{FeedPosition, PendingEvent},
 };
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, supervised};
 
 type Client = BaseConsumer<Context<ReaderRole>>;
 
@@ -102,7 +102,7 @@ pub(super) fn open(
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), KafkaRefusal> {
-    let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
+    let spawned = supervised::spawn_thread(name, work);
     spawned.map(drop).map_err(|error| KafkaRefusal::permanent(format!("failed to start a thread: {error}")))
 }
 

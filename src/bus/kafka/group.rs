@@ -29,7 +29,7 @@ use super::{
     context::Context,
     read::Reader,
 };
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, supervised};
 
 type Client = BaseConsumer<Context<Arc<Member>>>;
 
@@ -245,13 +245,12 @@ pub(super) fn join(
     let client = Client::from_config_and_context(config, Context::new(Arc::clone(&member), metrics))?;
     client.subscribe(&[topic])?;
     let ours = Arc::clone(&member);
-    thread::Builder::new()
-        .name("tidegate-owners".to_owned())
-        .spawn(move || {
-            run(client, &ours);
-            ours.lock().left = true;
-            ours.changed.notify_waiters();
-        })
+    let run = move || {
+        run(client, &ours);
+        ours.lock().left = true;
+        ours.changed.notify_waiters();
+    };
+    supervised::spawn_thread("tidegate-owners", run)
         .map_err(|error| KafkaRefusal::permanent(format!("failed to start a thread: {error}")))?;
     Ok((Arc::clone(&member), Box::new(KafkaOwnership(member))))
 }

@@ -28,7 +28,7 @@ use super::{
     client::BROKER_TIMEOUT,
     context::{Context, ReaderRole},
 };
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, supervised};
 
 pub(super) type Client = BaseConsumer<Context<ReaderRole>>;
 
@@ -92,13 +92,12 @@ impl Reader {
             Arc::new(Self { client, topic: topic.to_owned(), partitions, closed: AtomicBool::new(false) });
         let weak = Arc::downgrade(&reader);
         // This poll serves metadata, errors and statistics; records go to the partition queues.
-        thread::Builder::new()
-            .name("tidegate-kafka".to_owned())
-            .spawn(move || {
-                while let Some(reader) = weak.upgrade() {
-                    reader.poll_events(READER_POLL_TIMEOUT);
-                }
-            })
+        let poll = move || {
+            while let Some(reader) = weak.upgrade() {
+                reader.poll_events(READER_POLL_TIMEOUT);
+            }
+        };
+        supervised::spawn_thread("tidegate-kafka", poll)
             .map_err(|error| KafkaRefusal::permanent(format!("failed to start a thread: {error}")))?;
         reader.check_topic(count)?;
         // The polling thread receives the id along with the metadata just queried.
@@ -261,7 +260,8 @@ impl Reader {
     pub(super) async fn bounds(self: &Arc<Self>, number: u32) -> Result<Bounds, ReadError> {
         let partition = self.partition(number).ok_or_else(no_partition)?;
         let reader = Arc::clone(self);
-        let fetched = tokio::task::spawn_blocking(move || reader.fetch_bounds(number)).await;
+        let fetched =
+            supervised::spawn_blocking("the query of log bounds", move || reader.fetch_bounds(number)).await;
         let bounds =
             fetched.map_err(|error| ReadError::Unavailable(error.to_string()))?.map_err(unavailable)?;
         let mut state = partition.lock();

@@ -20,7 +20,7 @@ use super::{
     KafkaRefusal,
     client::{self, BROKER_TIMEOUT, Cluster},
 };
-use crate::config::KafkaConfig;
+use crate::{config::KafkaConfig, supervised};
 
 type Admin = AdminClient<DefaultClientContext>;
 
@@ -310,7 +310,7 @@ async fn shapes(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<Shape>, 
     loop {
         let client = Arc::clone(admin);
         // The library offers only a blocking call.
-        let fetched = tokio::task::spawn_blocking(move || fetch_shapes(&client)).await;
+        let fetched = supervised::spawn_blocking("the query of topics", move || fetch_shapes(&client)).await;
         let found = fetched.unwrap_or_else(|error| Err(KafkaRefusal::permanent(error.to_string())))?;
         let missing = plans.iter().find(|plan| !found.contains_key(&plan.name));
         match missing {

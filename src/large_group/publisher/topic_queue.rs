@@ -12,6 +12,7 @@ use crate::{
     metrics::Metrics,
     queue_set::{EndedQueues, Next, Queue, QueueSet},
     routes::NodeBoot,
+    supervised,
 };
 
 /// Batches that may wait for one node.
@@ -88,7 +89,8 @@ impl TopicQueues {
 
     fn start(&self, queue: Queue<Vec<GroupRecord>, Mutex<MissedRanges>>) {
         let (bus, best_effort) = (Arc::clone(&self.bus), Arc::clone(&self.best_effort));
-        tokio::spawn(TopicQueue { queue, bus, best_effort, metrics: self.metrics.clone() }.run());
+        let task = TopicQueue { queue, bus, best_effort, metrics: self.metrics.clone() };
+        supervised::spawn("a queue to a node topic", task.run());
     }
 }
 

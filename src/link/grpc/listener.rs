@@ -23,9 +23,10 @@ use super::{
     traces,
 };
 use crate::{
-    link::{Link, LinkError},
+    link::{LeaseStatus, Link, LinkError},
     metrics::Metrics,
     routes::NodeBoot,
+    supervised,
 };
 
 /// Limit on concurrent queries of one stream; further ones wait unread.
@@ -92,7 +93,7 @@ impl Listener {
         let unauthenticated = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
         let (settings, stop_streams) = (Arc::new(settings), stopped.clone());
         let streams = StreamServer { me, handler, settings, metrics, stop: stop_streams, unauthenticated };
-        tokio::spawn(async move {
+        supervised::spawn("the link listener", async move {
             let (permits, metrics) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), streams.metrics.clone());
             let handshake = streams.settings.handshake;
             let incoming = incoming.filter_map(move |accepted| {
@@ -134,7 +135,7 @@ impl StreamHandler for StreamServer {
     fn open(&self, requests: RequestStream, authenticated: Authenticated) -> ResponseStream {
         let (sender, responses) = mpsc::channel(QUEUED_REPLY_FRAMES_MAX);
         let server = self.clone();
-        tokio::spawn(async move {
+        supervised::spawn("a stream of the link", async move {
             let stopped = wait_stopped(server.stop.clone());
             let status = tokio::select! {
                 status = server.serve(requests, &sender, &authenticated) => status,
@@ -258,6 +259,10 @@ impl StreamServer {
                 let statuses = handler.answers_again(peer, me, asks).await?;
                 let words = statuses.into_iter().map(convert::put_answer_status).collect();
                 Reply::Told(pb::LinkTold { words })
+            }
+            Call::Lease(pb::LinkLeaseQuery {}) => {
+                let LeaseStatus { renews, lists_caller } = handler.lease_status(peer, me).await?;
+                Reply::Lease(pb::LinkLeaseStatus { renews, lists_caller })
             }
             Call::Strays(sent) => {
                 handler.send_best_effort(me, readable_messages(sent)).await?;

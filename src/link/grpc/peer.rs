@@ -17,7 +17,7 @@ use super::{
     handshake::{self, StreamEnd},
     service,
 };
-use crate::{backoff::Backoff, metrics::Metrics, routes::NodeBoot};
+use crate::{backoff::Backoff, metrics::Metrics, routes::NodeBoot, supervised};
 
 /// Delay before the first attempt to reconnect; it doubles up to [`RECONNECT_DELAY_MAX`]. Each delay is shortened by up
 /// to a half at random.
@@ -82,7 +82,13 @@ impl Peer {
             metrics: metrics.clone(),
             queues,
         };
-        Self { address, ordered, queries, best_effort, task: tokio::spawn(connector.run(seed)) }
+        Self {
+            address,
+            ordered,
+            queries,
+            best_effort,
+            task: supervised::spawn("a link to a peer", connector.run(seed)),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::Core;
-use crate::store::StoreError;
+use crate::{store::StoreError, supervised};
 
 /// Queries of a failed batch that may fail individually before the rest fail without an attempt. With a hung server
 /// each attempt takes the full timeout.
@@ -201,7 +201,7 @@ pub(super) async fn send<Q: BatchedQuery>(core: &Arc<Core>, query: Q) -> Result<
 /// Spawns a task that is already counted in [`State::tasks`].
 fn spawn_task<Q: BatchedQuery>(core: Arc<Core>) {
     let task = BatchTask { core, is_done: false, state: TaskState::Idle, of: std::marker::PhantomData };
-    tokio::spawn(run_task::<Q>(task));
+    supervised::spawn("a batch of the store", run_task::<Q>(task));
 }
 
 async fn run_task<Q: BatchedQuery>(mut task: BatchTask<Q>) {

@@ -19,7 +19,7 @@ use tokio_postgres::{
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::error::text_of;
-use crate::{config, private};
+use crate::{config, private, supervised};
 
 /// Turns on `synchronous_commit` if it is off; any durable setting of the operator is kept.
 const ENSURE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'";
@@ -150,13 +150,13 @@ impl Source {
             Some(tls) => {
                 let connect = Box::pin(self.config.connect(tls.clone()));
                 let (client, connection) = timeout(self.within, connect).await.map_err(late)??;
-                tokio::spawn(connection);
+                supervised::spawn("a connection to Postgres", connection);
                 client
             }
             None => {
                 let connect = Box::pin(self.config.connect(NoTls));
                 let (client, connection) = timeout(self.within, connect).await.map_err(late)??;
-                tokio::spawn(connection);
+                supervised::spawn("a connection to Postgres", connection);
                 client
             }
         };

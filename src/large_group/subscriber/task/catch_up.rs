@@ -9,6 +9,7 @@ use super::{GroupState, Index, IndexUnavailable, JobResult, MembersRead, Subscri
 use crate::{
     large_group::subscriber::members::{self, LocalMembers},
     store::StoreError,
+    supervised,
 };
 
 /// Pages of members that are read inline: enough for a group that has just become large.
@@ -98,7 +99,7 @@ impl SubscriberTask {
         }
         state.reading = Some(MembersRead { to: indexed_to, logged_in: Vec::new() });
         let group = group.clone();
-        self.jobs.spawn(async move {
+        supervised::spawn_in(&mut self.jobs, "a job of the subscriber", async move {
             let here = members::local_members(&*cluster.ports.store, &group, &is_here, usize::MAX).await;
             JobResult::Members(group, here.map(Option::unwrap_or_default))
         });

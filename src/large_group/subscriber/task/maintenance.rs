@@ -10,6 +10,7 @@ use crate::{
     large_group::subscriber::{Groups, INTEREST_GENERATION, RecordSource},
     mail::Audience,
     routes::RoutesError,
+    supervised,
 };
 
 /// Interval between rounds, which check all heads and renew interest; the lease of an interest is three times as long.
@@ -43,7 +44,7 @@ impl SubscriberTask {
 
     pub(super) fn open_feed(&mut self) {
         let cluster = Arc::clone(&self.cluster);
-        self.jobs.spawn(async move {
+        supervised::spawn_in(&mut self.jobs, "a job of the subscriber", async move {
             time::sleep(MAINTENANCE_INTERVAL).await;
             JobResult::Feed(cluster.ports.bus.consume_node(&cluster.me).await)
         });
@@ -155,7 +156,7 @@ impl SubscriberTask {
     fn declare(&mut self, groups: Vec<ConversationId>) {
         for page in groups.chunks(GROUPS_PAGE) {
             let (cluster, groups) = (Arc::clone(&self.cluster), page.to_vec());
-            self.jobs.spawn(async move {
+            supervised::spawn_in(&mut self.jobs, "a job of the subscriber", async move {
                 let interests: Vec<(ConversationId, u64)> =
                     groups.iter().map(|group| (group.clone(), INTEREST_GENERATION)).collect();
                 let result = cluster.ports.routes.declare(&cluster.me, &interests).await;
@@ -170,7 +171,7 @@ impl SubscriberTask {
             return;
         }
         let (cluster, small_max) = (Arc::clone(&self.cluster), self.small_max);
-        self.jobs.spawn(async move {
+        supervised::spawn_in(&mut self.jobs, "a job of the subscriber", async move {
             // Published records that did not reach this node show in these heads, or in those of the next round.
             time::timeout(BARRIER_TIMEOUT, cluster.barrier()).await.ok();
             let mut heads = Vec::with_capacity(groups.len());

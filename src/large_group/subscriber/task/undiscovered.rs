@@ -9,6 +9,7 @@ use super::{GroupHead, JobResult, SubscriberTask};
 use crate::{
     mail::Audience,
     store::{Store, StoreError},
+    supervised,
 };
 
 /// Groups checked in one batch.
@@ -41,7 +42,7 @@ impl SubscriberTask {
             self.undiscovered.remove(group);
         }
         let (cluster, small_max) = (Arc::clone(&self.cluster), self.small_max);
-        self.jobs.spawn(async move {
+        supervised::spawn_in(&mut self.jobs, "a job of the subscriber", async move {
             let mut found = Vec::new();
             for group in page {
                 match GroupHead::read(&*cluster.ports.store, &group, small_max).await {
