@@ -187,7 +187,7 @@ impl Drop for ConnectionPermit {
 }
 
 /// Returns the network counted as one address: an IPv4 address, or an IPv6 /64, which one subscriber gets.
-fn network_of(address: IpAddr) -> IpAddr {
+pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(v4) => v4.into(),
         IpAddr::V6(v6) => {

@@ -153,6 +153,18 @@ pub struct LimitsConfig {
     pub signal_bytes_max: usize,
     /// Signals per second and connection, also all at once; more are dropped. 0: none are accepted.
     pub signals_per_second: u32,
+    /// Logins per second from one IPv4 address or one IPv6 /64; loopback is exempt. 0: no limit.
+    pub address_logins_per_second: u32,
+    /// Logins per second of one user, on this node. 0: no limit.
+    pub user_logins_per_second: u32,
+    /// Joins of live rooms per second of one device. 0: no limit.
+    pub joins_per_second: u32,
+    /// `pull`, `sync` and `ping` with positions per second of one user, on this node. 0: no limit.
+    pub queries_per_second: u32,
+    /// Messages per second of one user, on this node. 0: no limit.
+    pub sends_per_second: u32,
+    /// Direct conversations per minute to which one user writes first, or again after a long time. 0: no limit.
+    pub new_conversations_per_minute: u32,
     /// How long a sender may recall a message, in ms. 0: never. Owners and admins of a group always may.
     pub recall_ms: u64,
     /// Permanent refusals before the connection is closed with TOO_MANY_ERRORS; temporary ones do not count.
@@ -286,6 +298,12 @@ impl Default for LimitsConfig {
             small_group_max: 500,
             signal_bytes_max: 1_024,
             signals_per_second: 10,
+            address_logins_per_second: 20,
+            user_logins_per_second: 20,
+            joins_per_second: 10,
+            queries_per_second: 50,
+            sends_per_second: 0,
+            new_conversations_per_minute: 100,
             recall_ms: 120_000,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,

@@ -45,6 +45,8 @@ metrics! {
     counter accepts "tidegate_accepts_total" "Messages that got a seq."
     counter duplicates "tidegate_duplicates_total" "Sends answered with an earlier seq."
     counter refusals "tidegate_send_refusals_total" "Sends refused."
+    counter rate_limited "tidegate_rate_limited_total" "Requests refused with RATE_LIMITED: logins, joins, reads and sends over a limit of `limits`."
+    counter rate_hits_forgotten "tidegate_rate_hits_forgotten_total" "Hits that rate limits forgot because more keys than they hold were busy; so many hits were possibly admitted over a limit."
     counter unknowns "tidegate_sends_unknown_total" "Sends whose reply came too late."
     counter pushes "tidegate_pushes_total" "Pushes written or queued, one per receiver."
     counter retransmits "tidegate_retransmits_total" "Pushes sent again because no ack came."

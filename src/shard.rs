@@ -115,11 +115,19 @@ struct Buffers {
     actions: Vec<Action>,
     /// Close status for a violation of WebSocket framing, until the close frame is encoded.
     ws_status: Option<u16>,
+    /// Time after which a client may reconnect whose login was refused for that time, until its Close is encoded.
+    close_after: Option<Duration>,
 }
 
 impl Buffers {
     fn new(context: &Context) -> Self {
-        Self { read: vec![0; context.read_bytes()], reply: Vec::new(), actions: Vec::new(), ws_status: None }
+        Self {
+            read: vec![0; context.read_bytes()],
+            reply: Vec::new(),
+            actions: Vec::new(),
+            ws_status: None,
+            close_after: None,
+        }
     }
 }
 

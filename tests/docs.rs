@@ -125,6 +125,17 @@ fn spec_timers_and_limits_are_the_defaults() {
         format!("| pushes not acked yet | {}, {} |", limits.window_max, kib(limits.window_bytes_max)),
         format!("| messages waiting to be written | {} |", kib(limits.outbox_bytes_max)),
         format!("| answers waiting to be written | {} |", kib(limits.control_bytes_max)),
+        format!("| logins from one address, or IPv6 /64 | {} a second |", limits.address_logins_per_second),
+        format!("| logins of a user | {} a second |", limits.user_logins_per_second),
+        format!("| `join`s of a device | {} a second |", limits.joins_per_second),
+        format!(
+            "| `pull`, `sync` and `ping` with positions of a user | {} a second |",
+            limits.queries_per_second
+        ),
+        format!(
+            "| direct conversations that a user writes to first, or again after a long time | {} a minute |",
+            limits.new_conversations_per_minute
+        ),
         format!("| connected devices of a user | {} |", limits.devices_per_user),
         format!("| rooms of a connection | {} |", limits.rooms_max),
         format!(

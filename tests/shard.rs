@@ -17,6 +17,9 @@ mod seed;
 #[path = "shard/faults.rs"]
 mod faults;
 
+#[path = "shard/limits.rs"]
+mod limits;
+
 #[path = "shard/network.rs"]
 mod network;
 

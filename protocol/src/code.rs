@@ -4,6 +4,7 @@
 //! `docs/errors.md` and the tables of client libraries are generated from this file.
 
 use crate::pb;
+use std::time::Duration;
 
 /// Whether and when a closed client may reconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +160,12 @@ impl Code {
             retry_after_ms: if matches!(self.reconnect(), Reconnect::After) { RETRY_AFTER_MS } else { 0 },
             detail: Default::default(),
         }
+    }
+
+    /// Builds the body of an `Error` frame that names the time to wait, rounded up to at least 1 ms.
+    pub fn error_after(self, message: &str, wait: Duration) -> pb::Error {
+        let ms = wait.as_nanos().div_ceil(1_000_000);
+        pb::Error { retry_after_ms: u32::try_from(ms).unwrap_or(u32::MAX).max(1), ..self.error(message) }
     }
 
     /// Builds the body of a `Close` frame. An empty `reason` is replaced by [`Code::what`].

@@ -7,5 +7,6 @@ pub mod assign;
 pub mod chain;
 pub mod drain;
 pub mod ledger;
+pub mod rate;
 pub mod session;
 pub mod window;

@@ -9,6 +9,7 @@ use super::Broker;
 use crate::{
     auth::Verifier,
     conversation::{read_budget::ReadBudget, recall::Recaller},
+    limiter::{Limiter, RateLimits},
     net::upgrade,
     shard::{self, Caps},
 };
@@ -28,6 +29,8 @@ pub struct ShardSettings {
     pub limits: session::SessionLimits,
     /// Most devices of a user that are connected at once; 0 for no limit.
     pub devices_per_user: usize,
+    /// Rate limits of addresses, users and devices.
+    pub rates: RateLimits,
     /// Limits of outboxes.
     pub caps: Caps,
     /// Largest number of bytes that wait in the mailbox of a shard.
@@ -51,12 +54,13 @@ pub struct ShardSettings {
 }
 
 impl ShardSettings {
-    /// Creates settings with the default limits of sessions, no limit on devices, small buffers and deadlines of seconds.
+    /// Creates settings with the default limits of sessions, no limits on devices and rates, small buffers and deadlines of seconds.
     pub fn new(verifier: Verifier) -> Self {
         Self {
             seed: 0,
             limits: session::SessionLimits::default(),
             devices_per_user: 0,
+            rates: RateLimits::default(),
             caps: Caps { control: 128 * 1024, data: 256 * 1024 },
             mailbox_bytes: 1 << 20,
             frame_deadline: Duration::from_secs(10),
@@ -83,6 +87,7 @@ impl Broker {
             limits: settings.limits,
             small_group_max: self.small_group_max,
             devices_per_user: settings.devices_per_user,
+            limiter: Arc::new(Limiter::new(settings.rates, self.metrics.clone())),
             caps: settings.caps,
             mailbox_bytes: settings.mailbox_bytes,
             frame_deadline: settings.frame_deadline,

@@ -108,7 +108,7 @@ impl Intake {
     }
 
     /// Releases the capacity of records that are appended or refused.
-    pub(super) fn release(&self, bytes: usize) {
+    pub fn release(&self, bytes: usize) {
         self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -9,7 +9,8 @@ use crate::{
     auth::Verifier,
     broker::{self, ShardSettings},
     budget::{self, Admission, CacheBudget},
-    config::{AssignConfig, Config},
+    config::{AssignConfig, Config, LimitsConfig},
+    limiter::RateLimits,
     net::upgrade,
     partition::{
         owner,
@@ -37,6 +38,7 @@ pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
         seed: rand::random(),
         limits: session_limits(config),
         devices_per_user: limits.devices_per_user,
+        rates: rate_limits(limits),
         caps: Caps { control: limits.control_bytes_max, data: limits.outbox_bytes_max },
         mailbox_bytes: limits.mailbox_bytes_max,
         frame_deadline: Duration::from_millis(timing.frame_ms),
@@ -104,6 +106,17 @@ pub(super) fn shard_count(config: &Config) -> usize {
     match config.node.shards {
         0 => thread::available_parallelism().map_or(1, |cores| cores.get()).min(crate::directory::SHARDS_MAX),
         shards => shards,
+    }
+}
+
+fn rate_limits(limits: &LimitsConfig) -> RateLimits {
+    RateLimits {
+        address_logins: limits.address_logins_per_second,
+        user_logins: limits.user_logins_per_second,
+        joins: limits.joins_per_second,
+        queries: limits.queries_per_second,
+        sends: limits.sends_per_second,
+        new_conversations: limits.new_conversations_per_minute,
     }
 }
 

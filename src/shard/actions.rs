@@ -1,6 +1,6 @@
 //! Session actions: carries out the logins, sends, room joins, acks, replies and closes that a session machine emits.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code, codec,
@@ -87,6 +87,9 @@ impl<I: Io> Shard<I> {
             shard.context.metrics.login_refusals.increment(1);
             conn.session.login_refused(code, reason, &mut shard.buffers.actions);
         };
+        if let Err(wait) = self.context.limiter.login_from(conn.address, self.now) {
+            return self.limit_login(conn, "too many logins from this address", wait);
+        }
         let identity = match self.context.verifier.verify(&hello.token, self.wall_ms) {
             Ok(identity) => identity,
             Err((code, reason)) => return refused(self, conn, code, reason),
@@ -97,6 +100,9 @@ impl<I: Io> Shard<I> {
         if identity.device.as_ref().is_some_and(|only| *only != device) {
             return refused(self, conn, Code::DeviceMismatch, "");
         }
+        if let Err(wait) = self.context.limiter.login(&identity.user, self.now) {
+            return self.limit_login(conn, "too many logins of this user", wait);
+        }
         let key = conn.key;
         let settings = conn.session.requested_settings();
         let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
@@ -105,6 +111,12 @@ impl<I: Io> Shard<I> {
         if let Some(done) = self.context.ask(work, move |done| Mail::LoginDone(key, done)) {
             self.on_login(conn, done);
         }
+    }
+
+    fn limit_login(&mut self, conn: &mut Conn, reason: &'static str, wait: Duration) {
+        self.context.metrics.login_refusals.increment(1);
+        self.buffers.close_after = Some(wait);
+        conn.session.login_limited(reason, wait, &mut self.buffers.actions);
     }
 
     /// Indexes the user of a registered route, then requests the user's memberships.

@@ -26,7 +26,12 @@ impl<I: Io> Shard<I> {
         if !conn.is_open() {
             return;
         }
-        let after_ms = if code.reconnect() == tidegate_protocol::code::Reconnect::After { 1_000 } else { 0 };
+        let after_ms = match self.buffers.close_after.take() {
+            // Rounded up, so that a client that comes back then is not early.
+            Some(wait) => u32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX),
+            None if code.reconnect() == tidegate_protocol::code::Reconnect::After => 1_000,
+            None => 0,
+        };
         match conn.stage {
             Stage::Http => self.buffers.reply.extend_from_slice(HTTP_TIMEOUT_RESPONSE),
             Stage::Detect | Stage::Tcp | Stage::Json | Stage::Ws(_) => {

@@ -15,6 +15,7 @@ use crate::{
     directory::Directory,
     ingest::intake::Intake,
     inline,
+    limiter::Limiter,
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::Metrics,
     net::upgrade,
@@ -38,6 +39,8 @@ pub struct Context {
     pub small_group_max: usize,
     /// Most devices of a user that are connected at once, in the whole cluster; 0 for no limit.
     pub devices_per_user: usize,
+    /// Rate limits, shared by all shards.
+    pub limiter: Arc<Limiter>,
     /// Limits of outboxes.
     pub caps: Caps,
     /// Largest number of bytes that wait in the mailbox.

@@ -15,13 +15,14 @@ use tidegate_protocol::{
     Code,
     codec::PushFrame,
     id::{ConversationId, RoomId, UserId},
-    machine::session::{Submit, SubmitAnswer},
+    machine::session::{Submit, SubmitAnswer, SubmitRefusal},
 };
 
 use super::{Shard, conn::Conn};
 use crate::{
     mail::{Audience, ConnKey, Delivery, Mail, RoomNumbers},
     net::io::Io,
+    routes::Route,
 };
 
 /// Most bytes of room messages that wait for their numbers on one shard.
@@ -111,6 +112,12 @@ impl<I: Io> Shard<I> {
         }
         match &conn.login {
             Some(login) if self.hub.is_in(&submit.conversation, conn.key.slot) => {
+                let user = &login.route.user;
+                if let Err(retry_after) = self.context.limiter.send(user, &submit.conversation, self.now) {
+                    let (ticket, out) = (submit.ticket, &mut self.buffers.actions);
+                    let refusal = SubmitRefusal { retry_after, ..Code::RateLimited.into() };
+                    return conn.session.submit_refused(ticket, refusal, limits, self.now, out);
+                }
                 self.room_queue.add(RoomPost { origin: conn.key, sender: login.route.user.clone(), submit });
             }
             _ => {
@@ -185,6 +192,12 @@ impl<I: Io> Shard<I> {
     /// Adds a connection to a room. The join is confirmed once the room's interest is declared to the
     /// other nodes, or that attempt has failed.
     pub(super) fn join_room(&mut self, conn: &mut Conn, id: u64, room: &RoomId) {
+        if let Some(login) = &conn.login {
+            let Route { user, device, .. } = &login.route;
+            if let Err(wait) = self.context.limiter.join(user, device, self.now) {
+                return conn.session.join_limited(id, room, wait, &mut self.buffers.actions);
+            }
+        }
         let conversation = ConversationId::room(room);
         self.hub.join(&conversation, conn.key.slot);
         if self.context.rooms.is_declared(&conversation) {

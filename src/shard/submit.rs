@@ -3,8 +3,9 @@
 use std::mem;
 
 use tidegate_protocol::{
+    Code,
     id::ConversationKind,
-    machine::session::Submit,
+    machine::session::{Submit, SubmitRefusal},
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
@@ -41,23 +42,33 @@ impl<I: Io> Shard<I> {
             conn: conn.key.pack(),
             request: ticket,
         };
-        // A refusal here leaves the chain waiting for the client's retry; a refusal
-        // by the log would close the connection.
+        // A refusal here gives the chain back to the client; a refusal by the log would close the connection.
         let refusal = intake::refusal(&self.context.cluster, &message.conversation);
         let received_at = self.wall_ms;
         let trace = self.trace_received(submit.trace, &message, received_at);
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {
-            Some(code) => Err(code),
-            None => self.context.intake.reserve(intake::weight(&record)),
+            Some(code) => Err(code.into()),
+            None => self.reserve(&record),
         };
         match reserved {
             Ok(()) => self.batch.push(record),
-            Err(code) => {
+            Err(refusal) => {
                 let limits = &self.context.limits;
-                conn.session.submit_refused(ticket, code.into(), limits, self.now, &mut self.buffers.actions);
+                conn.session.submit_refused(ticket, refusal, limits, self.now, &mut self.buffers.actions);
             }
         }
+    }
+
+    /// Reserves capacity for a message and counts it in the limits of its sender; does neither if one refuses it.
+    fn reserve(&self, record: &Record) -> Result<(), SubmitRefusal<'static>> {
+        let weight = intake::weight(record);
+        self.context.intake.reserve(weight)?;
+        let Body::Message(message) = &record.body else { return Ok(()) };
+        self.context.limiter.send(&message.sender, &message.conversation, self.now).map_err(|retry_after| {
+            self.context.intake.release(weight);
+            SubmitRefusal { retry_after, ..Code::RateLimited.into() }
+        })
     }
 
     /// Hands this turn's sends and logins to the intake; those that it does not take now are offered again next turn.

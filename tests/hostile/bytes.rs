@@ -44,7 +44,12 @@ fn client_sending_byte_by_byte_works_like_any_other() {
 #[test]
 fn session_may_be_split_at_every_position() {
     // Neither the handshake timeout nor the number of devices is the subject here.
-    let node = Process::start(&["node.shards=1", "timing.handshake_ms=60000", "limits.devices_per_user=0"]);
+    let node = Process::start(&[
+        "node.shards=1",
+        "timing.handshake_ms=60000",
+        "limits.devices_per_user=0",
+        "limits.user_logins_per_second=0",
+    ]);
     let mut honest = node.login(Wire::Tcp, "honest", "d");
     let token = node.token("cutter");
     for wire in Wire::ALL {

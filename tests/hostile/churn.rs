@@ -45,7 +45,7 @@ fn two_thousand_logins_and_logouts_leave_nothing_behind() {
 #[test]
 fn five_hundred_devices_reconnecting_at_once_are_replaced() {
     const DEVICES: usize = 500;
-    let node = Process::start(&["limits.devices_per_user=0"]);
+    let node = Process::start(&["limits.devices_per_user=0", "limits.user_logins_per_second=0"]);
     let chat = Chat::begin(&node);
     let token = node.token("many");
     let login = |n: usize| {
@@ -67,7 +67,7 @@ fn five_hundred_devices_reconnecting_at_once_are_replaced() {
 #[test]
 fn last_of_five_hundred_logins_of_a_device_stays() {
     const LOGINS: usize = 500;
-    let node = Process::start(&[]);
+    let node = Process::start(&["limits.user_logins_per_second=0"]);
     let chat = Chat::begin(&node);
     let mut friend = node.login(Wire::Tcp, "friend", "d");
     let token = node.token("one");

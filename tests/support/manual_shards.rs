@@ -5,7 +5,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each user takes a part of it")]
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     sync::Arc,
     time::Duration,
 };
@@ -164,7 +164,14 @@ impl<T: Transport> ManualShards<T> {
 
     /// Queues the connection that waits longest at a shard, as the listener does.
     pub fn accept(&mut self, shard: usize) {
-        let (stream, address) = self.transport.accept();
+        self.accept_from(shard, None);
+    }
+
+    /// Queues the connection that waits longest as one from `address`, if given.
+    pub fn accept_from(&mut self, shard: usize, address: Option<IpAddr>) {
+        let (stream, mut peer) = self.transport.accept();
+        peer.set_ip(address.unwrap_or(peer.ip()));
+        let address = peer;
         let Ok(permit) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
         let taken = self.newcomers[shard].offer(Newcomer { stream, address, permit });
         assert!(taken.is_ok(), "the queue is full");

@@ -36,6 +36,11 @@ impl TestNode {
         config.listen.client = ([127, 0, 0, 1], 0).into();
         config.listen.admin = ([127, 0, 0, 1], 0).into();
         config.limits.conns_per_ip = 0;
+        // Tests are faster than users.
+        config.limits.user_logins_per_second = 0;
+        config.limits.joins_per_second = 0;
+        config.limits.queries_per_second = 0;
+        config.limits.new_conversations_per_minute = 0;
         configure(&mut config);
         let node = Node::start(&config, &tokio::sync::watch::Sender::new(false)).expect("the node starts");
         Self { node: Some(node), data: data.to_owned(), keep: false }

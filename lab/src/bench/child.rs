@@ -99,7 +99,9 @@ impl Launcher {
         let patience = "timing.heartbeat_ms=600000".to_owned();
         // The broker is measured, not the disk, unless a setting says otherwise.
         let store = "node.store=memory".to_owned();
-        for setting in [&patience, &store].into_iter().chain(&self.settings) {
+        // A client stands for many users, who write to one another at once.
+        let conversations = "limits.new_conversations_per_minute=0".to_owned();
+        for setting in [&patience, &store, &conversations].into_iter().chain(&self.settings) {
             command.arg("--set").arg(setting);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);

@@ -6,6 +6,7 @@
 //! | `chain` | the nextId chain |
 //! | `drain` | the drain of a node |
 //! | `ledger` | the ledger with one owner; `tests/ledger_sim` simulates several |
+//! | `rate` | rate limits and their tables |
 //! | `session` | the session, driven as a shard drives it |
 //! | `transcripts` | the golden transcripts, replayed with the real session and ledger |
 //! | `window` | unacked pushes |
@@ -15,6 +16,7 @@ mod assign;
 mod chain;
 mod drain;
 mod ledger;
+mod rate;
 #[path = "../../../tests/support/seed.rs"]
 mod seed;
 mod session;

@@ -11,7 +11,7 @@ use crate::{
     pb::{self, server_frame::Body as ServerBody},
     settings::UserSettings,
 };
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 /// Supported protocol version.
 const PROTOCOL_VERSION: u32 = 1;
@@ -101,6 +101,15 @@ impl Session {
         if let State::LoggingIn { hello, .. } = &self.state {
             let id = hello.id;
             self.reject(id, code, reason.into(), out);
+        }
+    }
+
+    /// Refuses the login because a rate limit is reached, and closes. Ignored unless a login is pending.
+    pub fn login_limited(&mut self, reason: &'static str, wait: Duration, out: &mut Vec<Action>) {
+        if let State::LoggingIn { hello, .. } = &self.state {
+            let error = Code::RateLimited.error_after(reason, wait);
+            self.push_frame(hello.id, ServerBody::Error(error), out);
+            self.close(Code::RateLimited, reason, out);
         }
     }
 

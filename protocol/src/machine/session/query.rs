@@ -10,6 +10,7 @@ use crate::{
     id::{ConversationId, ConversationKind},
     pb::{self, server_frame::Body as ServerBody},
 };
+use std::time::Duration;
 
 /// Maximum number of seqs in one Pull or Hide.
 pub const SEQS_MAX: usize = 200;
@@ -142,6 +143,14 @@ impl Session {
     ) {
         if self.query_open && matches!(self.state, State::Live | State::Leaving { .. }) {
             self.refuse(id, code, message, limits, out);
+            self.finish_append(out);
+        }
+    }
+
+    /// Refuses the open query, which was not started, because a rate limit is reached.
+    pub fn query_limited(&mut self, id: u64, wait: Duration, out: &mut Vec<Action>) {
+        if self.query_open && matches!(self.state, State::Live | State::Leaving { .. }) {
+            self.push_frame(id, ServerBody::Error(Code::RateLimited.error_after("", wait)), out);
             self.finish_append(out);
         }
     }

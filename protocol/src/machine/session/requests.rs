@@ -6,6 +6,7 @@ use crate::{
     id::{ConversationId, RoomId},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
+use std::time::Duration;
 
 impl Session {
     /// Handles the outcome of an [`Action::Join`].
@@ -26,6 +27,14 @@ impl Session {
                 self.forget_room(room);
                 self.refuse(id, code, "", limits, out);
             }
+        }
+    }
+
+    /// Refuses an [`Action::Join`], which was not carried out, because a rate limit is reached.
+    pub fn join_limited(&mut self, id: u64, room: &RoomId, wait: Duration, out: &mut Vec<Action>) {
+        if matches!(self.state, State::Live | State::Leaving { .. }) {
+            self.forget_room(room);
+            self.push_frame(id, ServerBody::Error(Code::RateLimited.error_after("", wait)), out);
         }
     }
 

@@ -1,0 +1,214 @@
+//! Rate limits at the edges of a shard: each is answered `RATE_LIMITED` with a time after which the same request
+//! succeeds.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use tidegate::limiter::{Limiter, RateLimits};
+use tidegate_protocol::pb;
+
+use crate::{
+    manual_shards::ManualShards,
+    network::{Memory, Network as _},
+    support::{Client, ClientBody, ServerBody, ask, hello, send},
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Creates shards with one limiter, as a node has.
+fn limited(count: usize, rates: RateLimits) -> ManualShards<Memory> {
+    ManualShards::new(count, |context, _| {
+        context.limiter = Arc::new(Limiter::new(rates, context.metrics.clone()));
+    })
+}
+
+/// Returns the announced wait of a refusal because of a rate limit.
+fn wait_of(error: &pb::Error) -> Duration {
+    assert_eq!((error.name.as_str(), error.temporary), ("RATE_LIMITED", true), "{error:?}");
+    assert!(error.retry_after_ms > 0);
+    Duration::from_millis(error.retry_after_ms.into())
+}
+
+/// Logs in, or returns the announced wait; the Close of a refusal names the same one.
+fn login(
+    shards: &mut ManualShards<Memory>,
+    shard: usize,
+    who: (&str, &str),
+    address: Option<IpAddr>,
+) -> Result<Client, Duration> {
+    let mut client = Memory::connect(shards);
+    shards.accept_from(shard, address);
+    shards.turn(shard);
+    client.say(ask::hello(hello(&shards.token(who.0), who.1)));
+    for _ in 0..3 {
+        shards.turn(shard);
+        shards.answer_logins(shard, &[]);
+    }
+    match client.reply(1) {
+        ServerBody::Welcome(_) => Ok(client),
+        ServerBody::Error(error) => {
+            let close = client.take("a close", |frame| matches!(frame.body, Some(ServerBody::Close(_))));
+            let Some(ServerBody::Close(close)) = close.body else { panic!("a close") };
+            assert_eq!((close.code, close.after_ms), (error.code, error.retry_after_ms));
+            Err(wait_of(&error))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Sends a request; returns the announced wait if it is refused. A send that is admitted has no answer here.
+fn ask_for(
+    shards: &mut ManualShards<Memory>,
+    shard: usize,
+    client: &mut Client,
+    body: ClientBody,
+) -> Result<(), Duration> {
+    let id = client.say(body);
+    let ping = client.say(ask::ping());
+    (0..5).for_each(|_| shards.turn(shard));
+    client.reply(ping);
+    let answer = client.inbox.iter().position(|frame| frame.id == id).and_then(|at| client.inbox.remove(at));
+    match answer.and_then(|frame| frame.body) {
+        Some(ServerBody::Error(error)) => Err(wait_of(&error)),
+        Some(ServerBody::Done(_) | ServerBody::SyncEnd(_) | ServerBody::Pong(_)) | None => Ok(()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Two connections of a user on different shards share the limit; another user has one of its own.
+fn two_shards(rates: RateLimits) -> (ManualShards<Memory>, [Client; 2], Client) {
+    let mut shards = limited(2, rates);
+    let phone = login(&mut shards, 0, ("ann", "phone"), None).expect("a login");
+    let laptop = login(&mut shards, 1, ("ann", "laptop"), None).expect("a login");
+    let other = login(&mut shards, 1, ("bob", "phone"), None).expect("a login");
+    (shards, [phone, laptop], other)
+}
+
+#[test]
+fn x2_logins_of_an_address_are_limited_and_loopback_is_exempt() {
+    let mut shards = limited(2, RateLimits { address_logins: 3, ..RateLimits::default() });
+    let address = Some(IpAddr::from([192, 0, 2, 1]));
+    let user = |n: usize| format!("user-{n}");
+    let mut clients = Vec::new();
+    for n in 0..3 {
+        clients.push(login(&mut shards, n % 2, (&user(n), "d"), address).expect("below the limit"));
+        shards.now = shards.now + 10 * MS;
+    }
+    assert_eq!(login(&mut shards, 0, (&user(3), "d"), address).err(), Some(971 * MS));
+    for n in 10..20 {
+        clients.push(login(&mut shards, n % 2, (&user(n), "d"), None).expect("loopback"));
+    }
+    shards.now = shards.now + 970 * MS;
+    assert_eq!(login(&mut shards, 1, (&user(3), "d"), address).err(), Some(MS));
+    shards.now = shards.now + MS;
+    clients.push(login(&mut shards, 1, (&user(3), "d"), address).expect("after the wait"));
+}
+
+#[test]
+fn x2_logins_of_a_user_are_limited_on_all_shards_together() {
+    let mut shards = limited(2, RateLimits { user_logins: 3, ..RateLimits::default() });
+    let device = |n: usize| format!("device-{n}");
+    let mut clients: Vec<Client> = (0..3)
+        .map(|n| login(&mut shards, n % 2, ("ann", &device(n)), None).expect("below the limit"))
+        .collect();
+    let Err(wait) = login(&mut shards, 1, ("ann", "another"), None) else { panic!("a fourth login") };
+    clients.push(login(&mut shards, 1, ("bob", "d"), None).expect("another user"));
+    shards.now = shards.now + (wait - MS);
+    assert_eq!(login(&mut shards, 0, ("ann", "another"), None).err(), Some(MS));
+    shards.now = shards.now + MS;
+    clients.push(login(&mut shards, 0, ("ann", "another"), None).expect("after the wait"));
+}
+
+#[test]
+fn x3_joins_of_a_device_are_limited() {
+    let rates = RateLimits { joins: 4, ..RateLimits::default() };
+    let (mut shards, [mut phone, mut laptop], _other) = two_shards(rates);
+    let room = |n: usize| ask::join(&format!("room-{n}"));
+    for n in 0..4 {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, room(n)), Ok(()));
+    }
+    assert_eq!(ask_for(&mut shards, 0, &mut phone, room(0)), Ok(()), "it is in that room");
+    let Err(wait) = ask_for(&mut shards, 0, &mut phone, room(4)) else { panic!("a fifth join") };
+    assert_eq!(ask_for(&mut shards, 1, &mut laptop, room(4)), Ok(()), "another device");
+    shards.now = shards.now + (wait - MS);
+    assert_eq!(ask_for(&mut shards, 0, &mut phone, room(4)), Err(MS));
+    shards.now = shards.now + MS;
+    assert_eq!(ask_for(&mut shards, 0, &mut phone, room(4)), Ok(()), "the refused joins left no trace");
+}
+
+#[test]
+fn x6_queries_of_a_user_are_limited_on_all_shards_together() {
+    let rates = RateLimits { queries: 6, ..RateLimits::default() };
+    let (mut shards, [mut phone, mut laptop], mut other) = two_shards(rates);
+    let queries = || [ask::sync(&[]), ask::ping_with(&[("d:ann:bob", 1)])];
+    for _ in 0..2 {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, ask::sync(&[])), Ok(()));
+        assert_eq!(ask_for(&mut shards, 1, &mut laptop, ask::sync(&[])), Ok(()));
+        assert_eq!(ask_for(&mut shards, 1, &mut laptop, ask::ping_with(&[("d:ann:bob", 1)])), Ok(()));
+    }
+    for query in queries().into_iter().chain([ask::after("d:ann:bob", 0, 10)]) {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, query), Err(1_001 * MS));
+    }
+    assert_eq!(ask_for(&mut shards, 1, &mut other, ask::sync(&[])), Ok(()), "another user");
+    assert_eq!(ask_for(&mut shards, 0, &mut phone, ask::join("hall")), Ok(()), "no query");
+    shards.now = shards.now + 1_001 * MS;
+    for query in queries() {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, query), Ok(()), "the refused ones do not count");
+    }
+}
+
+#[test]
+fn limiter_refuses_messages_over_the_limit_of_their_user() {
+    let rates = RateLimits { sends: 3, ..RateLimits::default() };
+    let (mut shards, [mut phone, mut laptop], mut other) = two_shards(rates);
+    let message = |n: usize| ask::send(send("carl", &format!("m{n}"), "hi"));
+    for n in 0..2 {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, message(n)), Ok(()));
+    }
+    assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(2)), Ok(()));
+    for _ in 0..2 {
+        assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(3)), Err(1_001 * MS));
+    }
+    assert_eq!(ask_for(&mut shards, 1, &mut other, message(0)), Ok(()), "another user");
+    shards.now = shards.now + 1_000 * MS;
+    assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(3)), Err(MS));
+    shards.now = shards.now + MS;
+    assert_eq!(ask_for(&mut shards, 1, &mut laptop, message(3)), Ok(()));
+}
+
+#[test]
+fn limiter_refuses_room_messages_over_the_limit_of_their_user() {
+    let rates = RateLimits { sends: 1, ..RateLimits::default() };
+    let (mut shards, [mut phone, _laptop], _other) = two_shards(rates);
+    assert_eq!(ask_for(&mut shards, 0, &mut phone, ask::join("hall")), Ok(()));
+    let say = |shards: &mut ManualShards<Memory>, phone: &mut Client, msg_id: &str| {
+        let id = phone.say(ask::send(send("r:hall", msg_id, "hi")));
+        (0..2).for_each(|_| shards.turn(0));
+        phone.reply(id)
+    };
+    assert!(matches!(say(&mut shards, &mut phone, "m1"), ServerBody::SendAck(_)));
+    let ServerBody::Error(error) = say(&mut shards, &mut phone, "m2") else { panic!("a second message") };
+    wait_of(&error);
+    shards.now = shards.now + 1_001 * MS;
+    assert!(matches!(say(&mut shards, &mut phone, "m2"), ServerBody::SendAck(_)));
+}
+
+#[test]
+fn x1_new_conversations_of_a_user_are_limited() {
+    let rates = RateLimits { new_conversations: 3, ..RateLimits::default() };
+    let (mut shards, [mut phone, mut laptop], _other) = two_shards(rates);
+    let to = |user: &str, n: usize| ask::send(send(user, &format!("m-{user}-{n}"), "hi"));
+    for user in ["carl", "dora"] {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, to(user, 0)), Ok(()));
+    }
+    assert_eq!(ask_for(&mut shards, 1, &mut laptop, to("emil", 0)), Ok(()));
+    assert!(ask_for(&mut shards, 0, &mut phone, to("fred", 0)).is_err());
+    for n in 1..20 {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, to("emil", n)), Ok(()), "begun on another shard");
+    }
+    // Silence longer than the heartbeat would end the connections.
+    for _ in 0..4 {
+        shards.now = shards.now + 15_001 * MS;
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, ask::join("hall")), Ok(()));
+    }
+    assert_eq!(ask_for(&mut shards, 0, &mut phone, to("fred", 0)), Ok(()));
+}
