@@ -10,8 +10,8 @@ use std::{
 };
 
 use dashmap::DashMap;
-use foldhash::quality::RandomState;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::hash::RandomState;
 use tidegate_protocol::Code;
 
 mod cache;
@@ -20,8 +20,10 @@ mod memory;
 pub use cache::{CacheBudget, CacheShare};
 pub use memory::{memory_limit, memory_used};
 
-/// File descriptors reserved for files, sockets to services and other uses besides client connections.
-pub const DESCRIPTORS_RESERVED: usize = 200;
+/// File descriptors reserved for other uses than client connections: 64 table files that the store keeps open
+/// (`embedded/database.rs`) and 32 that it writes and merges, 128 for the API ports, 256 for the link, and 32 for services,
+/// polls and standard streams.
+pub const DESCRIPTORS_RESERVED: usize = 512;
 
 /// Share of the memory budget from which new clients are refused.
 const MEMORY_REFUSE_PERCENT: u64 = 80;

@@ -301,7 +301,7 @@ impl Default for LimitsConfig {
             address_logins_per_second: 20,
             user_logins_per_second: 20,
             joins_per_second: 10,
-            queries_per_second: 50,
+            queries_per_second: 200,
             sends_per_second: 0,
             new_conversations_per_minute: 100,
             recall_ms: 120_000,

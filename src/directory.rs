@@ -4,8 +4,8 @@
 //! Its values are copied out as plain bit masks at once. No guard is held over an await or a second call to the map.
 
 use dashmap::DashMap;
-use foldhash::quality::RandomState;
 use smallvec::SmallVec;
+use std::hash::RandomState;
 use tidegate_protocol::id::{ConversationId, ConversationKind, UserId};
 
 /// Most shards of a node, one bit each.

@@ -9,6 +9,7 @@ mod archive;
 mod batch;
 mod bus;
 mod codec;
+mod commit_error;
 mod database;
 mod directory;
 mod faulty_disk;

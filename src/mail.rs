@@ -34,6 +34,9 @@ use crate::{
 /// Most mails that wait in one mailbox.
 pub const MAILBOX_MAX: usize = 4_096;
 
+/// Most urgent mails that wait for one shard.
+const URGENT_MAX: usize = 1_024;
+
 /// Bytes that an id, a count or a position counts in a mail.
 const ENTRY_BYTES: usize = 64;
 
@@ -321,6 +324,12 @@ impl Volatile {
 }
 
 impl Mail {
+    /// Returns whether the mail overtakes what waits for a busy fan-out: logins, drains and memory alarms, which are ordered
+    /// among themselves only. A login that overtakes a push gets a push that it would have read from the store.
+    fn is_urgent(&self) -> bool {
+        matches!(self, Self::LoginDone(..) | Self::EpochRenewed(..) | Self::Drain(_) | Self::ShedMemory)
+    }
+
     /// Returns the approximate bytes that it holds; 0 for mail that is bounded well enough by the number of mails.
     pub fn weight(&self) -> usize {
         match self {

@@ -8,7 +8,7 @@ use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use foldhash::quality::RandomState;
+use std::hash::RandomState;
 use tidegate_protocol::{Code, id::ConversationId};
 use tokio::time::{self, Instant};
 

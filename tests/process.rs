@@ -102,7 +102,7 @@ fn open_file_limit_is_raised_and_a_shortage_reported() {
     let ready: Value = serde_json::from_str(&node.http("GET", "/readyz?verbose", "")).expect("JSON");
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let clients = ready["connsMax"].as_u64().expect("a number");
-    assert_eq!(clients, allowed.map_or(100_000_000, |files| (files - 200).min(100_000_000)));
+    assert_eq!(clients, allowed.map_or(100_000_000, |files| (files - 512).min(100_000_000)));
     let warns = node.stderr().contains("limits.conns_max 100000000: the limit of open files allows");
     assert_eq!(warns, clients < 100_000_000, "{}", node.stderr());
     node.signal(Signal::TERM);
@@ -201,7 +201,7 @@ fn unknown_key_is_refused_with_the_nearest_one() {
 fn node_that_loses_a_shard_or_its_owner_fails() {
     support::needs_planted_faults();
     for (part, named) in [
-        ("shard", "tidegate-shard-0 panicked: fault injected"),
+        ("shard", "panicked: fault injected by fault.panic_on_msg_id in fault.panic_in=shard"),
         ("owner", "an owner panicked: a fault injected"),
     ] {
         let mut node = Process::start(&[

@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
-use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
+use std::hash::RandomState;
 use tidegate_protocol::{
     machine::ledger::{Key, Loaded, Need, Outcome},
     record::{Origin, Record},

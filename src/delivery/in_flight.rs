@@ -5,13 +5,13 @@
 //! section 5).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
+use std::hash::RandomState;
 use tidegate_protocol::{
     machine::ledger::{message_key, request_key},
     record::{Body, Record},
@@ -50,6 +50,42 @@ struct PendingRecord {
     key: Option<AskKey>,
     since: Instant,
     queried: Instant,
+    /// Number of queries for the reply.
+    queries: u32,
+}
+
+/// Records that got no reply before [`REPLY_DEADLINE`], for one log line.
+#[derive(Debug, Default)]
+struct Unanswered {
+    records: usize,
+    /// Records whose append the log has not confirmed.
+    unconfirmed: usize,
+    /// Records of whose reply an owner was asked.
+    queried: usize,
+    partitions: BTreeSet<u32>,
+}
+
+impl Unanswered {
+    fn add(&mut self, record: &PendingRecord) {
+        self.records += 1;
+        self.unconfirmed += usize::from(record.offset.is_none());
+        self.queried += usize::from(record.queries > 0);
+        self.partitions.insert(record.partition);
+    }
+
+    /// Logs what a late ack waited for: the log, the owner, or the way of the reply.
+    fn log(&self) {
+        if self.records > 0 {
+            let Self { records, unconfirmed, queried, partitions } = self;
+            tracing::warn!(
+                records,
+                unconfirmed,
+                queried,
+                ?partitions,
+                "records without a reply; their senders get unknown"
+            );
+        }
+    }
 }
 
 impl InFlight {
@@ -76,6 +112,7 @@ impl InFlight {
                 key: dedup_key_of(record),
                 since: now,
                 queried: now,
+                queries: 0,
             };
             records.insert(origin_of(record), pending);
         }
@@ -104,7 +141,15 @@ impl InFlight {
     /// Returns the queries that are due, by partition, oldest first; drops records past their deadline.
     pub(crate) fn due(&self, now: Instant) -> BTreeMap<u32, Vec<Ask>> {
         let mut records = self.records();
-        records.retain(|_, it| now.saturating_duration_since(it.since) < REPLY_DEADLINE);
+        let mut unanswered = Unanswered::default();
+        records.retain(|_, it| {
+            let may_wait = now.saturating_duration_since(it.since) < REPLY_DEADLINE;
+            if !may_wait {
+                unanswered.add(it);
+            }
+            may_wait
+        });
+        unanswered.log();
         if records.is_empty() {
             // Free the table that a burst has left.
             records.shrink_to(1_024);
@@ -125,6 +170,7 @@ impl InFlight {
             for ask in asks {
                 if let Some(it) = records.get_mut(&(ask.conn, ask.request)) {
                     it.queried = now;
+                    it.queries += 1;
                 }
             }
         }

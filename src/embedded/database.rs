@@ -24,6 +24,9 @@ const WORKER_THREADS: usize = 2;
 /// Cache for blocks read from the disk.
 const CACHE_BYTES: u64 = 32 << 20;
 
+/// Most table files that the database keeps open; [`crate::budget::DESCRIPTORS_RESERVED`] covers them.
+const CACHED_FILES_MAX: usize = 64;
+
 /// Open database. [`codec`] describes its keys and values.
 pub(crate) struct Database {
     pub(super) fjall: fjall::Database,
@@ -64,6 +67,7 @@ impl Database {
             .max_journaling_size(JOURNALS_BYTES_MAX)
             .cache_size(CACHE_BYTES)
             .worker_threads(WORKER_THREADS)
+            .max_cached_files(Some(CACHED_FILES_MAX))
             .open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES_MAX);
         let keyspace = |name| fjall.keyspace(name, options);

@@ -15,6 +15,7 @@ use super::{Disk, RealDisk};
 /// | `eio-sync` | the same after the batch was written: whether it is on the disk is unknown |
 /// | `enospc` | commits find no space although the system reports some as free (a quota) |
 /// | `enospc-sync` | the sync finds no space for data that the system had accepted |
+/// | `emfile` | commits find no free file descriptor |
 /// | `full` | the system reports no free space; the store notices before it writes, if it has a reserve |
 ///
 /// Several words combine their faults.
@@ -41,6 +42,9 @@ impl Disk for BrokenDisk {
     fn before_commit(&self) -> io::Result<()> {
         if self.has("eio") {
             return Err(io::Error::other("disk error injected by fault.disk_file"));
+        }
+        if self.has("emfile") {
+            return Err(rustix::io::Errno::MFILE.into());
         }
         if self.has("enospc") { Err(io::Error::from(io::ErrorKind::StorageFull)) } else { Ok(()) }
     }

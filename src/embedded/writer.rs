@@ -1,12 +1,11 @@
 //! Writer thread of the engine: one batch with one `fdatasync` per archive.
 //!
 //! A failed sync is never retried: the state of the disk is unknown, so nothing is confirmed any more and the process
-//! must end. A full disk is different: appends stop before that. If the disk fills up nevertheless, the database is
-//! reopened once there is space, and the owner's retry then detects whether its archive was written.
+//! must end. A full disk or a lack of file descriptors is different: appends stop before that. If it happens nevertheless, the database is
+//! reopened once that has ended, and the owner's retry then detects whether its archive was written.
 
 use std::{
     collections::HashMap,
-    io,
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -22,6 +21,7 @@ use super::{
     archive::{self, WriteCache},
     batch::WriteBatch,
     codec,
+    commit_error::{self, CommitError},
     pending_confirms::PendingConfirms,
     sweep::KeySweep,
 };
@@ -42,7 +42,7 @@ const FILTER_KEYS_WHEN_IDLE: usize = 16_384;
 const SPACE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Free space required to reopen the database after a full disk: its memtables must be flushed to tables.
-const REOPEN_BYTES_MIN: u64 = 64 << 20;
+pub(super) const REOPEN_BYTES_MIN: u64 = 64 << 20;
 
 pub(super) struct Writer {
     core: Arc<Core>,
@@ -61,12 +61,6 @@ pub(super) struct Writer {
 
 fn full() -> StoreError {
     StoreError::Unavailable("the disk is full".to_owned())
-}
-
-/// Error of a commit or sync, which may or may not have reached the disk.
-enum CommitError {
-    Full(String),
-    Fatal(String),
 }
 
 impl Writer {
@@ -336,7 +330,7 @@ impl Writer {
                 _ => written.and_then(|bytes| disk.after_sync().map(|()| bytes).map_err(fjall::Error::Io)),
             }
         };
-        match committed.map_err(|error| self.classify(&error)) {
+        match committed.map_err(|error| CommitError::of(&error, &self.core.config)) {
             // An empty batch is not written, so it synced nothing.
             Ok(0) => Ok(()),
             Ok(bytes) if mode == PersistMode::Buffer => {
@@ -372,7 +366,7 @@ impl Writer {
                 .and_then(|()| database.fjall.persist(PersistMode::SyncData));
             persisted.and_then(|()| disk.after_sync().map_err(fjall::Error::Io))
         };
-        match synced.map_err(|error| self.classify(&error)) {
+        match synced.map_err(|error| CommitError::of(&error, &self.core.config)) {
             Ok(()) => self.synced(),
             Err(error) => drop(self.fail(error)),
         }
@@ -380,12 +374,15 @@ impl Writer {
 
     fn fail(&mut self, error: CommitError) -> StoreError {
         match error {
-            CommitError::Full(why) => {
+            CommitError::Short(why) => {
                 self.cache.clear();
-                tracing::error!(why, "disk full; refusing all writes until there is space");
+                tracing::error!(
+                    why,
+                    "disk full or no descriptor free; refusing all writes until there is one"
+                );
                 self.core.set_space(Space::Nothing);
                 self.is_stuck = true;
-                let error = StoreError::Unknown(format!("the disk is full: {why}"));
+                let error = StoreError::Unknown(format!("the store can't write now: {why}"));
                 self.confirms.fail(&error);
                 self.fail_waiting();
                 error
@@ -394,26 +391,6 @@ impl Writer {
                 self.break_store(why.clone());
                 StoreError::Broken(why)
             }
-        }
-    }
-
-    fn classify(&self, error: &fjall::Error) -> CommitError {
-        let full = |error: &io::Error| {
-            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        };
-        let is_full = match error {
-            fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => full(error),
-            // An earlier background flush failed; fjall does not report the cause.
-            fjall::Error::Poisoned => self.free_now() < self.core.config.free_bytes_min.max(REOPEN_BYTES_MIN),
-            _ => false,
-        };
-        if is_full {
-            CommitError::Full(error.to_string())
-        } else {
-            CommitError::Fatal(format!(
-                "the disk failed to store messages ({error}), so nothing more is confirmed. Check the disk, then start \
-                 the node again"
-            ))
         }
     }
 
@@ -479,8 +456,14 @@ impl Writer {
                 *opened = Some(database);
                 drop(opened);
                 self.is_stuck = false;
-                if let Err(error) = self.reload() {
-                    self.break_store(format!("{error:?}"));
+                match self.reload() {
+                    Ok(()) => {}
+                    Err(error) if commit_error::lacks_descriptors(&core.config.path) => {
+                        tracing::warn!(?error, "reading the reopened store failed; retrying");
+                        self.is_stuck = true;
+                        return false;
+                    }
+                    Err(error) => self.break_store(format!("{error:?}")),
                 }
                 core.notify_moved();
                 true

@@ -16,9 +16,9 @@ use std::{
 
 use bytes::Bytes;
 use dashmap::DashSet;
-use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use prost::Message as _;
+use std::hash::RandomState;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     pb,

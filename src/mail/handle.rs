@@ -11,12 +11,13 @@ use std::{
 
 use tokio::sync::{Semaphore, mpsc};
 
-use super::{MAILBOX_MAX, Mail};
+use super::{MAILBOX_MAX, Mail, URGENT_MAX};
 
 /// Handle with which other threads post to one shard.
 #[derive(Clone)]
 pub struct ShardHandle {
     mailbox: mpsc::Sender<(u32, Mail)>,
+    urgent: mpsc::Sender<Mail>,
     /// Bytes that still fit into the mailbox.
     capacity: Arc<Semaphore>,
     bytes_max: u32,
@@ -29,6 +30,7 @@ pub struct ShardHandle {
 /// Receiving side of a [`ShardHandle`], owned by the shard.
 pub struct Mailbox {
     mails: mpsc::Receiver<(u32, Mail)>,
+    urgent: mpsc::Receiver<Mail>,
     capacity: Arc<Semaphore>,
     awake: Arc<AtomicBool>,
     /// Number of the shard's connections, from which the acceptor picks the least loaded shard.
@@ -42,9 +44,11 @@ pub fn mailbox(waker: Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
     let bytes_max = u32::try_from(bytes_max).unwrap_or(u32::MAX);
     let capacity = Arc::new(Semaphore::new(bytes_max as usize));
     let (sender, mails) = mpsc::channel(MAILBOX_MAX);
+    let (urgent_sender, urgent) = mpsc::channel(URGENT_MAX);
     let (awake, conns, lingering): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
     let handle = ShardHandle {
         mailbox: sender,
+        urgent: urgent_sender,
         capacity: Arc::clone(&capacity),
         bytes_max,
         waker,
@@ -52,7 +56,7 @@ pub fn mailbox(waker: Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
         conns: Arc::clone(&conns),
         lingering: Arc::clone(&lingering),
     };
-    (handle, Mailbox { mails, capacity, awake, conns, lingering })
+    (handle, Mailbox { mails, urgent, capacity, awake, conns, lingering })
 }
 
 impl ShardHandle {
@@ -61,6 +65,11 @@ impl ShardHandle {
     /// # Errors
     /// Fails if the shard has stopped. That happens only when the node stops, so callers may ignore the error.
     pub async fn post(&self, mail: Mail) -> io::Result<()> {
+        if mail.is_urgent() {
+            self.urgent.send(mail).await.map_err(|_| stopped())?;
+            self.wake();
+            return Ok(());
+        }
         let charge = self.charge(mail.weight());
         let permit = self.capacity.acquire_many(charge).await.map_err(|_| stopped())?;
         let slot = self.mailbox.reserve().await.map_err(|_| stopped())?;
@@ -72,6 +81,11 @@ impl ShardHandle {
 
     /// Posts if the mailbox has capacity now; returns whether it did.
     pub fn try_post(&self, mail: Mail) -> bool {
+        if mail.is_urgent() {
+            let is_posted = self.urgent.try_send(mail).is_ok();
+            self.wake();
+            return is_posted;
+        }
         let charge = self.charge(mail.weight());
         let Ok(permit) = self.capacity.try_acquire_many(charge) else { return false };
         if self.mailbox.try_send((charge, mail)).is_err() {
@@ -117,8 +131,16 @@ impl ShardHandle {
 }
 
 impl Mailbox {
-    /// Takes the next mail, if any.
+    /// Takes the next urgent mail, if any.
+    pub fn take_urgent(&mut self) -> Option<Mail> {
+        self.urgent.try_recv().ok()
+    }
+
+    /// Takes the next mail, if any; urgent mail first.
     pub fn take(&mut self) -> Option<Mail> {
+        if let Some(mail) = self.take_urgent() {
+            return Some(mail);
+        }
         let (charge, mail) = self.mails.try_recv().ok()?;
         self.capacity.add_permits(charge as usize);
         Some(mail)
@@ -137,7 +159,7 @@ impl Mailbox {
 
     /// Returns whether no mail waits.
     pub fn is_empty(&self) -> bool {
-        self.mails.is_empty()
+        self.mails.is_empty() && self.urgent.is_empty()
     }
 }
 

@@ -37,7 +37,7 @@ fn mailbox_at_its_byte_limit_refuses_until_mail_is_taken() {
     assert!(!handle.try_post(answers(5)));
     assert!(handle.try_post(answers(4)), "refused mail used no capacity");
     assert!(!handle.try_post(answers(1)));
-    assert!(handle.try_post(Mail::ShedMemory), "mail of weight 0 is bounded by its number only");
+    assert!(handle.try_post(Mail::Stop(Code::Draining)), "mail of weight 0 is bounded by its number only");
     let mut waits = pin!(handle.post(answers(5)));
     let mut context = Context::from_waker(Waker::noop());
     assert!(waits.as_mut().poll(&mut context).is_pending());
@@ -62,7 +62,7 @@ fn oversized_mail_occupies_the_whole_mailbox() {
 fn mailbox_full_of_mails_releases_the_bytes_of_a_refused_one() {
     let (handle, _mailbox) = letterbox(64);
     for _ in 0..MAILBOX_MAX {
-        assert!(handle.try_post(Mail::ShedMemory));
+        assert!(handle.try_post(Mail::Stop(Code::Draining)));
     }
     assert!(!handle.try_post(answers(1)));
     assert!(handle.has_room(64));
@@ -77,4 +77,23 @@ fn waiting_post_fails_when_the_shard_stops() {
     assert!(waits.as_mut().poll(&mut context).is_pending());
     drop(mailbox);
     assert!(matches!(waits.as_mut().poll(&mut context), Poll::Ready(Err(_))));
+}
+
+/// XP1, S60.
+#[test]
+fn xp1_urgent_mail_overtakes_what_waits_and_fits_into_a_full_mailbox() {
+    let (handle, mut mailbox) = letterbox(640);
+    assert!(handle.try_post(answers(10)));
+    assert!(!handle.try_post(answers(1)), "full");
+    assert!(handle.try_post(Mail::Drain(DrainCommand::Forget)));
+    assert!(handle.try_post(Mail::ShedMemory));
+    assert!(!mailbox.is_empty());
+    assert!(matches!(mailbox.take_urgent(), Some(Mail::Drain(_))));
+    assert!(matches!(mailbox.take(), Some(Mail::ShedMemory)));
+    assert!(mailbox.take_urgent().is_none());
+    assert!(matches!(mailbox.take(), Some(Mail::Answers(_))));
+    for _ in 0..URGENT_MAX {
+        assert!(handle.try_post(Mail::ShedMemory));
+    }
+    assert!(!handle.try_post(Mail::ShedMemory), "the lane is bounded");
 }

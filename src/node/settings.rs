@@ -58,8 +58,10 @@ pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
 /// Builds the admission, or refuses to start a node to which no client could connect.
 pub(super) fn admission(config: &Config) -> anyhow::Result<Arc<Admission>> {
     let admission = Admission::new(config.limits.conns_max, config.limits.conns_per_ip);
-    if admission.conns_max() == 0 {
-        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let (clients, reserved) = (admission.conns_max(), budget::DESCRIPTORS_RESERVED);
+    tracing::info!(files, reserved, clients, "open-file limit, and what it leaves for clients");
+    if clients == 0 {
         anyhow::bail!(
             "open-file limit is {files}, but the node itself needs {}, so no client could connect; raise `ulimit -n`",
             budget::DESCRIPTORS_RESERVED

@@ -224,13 +224,13 @@ async fn full_shard_delays_no_message_and_room_losses_are_reported() {
     let (peer, mut mailbox) = peer();
     peer.directory.hold_conversation(&ConversationId::parse("r:hall").unwrap(), 0);
     for _ in 0..mail::MAILBOX_MAX {
-        assert!(peer.shards.get().unwrap()[0].try_post(Mail::ShedMemory));
+        assert!(peer.shards.get().unwrap()[0].try_post(Mail::Stop(tidegate_protocol::Code::Draining)));
     }
     for _ in 0..2 {
         peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall"); 2]).await.unwrap();
     }
     while let Some(mail) = mailbox.take() {
-        assert!(matches!(mail, Mail::ShedMemory));
+        assert!(matches!(mail, Mail::Stop(_)));
     }
     // A loss of unknown size is reported separately.
     peer.report_possible_loss(vec![ConversationId::parse("r:hall").unwrap()]);

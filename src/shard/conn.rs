@@ -121,6 +121,17 @@ impl Conn {
         self.ending.is_none()
     }
 
+    /// Returns whether the connection is not logged in, and the bytes that it makes the node hold: incomplete frames, chained
+    /// messages that wait for others, and the outbox of a blocked socket. Frames that were queued in this turn were not
+    /// offered to the socket yet, so they say nothing about the client.
+    pub(super) fn weight(&self) -> (bool, usize) {
+        let partial = self.partial.as_ref().map_or(0, |partial| partial.bytes.capacity());
+        let fragments = if let Stage::Ws(decoder) = &self.stage { decoder.held() } else { 0 };
+        let outbox = self.outbox.as_ref().filter(|_| self.blocked_since.is_some());
+        let outbox = outbox.map_or(0, |outbox| outbox.bytes());
+        (self.login.is_none(), partial + fragments + outbox + self.session.held_bytes())
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.ending == Some(Ending::Closed)
     }

@@ -1,6 +1,7 @@
 //! Hub: the indexes of one shard (user → connections, group → members), and its pending fan-out work.
 //!
-//! The maps are single-threaded; no other thread touches them. The members of a group lie in one dense array with
+//! The maps are single-threaded; no other thread touches them. Their keys are chosen by clients, so they are hashed by
+//! SipHash under a key from the system. The members of a group lie in one dense array with
 //! back-links, so joining and leaving are O(1) and a fan-out walks memory in order. Pushes and membership changes of a
 //! group share one queue, so that a removal takes effect exactly between two pushes. A fan-out is cut into slices, so
 //! that a group of ten thousand does not starve the others.
@@ -10,9 +11,9 @@ use std::{
     sync::Arc,
 };
 
-use foldhash::quality::RandomState;
 use slab::Slab;
 use smallvec::SmallVec;
+use std::hash::RandomState;
 use tidegate_protocol::{
     Time,
     id::{ConversationId, UserId},

@@ -9,21 +9,37 @@ use tidegate_protocol::{
 };
 use tokio::sync::oneshot::Sender;
 
-use super::{Shard, conn::LoginState, newcomer::NEWCOMERS_MAX};
+use super::{
+    Shard,
+    conn::{Conn, LoginState},
+    newcomer::NEWCOMERS_MAX,
+};
 use crate::{
     link::RoutedSession,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     net::io::Io,
 };
 
-/// Most connections that one memory alarm closes on a shard.
-const SHED_CONNS_MAX: usize = 16;
+/// Bytes that one memory alarm sheds on a shard, by closing at least [`SHED_CONNS_MIN`] and at most [`SHED_CONNS_MAX`]
+/// connections, if so many hold something.
+const SHED_BYTES: usize = 4 << 20;
+const SHED_CONNS_MIN: usize = 16;
+const SHED_CONNS_MAX: usize = 256;
+
+/// Bytes from which a connection that is logged in counts as holding much.
+const SHED_BYTES_MIN: usize = 4 << 10;
 
 impl<I: Io> Shard<I> {
-    /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, mail
-    /// waits in the bounded mailbox, so that its senders wait too.
+    /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, all but
+    /// urgent mail waits in the bounded mailbox, so that its senders wait too.
     pub(super) fn handle_mail(&mut self, budget: usize) {
         let mut left = budget;
+        while left > 0
+            && let Some(mail) = self.mailbox.take_urgent()
+        {
+            left -= 1;
+            self.handle(mail);
+        }
         while left > 0 && !self.hub.is_full() {
             let Some(mail) = self.mailbox.take() else { break };
             // A mail costs what it contains.
@@ -166,24 +182,25 @@ impl<I: Io> Shard<I> {
         }
     }
 
+    /// Closes the connections that hold the most: those that are not logged in first.
     fn shed_memory(&mut self) {
-        let weight = |slot: &u32| {
-            // Only blocked sockets: frames queued this turn have not been offered to the socket yet.
-            let conn = self.conns.peek(*slot).filter(|conn| conn.blocked_since.is_some());
-            conn.and_then(|conn| conn.outbox.as_ref()).map_or(0, |outbox| outbox.bytes())
-        };
-        let mut heavy: Vec<(usize, u32)> = self
-            .conns
-            .slots()
-            .iter()
-            .map(|slot| (weight(slot), *slot))
-            .filter(|(bytes, _)| *bytes > 0)
-            .collect();
+        let weigh = |slot: &u32| self.conns.peek(*slot).map_or((false, 0), Conn::weight);
+        let slots = self.conns.slots();
+        let mut heavy: Vec<_> = slots.iter().map(|slot| (weigh(slot), *slot)).collect();
+        heavy.retain(|((is_stranger, bytes), _)| *bytes >= if *is_stranger { 1 } else { SHED_BYTES_MIN });
         heavy.sort_unstable_by(|a, b| b.cmp(a));
-        for (bytes, slot) in heavy.into_iter().take(SHED_CONNS_MAX) {
-            tracing::warn!(bytes, "memory is short; closing a connection with a full outbox");
+        let mut shed = 0;
+        for (closed, ((is_stranger, bytes), slot)) in heavy.into_iter().enumerate() {
+            if closed >= SHED_CONNS_MAX || (closed >= SHED_CONNS_MIN && shed >= SHED_BYTES) {
+                break;
+            }
+            shed += bytes;
+            tracing::debug!(bytes, is_stranger, "memory is short; closing a connection that holds much");
             self.context.metrics.slow.increment(1);
             self.with_conn(slot, Self::reset);
+        }
+        if shed > 0 {
+            tracing::warn!(bytes = shed, "memory is short; closed the connections that hold the most");
         }
     }
 }

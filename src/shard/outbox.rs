@@ -3,7 +3,11 @@
 //! When it is full, a control frame closes the connection with `SLOW`, conversation frames become one `Behind` per
 //! conversation, and room frames are dropped and counted for a `Shed` (SPEC 4 and 7).
 
-use std::{collections::VecDeque, io, io::IoSlice};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    io::IoSlice,
+};
 
 use bytes::Bytes;
 use tidegate_protocol::id::ConversationId;
@@ -24,7 +28,7 @@ pub(super) struct Outbox {
     bulk: VecDeque<Bytes>,
     control_bytes: usize,
     data_bytes: usize,
-    behind: Vec<(ConversationId, u64)>,
+    behind: BTreeMap<ConversationId, u64>,
     shed: Vec<(ConversationId, u64)>,
 }
 
@@ -107,8 +111,8 @@ impl Outbox {
         seq: u64,
         caps: Caps,
     ) -> PushOutcome {
-        if let Some(entry) = self.behind.iter_mut().find(|(id, _)| id == conversation) {
-            entry.1 = entry.1.max(seq);
+        if let Some(last) = self.behind.get_mut(conversation) {
+            *last = seq.max(*last);
             return PushOutcome::Behind;
         }
         if self.is_over(frame.len(), caps) {
@@ -136,10 +140,10 @@ impl Outbox {
     /// Marks a conversation as behind: the client gets a hint that messages up to `seq` were omitted.
     pub(super) fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> PushOutcome {
         let full = self.behind.len() >= BEHIND_CONVERSATIONS_MAX;
-        match self.behind.iter_mut().find(|(id, _)| id == conversation) {
-            Some(entry) => entry.1 = entry.1.max(seq),
+        match self.behind.get_mut(conversation) {
+            Some(last) => *last = seq.max(*last),
             None if full => return PushOutcome::Overflow,
-            None => self.behind.push((conversation.clone(), seq)),
+            None => drop(self.behind.insert(conversation.clone(), seq)),
         }
         PushOutcome::Behind
     }
@@ -169,7 +173,7 @@ impl Outbox {
     /// Takes the hints even if frames wait, because the connection closes.
     pub(super) fn take_hints_now(&mut self) -> Option<Hints> {
         (!self.behind.is_empty() || !self.shed.is_empty())
-            .then(|| (std::mem::take(&mut self.behind), std::mem::take(&mut self.shed)))
+            .then(|| (std::mem::take(&mut self.behind).into_iter().collect(), std::mem::take(&mut self.shed)))
     }
 
     /// Writes as much as `write` takes, in priority order; `WouldBlock` ends the writing without an error.

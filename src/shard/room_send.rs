@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use foldhash::quality::RandomState;
+use std::hash::RandomState;
 use tidegate_protocol::{
     Code,
     codec::PushFrame,

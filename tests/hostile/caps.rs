@@ -119,6 +119,31 @@ fn accepting_pauses_without_file_descriptors() {
     chat.end();
 }
 
+/// X8, S58: clients take every place that the open-file limit leaves, and silent callers those of the admin port.
+#[test]
+fn x8_messages_are_stored_while_all_descriptors_for_clients_are_taken() {
+    let data = fresh_data();
+    let serve = command(&data, &["limits.conns_per_ip=0"]);
+    let mut shell = in_shell("ulimit -n 600", &serve);
+    let errors = std::fs::File::create(data.join("stderr")).expect("a file");
+    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    let node = Process::spawn(&data, shell);
+    let mut pair = Pair::login(&node);
+    let mut held = Vec::new();
+    eventually("all places are taken", || {
+        held.extend((0..16).map(|_| Raw::connect(node.address(), Wire::Tcp)));
+        (node.conns() == 88 && node.metric("connections_refused_total") >= 8.0).then_some(())
+    });
+    let silent: Vec<TcpStream> =
+        (0..64).map(|_| TcpStream::connect(node.addresses.admin).expect("the port accepts")).collect();
+    for _ in 0..300 {
+        pair.round();
+    }
+    drop((held, silent));
+    assert!(!node.stderr().contains("no file descriptor left"), "{}", node.stderr());
+    pair.round();
+}
+
 /// With fewer files than the node reserves for itself, no client could connect.
 #[test]
 fn too_low_open_file_limit_is_refused_at_start() {

@@ -24,7 +24,7 @@ fn live(node: &Process, wire: Wire, user: &str) -> Raw {
 
 #[test]
 fn claimed_length_is_refused_before_memory_is_reserved() {
-    let node = Process::start(&[]);
+    let node = Process::start(&["limits.user_logins_per_second=0"]);
     let chat = Chat::begin(&node);
     let line = [b"{\"".as_slice(), &vec![b'a'; 70_000]].concat();
     let cases: [(&str, Wire, &[u8], Code); 8] = [

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tidegate_protocol::{Code, codec::Wire};
+use tidegate_protocol::{Code, codec::Wire, pb};
 
 use crate::{
     chat::{Chat, Pair},
@@ -57,6 +57,75 @@ fn node_short_of_memory_refuses_clients_then_closes_fullest() {
         (raw.until_end().close() == Some(Code::BadState)).then_some(())
     });
     chat.end();
+}
+
+/// X1, S52: sends to always new recipients, each of which makes a conversation that the owner caches.
+#[test]
+fn x1_cache_stays_in_its_bound_beside_a_flood_of_new_conversations() {
+    const BOUND: f64 = 4.0 * MIB as f64;
+    let cache = format!("limits.ledger_cache_bytes_max={BOUND}");
+    let node = Process::start(&[&cache, "limits.new_conversations_per_minute=0"]);
+    let chat = Chat::begin(&node);
+    let mut eve = node.login(Wire::Tcp, "eve", "d");
+    let mut highest = 0.0f64;
+    for round in 0..40 {
+        let say = |n: usize| send(&format!("u-{round}-{n}"), &format!("m-{round}-{n}"), "x");
+        let ids: Vec<u64> = (0..500).map(|n| eve.say(ask::send(say(n)))).collect();
+        for id in ids {
+            eve.expect_ack(id);
+        }
+        highest = highest.max(node.metric("ledger_cache_bytes"));
+    }
+    assert!(highest > BOUND / 2.0, "the flood fills the cache: {highest}");
+    assert!(highest < BOUND * 1.5, "{highest} of {BOUND}");
+    chat.end();
+}
+
+/// X7, S57: memory is filled with chained messages that wait for one that never comes.
+#[test]
+fn x7_messages_held_for_a_missing_one_are_shed() {
+    let probe = Process::start(&["node.store=memory", "limits.memory_counts_sockets=false"]);
+    Pair::login(&probe).round();
+    let base = eventually("memory was checked", || {
+        Some(probe.metric("memory_used_bytes")).filter(|used| *used > 0.0)
+    });
+    drop(probe);
+    let budget = (base as u64 + 32 * MIB) * 100 / 85;
+    let sets = [
+        "node.store=memory".to_owned(),
+        "limits.memory_counts_sockets=false".to_owned(),
+        format!("limits.memory_bytes={budget}"),
+        "timing.order_timeout_ms=60000".to_owned(),
+    ];
+    let node = Process::start(&sets.each_ref().map(String::as_str));
+    let chat = Chat::begin(&node);
+    let mut holding: Vec<Client> = (0..240)
+        .map(|n| {
+            let (user, device) = (format!("eve-{}", n / 16), format!("d{n}"));
+            node.login_chained(Wire::Tcp, &user, &device, "missing")
+        })
+        .collect();
+    let text = "m".repeat(30_000);
+    for (n, client) in holding.iter_mut().enumerate() {
+        for k in 0..8 {
+            let early = pb::Send { next_id: format!("m{}", k + 1), ..send("bob", &format!("m{k}"), &text) };
+            client.say(ask::send(early));
+        }
+        if n % 10 == 9 {
+            wait_for_check(&node);
+        }
+        if node.metric("slow_closes_total") >= 1.0 {
+            break;
+        }
+    }
+    eventually("holding connections are closed", || (node.metric("slow_closes_total") >= 1.0).then_some(()));
+    eventually("new clients are accepted again", || {
+        let mut raw = Raw::connect(node.address(), Wire::JsonLine);
+        raw.send(b"{}\n").ok();
+        (raw.until_end().close() == Some(Code::BadState)).then_some(())
+    });
+    chat.end();
+    Pair::login(&node).round();
 }
 
 /// Adds clients that do not read, and frames for them, until the node refuses the next.

@@ -8,7 +8,7 @@ use crate::support::{Client, ServerBody, TestNode, ask, code, eventually, send, 
 
 /// Faults of the disk: the store notices it in advance, a commit fails, or the sync after one does. The last two leave
 /// the free-space limit intact, or the first would precede them.
-const FAULTS: [&str; 3] = ["full", "full enospc", "full enospc-sync"];
+const FAULTS: [&str; 4] = ["full", "full enospc", "full enospc-sync", "full emfile"];
 
 const DIRECT: &str = "d:alice:bob";
 

@@ -125,7 +125,7 @@ impl Ledger {
     }
 
     /// Plants a fault, to test that the tests catch it.
-    #[cfg(feature = "mutants")]
+    #[cfg(debug_assertions)]
     #[doc(hidden)]
     pub fn mutate(&mut self, mutation: Mutation) {
         self.mutation = Some(mutation);

@@ -193,6 +193,11 @@ impl Session {
         self.ordered.as_ref().map_or(0, |o| o.chain.held() + usize::from(o.parked.is_some()))
     }
 
+    /// Returns the bytes that the chain makes the node hold: held and parked messages, and counts by conversation.
+    pub fn held_bytes(&self) -> usize {
+        self.ordered.as_ref().map_or(0, |ordered| ordered.held_bytes())
+    }
+
     /// Returns the number of submissions that count against `in_flight_max`.
     pub fn in_flight(&self) -> usize {
         self.flights.len()

@@ -13,11 +13,13 @@ use crate::{
 /// Features of the image, with which everything is tested: Kafka's TLS and SCRAM (ADR 8).
 pub(crate) const FEATURES: &[&str] = &["--features", "tidegate/kafka-tls"];
 
-/// Packages without the protocol crate: its own tests compile planted faults into it, and the node under test must have none.
-pub(crate) const PRODUCT: &[&str] = &["--workspace", "--exclude", "tidegate-protocol"];
+/// Every package at once, so that each dependency is compiled once.
+pub(crate) const ALL: &[&str] = &["--workspace"];
 
-/// Protocol crate, with its planted faults.
-pub(crate) const PROTOCOL: &[&str] = &["--package", "tidegate-protocol"];
+/// Packages without the protocol crate.
+const PRODUCT: &[&str] = &["--workspace", "--exclude", "tidegate-protocol"];
+
+const PROTOCOL: &[&str] = &["--package", "tidegate-protocol"];
 
 /// The files that nextest reads: the test programs that were built, and the packages as cargo describes them.
 pub(crate) const BINARIES: &str = "xtask/binaries.json";
@@ -25,16 +27,25 @@ pub(crate) const METADATA: &str = "xtask/metadata.json";
 
 /// Builds all programs, examples and tests.
 pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
-    chosen(shell, &[])
+    tools::ensure_openssl(shell)?;
+    let binaries = test_programs(shell, &[ALL, FEATURES].concat())?;
+    write_lists(shell, &binaries)
 }
 
 /// Builds the tests of the protocol crate, and of the product those that these words choose, all where there are none:
-/// `--test cluster`, `--lib`. Every package counts for the features of what they share, so nothing is compiled twice.
+/// `--test cluster`, `--lib`.
 pub(crate) fn chosen(shell: &Shell, chosen: &[&str]) -> anyhow::Result<()> {
+    if chosen.is_empty() {
+        return all(shell);
+    }
     tools::ensure_openssl(shell)?;
     let product = test_programs(shell, &[PRODUCT, FEATURES, chosen].concat())?;
     let protocol = test_programs(shell, PROTOCOL)?;
-    let binaries = merged(product, protocol)?;
+    write_lists(shell, &merged(product, protocol)?)
+}
+
+/// Writes the files that nextest reads.
+fn write_lists(shell: &Shell, binaries: &Value) -> anyhow::Result<()> {
     let words = ["metadata", "--format-version=1", "--all-features", "--no-deps", "--locked"];
     let (metadata, _) = shell::output(&mut shell.cargo_command(&words))?;
     fs::create_dir_all(shell.target.join("xtask"))?;

@@ -1,6 +1,6 @@
 //! Steps `fmt`, `clippy`, `rustdoc` and `fuzz-build`, which check the code without running it.
 
-use super::compile::{FEATURES, PRODUCT, PROTOCOL};
+use super::compile::{ALL, FEATURES};
 use crate::{
     shell::{self, Shell},
     tools,
@@ -15,8 +15,7 @@ pub(crate) fn clippy(shell: &Shell) -> anyhow::Result<()> {
     tools::ensure_openssl(shell)?;
     let words = ["clippy", "--profile", shell.profile, "--locked", "--all-targets"];
     let strict = ["--", "-D", "warnings"];
-    shell.cargo(&[&words[..], PRODUCT, FEATURES, &strict[..]].concat())?;
-    shell.cargo(&[&words[..], PROTOCOL, &strict[..]].concat())
+    shell.cargo(&[&words[..], ALL, FEATURES, &strict[..]].concat())
 }
 
 /// Fails on broken links and on examples that do not compile.
@@ -32,7 +31,7 @@ pub(crate) fn rustdoc(shell: &Shell) -> anyhow::Result<()> {
     ];
     let mut doc = shell.cargo_command(&[&words[..], FEATURES].concat());
     shell::run(doc.env("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"))?;
-    shell.cargo(&[&["test", "--doc", "--profile", shell.profile, "--locked"], PROTOCOL].concat())
+    shell.cargo(&[&["test", "--doc", "--profile", shell.profile, "--locked"], ALL, FEATURES].concat())
 }
 
 /// Checks that the fuzz crate compiles. It is a separate workspace, because libFuzzer needs a nightly toolchain.

@@ -1,6 +1,6 @@
 //! Planted faults: each breaks one rule of the ledger, and the simulation must catch it.
 
-/// Fault in a rule of the ledger. Takes effect only with the `mutants` feature, which only our own tests enable.
+/// Fault in a rule of the ledger. Planted by tests, in builds with debug assertions only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
     /// Records of replaced connections are accepted.

@@ -15,6 +15,12 @@ use foldhash::{HashMap, HashMapExt};
 use prost::Message;
 use std::collections::VecDeque;
 
+/// Estimated bytes of a held message besides its content.
+const HELD_OVERHEAD_BYTES: usize = 512;
+
+/// Estimated bytes of one conversation's count.
+const COUNT_BYTES: usize = 200;
+
 /// State of a session with a chain.
 #[derive(Debug)]
 pub(super) struct Ordered {
@@ -48,6 +54,13 @@ struct Unsaved {
 }
 
 impl Ordered {
+    /// Returns the bytes that the chain makes the node hold, with estimates for what is around the contents.
+    pub(super) fn held_bytes(&self) -> usize {
+        let parked = self.parked.as_ref().map_or(0, |(_, submit)| submit.content.len() + HELD_OVERHEAD_BYTES);
+        let held = self.chain.held_bytes() + self.chain.held() * HELD_OVERHEAD_BYTES;
+        held + parked + self.counts.capacity() * COUNT_BYTES
+    }
+
     pub(super) fn new(chain: Chain<Box<Submit>>) -> Self {
         Self { chain, parked: None, counts: HashMap::new(), giving_back: None, unsaved: VecDeque::new() }
     }
