@@ -12,6 +12,7 @@ use tokio::sync::oneshot::Sender;
 use super::{Shard, conn::LoginState, newcomer::NEWCOMERS_MAX};
 use crate::{
     link::RoutedSession,
+    log_limit::log_limited,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     net::io::Io,
 };
@@ -181,7 +182,7 @@ impl<I: Io> Shard<I> {
             .collect();
         heavy.sort_unstable_by(|a, b| b.cmp(a));
         for (bytes, slot) in heavy.into_iter().take(SHED_CONNS_MAX) {
-            tracing::warn!(bytes, "memory is short; closing a connection with a full outbox");
+            log_limited!(warn, bytes, "memory is short; closing a connection with a full outbox");
             self.context.metrics.slow.increment(1);
             self.with_conn(slot, Self::reset);
         }
