@@ -17,6 +17,7 @@ use tidegate_protocol::{Code, codec::Wire, pb, pb::server_frame::Body};
 use crate::{
     budget::Admission,
     config,
+    log_limit::log_limited,
     metrics::Metrics,
     net::sockopt,
     shard::newcomer::{Newcomer, NewcomerQueue},
@@ -111,7 +112,7 @@ impl Acceptor {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
                     self.metrics.accept_pauses.increment(1);
-                    tracing::warn!(%error, "no file descriptor left; accepting paused");
+                    log_limited!(warn, %error, "no file descriptor left; accepting paused");
                     self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
                 }

@@ -112,8 +112,11 @@ pub fn load_or_create_key(data: &Path) -> io::Result<Vec<u8>> {
 /// The file exists already, or can't be created.
 pub fn create_key(path: &Path) -> io::Result<Vec<u8>> {
     let key: [u8; 32] = rand::random();
-    let mut file = private::options().create_new(true).open(path)?;
-    writeln!(file, "{}", HEXLOWER.encode(&key))?;
+    let at = |error: io::Error| {
+        io::Error::new(error.kind(), format!("{} can't be created: {error}", path.display()))
+    };
+    let mut file = private::options().create_new(true).open(path).map_err(at)?;
+    writeln!(file, "{}", HEXLOWER.encode(&key)).map_err(at)?;
     Ok(key.to_vec())
 }
 

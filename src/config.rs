@@ -11,6 +11,7 @@ mod assign;
 mod auth;
 mod check;
 mod drain;
+mod file;
 mod kafka;
 mod link;
 mod log;
@@ -357,6 +358,7 @@ impl Config {
     pub fn load(file: Option<&std::path::Path>, sets: &[String]) -> Result<Self, ConfigError> {
         let mut builder = config::Config::builder();
         if let Some(file) = file {
+            file::check(file)?;
             builder = builder.add_source(config::File::from(file).format(config::FileFormat::Toml));
         }
         let environment = config::Environment::with_prefix("TIDEGATE").separator("__").try_parsing(true);

@@ -157,7 +157,9 @@ pub enum EmbeddedOpenError {
         what: String,
     },
     /// A file operation failed.
-    #[error("{path} can't be used: {error}; check its owner, mode and file system")]
+    #[error(
+        "{path} can't be used: {error}; check its owner, mode and file system, or set node.data to another directory"
+    )]
     Io {
         /// Directory of the store.
         path: PathBuf,

@@ -10,6 +10,7 @@ use tokio::time::{self, Instant};
 use crate::{
     bus::{AppendError, EventSink},
     events::{DEPARTURE_RECHECK_DELAY, Events, What, sort},
+    log_limit::log_limited,
     metrics::Metrics,
     routes::{Route, Routes, RoutesError},
 };
@@ -56,7 +57,7 @@ impl EventPublisher {
                 match sink.publish(encoded).await {
                     Ok(()) => {}
                     Err(AppendError::Rejected(why)) => {
-                        tracing::error!(why, count = batch.len(), "events permanently rejected; dropped");
+                        log_limited!(error, why, count = batch.len(), "events permanently rejected; dropped");
                         self.metrics.events_lost.increment(batch.len() as u64);
                     }
                     Err(error) => {
@@ -92,7 +93,7 @@ impl EventPublisher {
             // A node had deleted the row because the connection was not indexed yet, and the connection has re-asserted
             // it since. It is live, so restore it.
             if let Err(error) = self.routes.reassert(std::slice::from_ref(row)).await {
-                tracing::warn!(%error, user = %row.user, "live route not restored");
+                log_limited!(warn, %error, user = %row.user, "live route not restored");
             }
         }
     }

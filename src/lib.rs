@@ -9,7 +9,7 @@
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`] | appending sends to the log; groups with members on many nodes; CloudEvents |
 //! | 3 | [`delivery`], [`room`] | pushes and replies to shards and peers; live rooms |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`] | durable ports, and the disk under them; the five ports together; the ports with what a node knows of the others; messages to shards; assignment of clients |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`inline`], [`limiter`], [`metrics`], [`net`], [`private`], `queue_set`, [`redis`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`inline`], [`limiter`], `log_limit`, [`metrics`], [`net`], [`private`], `queue_set`, [`redis`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
 
 pub mod accept;
 pub mod api;
@@ -37,6 +37,7 @@ pub mod large_group;
 pub mod lease;
 pub mod limiter;
 pub mod link;
+mod log_limit;
 pub mod login;
 pub mod mail;
 pub mod metrics;

@@ -21,6 +21,7 @@ use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::DrainOutcome};
 use tokio::sync::watch;
 
+mod files;
 mod ids;
 pub mod import;
 mod lease_task;
@@ -432,11 +433,11 @@ fn serve_apis(admin: TcpListener, monitor: Option<TcpListener>, api: Api) -> io:
 fn secure_files(config: &Config) -> anyhow::Result<Vec<u8>> {
     let data = &config.node.data;
     let was_open = private::enter(data)
-        .with_context(|| format!("the data directory {} can't be used", data.display()))?;
+        .with_context(|| format!("the data directory {} (node.data) can't be used", data.display()))?;
     if was_open {
         tracing::warn!(data = %data.display(), "data directory was open to other accounts; its mode is 700 now");
     }
-    ports::check_secrets(config)?;
+    files::check(config)?;
     ports::token_key(config)
 }
 
@@ -444,8 +445,12 @@ fn secure_files(config: &Config) -> anyhow::Result<Vec<u8>> {
 fn write_node_file(data: &Path, addresses: &Addresses) -> anyhow::Result<PathBuf> {
     let path = data.join(NODE_FILE);
     let draft = path.with_extension("tmp");
-    let mut file = private::options().create(true).truncate(true).open(&draft)?;
-    file.write_all(&serde_json::to_vec(addresses)?)?;
-    fs::rename(&draft, &path).with_context(|| format!("{} can't be written", path.display()))?;
+    let text = serde_json::to_vec(addresses)?;
+    let opened = private::options().create(true).truncate(true).open(&draft);
+    let written = opened.and_then(|mut file| file.write_all(&text)).and_then(|()| fs::rename(&draft, &path));
+    written.with_context(|| {
+        let (path, draft) = (path.display(), draft.display());
+        format!("{path} can't be written by way of {draft}; keep node.data writable for the node alone")
+    })?;
     Ok(path)
 }

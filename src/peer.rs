@@ -22,6 +22,7 @@ use crate::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, LeaseStatus,
         Link, LinkError, PeerPush, PublishedMark, RoutedSession, Target,
     },
+    log_limit::log_limited,
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
     metrics::Metrics,
     routes::NodeBoot,
@@ -170,7 +171,7 @@ impl Link for Peer {
                         None => deliveries.into_iter().for_each(|it| out.push_from_peer(&push, it)),
                     }
                 }
-                None => tracing::error!("undecodable push from a peer; skipped"),
+                None => log_limited!(error, "undecodable push from a peer; skipped"),
             }
         }
         out.flush().await;

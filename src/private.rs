@@ -59,8 +59,8 @@ pub fn create_dir_all(path: &Path) -> io::Result<()> {
 /// # Errors
 /// The directory can't be created, or is open to other accounts and can't safely be closed; the text names the cure.
 pub fn enter(path: &Path) -> io::Result<bool> {
-    create_dir_all(path)?;
-    let directory = File::open(path)?;
+    create_dir_all(path).map_err(uncreatable)?;
+    let directory = File::open(path).map_err(uncreatable)?;
     let about = directory.metadata()?;
     let found = DirectoryState {
         mode: about.mode(),
@@ -108,7 +108,13 @@ fn close_below(directory: &Path, was_writable: bool, me: u32) -> io::Result<()> 
             continue;
         }
         if about.mode() & NOT_OWNER != 0 {
-            fs::set_permissions(&path, Permissions::from_mode(about.mode() & 0o7777 & !NOT_OWNER))?;
+            let closed = Permissions::from_mode(about.mode() & 0o7777 & !NOT_OWNER);
+            let at = |error: io::Error| {
+                let why =
+                    format!("the mode of {} can't be changed: {error}; `chmod` it by hand", path.display());
+                io::Error::new(error.kind(), why)
+            };
+            fs::set_permissions(&path, closed).map_err(at)?;
         }
         if about.is_dir() {
             close_below(&path, was_writable, me)?;
@@ -183,13 +189,64 @@ fn is_shared(path: &Path) -> io::Result<bool> {
 /// Reads a file with a secret. Group read access is allowed, as in containers (mode 440 and `fsGroup`).
 ///
 /// # Errors
-/// The file can't be read, or every account may read it, or its group may write it.
+/// The file can't be read, or every account may read it, or its group may write it; the text names the cure.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+    let file = open(path)?;
     check_secret(&file)?;
+    read_all(file)
+}
+
+/// Reads a file without secrets, such as a certificate.
+///
+/// # Errors
+/// The file can't be read; the text names the cure.
+pub fn read_public(path: &Path) -> io::Result<Vec<u8>> {
+    read_all(open(path)?)
+}
+
+/// Opens a file for reading.
+///
+/// # Errors
+/// The file can't be read; the text names the cure, but neither the file nor its setting, which the caller adds.
+pub fn open(path: &Path) -> io::Result<File> {
+    let file = File::open(path).map_err(unreadable)?;
+    if file.metadata().map_err(unreadable)?.is_dir() {
+        return Err(unreadable(io::ErrorKind::IsADirectory.into()));
+    }
+    Ok(file)
+}
+
+fn read_all(mut file: File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    file.read_to_end(&mut bytes).map_err(unreadable)?;
     Ok(bytes)
+}
+
+/// Adds the cure to an error of reading a file.
+fn unreadable(error: io::Error) -> io::Error {
+    let why = match error.kind() {
+        io::ErrorKind::NotFound => "no such file; create it, or name another one".to_owned(),
+        io::ErrorKind::IsADirectory => "it is a directory; name a file in it".to_owned(),
+        io::ErrorKind::NotADirectory => "its path leads through a file; name another one".to_owned(),
+        io::ErrorKind::PermissionDenied => format!(
+            "this account (uid {}) may not read it; `chown` or `chmod` it, or the directories above it",
+            geteuid().as_raw()
+        ),
+        _ => format!("{error}; name a file on a disk that works"),
+    };
+    io::Error::new(error.kind(), why)
+}
+
+/// Adds the cure to an error of creating or entering a directory.
+fn uncreatable(error: io::Error) -> io::Error {
+    let why = match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            "a file has that name; remove it, or name a directory that does not exist yet".to_owned()
+        }
+        io::ErrorKind::NotADirectory => "its path leads through a file; name another directory".to_owned(),
+        _ => format!("{error}; name a directory that this account (uid {}) may create", geteuid().as_raw()),
+    };
+    io::Error::new(error.kind(), why)
 }
 
 /// Checks the permissions of a file with a secret that other code reads.
@@ -197,7 +254,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// See [`read`].
 pub fn check(path: &Path) -> io::Result<()> {
-    check_secret(&File::open(path)?)
+    check_secret(&open(path)?)
 }
 
 fn check_secret(file: &File) -> io::Result<()> {

@@ -48,6 +48,7 @@ pub use self::{
 };
 pub use crate::clock::Now;
 use crate::{
+    log_limit::log_limited,
     mail::{Mail, Mailbox, mailbox},
     net::io::{Io, Ready},
 };
@@ -275,7 +276,7 @@ impl<I: Io> Shard<I> {
         let Some(mut conn) = self.conns.take(slot) else { return };
         if catch_unwind(AssertUnwindSafe(|| work(self, &mut conn))).is_err() {
             self.context.metrics.panics.increment(1);
-            tracing::error!(address = %conn.address, "panic in a connection; closing it, please report this");
+            log_limited!(error, address = %conn.address, "panic in a connection; closing it, please report this");
             self.buffers = Buffers::new(&self.context);
             let closed = catch_unwind(AssertUnwindSafe(|| {
                 self.begin_close(&mut conn, Code::Internal, "");

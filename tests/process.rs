@@ -5,6 +5,8 @@ mod admin_routes;
 #[path = "support/mod.rs"]
 mod support;
 
+#[path = "process/files.rs"]
+mod files;
 #[path = "process/origins.rs"]
 mod origins;
 #[path = "process/private.rs"]

@@ -81,12 +81,22 @@ pub(super) fn key(data: &Path) -> io::Result<Vec<u8>> {
 fn read_addresses(data: &Path) -> anyhow::Result<Option<Addresses>> {
     let file = data.join(NODE_FILE);
     match fs::read(&file) {
-        Ok(text) => serde_json::from_slice(&text).with_context(|| format!("{} is damaged", file.display())),
+        Ok(text) => serde_json::from_slice(&text).with_context(|| {
+            format!("{} (of --data) is damaged: restart the node, which writes it again", file.display())
+        }),
+        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
+            Ok(None)
+        }
         // Only the node's own account has access to its data directory.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(error).with_context(|| {
-            format!("{} can't be read: run this command as the account of the node", file.display())
+            format!(
+                "{} (of --data) can't be read: run this command as the account of the node",
+                file.display()
+            )
         }),
-        Err(_) => Ok(None),
+        Err(error) => Err(error).with_context(|| {
+            format!("{} (of --data) can't be read: remove it, and restart the node", file.display())
+        }),
     }
 }
 

@@ -11,6 +11,7 @@ use super::{banner, signals::Signals};
 use crate::{
     budget::{Admission, raise_open_files},
     config::Config,
+    log_limit::{LogLines, limit_panics},
     node::Node,
     private,
 };
@@ -54,7 +55,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
     let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
     let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours);
+    log.event_format(LogLines::new(colours)).with_writer(std::io::stderr).init();
+    limit_panics();
     let mut sets = args.set.clone();
     sets.extend(args.data.iter().map(|data| format!("node.data={}", data.display())));
     sets.extend(args.listen.iter().map(|address| format!("listen.client={address}")));

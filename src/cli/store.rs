@@ -185,7 +185,10 @@ fn export(path: &Path, output: &Path) -> anyhow::Result<()> {
         Box::new(io::stdout().lock())
     } else {
         let file = private::options().create_new(true).open(output).with_context(|| {
-            format!("{} can't be created; name a file that does not exist", output.display())
+            format!(
+                "--output {} can't be created; name a file that does not exist, in a directory that does",
+                output.display()
+            )
         })?;
         if !private::is_closed(&file)? {
             std::fs::remove_file(output).ok();
@@ -221,25 +224,29 @@ fn import(args: &Import) -> anyhow::Result<()> {
     let mut from: Box<dyn BufRead> = if input == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
-        let file = File::open(input).with_context(|| format!("{} can't be read", input.display()))?;
+        let file = private::open(input);
+        let file = file.with_context(|| format!("the export {} can't be read", input.display()))?;
         Box::new(BufReader::new(file))
     };
+    let of_export = || format!("import of {}", input.display());
     let (lines, to) = match args.profile {
         Profile::Single => {
             if !*dry_run {
                 let data = &args.data.data;
-                private::enter(data)
-                    .with_context(|| format!("the data directory {} can't be used", data.display()))?;
+                private::enter(data).with_context(|| {
+                    format!("the data directory {} (--data) can't be used", data.display())
+                })?;
             }
             let path = store_of(&args.data.data);
-            (Offline::import(&path, &mut from, *dry_run)?, path.display().to_string())
+            let lines = Offline::import(&path, &mut from, *dry_run).with_context(of_export)?;
+            (lines, path.display().to_string())
         }
         Profile::Cluster => {
             let sets: Vec<String> =
                 args.set.iter().cloned().chain(["node.profile=cluster".to_owned()]).collect();
             let config = Config::load(args.config.as_deref(), &sets)?;
             let to = format!("the {} partitions of {}", config.kafka.partitions, config.kafka.topic);
-            (import::into_cluster(&config, &mut from, *dry_run)?, to)
+            (import::into_cluster(&config, &mut from, *dry_run).with_context(of_export)?, to)
         }
     };
     let done = if *dry_run { "would import" } else { "imported" };

@@ -38,7 +38,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => auth::load_or_create_key(data),
         other => other,
     };
-    let key = key.with_context(|| format!("the data directory {} can't be used", data.display()))?;
+    let key = key.with_context(|| format!("the data directory {} (--data) can't be used", data.display()))?;
     println!("{}", auth::sign(&key, &args.user, args.device.as_deref(), Duration::from_secs(args.ttl)));
     Ok(())
 }

@@ -137,11 +137,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Creates the files that all nodes share, below the data directory, and returns the settings that they share.
 fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
-    let folder = args.data.canonicalize()?;
+    let folder = args.data.canonicalize();
+    let folder = folder
+        .with_context(|| format!("the data directory {} (--data) can't be used", args.data.display()))?;
     let key = |name: &str| -> anyhow::Result<PathBuf> {
         let file = folder.join(name);
         if !file.exists() {
-            auth::create_key(&file).with_context(|| format!("{} can't be created", file.display()))?;
+            auth::create_key(&file)?;
         }
         Ok(file)
     };
@@ -170,7 +172,11 @@ fn services() -> anyhow::Result<Vec<String>> {
             list.display()
         )
     })?;
-    settings_of(&serde_json::from_slice(&text)?)
+    let services = serde_json::from_slice(&text);
+    settings_of(
+        &services
+            .with_context(|| format!("{} is damaged: run `cargo xtask services up` again", list.display()))?,
+    )
 }
 
 /// Returns the settings for the services listed in services.json.
@@ -193,19 +199,20 @@ fn settings_of(services: &Value) -> anyhow::Result<Vec<String>> {
 fn lock(data: &Path) -> anyhow::Result<File> {
     // Close the directory before any file in it is opened: another account could have planted a link.
     let was_open = private::enter(data)
-        .with_context(|| format!("the data directory {} can't be used", data.display()))?;
+        .with_context(|| format!("the data directory {} (--data) can't be used", data.display()))?;
     if was_open {
         eprintln!("{} was open to other accounts; its mode is 700 now", data.display());
     }
     let file = data.join("up.lock");
-    let lock = File::create(&file).with_context(|| file.display().to_string())?;
+    let unusable = || format!("{} can't be locked: choose another directory with --data", file.display());
+    let lock = File::create(&file).with_context(unusable)?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => bail!(
             "another `tidegate up` runs on {}: stop it, or choose another directory with --data",
             data.display()
         ),
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| file.display().to_string()),
+        Err(TryLockError::Error(error)) => Err(error).with_context(unusable),
     }
 }
 
@@ -233,10 +240,11 @@ fn start<'a>(
     let mut members: Vec<NodeProcess> = Vec::new();
     for (name, [client, admin, link]) in nodes {
         let data = args.data.join(name);
-        private::create_dir_all(&data)?;
+        let unwritable = || format!("{} can't be written: choose another one with --data", data.display());
+        private::create_dir_all(&data).with_context(unwritable)?;
         // A killed node left its file, which would look like the addresses of the new one.
         fs::remove_file(data.join(NODE_FILE)).ok();
-        let log = fs::File::create(data.join("log"))?;
+        let log = fs::File::create(data.join("log")).with_context(unwritable)?;
         let mut command = Command::new(&program);
         command
             .args(["serve", "--leave-with", &std::process::id().to_string()])

@@ -55,7 +55,7 @@ pub enum OfflineError {
     Write(io::Error),
     /// The export is invalid; nothing was imported.
     #[error("nothing was imported: {0}")]
-    Dump(#[from] ReadDumpError),
+    Dump(ReadDumpError),
     /// All lines are valid, but the resulting store has faults; nothing was imported.
     #[error("nothing was imported: {0}; the export was edited or merged: export it again")]
     Unsound(String),
@@ -85,6 +85,13 @@ fn text_of(error: DatabaseError) -> String {
 impl From<DatabaseError> for OfflineError {
     fn from(error: DatabaseError) -> Self {
         Self::Damaged(text_of(error))
+    }
+}
+
+/// Without a source, whose text would follow its own in the output of the command line.
+impl From<ReadDumpError> for OfflineError {
+    fn from(error: ReadDumpError) -> Self {
+        Self::Dump(error)
     }
 }
 

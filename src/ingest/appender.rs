@@ -16,6 +16,7 @@ use crate::{
     bus::{AppendError, Appended, partition_of},
     cluster::Cluster,
     delivery::local::LocalDispatcher,
+    log_limit::log_limited,
     trace::{Facts, Step, Tracer},
 };
 
@@ -126,7 +127,7 @@ async fn complete_append(
             // Repeated while the log is unavailable; the log itself reports when that begins and ends.
             tracing::debug!(%error, records = batch.len(), "append refused; its records are refused too");
         } else {
-            tracing::warn!(%error, records = batch.len(), "append failed; its records end refused or unknown");
+            log_limited!(warn, %error, records = batch.len(), "append failed; its records end refused or unknown");
         }
         let answer = match error {
             AppendError::Unavailable(_) | AppendError::Rejected(_) => {

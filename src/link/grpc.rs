@@ -4,7 +4,7 @@
 //! bytes. Without a connection they fail at once, and reconnects are tried with growing delays. The handshake
 //! (`grpc/handshake.rs`) checks that the peer is that run of that node, and that both sides have the shared secret.
 
-use std::{collections::HashMap, fmt, fs, hash::BuildHasher as _, io, path::Path, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, hash::BuildHasher as _, io, path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
@@ -81,15 +81,25 @@ impl Settings {
     /// Creates the settings from the configuration, and reads the files that it names.
     ///
     /// # Errors
-    /// A file can't be read, or the secret is too short; the text names the file.
+    /// A file can't be read, or the secret is too short; the text names the setting, the file and the cure.
     pub fn read(section: &config::LinkConfig) -> Result<Self, String> {
         let is_set = |path: &Path| !path.as_os_str().is_empty();
-        let secret = is_set(&section.secret_file).then(|| Secret::read(&section.secret_file)).transpose()?;
+        let read = |key: &str, path: &Path, by: fn(&Path) -> io::Result<Vec<u8>>| {
+            by(path).map_err(|error| format!("link.{key} {} can't be used: {error}", path.display()))
+        };
+        let secret = if is_set(&section.secret_file) {
+            // White space around the secret is no part of it.
+            let text = read("secret_file", &section.secret_file, private::read)?;
+            let at = |why| format!("link.secret_file {} can't be used: {why}", section.secret_file.display());
+            Some(Secret::new(text.trim_ascii()).map_err(at)?)
+        } else {
+            None
+        };
         let tls = if is_set(&section.tls_ca) {
-            let at = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
-            let read = |path: &Path| fs::read(path).map_err(|error| at(path, error));
-            let key = private::read(&section.tls_key).map_err(|error| at(&section.tls_key, error))?;
-            let tls = Tls::new(&read(&section.tls_cert)?, &key, &read(&section.tls_ca)?);
+            let key = read("tls_key", &section.tls_key, private::read)?;
+            let certificate = read("tls_cert", &section.tls_cert, private::read_public)?;
+            let authority = read("tls_ca", &section.tls_ca, private::read_public)?;
+            let tls = Tls::new(&certificate, &key, &authority);
             Some(if section.tls_name.is_empty() { tls } else { tls.with_name(&section.tls_name) })
         } else {
             None

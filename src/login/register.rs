@@ -17,6 +17,7 @@ use super::{
 use crate::{
     cluster::Cluster,
     link::RoutedSession,
+    log_limit::log_limited,
     mail::{LoginDone, LoginError, ShardHandles},
     routes::{Registered, Registration, Route, Routes, RoutesError, Token},
 };
@@ -40,7 +41,7 @@ pub async fn login(
     // no session. Lost settings are no reason to refuse.
     let mut steps = StepTimes::begin();
     let settings = cluster.ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
-        tracing::warn!(%error, "failed to store the settings of a login; using those it sent");
+        log_limited!(warn, %error, "failed to store the settings of a login; using those it sent");
         now
     });
     steps.done("settings");
@@ -63,7 +64,7 @@ pub async fn login(
         if error == RoutesError::TooManyDevices {
             return LoginError { code: Code::TooManyDevices, reason: "" };
         }
-        tracing::warn!(%error, "registration failed; login refused");
+        log_limited!(warn, %error, "registration failed; login refused");
         LoginError { code: Code::Overloaded, reason: "logins are temporarily unavailable; try again" }
     })?;
     steps.done("route");

@@ -8,6 +8,7 @@ use super::current_token;
 use crate::{
     cluster::Cluster,
     link::{LinkError, RoutedSession},
+    log_limit::log_limited,
     mail::{Mail, ShardHandles},
     routes::{NodeBoot, Route},
     supervised,
@@ -39,7 +40,7 @@ pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         supervised::spawn_on(&runtime, "the stop of a replaced session", async move {
             if !try_stop(&cluster, &at, &session, STOP_ATTEMPTS_BACKGROUND).await {
-                tracing::warn!(peer = %at, "replaced session not stopped; giving up");
+                log_limited!(warn, peer = %at, "replaced session not stopped; giving up");
             }
         });
     }

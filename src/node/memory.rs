@@ -7,6 +7,7 @@ use crate::{
     budget::{self, Admission, CacheBudget, Pressure},
     config::LimitsConfig,
     ingest::intake::Intake,
+    log_limit::log_limited,
     mail::{Mail, ShardHandle},
     metrics::Metrics,
 };
@@ -55,13 +56,13 @@ impl MemoryWatch {
             metrics.ledger_cache.set(cache.used() as f64);
             metrics.memory_checks.increment(1);
             if pressure != before {
-                tracing::warn!(used, limit, ?pressure, "memory pressure changed");
+                log_limited!(warn, used, limit, ?pressure, "memory pressure changed");
                 before = pressure;
             }
             if pressure >= Pressure::Shed {
                 for shard in &shards {
                     if !shard.try_post(Mail::ShedMemory) {
-                        tracing::warn!("shard mailbox full; the shard does not shed memory this time");
+                        log_limited!(warn, "shard mailbox full; the shard does not shed memory this time");
                     }
                 }
             }

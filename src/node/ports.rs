@@ -27,7 +27,7 @@ use crate::{
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
     ports::Ports,
-    private, redis,
+    redis,
     routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{MemoryStore, PostgresOpenError, PostgresStore, Store},
@@ -120,8 +120,9 @@ pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
                  all nodes with `openssl rand -hex 32`, mode 600"
             );
         }
-        return auth::load_or_create_key(&config.node.data)
-            .with_context(|| format!("the data directory {} can't be used", config.node.data.display()));
+        return auth::load_or_create_key(&config.node.data).with_context(|| {
+            format!("the data directory {} (node.data) can't be used", config.node.data.display())
+        });
     }
     auth::read_key(shared).with_context(|| {
         format!(
@@ -129,25 +130,6 @@ pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
             shared.display()
         )
     })
-}
-
-/// Checks the files with secrets early, because some of them are read only once services answer.
-///
-/// # Errors
-/// A file can't be read, or every account may read it; the error names the setting.
-pub(super) fn check_secrets(config: &Config) -> anyhow::Result<()> {
-    let files = [
-        ("link.secret_file", &config.link.secret_file),
-        ("link.tls_key", &config.link.tls_key),
-        ("redis.password_file", &config.redis.password_file),
-        ("postgres.password_file", &config.postgres.password_file),
-        ("kafka.sasl_password_file", &config.kafka.sasl_password_file),
-        ("kafka.key_file", &config.kafka.key_file),
-    ];
-    for (key, file) in files.into_iter().filter(|(_, file)| !file.as_os_str().is_empty()) {
-        private::check(file).with_context(|| format!("{key} {}", file.display()))?;
-    }
-    Ok(())
 }
 
 /// Builds the ports of profile `single`: all in this process, log and store on its disk unless `node.store` is
@@ -290,5 +272,5 @@ pub(super) fn peer_address(config: &Config, listener: Option<&Listener>) -> Stri
 }
 
 fn link_settings(config: &Config) -> anyhow::Result<Settings> {
-    Settings::read(&config.link).map_err(|why| anyhow::anyhow!("link: {why}"))
+    Settings::read(&config.link).map_err(|why| anyhow::anyhow!(why))
 }

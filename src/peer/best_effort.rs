@@ -15,6 +15,7 @@ use crate::{
     directory::ShardSet,
     large_group::subscriber::RecordSource,
     link::BestEffortMessage,
+    log_limit::log_limited,
     mail::{Audience, Delivery, Item, Mail, Volatile},
 };
 
@@ -144,7 +145,7 @@ fn add(items: &mut BTreeMap<usize, Vec<Item>>, to: ShardSet, push: Option<Delive
 fn room_push(room: &ConversationId, push: &[u8]) -> Option<Delivery> {
     let decoded = pb::Push::decode(push).ok().filter(|decoded| decoded.conversation == room.as_str());
     let Some(decoded) = decoded else {
-        tracing::error!("undecodable room message from a peer; skipped");
+        log_limited!(error, "undecodable room message from a peer; skipped");
         return None;
     };
     Some(Delivery {
@@ -169,7 +170,7 @@ fn frame(bytes: &[u8], is_expected: impl Fn(&Body) -> bool) -> Option<Arc<PushFr
     let frame = pb::ServerFrame::decode(bytes).ok().filter(|frame| frame.id == 0);
     let frame = frame.filter(|frame| frame.body.as_ref().is_some_and(is_expected));
     if frame.is_none() {
-        tracing::error!("unexpected or undecodable frame from a peer; skipped");
+        log_limited!(error, "unexpected or undecodable frame from a peer; skipped");
     }
     frame.map(|frame| Arc::new(PushFrame::new(&frame)))
 }

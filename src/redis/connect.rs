@@ -1,6 +1,6 @@
 //! Connections to Redis: one server, the master named by sentinels, or a cluster; over RESP3, with TLS if configured.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{io, path::Path, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
@@ -18,7 +18,7 @@ use crate::{config, private};
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Unreadable file of the configuration.
-    #[error("redis.{key}: {path}: {error}")]
+    #[error("redis.{key} {path} can't be used: {error}")]
     File {
         /// Configuration key that names the file.
         key: &'static str,
@@ -162,7 +162,7 @@ fn login(config: &config::RedisConfig) -> Result<RedisConnectionInfo, ConnectErr
 }
 
 fn certificates(config: &config::RedisConfig) -> Result<Option<TlsCertificates>, ConnectError> {
-    let root_cert = read("tls_ca_file", &config.tls_ca_file, |path| fs::read(path))?;
+    let root_cert = read("tls_ca_file", &config.tls_ca_file, private::read_public)?;
     Ok(config.tls.then_some(TlsCertificates { client_tls: None, root_cert }))
 }
 

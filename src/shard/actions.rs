@@ -14,6 +14,7 @@ use super::{
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
+    log_limit::log_limited,
     login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
     net::io::Io,
@@ -263,13 +264,13 @@ impl<I: Io> Shard<I> {
                 if let Some(login) = &conn.login {
                     self.context.cluster.events.order_blocked(&login.route, expected);
                 }
-                tracing::info!(user, "chain blocked: expected id is overdue");
+                log_limited!(info, user, "chain blocked: expected id is overdue");
             }
             Alarm::OrderSkipped { .. } => {
                 self.context.metrics.order_skipped.increment(1);
-                tracing::info!(user, "chain continued; missing id skipped");
+                log_limited!(info, user, "chain continued; missing id skipped");
             }
-            Alarm::OrderWindowFull { .. } => tracing::info!(user, "chain hold full; reading paused"),
+            Alarm::OrderWindowFull { .. } => log_limited!(info, user, "chain hold full; reading paused"),
         }
     }
 

@@ -12,6 +12,7 @@ use tidegate_protocol::{Code, machine::session::SubmitAnswer};
 
 use super::{Shard, conn::Conn};
 use crate::{
+    log_limit::log_limited,
     login,
     mail::{ConnKey, Mail, Outdated, Reassert, Slice},
     net::io::Io,
@@ -74,7 +75,7 @@ impl<I: Io> Shard<I> {
             return;
         }
         let (key, route) = (conn.key, login.route.clone());
-        tracing::info!(user = %route.user, newest = it.newest, "send is void: ledger has a newer epoch; renewing");
+        log_limited!(info, user = %route.user, newest = it.newest, "send is void: ledger has a newer epoch; renewing");
         let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
         let work = login::renew(cluster, route, it.newest, shards);
         if let Some(done) = self.context.ask(work, move |done| Mail::EpochRenewed(key, done)) {

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     link::RoutedSession,
+    log_limit::log_limited,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     net::io::Io,
 };
@@ -200,7 +201,7 @@ impl<I: Io> Shard<I> {
             self.with_conn(slot, Self::reset);
         }
         if shed > 0 {
-            tracing::warn!(bytes = shed, "memory is short; closed the connections that hold the most");
+            log_limited!(warn, bytes = shed, "memory is short; closed the connections that hold the most");
         }
     }
 }

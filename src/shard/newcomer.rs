@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     budget::ConnectionPermit,
+    log_limit::log_limited,
     mail::{ConnKey, ShardHandle},
     net::io::Io,
 };
@@ -117,7 +118,7 @@ impl<I: Io> Shard<I> {
         hot.flags = 0;
         self.context.metrics.conns.increment(1.0);
         if let Err(error) = registered {
-            tracing::warn!(%error, "failed to register a socket with the poll; closing the connection");
+            log_limited!(warn, %error, "failed to register a socket with the poll; closing the connection");
             self.free(Box::new(conn));
             return None;
         }

@@ -52,6 +52,7 @@ use crate::{
     backoff::Backoff,
     bus::TopicId,
     config,
+    log_limit::log_limited,
     scratch::{Block, FloorError, Floors},
     supervised,
 };
@@ -170,7 +171,8 @@ impl Core {
             | PostgresError::NoTable(why) => StoreError::Unavailable(why),
             PostgresError::NoConnection(why) => StoreError::NoConnection(why),
             PostgresError::Damaged(why) => {
-                tracing::error!(
+                log_limited!(
+                    error,
                     why,
                     "invalid row in Postgres; its reader gets no data (see docs/postgres.md)"
                 );

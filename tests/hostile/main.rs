@@ -12,6 +12,7 @@ mod faults;
 mod flood;
 mod framing;
 mod handshake;
+mod logs;
 mod memory;
 mod ports;
 mod raw;

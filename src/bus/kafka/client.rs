@@ -38,7 +38,9 @@ pub(super) fn common(kafka: &KafkaConfig, cluster: Cluster) -> Result<ClientConf
     config.set("security.protocol", &kafka.security);
     if kafka.security.starts_with("sasl") {
         let file = &kafka.sasl_password_file;
-        let password = private::read(file).and_then(|it| String::from_utf8(it).map_err(io::Error::other));
+        let password = private::read(file).and_then(|it| {
+            String::from_utf8(it).map_err(|_| io::Error::other("it is not UTF-8; write the password as text"))
+        });
         let password = password.map_err(|error| unreadable_file("kafka.sasl_password_file", file, &error))?;
         config.set("sasl.mechanism", &kafka.sasl_mechanism).set("sasl.username", &kafka.sasl_username);
         config.set("sasl.password", password.trim_end_matches(['\r', '\n']));
@@ -65,7 +67,7 @@ pub(super) fn common(kafka: &KafkaConfig, cluster: Cluster) -> Result<ClientConf
 }
 
 fn unreadable_file(key: &str, file: &Path, error: &io::Error) -> KafkaRefusal {
-    KafkaRefusal::permanent(format!("{key}: {}: {error}", file.display()))
+    KafkaRefusal::permanent(format!("{key} {} can't be used: {error}", file.display()))
 }
 
 /// Returns the properties of a producer that writes each record once, in order, to all in-sync replicas, or reports an

@@ -29,6 +29,7 @@ use crate::{
     cluster::Cluster,
     delivery::{local::LocalDispatcher, trace_steps},
     directory::Directory,
+    log_limit::log_limited,
     mail::{Audience, ConnKey, Delivery},
     metrics::Metrics,
     routes::RoutesError,
@@ -238,7 +239,7 @@ impl SubscriberTask {
 
     async fn on_record(&mut self, record: Bytes, from: RecordSource) {
         let Ok(fan_out) = pb::FanOut::decode(record) else {
-            tracing::error!("undecodable node-topic record; skipped");
+            log_limited!(error, "undecodable node-topic record; skipped");
             return;
         };
         if fan_out.conversation.is_empty() {

@@ -5,7 +5,7 @@
 //! first, so an impostor gains nothing usable, and a recorded stream can't be replayed. The rest of the stream is as
 //! safe as its transport: without TLS, an attacker on the network path can alter it.
 
-use std::{fmt, path::Path};
+use std::fmt;
 
 use aws_lc_rs::hmac;
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use tidegate_protocol::{
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use crate::{private, routes::NodeBoot};
+use crate::routes::NodeBoot;
 
 /// Version of the link protocol that this node implements.
 const LINK_VERSION: u32 = 1;
@@ -42,15 +42,6 @@ impl Secret {
             return Err(format!("shared secret has fewer than {SECRET_BYTES_MIN} bytes; use a longer one"));
         }
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, bytes)))
-    }
-
-    /// Reads the secret from a file, and trims surrounding white space.
-    ///
-    /// # Errors
-    /// The file can't be read or is open to every account, or the secret is too short; the text names the file.
-    pub fn read(file: &Path) -> Result<Self, String> {
-        let text = private::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-        Self::new(text.trim_ascii()).map_err(|error| format!("{}: {error}", file.display()))
     }
 }
 

@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     link::{LeaseStatus, Link, LinkError},
+    log_limit::log_limited,
     metrics::Metrics,
     routes::NodeBoot,
     supervised,
@@ -160,7 +161,7 @@ impl StreamServer {
             Ok(peer) => peer,
             Err(status) => {
                 self.metrics.link_refused.increment(1);
-                tracing::warn!(why = status.message(), "link caller refused");
+                log_limited!(warn, why = status.message(), "link caller refused");
                 return status;
             }
         };
@@ -277,7 +278,7 @@ impl StreamServer {
 
 /// Returns the answers that this version can decode. The client of any other gets *unknown* after its timeout.
 fn readable_answers(sent: pb::LinkAnswers) -> Vec<crate::link::Answer> {
-    let warn = |error: &Malformed| tracing::warn!(%error, "undecodable answer dropped");
+    let warn = |error: &Malformed| log_limited!(warn, %error, "undecodable answer dropped");
     sent.answers.into_iter().filter_map(|answer| convert::answer(answer).inspect_err(warn).ok()).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Connections to Postgres: address, login, TLS, and the settings of each session.
 
-use std::{fs, io, path::Path, sync::Arc, time::Duration};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Pool, PoolConfig, QueueMode, RecyclingMethod, Runtime, Timeouts,
@@ -28,7 +28,7 @@ const ENSURE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', fals
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresOpenError {
     /// A file named in the configuration can't be used.
-    #[error("postgres.{key}: {path}: {error}")]
+    #[error("postgres.{key} {path} can't be used: {error}")]
     File {
         /// Configuration key that names the file.
         key: &'static str,
@@ -182,7 +182,7 @@ fn session(settings: &config::PostgresConfig) -> String {
 
 fn tls(authority: &Path) -> Result<MakeRustlsConnect, PostgresOpenError> {
     let mut roots = RootCertStore::empty();
-    match read("tls_ca_file", authority, |path| fs::read(path))? {
+    match read("tls_ca_file", authority, private::read_public)? {
         Some(pem) => {
             let refused = |error: String| PostgresOpenError::File {
                 key: "tls_ca_file",
@@ -194,7 +194,7 @@ fn tls(authority: &Path) -> Result<MakeRustlsConnect, PostgresOpenError> {
                 roots.add(certificate).map_err(|error| refused(error.to_string()))?;
             }
             if roots.is_empty() {
-                return Err(refused("no certificate in it".to_owned()));
+                return Err(refused("no certificate in it; name a PEM file with one".to_owned()));
             }
         }
         None => {

@@ -8,6 +8,7 @@ use tokio::time::{self, Instant};
 use super::{GroupHead, JobResult, MAINTENANCE_INTERVAL, SubscriberTask};
 use crate::{
     large_group::subscriber::{Groups, INTEREST_GENERATION, RecordSource},
+    log_limit::log_limited,
     mail::Audience,
     routes::RoutesError,
     supervised,
@@ -34,7 +35,10 @@ const GROUPS_PAGE: usize = 500;
 impl SubscriberTask {
     /// Handles a gap: any record may have been missed.
     pub(super) fn on_gap(&mut self) {
-        tracing::warn!("records of large groups lost; checking the heads of all groups with local members");
+        log_limited!(
+            warn,
+            "records of large groups lost; checking the heads of all groups with local members"
+        );
         self.metrics.node_topic_gaps.increment(1);
         self.groups.values_mut().for_each(|state| state.check_head = true);
         // A lost record may have made a group large.

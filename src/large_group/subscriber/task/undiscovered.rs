@@ -7,6 +7,7 @@ use tidegate_protocol::id::ConversationId;
 
 use super::{GroupHead, JobResult, SubscriberTask};
 use crate::{
+    log_limit::log_limited,
     mail::Audience,
     store::{Store, StoreError},
     supervised,
@@ -64,7 +65,7 @@ impl SubscriberTask {
             let seq = head.map(|head| head.seq);
             match seq {
                 Some(seq) if self.ensure_state(&group, seq, seq).await.is_ok() => {
-                    tracing::info!(%group, "group became large in a record that this node missed; tracking it");
+                    log_limited!(info, %group, "group became large in a record that this node missed; tracking it");
                     self.metrics.behind.increment(1);
                     self.out.behind(&group, seq, Audience::Members);
                 }
