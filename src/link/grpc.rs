@@ -26,6 +26,7 @@ use crate::{
 mod call_queue;
 mod connection_limit;
 mod convert;
+mod first_messages;
 mod handshake;
 mod listener;
 mod peer;

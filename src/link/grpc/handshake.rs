@@ -17,12 +17,17 @@ use tidegate_protocol::{
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
+use super::connection_limit::Authenticated;
 use crate::{private, routes::NodeBoot};
 
 /// Version of the link protocol that this node implements.
 const LINK_VERSION: u32 = 1;
 const NONCE_BYTES: usize = 32;
 const SECRET_BYTES_MIN: usize = 16;
+
+/// Minimum length of a secret in a file. The called peer proves the secret to every caller, so anybody who reaches the
+/// port can try out guesses without asking again; a secret of this length that was made at random can't be guessed.
+const SECRET_FILE_BYTES_MIN: usize = 32;
 
 /// Labels of the two proofs, so that neither can be sent back as the other.
 const CALLER_LABEL: &[u8] = b"tidegate link caller";
@@ -47,10 +52,19 @@ impl Secret {
     /// Reads the secret from a file, and trims surrounding white space.
     ///
     /// # Errors
-    /// The file can't be read or is open to every account, or the secret is too short; the text names the file.
+    /// The file can't be read or is open to every account, or the secret has fewer than 32 bytes; the text names the
+    /// file, the setting and the cure.
     pub fn read(file: &Path) -> Result<Self, String> {
-        let text = private::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-        Self::new(text.trim_ascii()).map_err(|error| format!("{}: {error}", file.display()))
+        let at = |error: String| format!("{}: {error}", file.display());
+        let text = private::read(file).map_err(|error| at(error.to_string()))?;
+        let secret = text.trim_ascii();
+        if secret.len() < SECRET_FILE_BYTES_MIN {
+            return Err(at(format!(
+                "the secret of link.secret_file has fewer than {SECRET_FILE_BYTES_MIN} bytes and may be guessed: write \
+                 a random one to the file, `openssl rand -hex 32`, the same for all nodes"
+            )));
+        }
+        Self::new(secret).map_err(at)
     }
 }
 
@@ -117,12 +131,14 @@ pub(super) async fn initiate(
     }
 }
 
-/// Runs the called peer's side of the handshake, and returns the caller.
+/// Runs the called peer's side of the handshake, and returns the caller. Sets `authenticated` before the caller can
+/// know that it is accepted, so that its first calls are within the limits of a peer.
 pub(super) async fn accept(
     me: &NodeBoot,
     secret: Option<&Secret>,
     requests: &mut Streaming<pb::ExchangeRequest>,
     responses: &mpsc::Sender<Result<pb::ExchangeResponse, Status>>,
+    authenticated: &Authenticated,
 ) -> Result<NodeBoot, Status> {
     let out_of_order = || Status::invalid_argument("the handshake must be hello, then proof");
     let closed = || Status::cancelled("the caller closed the stream");
@@ -152,6 +168,7 @@ pub(super) async fn accept(
     if hello.to.as_ref().and_then(node_boot).as_ref() != Some(me) {
         return Err(Status::not_found("another run of that node is at this address"));
     }
+    authenticated.set();
     let response = pb::ExchangeResponse { step: Some(ResponseStep::Ready(pb::LinkReady {})) };
     responses.send(Ok(response)).await.map_err(|_| closed())?;
     Ok(from)
@@ -230,5 +247,25 @@ mod tests {
         let secret = Secret::new(b"sixteen letters.").unwrap();
         assert!(!format!("{secret:?}").contains("letters"));
         assert!(Secret::new(b"fifteen letters").is_err());
+    }
+
+    #[test]
+    fn x15_short_secret_in_a_file_is_refused_with_its_cure() {
+        let folder = std::env::temp_dir().join(format!("x15-{}", std::process::id()));
+        private::create_dir_all(&folder).unwrap();
+        let file = folder.join("link.secret");
+        let read = |secret: String| {
+            let mut opened = private::options().create(true).truncate(true).open(&file).unwrap();
+            std::io::Write::write_all(&mut opened, secret.as_bytes()).unwrap();
+            Secret::read(&file)
+        };
+        // White space does not count.
+        let refused = read(format!("  {}\n", "s".repeat(31))).unwrap_err();
+        for part in ["link.secret:", "link.secret_file", "32 bytes", "`openssl rand -hex 32`"] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        assert!(!refused.contains("sss"), "{refused}");
+        assert!(read(format!("{}\n", "s".repeat(32))).is_ok());
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }
