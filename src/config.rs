@@ -152,7 +152,8 @@ pub struct LimitsConfig {
     pub small_group_max: usize,
     /// Largest content of a signal, in bytes.
     pub signal_bytes_max: usize,
-    /// Signals per second and connection, also all at once; more are dropped. 0: none are accepted.
+    /// Signals per second and connection, also all at once, and twice as many of a user on a node; more are dropped.
+    /// 0: none are accepted.
     pub signals_per_second: u32,
     /// Logins per second from one IPv4 address or one IPv6 /64; loopback is exempt. 0: no limit.
     pub address_logins_per_second: u32,

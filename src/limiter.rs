@@ -47,6 +47,8 @@ pub struct RateLimits {
     pub queries: u32,
     /// Messages per second of one user.
     pub sends: u32,
+    /// Signals per second of one user.
+    pub signals: u32,
     /// Direct conversations per minute that one user writes to first.
     pub new_conversations: u32,
 }
@@ -67,6 +69,7 @@ struct Stripe {
     joins: Option<RateTable>,
     queries: Option<RateTable>,
     sends: Option<RateTable>,
+    signals: Option<RateTable>,
     conversations: Option<NewConversations>,
 }
 
@@ -136,6 +139,18 @@ impl Limiter {
         }
         let key = self.hasher.hash_one(user.as_str());
         self.hit(key, key, now, |stripe| &mut stripe.queries)
+    }
+
+    /// Counts a signal.
+    ///
+    /// # Errors
+    /// The limit of the user is reached.
+    pub fn signal(&self, user: &UserId, now: Time) -> Result<(), Wait> {
+        if self.limits.signals == 0 {
+            return Ok(());
+        }
+        let key = self.hasher.hash_one(user.as_str());
+        self.hit(key, key, now, |stripe| &mut stripe.signals)
     }
 
     /// Counts a message, and the direct conversation if it is new: if the user has not written to it lately, or if
@@ -225,6 +240,7 @@ impl Stripe {
             joins: per_second(limits.joins),
             queries: per_second(limits.queries),
             sends: per_second(limits.sends),
+            signals: per_second(limits.signals),
             conversations: table(limits.new_conversations, Duration::from_secs(60))
                 .map(|table| NewConversations { table, known: RecentKeys::new(PAIRS_MAX / STRIPES) }),
         }

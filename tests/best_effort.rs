@@ -229,6 +229,30 @@ fn signals_reach_members_on_other_nodes_only() {
 }
 
 #[test]
+fn x21_group_signal_goes_to_the_nodes_of_its_members_only() {
+    let (mesh, _) = mesh(4);
+    let tea = mesh.group("tea", &["ann", "bob", "cid"]);
+    let (mut ann, mut bob, mut dan) = (
+        mesh.login(0, Wire::Tcp, "ann", "phone"),
+        mesh.login(1, Wire::Tcp, "bob", "phone"),
+        mesh.login(2, Wire::Tcp, "dan", "phone"),
+    );
+    let calls = || mesh.node(0).link.calls("send_best_effort");
+    let before = calls();
+    for n in 1..=5 {
+        ann.expect_done(ask::signal(&tea, "typing", ""));
+        assert_eq!(bob.expect_signal().conversation, tea);
+        assert_eq!(calls() - before, n, "only the node of bob is called");
+    }
+    // While the routes may be incomplete, all of them are, and still only members get the signal.
+    mesh.set_peers(true, 0);
+    ann.expect_done(ask::signal(&tea, "typing", ""));
+    assert_eq!(bob.expect_signal().conversation, tea);
+    eventually("all nodes are called", || (calls() - before == 5 + 3).then_some(()));
+    assert_silent(&mut [&mut ann, &mut dan]);
+}
+
+#[test]
 fn removed_member_gets_no_signal_on_an_outdated_node() {
     let mesh = Mesh::start(2, &(Arc::new(ClockNumbers::new(|| 1)) as Arc<dyn Numbers>));
     let tea = mesh.group("tea", &["ann", "bob", "cid"]);

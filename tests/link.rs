@@ -4,13 +4,18 @@
 #[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
 #[path = "support/port.rs"]
 mod port;
+#[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it")]
+#[path = "golden/link/raw.rs"]
+mod raw;
+#[path = "link/strangers.rs"]
+mod strangers;
 #[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
 #[path = "support/time.rs"]
 mod time;
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -31,7 +36,10 @@ use tidegate::{
     trace::{Facts, Step, TraceEvent, TraceFilter},
 };
 use tidegate_protocol::{id::NodeId, machine::ledger::Outcome};
-use tokio::{net::TcpStream, sync::Semaphore};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    sync::Semaphore,
+};
 use tonic::transport::Endpoint;
 
 /// Far above any duration here; nothing is timed.
@@ -285,6 +293,13 @@ async fn address_of_another_node_or_of_none_is_no_peer() {
     }
 }
 
+/// Connects from an address of this machine other than the usual one.
+async fn connect_from(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((from, 0).into()).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
 /// Whether the other side has closed the stream, after any output.
 fn is_closed(stream: &TcpStream) -> bool {
     let mut said = [0; 64];
@@ -294,49 +309,6 @@ fn is_closed(stream: &TcpStream) -> bool {
             Ok(_) => {}
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         }
-    }
-}
-
-#[tokio::test]
-async fn surplus_connections_are_closed_until_permits_are_free() {
-    let (there, end) = (node("there", 1), Arc::new(End::default()));
-    let listener = listen(there.clone(), &end, open());
-    let mut strangers = Vec::new();
-    for _ in 0..300 {
-        strangers.push(TcpStream::connect(listener.address()).await.unwrap());
-    }
-    let closed = async || strangers.iter().filter(|it| is_closed(it)).count();
-    eventually("the surplus connections are closed", async || closed().await == 300 - 256).await;
-    let link = caller(open(), &[(there.clone(), listener.address())]);
-    assert!(call(&link, &there).await.is_err());
-    assert_eq!(closed().await, 300 - 256, "no other connection was closed for it");
-    drop(strangers);
-    eventually("a peer connects", async || call(&link, &there).await.is_ok()).await;
-}
-
-#[tokio::test]
-async fn unauthenticated_callers_lose_their_permits_to_peers() {
-    let ours = Authority::new();
-    let secure = || with(ours.node("127.0.0.1", &ours));
-    for (there, here) in [(open(), open()), (secure(), secure())] {
-        let (peer, end) = (node("there", 1), Arc::new(End::default()));
-        let quick = Settings { handshake: Duration::from_secs(1), ..there };
-        let listener = listen(peer.clone(), &end, quick);
-        let at = listener.address();
-        let (mut silent, mut idle) = (Vec::new(), Vec::new());
-        for _ in 0..150 {
-            silent.push(TcpStream::connect(at).await.unwrap());
-            // These speak HTTP/2, answer its pings and open no stream, without TLS.
-            idle.push(Endpoint::from_shared(format!("http://{at}")).unwrap().connect().await);
-        }
-        // No idle caller leaves: connection permits are free because the handshake timeout of their holders has passed.
-        let link = caller(here, &[(peer.clone(), at)]);
-        eventually("a peer connects", async || call(&link, &peer).await.is_ok()).await;
-        eventually("the silent connections are closed", async || silent.iter().all(is_closed)).await;
-        // A caller after the peer is closed in turn, and the peer is not.
-        let late = TcpStream::connect(at).await.unwrap();
-        eventually("the late connection is closed", async || is_closed(&late)).await;
-        assert_eq!(call(&link, &peer).await, Ok(()));
     }
 }
 

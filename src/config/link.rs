@@ -16,8 +16,9 @@ pub struct LinkConfig {
     pub listen: SocketAddr,
     /// Address at which peers reach this node, as host:port. Empty: the listen address.
     pub advertise: String,
-    /// File with the secret that all nodes share and prove to each other, at least 16 bytes. Empty: none. The secret
-    /// does not encrypt; use certificates on a network that others can read or change.
+    /// File with the secret that all nodes share and prove to each other, at least 32 random bytes, such as those of
+    /// `openssl rand -hex 32`. Empty: none. The secret does not encrypt; use certificates on a network that others can
+    /// read or change.
     pub secret_file: PathBuf,
     /// Certificate of this node (PEM), valid for link.tls_name, or for the advertised host without one. Encrypts the
     /// link, and peers must present certificates too. Empty: none.

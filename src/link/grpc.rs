@@ -26,6 +26,7 @@ use crate::{
 mod call_queue;
 mod connection_limit;
 mod convert;
+mod first_messages;
 mod handshake;
 mod listener;
 mod peer;
@@ -88,10 +89,9 @@ impl Settings {
             by(path).map_err(|error| format!("link.{key} {} can't be used: {error}", path.display()))
         };
         let secret = if is_set(&section.secret_file) {
-            // White space around the secret is no part of it.
             let text = read("secret_file", &section.secret_file, private::read)?;
             let at = |why| format!("link.secret_file {} can't be used: {why}", section.secret_file.display());
-            Some(Secret::new(text.trim_ascii()).map_err(at)?)
+            Some(Secret::from_file_text(&text).map_err(at)?)
         } else {
             None
         };

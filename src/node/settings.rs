@@ -111,6 +111,10 @@ pub(super) fn shard_count(config: &Config) -> usize {
     }
 }
 
+/// Signals of a user, as a multiple of those of a connection: as many as one connection may send in any second, in a
+/// burst and after it.
+const SIGNALS_OF_USER: u32 = 2;
+
 fn rate_limits(limits: &LimitsConfig) -> RateLimits {
     RateLimits {
         address_logins: limits.address_logins_per_second,
@@ -118,6 +122,7 @@ fn rate_limits(limits: &LimitsConfig) -> RateLimits {
         joins: limits.joins_per_second,
         queries: limits.queries_per_second,
         sends: limits.sends_per_second,
+        signals: limits.signals_per_second.saturating_mul(SIGNALS_OF_USER),
         new_conversations: limits.new_conversations_per_minute,
     }
 }

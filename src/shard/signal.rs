@@ -48,6 +48,12 @@ impl<I: Io> Shard<I> {
         conversation: ConversationId,
         signal: pb::Signal,
     ) {
+        if let Some(login) = &conn.login
+            && let Err(wait) = self.context.limiter.signal(&login.route.user, self.now)
+        {
+            self.context.metrics.signals_dropped.increment(1);
+            return conn.session.signal_limited(id, wait, &mut self.buffers.actions);
+        }
         let audience = match conversation.kind() {
             ConversationKind::Direct(a, b) => {
                 let both = [a, b].into_iter().take(if a == b { 1 } else { 2 });
@@ -158,11 +164,7 @@ impl<I: Io> Shard<I> {
                     best_effort.signal_to_users(&volatile.conversation, users, &volatile.frame);
                 }
                 (_, Some(members)) => {
-                    best_effort.signal_to_group(
-                        &volatile.conversation,
-                        members.iter().cloned(),
-                        &volatile.frame,
-                    );
+                    best_effort.signal_to_group(&volatile.conversation, members, &volatile.frame);
                 }
                 _ => {}
             }

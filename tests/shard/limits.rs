@@ -212,3 +212,23 @@ fn x1_new_conversations_of_a_user_are_limited() {
     }
     assert_eq!(ask_for(&mut shards, 0, &mut phone, to("fred", 0)), Ok(()));
 }
+
+#[test]
+fn x21_signals_of_a_user_are_limited_on_all_shards_together() {
+    let rates = RateLimits { signals: 3, ..RateLimits::default() };
+    let (mut shards, [mut phone, mut laptop], mut other) = two_shards(rates);
+    let signal = || ask::signal("bob", "typing", "");
+    for _ in 0..2 {
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, signal()), Ok(()));
+    }
+    assert_eq!(ask_for(&mut shards, 1, &mut laptop, signal()), Ok(()));
+    for _ in 0..2 {
+        assert_eq!(ask_for(&mut shards, 1, &mut laptop, signal()), Err(1_001 * MS));
+        assert_eq!(ask_for(&mut shards, 0, &mut phone, signal()), Err(1_001 * MS));
+    }
+    let received = |frame: &pb::ServerFrame| matches!(frame.body, Some(ServerBody::Signal(_)));
+    assert_eq!(ask_for(&mut shards, 1, &mut other, ask::signal("ann", "typing", "")), Ok(()), "another user");
+    assert_eq!(other.inbox.iter().filter(|frame| received(frame)).count(), 3, "the others were dropped");
+    shards.now = shards.now + 1_001 * MS;
+    assert_eq!(ask_for(&mut shards, 0, &mut phone, signal()), Ok(()));
+}

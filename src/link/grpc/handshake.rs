@@ -17,12 +17,17 @@ use tidegate_protocol::{
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
+use super::connection_limit::Authenticated;
 use crate::routes::NodeBoot;
 
 /// Version of the link protocol that this node implements.
 const LINK_VERSION: u32 = 1;
 const NONCE_BYTES: usize = 32;
 const SECRET_BYTES_MIN: usize = 16;
+
+/// Minimum length of a secret in a file. The called peer proves the secret to every caller, so anybody who reaches the
+/// port can try out guesses without asking again; a secret of this length that was made at random can't be guessed.
+const SECRET_FILE_BYTES_MIN: usize = 32;
 
 /// Labels of the two proofs, so that neither can be sent back as the other.
 const CALLER_LABEL: &[u8] = b"tidegate link caller";
@@ -42,6 +47,21 @@ impl Secret {
             return Err(format!("shared secret has fewer than {SECRET_BYTES_MIN} bytes; use a longer one"));
         }
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, bytes)))
+    }
+
+    /// Creates the secret from the text of its file, without surrounding white space.
+    ///
+    /// # Errors
+    /// The secret has fewer than 32 bytes; the text says what to do.
+    pub fn from_file_text(text: &[u8]) -> Result<Self, String> {
+        let secret = text.trim_ascii();
+        if secret.len() < SECRET_FILE_BYTES_MIN {
+            return Err(format!(
+                "the secret has fewer than {SECRET_FILE_BYTES_MIN} bytes and may be guessed; write a random one to the \
+                 file, `openssl rand -hex 32`, the same for all nodes"
+            ));
+        }
+        Self::new(secret)
     }
 }
 
@@ -108,12 +128,14 @@ pub(super) async fn initiate(
     }
 }
 
-/// Runs the called peer's side of the handshake, and returns the caller.
+/// Runs the called peer's side of the handshake, and returns the caller. Sets `authenticated` before the caller can
+/// know that it is accepted, so that its first calls are within the limits of a peer.
 pub(super) async fn accept(
     me: &NodeBoot,
     secret: Option<&Secret>,
     requests: &mut Streaming<pb::ExchangeRequest>,
     responses: &mpsc::Sender<Result<pb::ExchangeResponse, Status>>,
+    authenticated: &Authenticated,
 ) -> Result<NodeBoot, Status> {
     let out_of_order = || Status::invalid_argument("the handshake must be hello, then proof");
     let closed = || Status::cancelled("the caller closed the stream");
@@ -143,6 +165,7 @@ pub(super) async fn accept(
     if hello.to.as_ref().and_then(node_boot).as_ref() != Some(me) {
         return Err(Status::not_found("another run of that node is at this address"));
     }
+    authenticated.set();
     let response = pb::ExchangeResponse { step: Some(ResponseStep::Ready(pb::LinkReady {})) };
     responses.send(Ok(response)).await.map_err(|_| closed())?;
     Ok(from)
@@ -221,5 +244,17 @@ mod tests {
         let secret = Secret::new(b"sixteen letters.").unwrap();
         assert!(!format!("{secret:?}").contains("letters"));
         assert!(Secret::new(b"fifteen letters").is_err());
+    }
+
+    #[test]
+    fn x15_short_secret_in_a_file_is_refused_with_its_cure() {
+        let read = |secret: String| Secret::from_file_text(secret.as_bytes());
+        // White space does not count.
+        let refused = read(format!("  {}\n", "s".repeat(31))).unwrap_err();
+        for part in ["32 bytes", "`openssl rand -hex 32`"] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        assert!(!refused.contains("sss"), "{refused}");
+        assert!(read(format!("{}\n", "s".repeat(32))).is_ok());
     }
 }

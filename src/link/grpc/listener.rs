@@ -7,7 +7,7 @@ use tidegate_protocol::pb::{
     self, exchange_request::Step as RequestStep, exchange_response::Step as ResponseStep,
     link_call::Body as Call, link_reply::Body as Reply,
 };
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tonic::{
     Status, Streaming,
     transport::{Server, server::TcpIncoming},
@@ -15,7 +15,7 @@ use tonic::{
 
 use super::{
     Settings,
-    connection_limit::{Authenticated, CONNECTIONS_MAX, PermittedConnection},
+    connection_limit::{Authenticated, ConnectionLimit},
     convert::{self, Malformed},
     handshake,
     peer::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES},
@@ -39,14 +39,14 @@ const QUEUED_REPLY_FRAMES_MAX: usize = 2;
 /// Limit on the streams of one connection; a peer opens three.
 const STREAMS_MAX: u32 = 8;
 
+/// Limit on the headers of a stream; a peer sends a few hundred bytes.
+const HEADER_BYTES_MAX: u32 = 8 * 1024;
+
 /// Server end of the link. Dropping it disconnects the peers.
 pub struct Listener {
     address: SocketAddr,
     stop: watch::Sender<bool>,
 }
-
-/// Limit on concurrent handshakes; further callers are refused and may retry.
-const UNAUTHENTICATED_MAX: usize = 32;
 
 /// Dependencies shared by all streams of the listener.
 #[derive(Clone)]
@@ -56,7 +56,6 @@ struct StreamServer {
     settings: Arc<Settings>,
     metrics: Metrics,
     stop: watch::Receiver<bool>,
-    unauthenticated: Arc<Semaphore>,
 }
 
 type RequestStream = Streaming<pb::ExchangeRequest>;
@@ -79,6 +78,7 @@ impl Listener {
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_concurrent_streams(STREAMS_MAX)
+            .http2_max_header_list_size(HEADER_BYTES_MAX)
             .http2_keepalive_interval(Some(settings.handshake))
             .http2_keepalive_timeout(Some(settings.handshake));
         if let Some(tls) = &settings.tls {
@@ -91,15 +91,13 @@ impl Listener {
         let incoming = TcpIncoming::bind(address)?.with_nodelay(Some(true));
         let address = incoming.local_addr()?;
         let (stop, stopped) = watch::channel(false);
-        let unauthenticated = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
         let (settings, stop_streams) = (Arc::new(settings), stopped.clone());
-        let streams = StreamServer { me, handler, settings, metrics, stop: stop_streams, unauthenticated };
+        let streams = StreamServer { me, handler, settings, metrics, stop: stop_streams };
         supervised::spawn("the link listener", async move {
-            let (permits, metrics) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), streams.metrics.clone());
-            let handshake = streams.settings.handshake;
+            let metrics = streams.metrics.clone();
+            let limit = ConnectionLimit::new(streams.settings.handshake, metrics.clone());
             let incoming = incoming.filter_map(move |accepted| {
-                let acquire = |stream| PermittedConnection::acquire(stream, &permits, handshake, &metrics);
-                let permitted = accepted.map(acquire).transpose();
+                let permitted = accepted.map(|stream| limit.admit(stream)).transpose();
                 if permitted.is_none() {
                     metrics.link_refused.increment(1);
                 }
@@ -157,7 +155,7 @@ impl StreamServer {
         responses: &ResponseSender,
         authenticated: &Authenticated,
     ) -> Status {
-        let peer = match self.handshake(&mut requests, responses).await {
+        let peer = match self.handshake(&mut requests, responses, authenticated).await {
             Ok(peer) => peer,
             Err(status) => {
                 self.metrics.link_refused.increment(1);
@@ -165,7 +163,6 @@ impl StreamServer {
                 return status;
             }
         };
-        authenticated.set();
         tracing::debug!(peer = %peer.node, boot = peer.boot, "link stream opened by a peer");
         match self.serve_calls(&peer, &mut requests, responses).await {
             Ok(()) => Status::ok("the caller closed the stream"),
@@ -177,10 +174,12 @@ impl StreamServer {
         &self,
         requests: &mut RequestStream,
         responses: &ResponseSender,
+        authenticated: &Authenticated,
     ) -> Result<NodeBoot, Status> {
-        let too_many = |_| Status::resource_exhausted("too many concurrent handshakes");
-        let _permit = self.unauthenticated.try_acquire().map_err(too_many)?;
-        let accepted = handshake::accept(&self.me, self.settings.secret.as_ref(), requests, responses);
+        let too_many = || Status::resource_exhausted("too many concurrent handshakes");
+        let _permit = authenticated.begin_handshake().ok_or_else(too_many)?;
+        let secret = self.settings.secret.as_ref();
+        let accepted = handshake::accept(&self.me, secret, requests, responses, authenticated);
         let late = |_| Err(Status::deadline_exceeded("the handshake timed out"));
         tokio::time::timeout(self.settings.handshake, accepted).await.unwrap_or_else(late)
     }

@@ -22,7 +22,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::connection_limit::Authenticated;
+use super::{connection_limit::Authenticated, first_messages::FirstMessages};
 
 /// Limit on a message sent or received. It bounds a single large call; frames of several calls are far smaller.
 pub(super) const MESSAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
@@ -82,6 +82,9 @@ impl<L: StreamHandler> Service<http::Request<Body>> for LinkServer<L> {
             if request.uri().path() != METHOD_PATH {
                 return Ok(Status::unimplemented("no such method; call LinkService/Exchange").into_http());
             }
+            // Before tonic reads a byte of the body.
+            let authenticated = request.extensions().get::<Authenticated>().cloned().unwrap_or_default();
+            let request = request.map(|body| Body::new(FirstMessages::new(body, authenticated)));
             let mut server = Server::new(ProstCodec::<pb::ExchangeResponse, pb::ExchangeRequest>::default())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX);

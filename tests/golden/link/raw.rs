@@ -93,15 +93,29 @@ fn stream_of(from: mpsc::Receiver<Bytes>) -> impl Stream<Item = Bytes> + Send + 
     stream::unfold(from, async |mut from| from.recv().await.map(|message| (message, from)))
 }
 
-/// Opens a stream to a listener.
-pub(crate) async fn open(address: SocketAddr) -> Lane {
+/// Connects to a listener.
+pub(crate) async fn connect(address: SocketAddr) -> Channel {
     let channel = Channel::from_shared(format!("http://{address}")).expect("a valid address");
-    let mut client = Client::new(channel.connect().await.expect("somebody listens"));
+    channel.connect().await.expect("somebody listens")
+}
+
+/// Opens a stream on a connection of its own.
+pub(crate) async fn open(address: SocketAddr) -> Lane {
+    open_on(connect(address).await, "").await.expect("a lane")
+}
+
+/// Opens a stream on a connection, with that text in a header.
+pub(crate) async fn open_on(channel: Channel, header: &str) -> Result<Lane, Status> {
+    let mut client = Client::new(channel);
     client.ready().await.expect("the channel is connected");
     let (to, sent) = mpsc::channel(WAITING);
     let method = http::uri::PathAndQuery::from_static(METHOD);
-    let lane = client.streaming(Request::new(stream_of(sent)), method, Plain).await.expect("a lane");
-    Lane { to, from: lane.into_inner() }
+    let mut request = Request::new(stream_of(sent));
+    if !header.is_empty() {
+        request.metadata_mut().insert("x-text", header.parse().expect("the text of a header"));
+    }
+    let lane = client.streaming(request, method, Plain).await?;
+    Ok(Lane { to, from: lane.into_inner() })
 }
 
 /// Listener that passes each stream, with its number from 0, to a task of its own.

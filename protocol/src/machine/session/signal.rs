@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Code, Time,
     id::{ConversationId, ConversationKind, check_id},
-    pb,
+    pb::{self, server_frame::Body as ServerBody},
 };
 use prost::Message;
 use std::time::Duration;
@@ -33,6 +33,14 @@ impl Session {
                 self.done(id, out);
             }
             Err((code, message)) => self.refuse(id, code, message, limits, out),
+        }
+    }
+
+    /// Handles that a signal was dropped because a rate limit of its user is reached. Only a signal that asks for an
+    /// answer gets one.
+    pub fn signal_limited(&mut self, id: u64, wait: Duration, out: &mut Vec<Action>) {
+        if id != 0 && matches!(self.state, State::Live | State::Leaving { .. }) {
+            self.push_frame(id, ServerBody::Error(Code::RateLimited.error_after("", wait)), out);
         }
     }
 

@@ -108,7 +108,7 @@ pub enum Action {
         /// Room to join.
         room: RoomId,
     },
-    /// Check whether the connection may signal there, forward the signal, then call `signalled`.
+    /// Check whether the connection may signal there, forward the signal, then call `signalled`; or `signal_limited`.
     Signal {
         /// Id of the frame to answer.
         id: u64,
