@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tidegate_protocol::id::{DeviceId, MsgId, UserId};
+use tidegate_protocol::id::{DeviceId, UserId};
 
+mod chain;
 mod faulty;
 mod memory;
 mod numbers;
@@ -12,39 +13,12 @@ mod redis;
 mod redis_numbers;
 
 pub use self::{
+    chain::{ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX},
     memory::MemoryScratch,
     numbers::{Block, ClockNumbers, FloorError, Floors, MemoryFloors, Numbers},
     redis::RedisScratch,
     redis_numbers::RedisNumbers,
 };
-
-/// Limit on the stored done ids of a chain, and on the skipped ones: the largest number in flight (SPEC section 6).
-pub const DONE_IDS_MAX: usize = 256;
-
-/// State of a device's nextId chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChainState {
-    /// Epoch of the connection that saved the state; an older connection never overwrites a newer one's state.
-    pub epoch: u64,
-    /// Id of the device's next chained message.
-    pub expected: MsgId,
-    /// Ids released last, oldest first, whose retries are acked and never held. The oldest beyond [`DONE_IDS_MAX`] are
-    /// dropped.
-    pub done: Vec<MsgId>,
-    /// Ids skipped last, oldest first, which are permanently refused. The oldest beyond [`DONE_IDS_MAX`] are dropped.
-    pub skipped: Vec<MsgId>,
-}
-
-/// Chain state of one device, to be saved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChainSave {
-    /// User of the device.
-    pub user: UserId,
-    /// Device of the chain.
-    pub device: DeviceId,
-    /// Current state of the chain.
-    pub state: ChainState,
-}
 
 /// Rate-limit rule: at most `limit` hits of `key` within any `window`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,9 +59,17 @@ pub enum ScratchError {
 /// Store of state that may be lost.
 #[async_trait]
 pub trait Scratch: Send + Sync {
-    /// Saves chain states, each independently. A state with an older epoch than the saved one changes nothing and is no
-    /// error. Among equal epochs the last call wins, so a caller saves one device's states one after the other.
+    /// Saves whole chain states, each independently. A state with an older epoch than the saved one, or with the same
+    /// epoch and fewer changes, changes nothing and is no error.
     async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError>;
+
+    /// Adds one change to the saved state of a chain, at a cost that does not grow with the number of its ids. A change
+    /// that is older than the saved state, by its epoch or by its number in the same epoch, changes nothing: calls may
+    /// be repeated.
+    ///
+    /// Returns false if the saved state is not the one before the change, because some of it was lost or another
+    /// connection saved it meanwhile; then save the whole state.
+    async fn advance_chain(&self, step: ChainStep) -> Result<bool, ScratchError>;
 
     /// Returns the last saved state of the device's chain; `None` if there never was one or it was lost.
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError>;

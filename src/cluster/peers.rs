@@ -112,6 +112,14 @@ impl Peers {
         self.lock().others.iter().map(|row| row.info.boot.clone()).collect()
     }
 
+    /// Returns whether every node that may run, this one included, announces at least that version of the ledger's
+    /// rules. A node whose lease has expired may come back until it is retired.
+    pub fn all_announce(&self, version: u32) -> bool {
+        let snapshot = self.lock();
+        let unretired = snapshot.rows.iter().filter(|row| row.lease != Lease::Retired);
+        unretired.chain(snapshot.others.iter()).all(|row| row.info.rules >= version)
+    }
+
     /// Returns whether a lookup in the routes may be incomplete; then address [`Self::others`] too.
     pub fn may_be_incomplete(&self) -> bool {
         self.lock().may_be_incomplete
@@ -198,5 +206,37 @@ impl PeerSnapshot {
     /// Returns the state of that run's lease; `None` if the run is not listed.
     pub fn lease_of(&self, run: &NodeBoot) -> Option<Lease> {
         self.rows.iter().find(|row| row.info.boot == *run).map(|row| row.lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_protocol::id::NodeId;
+
+    use super::*;
+    use crate::routes::NodeInfo;
+
+    fn row(name: &str, rules: u32, lease: Lease) -> NodeRow {
+        let boot = NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 };
+        NodeRow { info: NodeInfo { rules, ..NodeInfo::new(boot) }, renewals: 1, lease }
+    }
+
+    #[test]
+    fn x10_node_of_a_former_version_counts_until_it_is_retired() {
+        let all_announce = |rows: &[NodeRow], others: &[NodeRow]| {
+            let peers = Peers::default();
+            peers.set(PeerSnapshot { rows: rows.into(), others: others.into(), ..PeerSnapshot::default() });
+            peers.all_announce(4)
+        };
+        let me = || row("a", 4, Lease::Live);
+        assert!(all_announce(&[], &[]), "a single node has no list");
+        assert!(all_announce(&[me(), row("b", 5, Lease::Live)], &[row("b", 5, Lease::Live)]));
+        assert!(all_announce(&[me(), row("b", 3, Lease::Retired)], &[]));
+        assert!(!all_announce(&[me(), row("b", 3, Lease::Lapsed)], &[]), "it may come back");
+        assert!(
+            !all_announce(&[me()], &[row("b", 3, Lease::Live)]),
+            "a loss of routes removed it from the list"
+        );
+        assert!(!all_announce(&[row("a", 3, Lease::Live)], &[]), "its operator holds the rules back");
     }
 }

@@ -93,6 +93,12 @@ impl Call {
         self
     }
 
+    /// Returns the number of bytes that the call sends to a server that has its script.
+    #[cfg(test)]
+    pub(crate) fn sent_bytes(&self) -> usize {
+        self.build(false).get_packed_command().len()
+    }
+
     fn build(&self, by_text: bool) -> Cmd {
         let mut cmd = match self.script {
             None => Cmd::new(),

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use tidegate_protocol::id::{DeviceId, UserId};
 
-use super::{ChainSave, ChainState, Hit, Scratch, ScratchError, WindowRule};
+use super::{ChainSave, ChainState, ChainStep, Hit, Scratch, ScratchError, WindowRule};
 use crate::fault::{Breaks, Faulty};
 
 impl Breaks for ScratchError {
@@ -19,6 +19,10 @@ impl Breaks for ScratchError {
 impl Scratch for Faulty<dyn Scratch> {
     async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError> {
         self.call("save_chains", self.inner.save_chains(saves)).await
+    }
+
+    async fn advance_chain(&self, step: ChainStep) -> Result<bool, ScratchError> {
+        self.call("advance_chain", self.inner.advance_chain(step)).await
     }
 
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError> {

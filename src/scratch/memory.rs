@@ -14,7 +14,7 @@ use tidegate_protocol::{
     id::{DeviceId, UserId},
 };
 
-use super::{ChainSave, ChainState, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule};
+use super::{ChainSave, ChainState, ChainStep, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule};
 
 /// Approximate size of an entry in addition to its ids and times.
 const ENTRY_BYTES: usize = 128;
@@ -54,22 +54,49 @@ impl MemoryScratch {
     }
 }
 
+impl State {
+    fn put_chain(&mut self, key: (UserId, DeviceId), chain: ChainState) {
+        let bytes = chain.done.iter().chain(&chain.skipped).map(|id| id.as_str().len() + 32).sum();
+        self.chains.put(key, chain, bytes);
+    }
+}
+
+/// Returns what orders the states of a chain.
+fn order(chain: &ChainState) -> [u64; 2] {
+    [chain.epoch, chain.changes]
+}
+
 #[async_trait]
 impl Scratch for MemoryScratch {
     async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError> {
         let mut state = self.lock();
         for ChainSave { user, device, state: mut chain } in saves {
             let key = (user, device);
-            if state.chains.get(&key).is_some_and(|saved| saved.epoch > chain.epoch) {
+            if state.chains.get(&key).is_some_and(|saved| order(saved) > order(&chain)) {
                 continue;
             }
             for ids in [&mut chain.done, &mut chain.skipped] {
                 ids.drain(..ids.len().saturating_sub(DONE_IDS_MAX));
             }
-            let bytes = chain.done.iter().chain(&chain.skipped).map(|id| id.as_str().len() + 32).sum();
-            state.chains.put(key, chain, bytes);
+            state.put_chain(key, chain);
         }
         Ok(())
+    }
+
+    async fn advance_chain(&self, step: ChainStep) -> Result<bool, ScratchError> {
+        let mut state = self.lock();
+        let key = (step.user.clone(), step.device.clone());
+        let Some(saved) = state.chains.get(&key) else { return Ok(false) };
+        if saved.epoch > step.epoch || (saved.epoch == step.epoch && saved.changes >= step.number) {
+            return Ok(true);
+        }
+        if saved.changes + 1 != step.number {
+            return Ok(false);
+        }
+        let Some(mut chain) = state.chains.take(&key) else { return Ok(false) };
+        chain.apply(step);
+        state.put_chain(key, chain);
+        Ok(true)
     }
 
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError> {

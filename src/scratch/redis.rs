@@ -1,23 +1,29 @@
 //! `Scratch` adapter for Redis.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::id::{DeviceId, MsgId, UserId};
 
-use super::{ChainSave, ChainState, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule};
+use super::{
+    ChainChange, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule,
+};
 use crate::{
     config,
     redis::{Call, CallError, ConnectError, RedisClient, Script},
 };
 
 static CHAIN_SAVE: Script = Script::new(include_str!("../redis/chain_save.lua"));
+static CHAIN_STEP: Script = Script::new(include_str!("../redis/chain_step.lua"));
 static WINDOW_COUNTED: Script = Script::new(include_str!("../redis/window_counted.lua"));
 static WINDOW_EXACT: Script = Script::new(include_str!("../redis/window_exact.lua"));
 
 /// Lifetime of a chain that is not saved again.
 const CHAIN_TTL: Duration = Duration::from_secs(7 * 24 * 3_600);
+/// Prefixes of the fields with done and skipped ids, in a chain that was saved in steps.
+const DONE_RING: char = 'd';
+const SKIPPED_RING: char = 's';
 /// Largest limit for which each hit is stored, which is exact. Larger limits count hits in two buckets.
 const EXACT_LIMIT_MAX: u32 = 256;
 
@@ -30,6 +36,7 @@ pub struct RedisScratch {
     client: Arc<RedisClient>,
 }
 
+/// Whole state of a chain, as a text.
 #[derive(Deserialize, Serialize)]
 struct SavedChain {
     expected: String,
@@ -54,6 +61,19 @@ impl RedisScratch {
 
     fn chain_key(&self, user: &UserId, device: &DeviceId) -> String {
         self.client.key("chain", &format!("{{{user}}}:{device}"))
+    }
+
+    fn step_call(&self, step: &ChainStep) -> Call {
+        let call = Call::script(&CHAIN_STEP, [self.chain_key(&step.user, &step.device)])
+            .arg(step.epoch)
+            .arg(step.number)
+            .arg(&step.expected)
+            .arg(CHAIN_TTL.as_millis());
+        match &step.change {
+            ChainChange::ExpectedDone => call,
+            ChainChange::Done(id) => call.arg(DONE_RING).arg(id),
+            ChainChange::Skipped(id) => call.arg(SKIPPED_RING).arg(id),
+        }
     }
 
     fn window_key(&self, rule: &WindowRule) -> String {
@@ -98,16 +118,36 @@ fn saved_text(state: &ChainState) -> String {
     serde_json::to_string(&saved).unwrap_or_default()
 }
 
-/// Parses a saved chain. `None` if this version can't parse it, which callers treat as lost.
-fn saved_state(epoch: u64, text: &str) -> Option<ChainState> {
+/// Parses a saved chain, in either form. `None` if there is none or this version can't parse it, which callers treat as
+/// lost.
+fn saved_state(fields: &HashMap<String, String>) -> Option<ChainState> {
+    let epoch = fields.get("epoch")?.parse().ok()?;
+    let changes = fields.get("at").map_or(Ok(0), |at| at.parse()).ok()?;
+    // Version 0.1.0 writes this field over a chain that was saved in steps.
+    let Some(text) = fields.get("state") else {
+        let expected = MsgId::new(fields.get("next")?).ok()?;
+        let (done, skipped) = (ring(fields, DONE_RING), ring(fields, SKIPPED_RING));
+        return Some(ChainState { epoch, changes, expected, done, skipped });
+    };
     let saved: SavedChain = serde_json::from_str(text).ok()?;
     let ids = |ids: Vec<String>| ids.iter().map(|id| MsgId::new(id)).collect::<Result<_, _>>().ok();
     Some(ChainState {
         epoch,
+        changes,
         expected: MsgId::new(&saved.expected).ok()?,
         done: ids(saved.done)?,
         skipped: ids(saved.skipped)?,
     })
+}
+
+/// Returns the ids of the numbered fields with that prefix, by number.
+fn ring(fields: &HashMap<String, String>, prefix: char) -> Vec<MsgId> {
+    let numbered = |(name, id): (&String, &String)| {
+        Some((name.strip_prefix(prefix)?.parse::<u64>().ok()?, MsgId::new(id).ok()?))
+    };
+    let mut ids: Vec<(u64, MsgId)> = fields.iter().filter_map(numbered).collect();
+    ids.sort_unstable_by_key(|(number, _)| *number);
+    ids.into_iter().map(|(_, id)| id).collect()
 }
 
 impl From<CallError> for ScratchError {
@@ -127,15 +167,21 @@ impl Scratch for RedisScratch {
                 .arg(save.state.epoch)
                 .arg(saved_text(&save.state))
                 .arg(CHAIN_TTL.as_millis())
+                .arg(save.state.changes)
         };
         let _: Vec<i64> = self.client.all(saves.iter().map(save).collect()).await?;
         Ok(())
     }
 
+    async fn advance_chain(&self, step: ChainStep) -> Result<bool, ScratchError> {
+        let saved: i64 = self.client.one(self.step_call(&step)).await?;
+        Ok(saved == 1)
+    }
+
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError> {
-        let call = Call::command(["HMGET", &self.chain_key(user, device), "epoch", "state"]);
-        let (epoch, text): (Option<u64>, Option<String>) = self.client.one(call).await?;
-        Ok(epoch.zip(text).and_then(|(epoch, text)| saved_state(epoch, &text)))
+        let call = Call::command(["HGETALL", &self.chain_key(user, device)]);
+        let fields: HashMap<String, String> = self.client.one(call).await?;
+        Ok(saved_state(&fields))
     }
 
     async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
@@ -167,5 +213,39 @@ impl Scratch for RedisScratch {
             }
         }
         Ok(Hit::Refused { rule, retry_after })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(letter: char, length: usize) -> String {
+        std::iter::repeat_n(letter, length).collect()
+    }
+
+    /// Returns the bytes of a save of one message in a chain of ids of the largest length.
+    fn bytes(names: usize, change: ChainChange) -> usize {
+        let client = RedisClient::new(&config::RedisConfig::default()).unwrap();
+        let step = ChainStep {
+            user: UserId::new(&text('u', names)).unwrap(),
+            device: DeviceId::new(&text('d', names)).unwrap(),
+            epoch: 1_795_522_376_375_432,
+            number: 9_999_999_999,
+            change,
+            expected: MsgId::new(&text('m', 64)).unwrap(),
+        };
+        RedisScratch::over(Arc::new(client)).step_call(&step).sent_bytes()
+    }
+
+    /// Covers flaw S59.
+    #[test]
+    fn x10_change_of_a_chain_sends_one_id() {
+        let usual = bytes(36, ChainChange::ExpectedDone);
+        assert!(usual <= 300, "{usual} bytes");
+        let longest = bytes(64, ChainChange::ExpectedDone);
+        assert!(longest <= 350, "{longest} bytes with the longest names");
+        let skip = bytes(64, ChainChange::Skipped(MsgId::new(&text('s', 64)).unwrap()));
+        assert!(skip <= 430, "{skip} bytes with a second id");
     }
 }

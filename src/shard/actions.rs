@@ -18,7 +18,8 @@ use crate::{
     login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
     net::io::Io,
-    scratch::{ChainSave, ChainState, DONE_IDS_MAX},
+    routes::Route,
+    scratch::{ChainChange, ChainSaver, ChainState},
     supervised,
 };
 
@@ -63,9 +64,9 @@ impl<I: Io> Shard<I> {
                     }
                 }
             }
-            Action::SaveChain { done, expected } => self.save_chain(conn, expected, |it| &mut it.done, done),
+            Action::SaveChain { done, expected } => self.save_chain(conn, ChainChange::Done(done), expected),
             Action::SaveSkip { skipped, expected } => {
-                self.save_chain(conn, expected, |it| &mut it.skipped, skipped);
+                self.save_chain(conn, ChainChange::Skipped(skipped), expected);
             }
             Action::Alarm(alarm) => self.alarm(conn, &alarm),
             Action::Reply(frame) => {
@@ -142,9 +143,10 @@ impl<I: Io> Shard<I> {
             self.replace_others(&done);
         }
         self.logins.push((conn.key, done.route.clone()));
+        let chain = done.chain.map(|state| Arc::new(saver(&done.route, Some(state))));
         conn.login = Some(Box::new(LoginState {
             route: done.route,
-            chain: done.chain,
+            chain,
             outdated: Vec::new(),
             positions_after: None,
         }));
@@ -170,11 +172,11 @@ impl<I: Io> Shard<I> {
             epoch: login.route.token.epoch,
             session: format!("{}-{:x}", login.route.token.at.node, login.route.token.epoch),
             node: self.context.node.clone(),
-            chain_saved: login.chain.clone().map(|ChainState { expected, done, skipped, .. }| ChainSaved {
-                expected,
-                done,
-                skipped,
-            }),
+            chain_saved: login
+                .chain
+                .as_ref()
+                .and_then(|chain| chain.state())
+                .map(|ChainState { expected, done, skipped, .. }| ChainSaved { expected, done, skipped }),
             resumed: false,
             server_time_ms: self.wall_ms,
             fresh_next_id: fresh_id(),
@@ -215,40 +217,20 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    /// Saves the chain's expected id, and appends `id` to the done or skipped ids.
-    fn save_chain(
-        &mut self,
-        conn: &mut Conn,
-        expected: MsgId,
-        list: fn(&mut ChainState) -> &mut Vec<MsgId>,
-        id: MsgId,
-    ) {
-        let Some(login) = &mut conn.login else { return };
-        let epoch = login.route.token.epoch;
-        let chain = login.chain.get_or_insert_with(|| ChainState {
-            epoch,
-            expected: expected.clone(),
-            done: Vec::new(),
-            skipped: Vec::new(),
-        });
-        chain.epoch = epoch;
-        chain.expected = expected;
-        let ids = list(chain);
-        // A client may send a skipped id repeatedly.
-        if ids.last() != Some(&id) {
-            ids.push(id);
-        }
-        if ids.len() > DONE_IDS_MAX {
-            ids.remove(0);
-        }
-        let save = ChainSave {
-            user: login.route.user.clone(),
-            device: login.route.device.clone(),
-            state: chain.clone(),
-        };
-        let cluster = Arc::clone(&self.context.cluster);
+    /// Saves one change of the chain, before the ack of its message is written.
+    fn save_chain(&mut self, conn: &mut Conn, change: ChainChange, expected: MsgId) {
+        let Some(login) = conn.login.as_deref_mut() else { return };
+        let chain = login.chain.get_or_insert_with(|| Arc::new(saver(&login.route, None)));
+        let Some(step) = chain.advance(change, expected) else { return };
+        let (cluster, chain) = (Arc::clone(&self.context.cluster), Arc::clone(chain));
+        let in_steps = cluster.peers.all_announce(CHAIN_STEPS_RULES);
         let work = async move {
-            if let Err(error) = cluster.ports.scratch.save_chains(vec![save]).await {
+            let scratch = &*cluster.ports.scratch;
+            let saved = match in_steps {
+                true => chain.save(scratch, step).await,
+                false => chain.save_whole(scratch, step.number).await,
+            };
+            if let Err(error) = saved {
                 tracing::debug!(%error, "failed to save the state of a chain");
             }
         };
@@ -290,8 +272,16 @@ impl<I: Io> Shard<I> {
     }
 }
 
+/// Lowest version of the ledger's rules whose nodes can all read chains that were saved in steps. Nodes of version 0.1.0
+/// announce a lower one; while one of them is live, chains are saved whole.
+const CHAIN_STEPS_RULES: u32 = 4;
+
 /// Code of a send that was not answered in time.
 const UNKNOWN: u32 = Code::Unknown as u32;
+
+fn saver(route: &Route, loaded: Option<ChainState>) -> ChainSaver {
+    ChainSaver::new(route.user.clone(), route.device.clone(), route.token.epoch, loaded)
+}
 
 fn fresh_id() -> MsgId {
     MsgId::new(&uuid::Uuid::new_v4().simple().to_string()).expect("32 hex digits are an id")

@@ -15,7 +15,7 @@ use tidegate_protocol::{
 
 use super::outbox::Outbox;
 use crate::{
-    budget::ConnectionPermit, conversation::sync, mail::ConnKey, routes::Route, scratch::ChainState,
+    budget::ConnectionPermit, conversation::sync, mail::ConnKey, routes::Route, scratch::ChainSaver,
 };
 
 /// Flag: logged in and indexed, so it may be pushed to.
@@ -80,8 +80,8 @@ pub(super) enum Ending {
 /// State of a connection that has registered a route.
 pub(super) struct LoginState {
     pub(super) route: Route,
-    /// State of the device's chain, as saved.
-    pub(super) chain: Option<ChainState>,
+    /// Chain of the device, if it has one.
+    pub(super) chain: Option<Arc<ChainSaver>>,
     /// Tickets of void sends that wait for a newer epoch.
     pub(super) outdated: Vec<u64>,
     /// Conversation after which the next `ping` with positions searches for conversations that the client did not name;

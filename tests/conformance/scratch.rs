@@ -7,7 +7,10 @@ use std::{
 
 use tidegate::{
     fault::{FaultPlan, Faulty},
-    scratch::{ChainSave, ChainState, DONE_IDS_MAX, Hit, MemoryScratch, RedisScratch, Scratch, WindowRule},
+    scratch::{
+        ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX, Hit, MemoryScratch,
+        RedisScratch, Scratch, WindowRule,
+    },
 };
 use tidegate_protocol::id::MsgId;
 
@@ -64,6 +67,12 @@ suite! {
         s37_save_of_an_older_conn_changes_nothing
         s37_only_the_newest_done_ids_are_kept
         s37_each_device_has_its_own_chain
+        x10_change_is_added_to_the_saved_state
+        x10_change_may_be_saved_twice
+        x10_change_without_the_state_before_it_is_refused
+        x10_change_of_an_older_conn_changes_nothing
+        x10_changes_keep_only_the_newest_ids
+        x10_whole_state_and_changes_replace_each_other
         s36_window_slides_and_returns_the_time_to_retry
         hit_that_one_rule_refuses_is_counted_by_none
         refused_hit_does_not_delay_its_retry
@@ -82,6 +91,7 @@ fn id(n: usize) -> MsgId {
 fn state(epoch: u64, expected: usize) -> ChainState {
     ChainState {
         epoch,
+        changes: expected as u64,
         expected: id(expected),
         done: (0..expected).map(id).collect(),
         skipped: (7..7 + expected).map(id).collect(),
@@ -156,6 +166,92 @@ async fn s37_each_device_has_its_own_chain(world: &World) {
     assert_eq!(loaded(world, "web").await, Some(state(1, 2)));
 }
 
+/// Change of the phone's chain.
+fn step(epoch: u64, number: u64, change: ChainChange, expected: usize) -> ChainStep {
+    ChainStep { user: user("ann"), device: device("phone"), epoch, number, change, expected: id(expected) }
+}
+
+impl World {
+    async fn advance(&self, epoch: u64, number: u64, change: ChainChange, expected: usize) -> bool {
+        self.scratch.advance_chain(step(epoch, number, change, expected)).await.unwrap()
+    }
+}
+
+async fn x10_change_is_added_to_the_saved_state(world: &World) {
+    world.scratch.save_chains(save("phone", state(1, 3))).await.unwrap();
+    let mut expected = state(1, 3);
+    assert!(world.advance(1, 4, ChainChange::ExpectedDone, 4).await);
+    expected.done.push(id(3));
+    assert!(world.advance(1, 5, ChainChange::Skipped(id(4)), 5).await);
+    expected.skipped.push(id(4));
+    // The next connection goes on from there, at an id of its own.
+    assert!(world.advance(2, 6, ChainChange::Done(id(70)), 71).await);
+    expected.done.push(id(70));
+    let expected = ChainState { epoch: 2, changes: 6, expected: id(71), ..expected };
+    assert_eq!(loaded(world, "phone").await, Some(expected));
+}
+
+async fn x10_change_may_be_saved_twice(world: &World) {
+    world.scratch.save_chains(save("phone", state(1, 0))).await.unwrap();
+    for (number, expected) in [(1, 1), (1, 1), (2, 2), (1, 1), (2, 2), (3, 3)] {
+        assert!(world.advance(1, number, ChainChange::ExpectedDone, expected).await);
+    }
+    assert_eq!(loaded(world, "phone").await, Some(ChainState { skipped: Vec::new(), ..state(1, 3) }));
+}
+
+async fn x10_change_without_the_state_before_it_is_refused(world: &World) {
+    assert!(!world.advance(1, 1, ChainChange::ExpectedDone, 1).await, "nothing is saved");
+    world.scratch.save_chains(save("phone", state(1, 3))).await.unwrap();
+    assert!(!world.advance(1, 5, ChainChange::ExpectedDone, 5).await, "the change before it was lost");
+    assert!(
+        !world.advance(2, 3, ChainChange::ExpectedDone, 3).await,
+        "an older connection saved one meanwhile"
+    );
+    assert_eq!(loaded(world, "phone").await, Some(state(1, 3)));
+    assert!(world.advance(2, 4, ChainChange::ExpectedDone, 4).await);
+    assert!(!world.advance(2, 6, ChainChange::ExpectedDone, 6).await);
+}
+
+async fn x10_change_of_an_older_conn_changes_nothing(world: &World) {
+    world.scratch.save_chains(save("phone", state(2, 3))).await.unwrap();
+    assert!(world.advance(1, 4, ChainChange::ExpectedDone, 9).await);
+    assert_eq!(loaded(world, "phone").await, Some(state(2, 3)));
+    assert!(world.advance(2, 4, ChainChange::ExpectedDone, 4).await);
+    let after = loaded(world, "phone").await;
+    assert!(world.advance(1, 5, ChainChange::ExpectedDone, 9).await);
+    assert_eq!(loaded(world, "phone").await, after);
+}
+
+async fn x10_changes_keep_only_the_newest_ids(world: &World) {
+    world.scratch.save_chains(save("phone", state(1, 200))).await.unwrap();
+    let last = 200 + DONE_IDS_MAX + 20;
+    for n in 200..last {
+        let number = 2 * n as u64 - 200;
+        assert!(world.advance(1, number + 1, ChainChange::ExpectedDone, n + 1).await);
+        assert!(world.advance(1, number + 2, ChainChange::Skipped(id(10_000 + n)), n + 1).await);
+    }
+    let chain = loaded(world, "phone").await.unwrap();
+    let newest = last - DONE_IDS_MAX..last;
+    assert_eq!(chain.done, newest.clone().map(id).collect::<Vec<_>>());
+    assert_eq!(chain.skipped, newest.map(|n| id(10_000 + n)).collect::<Vec<_>>());
+    assert_eq!((chain.expected, chain.changes), (id(last), 2 * last as u64 - 200));
+}
+
+async fn x10_whole_state_and_changes_replace_each_other(world: &World) {
+    world.scratch.save_chains(save("phone", state(1, 30))).await.unwrap();
+    assert!(world.advance(1, 31, ChainChange::ExpectedDone, 31).await);
+    let after = loaded(world, "phone").await;
+    world.scratch.save_chains(save("phone", state(1, 30))).await.unwrap();
+    assert_eq!(loaded(world, "phone").await, after, "a whole state that is late changes nothing");
+    world.scratch.save_chains(save("phone", state(1, 32))).await.unwrap();
+    assert_eq!(loaded(world, "phone").await, Some(state(1, 32)));
+    world.scratch.save_chains(save("phone", state(2, 2))).await.unwrap();
+    assert_eq!(loaded(world, "phone").await, Some(state(2, 2)), "no id of the former state is left");
+    assert!(world.advance(2, 3, ChainChange::ExpectedDone, 3).await);
+    let expected = ChainState { skipped: state(2, 2).skipped, ..state(2, 3) };
+    assert_eq!(loaded(world, "phone").await, Some(expected));
+}
+
 async fn s36_window_slides_and_returns_the_time_to_retry(world: &World) {
     let rules = [rule("user:ann", 10, 2)];
     assert_eq!(world.hit(&rules).await, Hit::Allowed);
@@ -228,6 +324,7 @@ async fn over_a_cluster_of(version: Version) {
     let world = on_a_cluster(version);
     s37_save_of_an_older_conn_changes_nothing(&world).await;
     s37_each_device_has_its_own_chain(&world).await;
+    assert!(world.advance(5, 2, ChainChange::ExpectedDone, 2).await);
     keys_and_windows_are_counted_separately(&world).await;
     for n in 0..20 {
         let both = [rule(&format!("user:u{n}"), 10, 2), rule(&format!("org:o{n}"), 20, 1)];
@@ -261,10 +358,51 @@ async fn large_limit_is_enforced_with_two_buckets(world: &World) {
     }
 }
 
+/// Measures at the server what 1,000 messages of a chain cost that remembers as many and as long ids as it can.
+#[tokio::test]
+async fn x10_message_costs_at_most_300_bytes_of_redis() {
+    let long = |prefix: &str, n: usize| MsgId::new(&format!("{prefix}{n:060}")).unwrap();
+    for version in [Version::V7, Version::V62] {
+        let server = Server::start(version);
+        let scratch = RedisScratch::connect(&server.patient()).unwrap();
+        let received = || {
+            let stats: String = server.ask(&["INFO", "stats"]);
+            let line = stats.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+            line.unwrap().parse::<usize>().unwrap()
+        };
+        let (user, device) = (user(&"u".repeat(36)), device(&"d".repeat(36)));
+        let full = ChainState {
+            epoch: 1_795_522_376_375_432,
+            changes: 1_000_000,
+            expected: long("done", DONE_IDS_MAX),
+            done: (0..DONE_IDS_MAX).map(|n| long("done", n)).collect(),
+            skipped: (0..DONE_IDS_MAX).map(|n| long("skip", n)).collect(),
+        };
+        let loaded = ChainSave { user: user.clone(), device: device.clone(), state: full.clone() };
+        scratch.save_chains(vec![loaded]).await.unwrap();
+        let saver = ChainSaver::new(user.clone(), device.clone(), full.epoch + 1, Some(full));
+        let save = async |n: usize| {
+            let done = ChainChange::Done(long("done", DONE_IDS_MAX + n));
+            let step = saver.advance(done, long("done", DONE_IDS_MAX + n + 1)).unwrap();
+            saver.save(&scratch, step).await.unwrap();
+        };
+        // The first call loads the script.
+        save(0).await;
+        let before = received();
+        for n in 1..=1_000 {
+            save(n).await;
+        }
+        let cost = received() - before;
+        assert!(cost <= 300 * 1_000, "{cost} bytes, {version:?}");
+        assert_eq!(scratch.load_chain(&user, &device).await.unwrap(), saver.state());
+    }
+}
+
 #[test]
 fn memory_answers_at_the_first_poll() {
     let World { scratch, .. } = memory();
     at_once(scratch.save_chains(save("phone", state(1, 1)))).unwrap();
+    at_once(scratch.advance_chain(step(1, 2, ChainChange::ExpectedDone, 2))).unwrap();
     at_once(scratch.load_chain(&user("ann"), &device("phone"))).unwrap();
     at_once(scratch.hit(&[rule("user:ann", 1, 1)])).unwrap();
 }
@@ -274,7 +412,7 @@ fn memory_is_bounded_and_drops_the_least_recently_used() {
     let scratch = MemoryScratch::new(64 << 10, Default::default);
     for n in 0..10_000 {
         at_once(scratch.save_chains(save(&format!("d{n}"), state(1, 1)))).unwrap();
-        at_once(scratch.save_chains(save("busy", state(1, n % 4)))).unwrap();
+        at_once(scratch.save_chains(save("busy", state(n as u64 + 1, n % 4)))).unwrap();
     }
     let kept = |name: &str| at_once(scratch.load_chain(&user("ann"), &device(name))).unwrap().is_some();
     assert!(kept("busy") && kept("d9999") && !kept("d0"));

@@ -14,7 +14,8 @@ use tidegate::{
     config,
     routes::{Lapses, Leases, NodeBoot, RedisRoutes, Registration, Retire, Route, Routes as _, RoutesError},
     scratch::{
-        Block, FloorError, Floors, Hit, Numbers as _, RedisNumbers, RedisScratch, Scratch as _, WindowRule,
+        Block, ChainChange, ChainSave, ChainStep, FloorError, Floors, Hit, Numbers as _, RedisNumbers,
+        RedisScratch, Scratch as _, WindowRule,
     },
 };
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
@@ -384,6 +385,60 @@ async fn redis_rows_of_every_version_change_as_before() {
     }
 }
 
+/// Changes the chain of a version in every way: a node of the present version saves steps, or the whole state while one
+/// of that version is live, and a node of that version overwrites both.
+#[tokio::test]
+async fn x10_chains_of_every_version_go_on() {
+    for folder in versions() {
+        let (rows, prefix) = (folder.json::<Vec<Row>>(FILE), Prefix::fresh());
+        load(&prefix.0, &rows, true);
+        let (scratch, ann, tablet) = (prefix.scratch(), user("ann"), device("tablet"));
+        let chain = async || scratch.load_chain(&ann, &tablet).await.expect("Redis answers").expect("saved");
+        let golden = chain().await;
+        let next = |text: &str| tidegate_protocol::id::MsgId::new(text).expect("an id");
+        let step = |number, expected| ChainStep {
+            user: ann.clone(),
+            device: tablet.clone(),
+            epoch: golden.epoch + 1,
+            number,
+            change: ChainChange::ExpectedDone,
+            expected: next(expected),
+        };
+        assert_eq!(scratch.advance_chain(step(golden.changes + 1, "k4")).await, Ok(true));
+        assert_eq!(scratch.advance_chain(step(golden.changes + 2, "k5")).await, Ok(true));
+        let mut after = golden.clone();
+        after.done.extend([golden.expected.clone(), next("k4")]);
+        (after.epoch, after.changes, after.expected) = (golden.epoch + 1, golden.changes + 2, next("k5"));
+        assert_eq!(chain().await, after, "{}", folder.version);
+        // The whole state has the form that the version reads.
+        let whole = ChainSave { user: ann.clone(), device: tablet.clone(), state: after.clone() };
+        scratch.save_chains(vec![whole]).await.expect("Redis answers");
+        assert_eq!(chain().await, after);
+        let (row, present) = (chain_row(&rows), dump(&prefix.0));
+        assert_eq!(lacks(&shape(row).1, &shape(chain_row(&present)).1), None, "{}", folder.version);
+        // A node of the version writes its fields over a chain that was saved in steps.
+        assert_eq!(scratch.advance_chain(step(golden.changes + 3, "k6")).await, Ok(true));
+        let key = format!("{}:{}", prefix.0, row.key);
+        for field in ["epoch", "state"] {
+            let value = row.value[field].as_str().expect("a golden row in the whole form");
+            ask::<()>(&mut connect(), &["HSET", &key, field, value]);
+        }
+        let overwritten = chain().await;
+        assert_eq!(
+            (overwritten.epoch, &overwritten.done),
+            (golden.epoch, &golden.done),
+            "{}",
+            folder.version
+        );
+        assert_eq!(overwritten.expected, golden.expected);
+    }
+}
+
+/// Returns the chain that every version saves.
+fn chain_row(rows: &[Row]) -> &Row {
+    rows.iter().find(|row| row.key == "chain:{ann}:tablet").expect("the chain was saved")
+}
+
 /// Returns a row without what differs between runs: its kind and form.
 fn shape(row: &Row) -> (String, Value) {
     // The part in braces names a user, a conversation or a run.
@@ -416,6 +471,10 @@ fn blur(value: &Value) -> Value {
 pub(crate) fn compare(folder: &Folder, present: &[Row]) {
     let present: Vec<(String, Value)> = present.iter().map(shape).collect();
     for golden in folder.json::<Vec<Row>>(FILE) {
+        // Nodes write the whole state only while a node is live that can't read steps; `x10_chains_of_every_version_go_on` checks it.
+        if golden.key.starts_with("chain:") && golden.value["state"].is_string() {
+            continue;
+        }
         let (key, form) = shape(&golden);
         let same: Vec<&Value> =
             present.iter().filter(|(name, _)| *name == key).map(|(_, form)| form).collect();
