@@ -56,7 +56,11 @@ impl<I: Io> Shard<I> {
                     self.trace_ack(conn, &conversation, seq);
                 }
                 if let Some(window) = &mut conn.window {
+                    let before = window.len();
                     window.ack(&conversation, seq);
+                    if window.len() < before {
+                        conn.session.ack_was_due(&self.context.limits);
+                    }
                     if window.is_empty() {
                         conn.window = None;
                     }

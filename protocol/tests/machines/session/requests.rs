@@ -72,7 +72,7 @@ fn pings_are_answered_in_both_forms() {
     let Some(Action::Reply(frame)) = conn.actions.first() else { panic!("no reply") };
     let Some(ServerBody::Pong(pong)) = &frame.body else { panic!("no pong") };
     assert_eq!(pong.time, 1_763_712_002_000);
-    conn.input(|s, _, now, out| s.handle_empty(now, out));
+    conn.input(|s, l, now, out| s.handle_empty(l, now, out));
     assert_eq!(conn.output(), ["3 pong", "0 pong"]);
 }
 
@@ -383,7 +383,7 @@ fn no_frame_follows_a_close() {
     assert_eq!(conn.output(), ["close MALFORMED"]);
     conn.input(|s, _, _, out| s.close(Code::Kicked, "", out));
     conn.input(|s, _, _, out| s.leave(Code::Kicked, "", out));
-    conn.input(|s, _, now, out| s.handle_empty(now, out));
+    conn.input(|s, l, now, out| s.handle_empty(l, now, out));
     conn.frame(5, ClientBody::Hello(hello("")));
     conn.link(1);
     conn.answer(0, SubmitAnswer::Accepted { seq: 1, time: 2 });
