@@ -103,7 +103,7 @@ impl Driver {
             6 => {
                 let outcome = if byte(input)? & 1 == 1 { Ok(()) } else { Err(Code::Forbidden) };
                 if let Some((id, room)) = self.joins.pop_front() {
-                    self.input(|s, l, _, out| s.joined(id, &room, outcome, l, out));
+                    self.input(|s, l, now, out| s.joined(id, &room, outcome, l, now, out));
                 }
             }
             7 => match byte(input)? % 5 {

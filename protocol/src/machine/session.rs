@@ -25,7 +25,8 @@
 //!
 //! **Stopped reading.** [`Session::wants_read`] is false while a login is pending (frames sent after Hello wait), while
 //! a query is open (until [`Session::query_over`]), while `in_flight_max` submissions have no answer (until an answer
-//! or the reply deadline), while the budget of frames is spent (until its refill), and while the hold is full. The frame that found the hold full is parked in the session, one
+//! or the reply deadline), while [`JOINING_MAX`] joins have no outcome, while the budget of frames is spent (until its
+//! refill), and while the hold is full. The frame that found the hold full is parked in the session, one
 //! at most, and the driver keeps the bytes after it undecoded, so nothing is lost. The expected id may be among those
 //! bytes or may never arrive; only unbounded reading could tell. So the order timeout relieves a full hold: after the
 //! alarm and the skip, the oldest held message is released and the parked frame takes its place. The client gets the
@@ -79,6 +80,9 @@ use std::{borrow::Cow, time::Duration};
 /// Time after which one permanent refusal is forgotten.
 const ERROR_RETENTION: Duration = Duration::from_secs(10);
 
+/// Maximum number of joins without an outcome; reading stops at it.
+pub const JOINING_MAX: usize = 8;
+
 /// Protocol state of one connection; the module documentation shows how to drive it.
 #[derive(Debug)]
 pub struct Session {
@@ -107,6 +111,8 @@ pub struct Session {
     /// Chain state, `None` without a chain.
     ordered: Option<Box<Ordered>>,
     rooms: Vec<RoomId>,
+    /// Joins without an outcome, oldest first; a room is in here twice if it was left and joined again.
+    joining: Vec<RoomId>,
 }
 
 #[derive(Debug)]
@@ -162,6 +168,7 @@ impl Session {
             signals_until: Time::ZERO,
             ordered: None,
             rooms: Vec::new(),
+            joining: Vec::new(),
         }
     }
 
@@ -222,6 +229,7 @@ impl Session {
             State::Live => {
                 !self.query_open
                     && !self.frames.is_spent()
+                    && self.joining.len() < JOINING_MAX
                     && self.flights.len() < limits.in_flight_max
                     && self.pending.is_none()
                     && self.ordered.as_ref().is_none_or(|o| o.parked.is_none())

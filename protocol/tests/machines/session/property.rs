@@ -159,7 +159,7 @@ impl Run {
             Op::Joined { ok } => {
                 if let Some((id, room)) = self.joins.pop() {
                     let outcome = if ok { Ok(()) } else { Err(Code::Forbidden) };
-                    conn.input(|s, l, _, out| s.joined(id, &room, outcome, l, out));
+                    conn.input(|s, l, now, out| s.joined(id, &room, outcome, l, now, out));
                 }
             }
             Op::Answer { which, how } => self.answer(which, how),
@@ -216,6 +216,7 @@ impl Run {
         prop_assert!(session.in_flight() <= limits.in_flight_max);
         prop_assert!(session.held() <= limits.chain.hold_max + 2, "plus the ready one and the parked one");
         prop_assert!(session.rooms().len() <= limits.rooms_max);
+        prop_assert!(self.joins.len() <= limits.rooms_max, "joins in flight");
         let actions = &self.conn.actions;
         prop_assert!(actions.len() <= 4 * limits.in_flight_max + 8, "bounded: {actions:?}");
         for action in std::mem::take(&mut self.conn.actions) {
