@@ -10,9 +10,12 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use std::hash::RandomState;
 use tidegate_protocol::{Code, id::ConversationId};
-use tokio::time::{self, Instant};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{self, Instant},
+};
 
-use self::unrouted::UnroutedPosts;
+use self::{join_queue::JoinQueue, unrouted::UnroutedPosts};
 use crate::{
     cluster::Cluster,
     directory::Directory,
@@ -28,7 +31,7 @@ const INTEREST_RENEW_INTERVAL: Duration = Duration::from_secs(20);
 /// Delay before retrying an interest that could not be declared.
 const INTEREST_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Most rooms whose interest is renewed in one call.
+/// Most rooms whose interest is declared or renewed in one call.
 const INTEREST_PAGE_ROOMS: usize = 500;
 
 /// Generation of every interest in a room, always the same: rooms keep no index that could be outdated.
@@ -52,8 +55,14 @@ struct Remote {
     queues: Arc<BestEffortQueues>,
     /// Rooms with members on this node.
     declared: DashMap<ConversationId, RoomInterest, RandomState>,
+    joins: JoinQueue,
     unrouted: UnroutedPosts,
     notify_loss: NotifyLoss,
+}
+
+/// Place of a join among those of the node that wait for their declaration, released on drop.
+pub struct JoinPlace {
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// State of this node's interest in a room.
@@ -83,8 +92,9 @@ impl Rooms {
         notify_loss: impl Fn(Vec<ConversationId>) + Send + Sync + 'static,
     ) -> Self {
         let (declared, notify_loss) = (DashMap::default(), Box::new(notify_loss));
-        let unrouted = UnroutedPosts::default();
-        Self { numbers, remote: Some(Remote { cluster, directory, queues, declared, unrouted, notify_loss }) }
+        let (joins, unrouted) = (JoinQueue::default(), UnroutedPosts::default());
+        let remote = Remote { cluster, directory, queues, declared, joins, unrouted, notify_loss };
+        Self { numbers, remote: Some(remote) }
     }
 
     /// Returns numbers for `count` messages of a room, and the other nodes with members. A message that is sent after a
@@ -123,13 +133,42 @@ impl Rooms {
             .is_none_or(|it| it.declared.get(room).is_some_and(|interest| interest.is_declared))
     }
 
-    /// Declares to the other nodes that the room has members here; the room must be in the directory already.
+    /// Reserves a place for a join that must wait for [`Self::declare`]; `None` if too many joins of this node wait.
+    pub fn reserve_join(&self) -> Option<JoinPlace> {
+        match &self.remote {
+            Some(remote) => remote.joins.reserve().map(|permit| JoinPlace { _permit: Some(permit) }),
+            None => Some(JoinPlace { _permit: None }),
+        }
+    }
+
+    /// Declares to the other nodes that the room has members here; the room must be in the directory already. Joins
+    /// that wait share one call to the routes.
     ///
     /// A failed declaration is retried by [`Self::keep`]. Until then the other nodes forward to all nodes if the routes
     /// are unavailable for them as well, or else leave this node out.
-    pub async fn declare(&self, room: &ConversationId) {
+    pub async fn declare(&self, room: &ConversationId, _place: JoinPlace) {
+        let Some(remote) = &self.remote else { return };
+        let Some(mut turn) = remote.joins.turn(room).await else { return };
+        loop {
+            let mut rooms = turn.rooms(INTEREST_PAGE_ROOMS);
+            let count = rooms.len();
+            rooms.sort_unstable();
+            rooms.dedup();
+            rooms.retain(|room| !self.is_declared(room));
+            if !rooms.is_empty() {
+                remote.declare(&rooms).await;
+            }
+            if turn.finish(count) {
+                return;
+            }
+        }
+    }
+
+    /// Forgets the interest in a room without members on this node. Called after a member has left it; the interest
+    /// expires in the routes.
+    pub fn left(&self, room: &ConversationId) {
         if let Some(remote) = &self.remote {
-            remote.declare(std::slice::from_ref(room)).await;
+            remote.forget_if_empty(room);
         }
     }
 
@@ -211,6 +250,17 @@ impl Remote {
         if !to_notify.is_empty() {
             (self.notify_loss)(to_notify);
         }
+        // The last member may have left during the call.
+        for room in rooms {
+            self.forget_if_empty(room);
+        }
+    }
+
+    /// Forgets the interest in a room without members; returns whether it was in the list.
+    ///
+    /// A concurrent join is in the directory before it looks at the list, so it either keeps the room or declares it.
+    fn forget_if_empty(&self, room: &ConversationId) -> bool {
+        self.declared.remove_if(room, |_, _| self.directory.conversation(room).is_empty()).is_some()
     }
 
     /// Renews the interest in all rooms, or only in those not declared. The interest in rooms without members expires.
@@ -221,16 +271,7 @@ impl Remote {
         rooms.sort_unstable();
         for page in rooms.chunks(INTEREST_PAGE_ROOMS) {
             let mut occupied = Vec::with_capacity(page.len());
-            for room in page {
-                if self.directory.conversation(room).is_empty() {
-                    self.declared.remove(room);
-                    // A concurrent join is in the directory before it checks `declared`, so check again.
-                    if self.directory.conversation(room).is_empty() {
-                        continue;
-                    }
-                }
-                occupied.push(room.clone());
-            }
+            occupied.extend(page.iter().filter(|room| !self.forget_if_empty(room)).cloned());
             if !occupied.is_empty() {
                 self.declare(&occupied).await;
             }
@@ -238,6 +279,7 @@ impl Remote {
     }
 }
 
+mod join_queue;
 #[cfg(test)]
 mod tests;
 mod unrouted;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "best_effort/joins.rs"]
+mod joins;
 #[path = "best_effort/reads.rs"]
 mod reads;
 #[path = "support/mod.rs"]

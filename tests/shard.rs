@@ -17,6 +17,9 @@ mod seed;
 #[path = "shard/faults.rs"]
 mod faults;
 
+#[path = "shard/frames.rs"]
+mod frames;
+
 #[path = "shard/limits.rs"]
 mod limits;
 

@@ -6,6 +6,7 @@
 pub mod assign;
 pub mod chain;
 pub mod drain;
+pub mod frame_budget;
 pub mod ledger;
 pub mod rate;
 pub mod session;

@@ -79,7 +79,7 @@ fn waiting_post_fails_when_the_shard_stops() {
     assert!(matches!(waits.as_mut().poll(&mut context), Poll::Ready(Err(_))));
 }
 
-/// XP1, S60.
+/// XP1, S66.
 #[test]
 fn xp1_urgent_mail_overtakes_what_waits_and_fits_into_a_full_mailbox() {
     let (handle, mut mailbox) = letterbox(640);

@@ -151,6 +151,7 @@ fn session_limits(config: &Config) -> session::SessionLimits {
         rooms_max: limits.rooms_max as usize,
         signal_bytes_max: u32(limits.signal_bytes_max),
         signals_per_second: limits.signals_per_second,
+        frames_per_second: limits.frames_per_second,
         reply_deadline: ms(timing.reply_ms),
         window: WindowLimits {
             count_max: limits.window_max,

@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
     cluster::PeerSnapshot,
-    fault::{Fault, FaultPlan, Faulty},
+    fault::{Fault, FaultPlan, Faulty, Gate},
     link::{Link, recording::RecordingPeer},
     metrics,
     ports::Ports,
@@ -137,8 +137,12 @@ impl OneNode {
     async fn join(&self) {
         self.directory.hold_conversation(&hall(), 0);
         if !self.rooms.is_declared(&hall()) {
-            self.rooms.declare(&hall()).await;
+            self.declare(&hall()).await;
         }
+    }
+
+    async fn declare(&self, room: &ConversationId) {
+        self.rooms.declare(room, self.rooms.reserve_join().unwrap()).await;
     }
 
     fn leave(&self) {
@@ -290,4 +294,96 @@ async fn numbers_are_renewed_after_each_loss_with_retries() {
         assert_eq!(renewals(), losses, "one renewal per loss, as soon as it succeeds");
     }
     task.abort();
+}
+
+/// Joins of a moment cost the routes one call, not one each.
+#[tokio::test]
+async fn x3_joins_that_wait_share_a_call() {
+    let world = World::new();
+    let b = world.node("b").await;
+    let room = |n: usize| ConversationId::parse(&format!("r:room-{n}")).unwrap();
+    let gate = Gate::new();
+    world.plan.plan("declare", Fault::Hold(gate.clone()));
+    let b = Arc::new(b);
+    let mut joins = tokio::task::JoinSet::new();
+    for n in 0..1_200 {
+        // Every room is joined twice.
+        let (node, room) = (Arc::clone(&b), room(n / 2));
+        joins.spawn(async move {
+            node.directory.hold_conversation(&room, 0);
+            node.declare(&room).await;
+            assert!(node.rooms.is_declared(&room));
+        });
+    }
+    while b.rooms.remote.as_ref().unwrap().joins.waiting() < 1_200 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((gate.reached(), world.plan.calls("declare")), (1, 1));
+    gate.open();
+    joins.join_all().await;
+    let calls = world.plan.calls("declare");
+    assert!((2..=4).contains(&calls), "{calls} calls");
+    assert_eq!(b.rooms.remote.as_ref().unwrap().joins.waiting(), 0);
+}
+
+#[tokio::test]
+async fn x3_joins_of_a_node_that_wait_are_bounded() {
+    let world = World::new();
+    let b = world.node("b").await;
+    let mut places: Vec<JoinPlace> = std::iter::from_fn(|| b.rooms.reserve_join()).take(100_000).collect();
+    assert_eq!(places.len(), 8_192);
+    drop(places.pop());
+    b.join().await;
+    assert!(b.rooms.is_declared(&hall()), "the freed place is used, and free again");
+    assert!(b.rooms.reserve_join().is_some());
+}
+
+/// Joins that are dropped, as those of a node that stops, take no other join with them.
+#[tokio::test]
+async fn x3_join_dropped_in_its_turn_leaves_the_others_to_the_next() {
+    let world = World::new();
+    let b = world.node("b").await;
+    let gate = Gate::new();
+    world.plan.plan("declare", Fault::Hold(gate.clone()));
+    b.directory.hold_conversation(&hall(), 0);
+    let other = ConversationId::parse("r:other").unwrap();
+    b.directory.hold_conversation(&other, 0);
+    tokio::select! {
+        biased;
+        () = b.declare(&hall()) => panic!("the gate is closed"),
+        () = async {
+            while gate.reached() == 0 {
+                tokio::task::yield_now().await;
+            }
+        } => {}
+    }
+    b.declare(&other).await;
+    assert!(b.rooms.is_declared(&hall()) && b.rooms.is_declared(&other));
+}
+
+#[tokio::test]
+async fn x3_room_is_forgotten_when_its_last_member_leaves() {
+    let world = World::new();
+    let b = world.node("b").await;
+    b.join().await;
+    b.join().await;
+    b.leave();
+    b.rooms.left(&hall());
+    assert!(b.rooms.is_declared(&hall()), "one member is left");
+    b.leave();
+    b.rooms.left(&hall());
+    assert!(!b.rooms.is_declared(&hall()));
+    // The member leaves while its join is under way.
+    let gate = Gate::new();
+    world.plan.plan("declare", Fault::HoldAnswer(gate.clone()));
+    let leaves = async {
+        while gate.reached() == 0 {
+            tokio::task::yield_now().await;
+        }
+        b.leave();
+        b.rooms.left(&hall());
+        gate.open();
+    };
+    tokio::join!(b.join(), leaves);
+    assert!(!b.rooms.is_declared(&hall()));
 }

@@ -50,15 +50,17 @@ impl<I: Io> Shard<I> {
             Action::Join { id, room } => self.join_room(conn, id, &room),
             Action::Signal { id, conversation, signal } => self.signal(conn, id, conversation, *signal),
             Action::SignalDropped => self.context.metrics.signals_dropped.increment(1),
-            Action::Leave { room } => {
-                self.hub.leave(&ConversationId::room(&room), conn.key.slot);
-            }
+            Action::Leave { room } => self.leave_room(conn, &room),
             Action::Acked { conversation, seq } => {
                 if !self.unacked_traces.is_empty() {
                     self.trace_ack(conn, &conversation, seq);
                 }
                 if let Some(window) = &mut conn.window {
+                    let before = window.len();
                     window.ack(&conversation, seq);
+                    if window.len() < before {
+                        conn.session.ack_was_due(&self.context.limits);
+                    }
                     if window.is_empty() {
                         conn.window = None;
                     }

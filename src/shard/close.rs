@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
+    id::ConversationId,
     pb::{self, server_frame::Body},
     ws,
 };
@@ -87,6 +88,9 @@ impl<I: Io> Shard<I> {
         conn.window = None;
         if let Some(login) = conn.login.take() {
             self.hub.remove(&login.route.user, conn.key.slot);
+            for room in conn.session.rooms() {
+                self.context.rooms.left(&ConversationId::room(room));
+            }
             self.unregister(login.route);
         }
     }

@@ -10,7 +10,7 @@ use tidegate_protocol::{
 };
 
 use super::{
-    READ_BUDGET_BYTES, Shard,
+    READ_BUDGET_BYTES, READ_BUDGET_FRAMES, Shard,
     conn::{Conn, Ending, PartialFrame, Stage},
     write::REPLY_CHUNK_BYTES,
 };
@@ -28,12 +28,15 @@ enum ParseStep {
 }
 
 impl<I: Io> Shard<I> {
-    /// Reads the socket, within the budget, and handles every complete frame.
+    /// Reads the socket, and handles complete frames, within the budgets of a turn.
     pub(super) fn read(&mut self, conn: &mut Conn) {
         self.continue_query(conn);
-        let mut budget = READ_BUDGET_BYTES;
+        let (mut budget, mut frames) = (READ_BUDGET_BYTES, READ_BUDGET_FRAMES);
+        if conn.paused && conn.is_open() {
+            self.unpause(conn, &mut frames);
+        }
         loop {
-            if conn.is_open() && !conn.session.wants_read(&self.context.limits) {
+            if conn.is_open() && (conn.paused || !conn.session.wants_read(&self.context.limits)) {
                 conn.paused = true;
                 break;
             }
@@ -48,7 +51,7 @@ impl<I: Io> Shard<I> {
                     let end = partial_len + received;
                     let whole_buffer = end == self.buffers.read.len();
                     if conn.is_open() {
-                        self.consume(conn, end);
+                        self.consume(conn, end, &mut frames);
                     }
                     budget = budget.saturating_sub(received);
                     if (!whole_buffer && !conn.peer_ended) || conn.is_closed() {
@@ -79,19 +82,29 @@ impl<I: Io> Shard<I> {
 
     /// Resumes reading on a paused connection, if its session allows it.
     pub(super) fn resume(&mut self, conn: &mut Conn) {
-        if conn.paused && conn.is_open() && conn.session.wants_read(&self.context.limits) {
-            conn.paused = false;
-            if let Some(partial) = &mut conn.partial {
-                // The node caused the pause, so the frame's deadline starts again.
-                partial.since = self.now;
-            }
-            let partial_len = self.restore_partial(conn);
-            if partial_len > 0 {
-                self.consume(conn, partial_len);
-            }
+        if conn.paused && conn.is_open() {
+            let mut frames = READ_BUDGET_FRAMES;
+            self.unpause(conn, &mut frames);
             if !conn.paused {
                 self.revisit.push(conn.key.slot);
             }
+        }
+    }
+
+    /// Ends a pause, if the session allows reading, and handles the frames that were received before it. They come
+    /// first, and may fill the buffer. More of them than `frames` pause the connection again.
+    fn unpause(&mut self, conn: &mut Conn, frames: &mut usize) {
+        if !conn.session.wants_read(&self.context.limits) {
+            return;
+        }
+        conn.paused = false;
+        if let Some(partial) = &mut conn.partial {
+            // The node caused the pause, so the frame's deadline starts again.
+            partial.since = self.now;
+        }
+        let partial_len = self.restore_partial(conn);
+        if partial_len > 0 {
+            self.consume(conn, partial_len, frames);
         }
     }
 
@@ -138,8 +151,8 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    /// Handles the complete frames among the first `end` bytes of the shared buffer, and saves the rest.
-    fn consume(&mut self, conn: &mut Conn, end: usize) {
+    /// Handles at most `frames` complete frames among the first `end` bytes of the shared buffer, and saves the rest.
+    fn consume(&mut self, conn: &mut Conn, end: usize, frames: &mut usize) {
         let mut buffer = std::mem::take(&mut self.buffers.read);
         let mut scanned = conn.partial.as_ref().map_or(0, |partial| partial.scanned);
         let mut at = 0;
@@ -148,10 +161,16 @@ impl<I: Io> Shard<I> {
                 conn.paused = true;
                 break;
             }
+            if *frames == 0 {
+                conn.paused = true;
+                self.revisit.push(conn.key.slot);
+                break;
+            }
             match self.parse(conn, &mut buffer[at..end], scanned) {
                 Ok(ParseStep::Consumed(bytes)) => {
                     at += bytes;
                     scanned = 0;
+                    *frames -= 1;
                     if self.buffers.reply.len() >= REPLY_CHUNK_BYTES {
                         self.flush(conn);
                     }
@@ -288,11 +307,13 @@ impl<I: Io> Shard<I> {
                 let frame = codec::decode_client(&payload, framing).map_err(refused)?;
                 self.on_frame(conn, frame)?;
             }
-            ws::WsEvent::Part | ws::WsEvent::Pong(_) => conn.session.handle_heard(self.now),
+            ws::WsEvent::Part | ws::WsEvent::Pong(_) => {
+                conn.session.handle_control_frame(&self.context.limits, self.now);
+            }
             ws::WsEvent::Ping(payload) => {
                 let mut pong = Vec::with_capacity(payload.len() + 2);
                 ws::encode_server(ws::Opcode::Pong, payload, &mut pong);
-                conn.session.handle_heard(self.now);
+                conn.session.handle_control_frame(&self.context.limits, self.now);
                 self.buffers.reply.extend_from_slice(&pong);
             }
             ws::WsEvent::Close { code, .. } => {
@@ -335,7 +356,7 @@ impl<I: Io> Shard<I> {
                 conn.session.handle_frame(frame, &self.context.limits, self.now, &mut self.buffers.actions);
             }
             Decoded::Empty => {
-                conn.session.handle_empty(self.now, &mut self.buffers.actions);
+                conn.session.handle_empty(&self.context.limits, self.now, &mut self.buffers.actions);
             }
         }
         self.act(conn);

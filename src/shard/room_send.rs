@@ -202,14 +202,28 @@ impl<I: Io> Shard<I> {
         self.hub.join(&conversation, conn.key.slot);
         if self.context.rooms.is_declared(&conversation) {
             let limits = &self.context.limits;
-            return conn.session.joined(id, room, Ok(()), limits, &mut self.buffers.actions);
+            return conn.session.joined(id, room, Ok(()), limits, self.now, &mut self.buffers.actions);
         }
         let rooms = Arc::clone(&self.context.rooms);
+        let Some(place) = rooms.reserve_join() else {
+            self.leave_room(conn, room);
+            let (limits, out) = (&self.context.limits, &mut self.buffers.actions);
+            return conn.session.joined(id, room, Err(Code::Busy), limits, self.now, out);
+        };
         let (key, named) = (conn.key, room.clone());
-        let work = async move { rooms.declare(&conversation).await };
+        let work = async move { rooms.declare(&conversation, place).await };
         let done = self.context.ask(work, move |()| Mail::RoomJoined(key, id, named));
         if done.is_some() {
-            conn.session.joined(id, room, Ok(()), &self.context.limits, &mut self.buffers.actions);
+            let (limits, out) = (&self.context.limits, &mut self.buffers.actions);
+            conn.session.joined(id, room, Ok(()), limits, self.now, out);
+        }
+    }
+
+    /// Removes a connection from a room.
+    pub(super) fn leave_room(&mut self, conn: &Conn, room: &RoomId) {
+        let conversation = ConversationId::room(room);
+        if self.hub.leave(&conversation, conn.key.slot) {
+            self.context.rooms.left(&conversation);
         }
     }
 
@@ -217,8 +231,10 @@ impl<I: Io> Shard<I> {
     pub(super) fn on_joined(&mut self, key: ConnKey, id: u64, room: &RoomId) {
         let Some(slot) = self.conns.find(key) else { return };
         self.with_conn(slot, |shard, conn| {
-            conn.session.joined(id, room, Ok(()), &shard.context.limits, &mut shard.buffers.actions);
+            let (limits, out) = (&shard.context.limits, &mut shard.buffers.actions);
+            conn.session.joined(id, room, Ok(()), limits, shard.now, out);
             shard.act(conn);
+            shard.resume(conn);
             shard.flush(conn);
         });
     }

@@ -119,7 +119,7 @@ fn accepting_pauses_without_file_descriptors() {
     chat.end();
 }
 
-/// X8, S58: clients take every place that the open-file limit leaves, and silent callers those of the admin port.
+/// X8, S64: clients take every place that the open-file limit leaves, and silent callers those of the admin port.
 #[test]
 fn x8_messages_are_stored_while_all_descriptors_for_clients_are_taken() {
     let data = fresh_data();

@@ -1,6 +1,10 @@
 //! Clients that send without reading: their queued output stays bounded, and they are closed `SLOW`.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::Write as _,
+    thread,
+    time::{Duration, Instant},
+};
 
 use tidegate_protocol::{Code, codec::Wire, ws::Opcode};
 
@@ -11,6 +15,9 @@ use crate::{
 };
 
 const CHUNK: usize = 64 * 1024;
+
+/// Setting for tests of what is bounded behind the budget of frames.
+const FRAMES_UNLIMITED: &str = "limits.frames_per_second=0";
 
 fn logged_in(node: &Process, wire: Wire, user: &str) -> Raw {
     let mut raw = Raw::connect(node.address(), wire);
@@ -37,7 +44,7 @@ fn flood(raw: &mut Raw, one: &[u8]) {
 
 #[test]
 fn pings_without_reading_end_slow_and_cost_no_memory() {
-    let node = Process::start(&[]);
+    let node = Process::start(&[FRAMES_UNLIMITED]);
     let chat = Chat::begin(&node);
     let floods = [
         (Wire::WsText, ws_frame(Opcode::Ping, &[b'p'; 125])),
@@ -66,7 +73,7 @@ fn pings_without_reading_end_slow_and_cost_no_memory() {
 #[test]
 fn many_flooders_at_once_stay_within_their_caps() {
     const FLOODERS: usize = 60;
-    let node = Process::start(&["timing.write_ms=8000", "limits.control_bytes_max=65536"]);
+    let node = Process::start(&[FRAMES_UNLIMITED, "timing.write_ms=8000", "limits.control_bytes_max=65536"]);
     let chat = Chat::begin(&node);
     let mut flooders: Vec<Raw> =
         (0..FLOODERS).map(|n| logged_in(&node, Wire::JsonLine, &format!("flooder-{n}"))).collect();
@@ -88,7 +95,7 @@ fn many_flooders_at_once_stay_within_their_caps() {
 
 #[test]
 fn flooder_that_reads_at_last_gets_the_reason() {
-    let node = Process::start(&["timing.linger_ms=5000"]);
+    let node = Process::start(&[FRAMES_UNLIMITED, "timing.linger_ms=5000"]);
     let chat = Chat::begin(&node);
     for wire in [Wire::WsText, Wire::WsBinary, Wire::Tcp, Wire::JsonLine] {
         let mut raw = logged_in(&node, wire, "flooder");
@@ -104,6 +111,49 @@ fn flooder_that_reads_at_last_gets_the_reason() {
         });
         raw.until_end().assert_closed(wire, Code::Slow, "a flood");
     }
+    chat.end();
+}
+
+/// A frame of one byte costs as much as one of hundreds, so frames are limited beside bytes.
+#[test]
+fn x9_flooders_that_read_are_read_slowly_then_closed() {
+    const PER_SECOND: u64 = 500;
+    const AT_ONCE: u64 = 2_000;
+    let node = Process::start(&["node.shards=1"]);
+    let chat = Chat::begin(&node);
+    let floods = [
+        (Wire::Tcp, vec![0]),
+        (Wire::JsonLine, b"\n".to_vec()),
+        (Wire::JsonLine, frame(Wire::JsonLine, 7, ask::next_id())),
+        (Wire::WsText, ws_frame(Opcode::Ping, b"")),
+        (Wire::WsBinary, ws_frame(Opcode::Pong, b"")),
+        (Wire::Tcp, frame(Wire::Tcp, 0, ask::ack("d:flooder-5:nobody", 1))),
+    ];
+    let (began, read_before) = (Instant::now(), node.metric("frames_in_total"));
+    let readers: Vec<_> = floods
+        .iter()
+        .enumerate()
+        .map(|(n, (wire, one))| {
+            let mut raw = logged_in(&node, *wire, &format!("flooder-{n}"));
+            // Some floods have no answer until the close.
+            raw.stream.set_read_timeout(Some(WAIT_MAX * 3)).expect("a socket takes options");
+            let mut writer = raw.stream.try_clone().expect("a socket");
+            let (wire, chunk) = (*wire, chunk(one));
+            thread::spawn(move || while writer.write_all(&chunk).is_ok() {});
+            (wire, thread::spawn(move || raw.until_end()))
+        })
+        .collect();
+    for (n, (wire, reader)) in readers.into_iter().enumerate() {
+        let received = reader.join().expect("a reader");
+        assert_eq!(received.close(), Some(Code::TooManyFrames), "flood {n} over {wire:?}");
+        assert!(received.frames.len() + received.pongs <= (AT_ONCE + 12 * PER_SECOND) as usize);
+    }
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(10), "closed after {took:?} already");
+    let most = floods.len() as u64 * (AT_ONCE + PER_SECOND * (took.as_secs() + 1));
+    // The honest pair exchanges far fewer than that.
+    let read = node.metric("frames_in_total") - read_before;
+    assert!(read < (most + 10_000) as f64, "{read} frames were read in {took:?}");
     chat.end();
 }
 
@@ -138,6 +188,7 @@ fn input_after_a_close_does_not_destroy_the_last_frames() {
 fn room_flooded_by_a_member_costs_no_memory() {
     const MEMBERS: usize = 300;
     let node = Process::start(&[
+        FRAMES_UNLIMITED,
         "node.shards=1",
         "limits.outbox_bytes_max=8192",
         "limits.control_bytes_max=8388608",

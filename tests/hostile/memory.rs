@@ -81,7 +81,7 @@ fn x1_cache_stays_in_its_bound_beside_a_flood_of_new_conversations() {
     chat.end();
 }
 
-/// X7, S57: memory is filled with chained messages that wait for one that never comes.
+/// X7, S63: memory is filled with chained messages that wait for one that never comes.
 #[test]
 fn x7_messages_held_for_a_missing_one_are_shed() {
     let probe = Process::start(&["node.store=memory", "limits.memory_counts_sockets=false"]);

@@ -33,6 +33,7 @@ use tidegate::{
         rules,
     },
     ports::Ports,
+    room::Rooms,
     routes::{Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
     shard::{Driver, DriverQueue},
@@ -286,6 +287,11 @@ fn owner_settings() -> owner::Settings {
 }
 
 impl MeshNode {
+    /// Returns the live rooms of the node.
+    pub fn rooms(&self) -> &Rooms {
+        &self.broker.rooms
+    }
+
     fn me(&self) -> &NodeBoot {
         &self.broker.cluster.me
     }

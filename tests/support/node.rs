@@ -40,6 +40,7 @@ impl TestNode {
         config.limits.user_logins_per_second = 0;
         config.limits.joins_per_second = 0;
         config.limits.queries_per_second = 0;
+        config.limits.frames_per_second = 0;
         config.limits.new_conversations_per_minute = 0;
         configure(&mut config);
         let node = Node::start(&config, &tokio::sync::watch::Sender::new(false)).expect("the node starts");

@@ -22,6 +22,7 @@ pub fn session(data: &[u8]) {
         errors_max: 12,
         rooms_max: 2,
         chained_conversations_max: 3,
+        frames_per_second: 3,
         ..SessionLimits::default()
     };
     let mut driver = Driver {
@@ -102,7 +103,7 @@ impl Driver {
             6 => {
                 let outcome = if byte(input)? & 1 == 1 { Ok(()) } else { Err(Code::Forbidden) };
                 if let Some((id, room)) = self.joins.pop_front() {
-                    self.input(|s, l, _, out| s.joined(id, &room, outcome, l, out));
+                    self.input(|s, l, now, out| s.joined(id, &room, outcome, l, now, out));
                 }
             }
             7 => match byte(input)? % 5 {
@@ -114,7 +115,7 @@ impl Driver {
                 3 => self.input(|s, _, _, out| s.login_refused(Code::TokenInvalid, "", out)),
                 _ => self.input(|s, _, _, out| s.handle_violation(Code::Malformed, "", out)),
             },
-            8 => self.input(|s, _, now, out| s.handle_empty(now, out)),
+            8 => self.input(|s, l, now, out| s.handle_empty(l, now, out)),
             // Answers or refuses the open query and ends it; without one it is only a sign of life.
             _ => match self.queries.pop_front() {
                 Some(id) => self.input(|s, l, now, out| {
@@ -134,7 +135,7 @@ impl Driver {
     fn frame(&mut self, payload: &[u8], framing: Framing) {
         match decode_client(payload, framing) {
             Ok(Decoded::Frame(frame)) => self.input(|s, l, now, out| s.handle_frame(frame, l, now, out)),
-            Ok(Decoded::Empty) => self.input(|s, _, now, out| s.handle_empty(now, out)),
+            Ok(Decoded::Empty) => self.input(|s, l, now, out| s.handle_empty(l, now, out)),
             Err(error) => self.input(|s, _, _, out| s.handle_violation(error.code(), "", out)),
         }
     }

@@ -25,7 +25,8 @@
 //!
 //! **Stopped reading.** [`Session::wants_read`] is false while a login is pending (frames sent after Hello wait), while
 //! a query is open (until [`Session::query_over`]), while `in_flight_max` submissions have no answer (until an answer
-//! or the reply deadline), and while the hold is full. The frame that found the hold full is parked in the session, one
+//! or the reply deadline), while [`JOINING_MAX`] joins have no outcome, while the budget of frames is spent (until its
+//! refill), and while the hold is full. The frame that found the hold full is parked in the session, one
 //! at most, and the driver keeps the bytes after it undecoded, so nothing is lost. The expected id may be among those
 //! bytes or may never arrive; only unbounded reading could tell. So the order timeout relieves a full hold: after the
 //! alarm and the skip, the oldest held message is released and the parked frame takes its place. The client gets the
@@ -45,6 +46,7 @@
 
 mod answers;
 mod flights;
+mod frames;
 mod login;
 mod query;
 mod requests;
@@ -69,7 +71,7 @@ use self::{
 use crate::{
     Code, Time,
     id::{MsgId, RoomId},
-    machine::{chain::ChainAlarm, window::WindowLimits},
+    machine::{chain::ChainAlarm, frame_budget::FrameBudget, window::WindowLimits},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
     settings::Viewing,
 };
@@ -77,6 +79,9 @@ use std::{borrow::Cow, time::Duration};
 
 /// Time after which one permanent refusal is forgotten.
 const ERROR_RETENTION: Duration = Duration::from_secs(10);
+
+/// Maximum number of joins without an outcome; reading stops at it.
+pub const JOINING_MAX: usize = 8;
 
 /// Protocol state of one connection; the module documentation shows how to drive it.
 #[derive(Debug)]
@@ -100,11 +105,14 @@ pub struct Session {
     /// Unchained submission, from an input until the next poll.
     pending: Option<Box<Submit>>,
     flights: Flights,
+    frames: FrameBudget,
     /// Time at which the signal budget is full again.
     signals_until: Time,
     /// Chain state, `None` without a chain.
     ordered: Option<Box<Ordered>>,
     rooms: Vec<RoomId>,
+    /// Joins without an outcome, oldest first; a room is in here twice if it was left and joined again.
+    joining: Vec<RoomId>,
 }
 
 #[derive(Debug)]
@@ -156,9 +164,11 @@ impl Session {
             append_open: false,
             pending: None,
             flights: Flights::default(),
+            frames: FrameBudget::default(),
             signals_until: Time::ZERO,
             ordered: None,
             rooms: Vec::new(),
+            joining: Vec::new(),
         }
     }
 
@@ -223,6 +233,8 @@ impl Session {
             State::Greeting { .. } => true,
             State::Live => {
                 !self.query_open
+                    && !self.frames.is_spent()
+                    && self.joining.len() < JOINING_MAX
                     && self.flights.len() < limits.in_flight_max
                     && self.pending.is_none()
                     && self.ordered.as_ref().is_none_or(|o| o.parked.is_none())
@@ -252,22 +264,25 @@ impl Session {
             (State::Live, None) => self.refuse(id, Code::Unsupported, "", limits, out),
             (State::Leaving { .. } | State::Closed, _) => {}
         }
+        self.count_frame(limits, now);
         self.update_reading(limits, now);
     }
 
-    /// Handles any other sign of life of the client, such as a WebSocket pong.
+    /// Handles any other sign of life of the client, which is no frame.
     pub fn handle_heard(&mut self, now: Time) {
         self.last_received = self.last_received.max(now);
     }
 
     /// Handles an empty frame, the shortest ping.
-    pub fn handle_empty(&mut self, now: Time, out: &mut Vec<Action>) {
+    pub fn handle_empty(&mut self, limits: &SessionLimits, now: Time, out: &mut Vec<Action>) {
         self.handle_heard(now);
         match self.state {
             State::Greeting { .. } | State::LoggingIn { .. } => self.close(Code::BadState, "", out),
             State::Live => self.pong(0, now, out),
             State::Leaving { .. } | State::Closed => {}
         }
+        self.count_frame(limits, now);
+        self.update_reading(limits, now);
     }
 
     /// Handles malformed bytes: closes the connection, because the bytes after them can't be framed.
@@ -325,7 +340,8 @@ impl Session {
             State::Live => {
                 let silence = self.wants_read(limits).then(|| self.last_received + self.silence_max());
                 let order = self.ordered.as_ref().and_then(|o| o.chain.poll_timeout());
-                sooner(sooner(silence, order), reply())
+                let frames = self.frames.poll_timeout(limits.frames_per_second);
+                sooner(sooner(silence, order), sooner(frames, reply()))
             }
             State::Leaving { .. } => reply(),
             State::Closed => None,
@@ -337,6 +353,7 @@ impl Session {
         if self.poll_timeout(limits).is_none_or(|due| due > now) {
             return;
         }
+        self.refill_frames(limits, now, out);
         match self.state {
             State::Greeting { .. } => return self.close(Code::HandshakeTimeout, "", out),
             State::LoggingIn { .. } => {

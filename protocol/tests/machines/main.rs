@@ -5,6 +5,7 @@
 //! | `assign` | assignment of clients to nodes |
 //! | `chain` | the nextId chain |
 //! | `drain` | the drain of a node |
+//! | `frame_budget` | budget of the frames of a connection |
 //! | `ledger` | the ledger with one owner; `tests/ledger_sim` simulates several |
 //! | `rate` | rate limits and their tables |
 //! | `session` | the session, driven as a shard drives it |
@@ -15,6 +16,7 @@
 mod assign;
 mod chain;
 mod drain;
+mod frame_budget;
 mod ledger;
 mod rate;
 #[path = "../../../tests/support/seed.rs"]

@@ -22,6 +22,7 @@ impl Session {
     ) {
         let newest = self.flights.is_newest(ticket);
         let Some(flight) = self.flights.answer(ticket) else { return };
+        self.count_frame(limits, now);
         let id = flight.id;
         let mut given_back = None;
         if flight.next_id.is_some()
@@ -83,6 +84,9 @@ impl Session {
         self.release_answered(out);
         if let (Some(id), Some(ordered)) = (resolved, &mut self.ordered) {
             ordered.resolve_unknown(&id, out);
+        }
+        if matches!(answer, SubmitAnswer::Duplicate { .. } | SubmitAnswer::Refused { .. }) {
+            self.count_frame(limits, now);
         }
         match answer {
             SubmitAnswer::Accepted { seq, time } => {

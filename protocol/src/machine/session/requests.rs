@@ -16,8 +16,10 @@ impl Session {
         room: &RoomId,
         outcome: Result<(), Code>,
         limits: &SessionLimits,
+        now: Time,
         out: &mut Vec<Action>,
     ) {
+        self.end_join(room);
         if !matches!(self.state, State::Live | State::Leaving { .. }) {
             return;
         }
@@ -28,10 +30,12 @@ impl Session {
                 self.refuse(id, code, "", limits, out);
             }
         }
+        self.update_reading(limits, now);
     }
 
     /// Refuses an [`Action::Join`], which was not carried out, because a rate limit is reached.
     pub fn join_limited(&mut self, id: u64, room: &RoomId, wait: Duration, out: &mut Vec<Action>) {
+        self.end_join(room);
         if matches!(self.state, State::Live | State::Leaving { .. }) {
             self.forget_room(room);
             self.push_frame(id, ServerBody::Error(Code::RateLimited.error_after("", wait)), out);
@@ -86,8 +90,10 @@ impl Session {
             Ok(_) if self.rooms.len() >= limits.rooms_max => {
                 self.refuse(id, Code::TooManyRooms, "", limits, out);
             }
+            Ok(_) if self.places_taken() >= limits.rooms_max => self.refuse(id, Code::Busy, "", limits, out),
             Ok(room) => {
                 self.rooms.push(room.clone());
+                self.joining.push(room.clone());
                 out.push(Action::Join { id, room });
             }
         }
@@ -105,6 +111,22 @@ impl Session {
                 }
                 self.done(id, out);
             }
+        }
+    }
+
+    /// Returns the number of joined rooms and of joins without an outcome: leaving a room that is being joined does not
+    /// free its place yet.
+    fn places_taken(&self) -> usize {
+        let is_joined = |room: &&RoomId| !self.joining.contains(room);
+        self.joining.len() + self.rooms.iter().filter(is_joined).count()
+    }
+
+    fn end_join(&mut self, room: &RoomId) {
+        if let Some(at) = self.joining.iter().position(|joining| joining == room) {
+            self.joining.remove(at);
+        }
+        if self.joining.is_empty() {
+            self.joining = Vec::new();
         }
     }
 

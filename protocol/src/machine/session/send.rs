@@ -162,7 +162,7 @@ impl Session {
     ) -> Option<Box<Submit>> {
         while matches!(self.state, State::Live) && self.flights.len() < limits.in_flight_max {
             if let Some(submit) = self.pending.take() {
-                return Some(self.launch(submit, None, now));
+                return Some(self.launch(submit, None, limits, now));
             }
             let ordered = self.ordered.as_mut()?;
             if let Some(mut submit) = ordered.chain.poll_release(now) {
@@ -173,7 +173,7 @@ impl Session {
                 submit.order.n = n;
                 submit.order.chained = true;
                 let next_id = ordered.chain.expected().clone();
-                return Some(self.launch(submit, Some(next_id), now));
+                return Some(self.launch(submit, Some(next_id), limits, now));
             }
             let (next_id, submit) = ordered.parked.take()?;
             if !self.offer(next_id, submit, true, limits, now, out) {
@@ -300,7 +300,14 @@ impl Session {
         out.push(Action::SaveSkip { skipped, expected });
     }
 
-    fn launch(&mut self, mut submit: Box<Submit>, next_id: Option<MsgId>, now: Time) -> Box<Submit> {
+    fn launch(
+        &mut self,
+        mut submit: Box<Submit>,
+        next_id: Option<MsgId>,
+        limits: &SessionLimits,
+        now: Time,
+    ) -> Box<Submit> {
+        self.frames.give_back(limits.frames_per_second);
         let (conversation, msg_id) = (submit.conversation.clone(), submit.msg_id.clone());
         submit.ticket = self.flights.push(Flight {
             id: submit.id,

@@ -51,6 +51,9 @@ pub struct SessionLimits {
     pub signal_bytes_max: u32,
     /// Signals per second; those of one second may be sent in a burst. 0: no signal is accepted.
     pub signals_per_second: u32,
+    /// Limit of the frames that count, per second; those of [`crate::machine::frame_budget::BURST`] may arrive at once.
+    /// 0: no limit.
+    pub frames_per_second: u32,
     /// Time after which a submission without an answer becomes *unknown*.
     pub reply_deadline: Duration,
     /// Limits of the driver's window; the user's settings adjust `ack_timeout` and `tries`.
@@ -76,6 +79,7 @@ impl Default for SessionLimits {
             chained_conversations_max: 4_096,
             signal_bytes_max: 1_024,
             signals_per_second: 10,
+            frames_per_second: 0,
             reply_deadline: Duration::from_secs(5),
             window: WindowLimits::default(),
         }

@@ -51,7 +51,7 @@ fn anything_but_one_hello_before_welcome_closes() {
         assert_eq!(conn.output(), ["login", "close BAD_STATE"]);
     }
     let mut conn = Conn::new();
-    conn.input(|s, _, now, out| s.handle_empty(now, out));
+    conn.input(|s, l, now, out| s.handle_empty(l, now, out));
     assert_eq!(conn.output(), ["close BAD_STATE"]);
 }
 

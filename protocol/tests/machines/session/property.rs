@@ -153,13 +153,13 @@ impl Run {
                 let frame = pb::ClientFrame { id: self.next_frame, body: None };
                 conn.input(|s, l, now, out| s.handle_frame(frame, l, now, out));
             }
-            Op::Empty => conn.input(|s, _, now, out| s.handle_empty(now, out)),
+            Op::Empty => conn.input(|s, l, now, out| s.handle_empty(l, now, out)),
             Op::SignOfLife => conn.input(|s, _, now, _| s.handle_heard(now)),
             Op::Violation => conn.input(|s, _, _, out| s.handle_violation(Code::Malformed, "", out)),
             Op::Joined { ok } => {
                 if let Some((id, room)) = self.joins.pop() {
                     let outcome = if ok { Ok(()) } else { Err(Code::Forbidden) };
-                    conn.input(|s, l, _, out| s.joined(id, &room, outcome, l, out));
+                    conn.input(|s, l, now, out| s.joined(id, &room, outcome, l, now, out));
                 }
             }
             Op::Answer { which, how } => self.answer(which, how),
@@ -216,6 +216,7 @@ impl Run {
         prop_assert!(session.in_flight() <= limits.in_flight_max);
         prop_assert!(session.held() <= limits.chain.hold_max + 2, "plus the ready one and the parked one");
         prop_assert!(session.rooms().len() <= limits.rooms_max);
+        prop_assert!(self.joins.len() <= limits.rooms_max, "joins in flight");
         let actions = &self.conn.actions;
         prop_assert!(actions.len() <= 4 * limits.in_flight_max + 8, "bounded: {actions:?}");
         for action in std::mem::take(&mut self.conn.actions) {
@@ -300,8 +301,9 @@ impl Run {
             for frame in &self.sends {
                 prop_assert_eq!(self.answers.get(frame), Some(&1), "frame {} has one answer", frame);
             }
-            // Only an open query, which this driver may not have answered, stops reading now.
-            prop_assert!(self.query.is_some() || self.conn.wants_read());
+            // Only an open query, which this driver may not have answered, and a spent budget of frames stop reading now.
+            let is_limited = self.conn.limits.frames_per_second > 0;
+            prop_assert!(self.query.is_some() || is_limited || self.conn.wants_read());
         }
         Ok(())
     }
@@ -317,9 +319,11 @@ proptest! {
     fn every_input_in_every_state_is_defined_bounded_and_answered(
         live in prop_oneof![1 => Just(None), 1 => Just(Some(false)), 4 => Just(Some(true))],
         patient in prop::bool::weighted(0.8),
+        frames_per_second in prop_oneof![3 => Just(0), 1 => 1..4_u32],
         ops in proptest::collection::vec(op(), 1..100),
     ) {
         let mut run = Run::new(live);
+        run.conn.limits.frames_per_second = frames_per_second;
         if patient {
             run.conn.limits.errors_max = u16::MAX;
         }

@@ -7,7 +7,7 @@ use tidegate_protocol::{
     Code,
     content::Content,
     id::RoomId,
-    machine::session::{Action, Order, SessionPhase, SubmitAnswer},
+    machine::session::{Action, JOINING_MAX, Order, SessionPhase, SubmitAnswer},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 
@@ -72,7 +72,7 @@ fn pings_are_answered_in_both_forms() {
     let Some(Action::Reply(frame)) = conn.actions.first() else { panic!("no reply") };
     let Some(ServerBody::Pong(pong)) = &frame.body else { panic!("no pong") };
     assert_eq!(pong.time, 1_763_712_002_000);
-    conn.input(|s, _, now, out| s.handle_empty(now, out));
+    conn.input(|s, l, now, out| s.handle_empty(l, now, out));
     assert_eq!(conn.output(), ["3 pong", "0 pong"]);
 }
 
@@ -234,11 +234,11 @@ fn rooms_are_joined_once_and_up_to_a_limit() {
     let mut conn = Conn::plain();
     conn.frame(1, join("a"));
     let a = RoomId::new("a").expect("well formed");
-    conn.input(|s, l, _, out| s.joined(1, &a, Ok(()), l, out));
+    conn.input(|s, l, now, out| s.joined(1, &a, Ok(()), l, now, out));
     conn.frame(2, join("a"));
     conn.frame(3, join("b"));
     let b = RoomId::new("b").expect("well formed");
-    conn.input(|s, l, _, out| s.joined(3, &b, Err(Code::Forbidden), l, out));
+    conn.input(|s, l, now, out| s.joined(3, &b, Err(Code::Forbidden), l, now, out));
     conn.frame(4, join("c"));
     conn.frame(5, join("d"));
     conn.frame(6, join("not a room"));
@@ -383,7 +383,7 @@ fn no_frame_follows_a_close() {
     assert_eq!(conn.output(), ["close MALFORMED"]);
     conn.input(|s, _, _, out| s.close(Code::Kicked, "", out));
     conn.input(|s, _, _, out| s.leave(Code::Kicked, "", out));
-    conn.input(|s, _, now, out| s.handle_empty(now, out));
+    conn.input(|s, l, now, out| s.handle_empty(l, now, out));
     conn.frame(5, ClientBody::Hello(hello("")));
     conn.link(1);
     conn.answer(0, SubmitAnswer::Accepted { seq: 1, time: 2 });
@@ -412,4 +412,56 @@ fn leave_by_key_works_for_groups_only() {
     assert_eq!(conn.output(), ["4 Leave(g:a)"]);
     conn.input(|s, _, _, out| s.query_done(4, out));
     assert_eq!(conn.output(), ["4 done"]);
+}
+
+/// A place that a leave freed at once would make joins in flight unbounded.
+#[test]
+fn x3_joins_in_flight_are_bounded_whatever_is_left_meanwhile() {
+    let room = |n: usize| RoomId::new(&format!("room-{n}")).expect("well formed");
+    let join = |n| ClientBody::Join(pb::Join { room: room(n).to_string() });
+    let leave = |n| ClientBody::Leave(pb::Leave { room: room(n).to_string(), ..Default::default() });
+    let mut conn = Conn::plain();
+    conn.limits.rooms_max = 100;
+    let mut joins = 0;
+    while conn.wants_read() && joins < 1_000 {
+        conn.frame(0, join(joins));
+        joins += 1;
+        if conn.wants_read() {
+            conn.frame(0, leave(joins - 1));
+        }
+    }
+    assert_eq!(joins, JOINING_MAX);
+    conn.pass(80.0);
+    assert!(!conn.is_closed(), "a client that is not read is not silent");
+    conn.input(|s, l, now, out| s.joined(0, &room(3), Ok(()), l, now, out));
+    assert!(conn.wants_read());
+    conn.frame(0, join(joins));
+    assert!(!conn.wants_read());
+    conn.input(|s, _, _, out| s.join_limited(0, &room(4), Duration::from_secs(1), out));
+    assert!(conn.wants_read());
+    assert_eq!(conn.session.rooms(), [room(7), room(8)]);
+}
+
+#[test]
+fn x3_room_that_is_left_keeps_its_place_until_its_join_has_an_outcome() {
+    let join = |room: &str| ClientBody::Join(pb::Join { room: room.to_owned() });
+    let leave = |room: &str| ClientBody::Leave(pb::Leave { room: room.to_owned(), ..Default::default() });
+    let mut conn = Conn::plain();
+    conn.frame(1, join("a"));
+    conn.frame(2, leave("a"));
+    conn.frame(3, join("a"));
+    conn.frame(4, join("b"));
+    conn.frame(5, leave("a"));
+    conn.frame(6, join("c"));
+    assert_eq!(
+        conn.output(),
+        ["1 join a", "leave a", "2 done", "3 join a", "4 BUSY", "leave a", "5 done", "6 BUSY"]
+    );
+    let a = RoomId::new("a").expect("well formed");
+    for id in [1, 3] {
+        conn.input(|s, l, now, out| s.joined(id, &a, Ok(()), l, now, out));
+    }
+    conn.frame(7, join("b"));
+    conn.frame(8, join("c"));
+    assert_eq!(conn.output(), ["1 done", "3 done", "7 join b", "8 join c"]);
 }
