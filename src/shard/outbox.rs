@@ -8,6 +8,8 @@ use std::{collections::VecDeque, io, io::IoSlice};
 use bytes::Bytes;
 use tidegate_protocol::id::ConversationId;
 
+use crate::fault::planted::{Planted, is_planted};
+
 /// Most slices passed to one `writev`.
 const WRITE_SLICES_MAX: usize = 64;
 
@@ -135,6 +137,9 @@ impl Outbox {
 
     /// Marks a conversation as behind: the client gets a hint that messages up to `seq` were omitted.
     pub(super) fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> PushOutcome {
+        if is_planted(Planted::BehindLost) {
+            return PushOutcome::Behind;
+        }
         let full = self.behind.len() >= BEHIND_CONVERSATIONS_MAX;
         match self.behind.iter_mut().find(|(id, _)| id == conversation) {
             Some(entry) => entry.1 = entry.1.max(seq),

@@ -5,10 +5,12 @@ use tidegate_protocol::{
     machine::ledger::Outcome,
     record::{Body, MemberAction, Record},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::Owner;
 use crate::{
     delivery::trace_steps,
+    fault::planted::{Planted, is_planted},
     partition::{
         dispatcher::Dispatcher,
         exit::{OwnerExit, retry, wait_for_store},
@@ -17,6 +19,21 @@ use crate::{
 };
 
 const MEMBERS_PAGE_ROWS: usize = 1_000;
+
+/// Awaits the archive and the publication of a batch, even if the partition is lost meanwhile.
+pub(super) async fn to_the_end(
+    publishing: impl Future<Output = Result<(), OwnerExit>>,
+    lost: &CancellationToken,
+) -> Result<(), OwnerExit> {
+    if !is_planted(Planted::ArchivedUnpublished) {
+        return publishing.await;
+    }
+    tokio::select! {
+        biased;
+        () = lost.cancelled() => Err(OwnerExit::Revoked),
+        done = publishing => done,
+    }
+}
 
 impl Owner {
     pub(super) async fn publish(
