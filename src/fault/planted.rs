@@ -9,7 +9,7 @@ use std::cell::Cell;
 /// Fault in the delivery of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
-    /// A record of a large group is pushed before the membership changes that precede it.
+    /// A message is pushed before the membership changes that precede it in its batch.
     PushBeforeMembership,
     /// The close of a connection removes the route of its device, whatever token the route has.
     RouteWithoutToken,

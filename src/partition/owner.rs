@@ -42,6 +42,7 @@ use crate::{
         answer_cache::{AnswerCache, AnswerLog},
         trace_steps,
     },
+    fault::planted::{Planted, is_planted},
     ingest::intake,
     mail::ConnKey,
     metrics::Metrics,
@@ -418,7 +419,13 @@ impl Owner {
             self.archive_all(decided, logins, out).await?;
         }
         self.publish_rules();
-        for (record, outcome) in decided {
+        let messages_first;
+        let mut in_order = decided;
+        if is_planted(Planted::PushBeforeMembership) {
+            messages_first = publish::messages_first(decided);
+            in_order = &messages_first;
+        }
+        for (record, outcome) in in_order {
             self.publish(record, *outcome, out).await?;
         }
         if let Some(answer_log) = &self.answer_log {

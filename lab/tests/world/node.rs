@@ -221,6 +221,8 @@ impl Node {
     /// Begins a planned stop, as `Node::wait` carries it out: drain, end of the shards, of the tasks, and of the lease.
     pub(crate) fn leave(&mut self) {
         let Some(tasks) = self.tasks.take() else { return };
+        // The drain takes the time of its signal from the clock of the node.
+        let _guard = self.runtime.enter();
         self.drainer.signal();
         let (broker, drainer) = (Arc::clone(&self.broker), Arc::clone(&self.drainer));
         let has_ended = Arc::clone(&self.has_ended);

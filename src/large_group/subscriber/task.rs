@@ -29,7 +29,6 @@ use crate::{
     cluster::Cluster,
     delivery::{local::LocalDispatcher, trace_steps},
     directory::Directory,
-    fault::planted::{Planted, is_planted},
     mail::{Audience, ConnKey, Delivery},
     metrics::Metrics,
     routes::RoutesError,
@@ -357,9 +356,6 @@ impl SubscriberTask {
 
 /// Returns the seq up to which membership changes precede a record: neither its own nor later ones.
 fn preceding_member_seq(record: &pb::FanOut) -> u64 {
-    if is_planted(Planted::PushBeforeMembership) {
-        return 0;
-    }
     record.member_seq.min(record.seq.saturating_sub(1))
 }
 

@@ -7,7 +7,7 @@ use tidegate_protocol::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Owner;
+use super::{Decided, Owner};
 use crate::{
     delivery::trace_steps,
     fault::planted::{Planted, is_planted},
@@ -33,6 +33,13 @@ pub(super) async fn to_the_end(
         () = lost.cancelled() => Err(OwnerExit::Revoked),
         done = publishing => done,
     }
+}
+
+/// Returns the records of a batch with the membership changes at the end, where they do not belong; a planted fault.
+pub(super) fn messages_first(decided: &[Decided]) -> Vec<Decided> {
+    let mut records = decided.to_vec();
+    records.sort_by_key(|(record, _)| matches!(record.body, Body::Member(_)));
+    records
 }
 
 impl Owner {
