@@ -16,6 +16,8 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 
+pub mod planted;
+
 /// Port wrapper that applies the faults of a plan to each call.
 pub struct Faulty<P: ?Sized> {
     pub(crate) inner: Arc<P>,

@@ -30,6 +30,8 @@
 //! | `unread-total` | the total of a sync differs from the sum of its states |
 //! | `presence-diverged` | at the end a node reports a device as connected that is not, or the other way round |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
+//! | `unpushed` | in a calm history ([`Budget::push_ns`]) a connection got neither a push of a message nor a notice that it was left out |
+//! | `stop-unanswered` | in a calm history a planned stop took a send and closed the connection without its answer |
 //!
 //! A client pulls what it misses **while it is disconnected**: one that reports at the end that it has everything is
 //! held to that, over all its connections and by the ranges in which it was a member (`never-got`). Pushes are judged
@@ -42,6 +44,7 @@
 //! [`rooms`] describes how soon an announcement has to come, and which faults delay it.
 
 mod availability;
+mod calm;
 mod delivery;
 mod event;
 mod history;
@@ -82,11 +85,18 @@ pub struct Budget {
     pub excuse_ns: u64,
     /// Time after a fault between two nodes until the other one's losses are announced.
     pub settle_ns: u64,
+    /// Longest time from a message to its push, in a history in which no push may be lost; `None` for any other.
+    pub push_ns: Option<u64>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { recovery_ns: 30_000_000_000, excuse_ns: 2_000_000_000, settle_ns: 8_000_000_000 }
+        Self {
+            recovery_ns: 30_000_000_000,
+            excuse_ns: 2_000_000_000,
+            settle_ns: 8_000_000_000,
+            push_ns: None,
+        }
     }
 }
 
@@ -151,6 +161,8 @@ pub struct CheckReport {
     pub presences: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.
     pub faults: u64,
+    /// Pushes that a calm history owed.
+    pub calm_pushes: u64,
     /// See [`Self::faults`]; in nanoseconds.
     pub longest_recovery_ns: u64,
 }
@@ -181,6 +193,7 @@ pub fn check(history: &History, budget: Budget) -> CheckReport {
     checker.check_marks();
     checker.check_presence();
     checker.check_availability();
+    checker.check_calm();
     checker.report
 }
 

@@ -13,6 +13,7 @@ use super::Broker;
 use crate::{
     bus::Bus,
     delivery::{peer_queue::PeerQueues, router::Router},
+    fault::planted::{Planted, is_planted},
     ingest::{appender, intake::Outlets, recovery},
     large_group::publisher::GroupPublisher,
     login,
@@ -146,7 +147,9 @@ impl RunningTasks {
             }
         };
         let peers = async {
-            if let Some(queues) = &self.peer_queues {
+            if let Some(queues) = &self.peer_queues
+                && !is_planted(Planted::PeersNotFlushed)
+            {
                 queues.settle(APPENDS_FLUSH_MAX).await;
             }
         };

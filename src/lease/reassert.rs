@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use crate::{
+    fault::planted::{Planted, is_planted},
     mail::{Mail, Reassert, ShardHandle, Slice},
     metrics::Metrics,
     routes::{Route, Routes, RoutesError},
@@ -75,6 +76,9 @@ impl ReassertTask {
     }
 
     async fn round(&self) {
+        if is_planted(Planted::RoutesNotReasserted) {
+            return;
+        }
         for shard in &self.shards {
             let mut from = Some(0);
             while let Some(slot) = from {

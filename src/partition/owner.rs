@@ -42,6 +42,7 @@ use crate::{
         answer_cache::{AnswerCache, AnswerLog},
         trace_steps,
     },
+    fault::planted::{Planted, is_planted},
     ingest::intake,
     mail::ConnKey,
     metrics::Metrics,
@@ -357,7 +358,7 @@ impl Owner {
             };
             let Some(decided) = decided else { return Err(self.archive.end(&mut self.ledger).await) };
             // Not cancelled by `lost`: records archived here must be published here.
-            self.publish_all(&decided, logins, out).await?;
+            publish::to_the_end(self.publish_all(&decided, logins, out), lost).await?;
             if stopping.is_cancelled() {
                 return Err(self.release(lost).await);
             }
@@ -418,7 +419,13 @@ impl Owner {
             self.archive_all(decided, logins, out).await?;
         }
         self.publish_rules();
-        for (record, outcome) in decided {
+        let messages_first;
+        let mut in_order = decided;
+        if is_planted(Planted::PushBeforeMembership) {
+            messages_first = publish::messages_first(decided);
+            in_order = &messages_first;
+        }
+        for (record, outcome) in in_order {
             self.publish(record, *outcome, out).await?;
         }
         if let Some(answer_log) = &self.answer_log {

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use crate::{
     bus::{AppendError, Bus, partition_of},
+    fault::planted::{Planted, is_planted},
     metrics::Metrics,
     store::{Direction, Fence, PageQuery, Scan, Store, StoreError},
 };
@@ -152,6 +153,9 @@ impl Sweeper<'_> {
     /// Returns the time by which data may expire now, or `None` while the clock of this node is not trusted.
     async fn trusted_now(&mut self) -> Result<Option<u64>, SweepError> {
         let of_store = self.store.now_ms().await?;
+        if is_planted(Planted::PruneByOneClock) {
+            return Ok(Some((self.settings.wall_ms)()));
+        }
         let now = self.clock.now((self.settings.wall_ms)(), of_store, tokio::time::Instant::now());
         if let Some(metrics) = &self.metrics {
             metrics.clock_distrusted.set(f64::from(u8::from(now.is_err())));
@@ -192,7 +196,7 @@ impl Sweeper<'_> {
                 break;
             }
         }
-        if self.keys_are_due(round) {
+        if self.keys_are_due(round) || is_planted(Planted::KeysForgotten) {
             self.expire_keys(now).await?;
         }
         Ok(())
@@ -242,7 +246,10 @@ impl Sweeper<'_> {
     /// Appends the lowest offset whose dedup key is still needed. Each key's own time counts, so that a clock that was
     /// set back expires no key early.
     async fn expire_keys(&mut self, now: u64) -> Result<(), SweepError> {
-        let keep = u64::try_from(self.settings.keys.as_millis()).unwrap_or(u64::MAX);
+        let mut keep = u64::try_from(self.settings.keys.as_millis()).unwrap_or(u64::MAX);
+        if is_planted(Planted::KeysForgotten) {
+            keep = 0;
+        }
         let Some(before) = now.checked_sub(keep) else { return Ok(()) };
         let current_from = self.rules.borrow().keys_from.max(self.keys_from);
         let (mut after, mut from) = (None, None);

@@ -17,6 +17,7 @@ use tidegate_protocol::{
 
 use super::{Shard, conn::Conn, newcomer::NEWCOMERS_MAX};
 use crate::{
+    fault::planted::{Planted, is_planted},
     mail::{ConnKey, DrainCommand, DrainProgress},
     net::{io::Io, upgrade::Transport},
 };
@@ -166,6 +167,9 @@ impl<I: Io> Shard<I> {
     /// Closes one connection gracefully, once its sends in flight are answered.
     pub(super) fn close_gracefully(&mut self, slot: u32, code: Code) {
         self.with_conn(slot, |shard, conn| {
+            if is_planted(Planted::DrainUnsettled) {
+                conn.session.close(code, "", &mut shard.buffers.actions);
+            }
             conn.session.leave(code, "", &mut shard.buffers.actions);
             shard.act(conn);
             shard.flush(conn);

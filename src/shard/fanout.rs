@@ -20,6 +20,7 @@ use super::{
     outbox::PushOutcome,
 };
 use crate::{
+    fault::planted::{Planted, is_planted},
     mail::{Audience, Delivery, Item, Mail},
     net::io::Io,
 };
@@ -266,6 +267,9 @@ impl<I: Io> Shard<I> {
     }
 
     fn track(&mut self, conn: &mut Conn, delivery: &Delivery) -> bool {
+        if is_planted(Planted::WindowForgets) {
+            return true;
+        }
         let limits = conn.session.window_limits(&self.context.limits);
         let window = conn.window.get_or_insert_with(|| Box::new(Window::new(limits)));
         let push = TrackedPush {

@@ -12,6 +12,8 @@ use std::{
 use bytes::Bytes;
 use tidegate_protocol::id::ConversationId;
 
+use crate::fault::planted::{Planted, is_planted};
+
 /// Most slices passed to one `writev`.
 const WRITE_SLICES_MAX: usize = 64;
 
@@ -139,6 +141,9 @@ impl Outbox {
 
     /// Marks a conversation as behind: the client gets a hint that messages up to `seq` were omitted.
     pub(super) fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> PushOutcome {
+        if is_planted(Planted::BehindLost) {
+            return PushOutcome::Behind;
+        }
         let full = self.behind.len() >= BEHIND_CONVERSATIONS_MAX;
         match self.behind.get_mut(conversation) {
             Some(last) => *last = seq.max(*last),

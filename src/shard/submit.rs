@@ -3,14 +3,19 @@
 use std::mem;
 
 use tidegate_protocol::{
-    Code,
+    Code, Time,
     id::ConversationKind,
-    machine::session::{Submit, SubmitRefusal},
+    machine::session::{Action, SessionLimits, Submit, SubmitRefusal},
+    pb::server_frame::Body as FrameBody,
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
 use super::{Shard, conn::Conn};
-use crate::{ingest::intake, net::io::Io};
+use crate::{
+    fault::planted::{Planted, is_planted},
+    ingest::intake,
+    net::io::Io,
+};
 
 impl<I: Io> Shard<I> {
     /// Adds the record of a send to the turn's batch, or refuses the send; a room message goes to its room instead.
@@ -55,7 +60,11 @@ impl<I: Io> Shard<I> {
             Ok(()) => self.batch.push(record),
             Err(refusal) => {
                 let limits = &self.context.limits;
-                conn.session.submit_refused(ticket, refusal, limits, self.now, &mut self.buffers.actions);
+                let actions = &mut self.buffers.actions;
+                if is_planted(Planted::ChainSkipsRefused) && refusal.code.temporary() {
+                    return refuse_and_go_on(conn, ticket, refusal, limits, self.now, actions);
+                }
+                conn.session.submit_refused(ticket, refusal, limits, self.now, actions);
             }
         }
     }
@@ -87,6 +96,27 @@ impl<I: Io> Shard<I> {
         }
         if self.frames_in > 0 {
             self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));
+        }
+    }
+}
+
+/// Refuses a send as temporarily as `refusal` does, but continues the chain as after a permanent refusal; a planted fault.
+fn refuse_and_go_on(
+    conn: &mut Conn,
+    ticket: u64,
+    refusal: SubmitRefusal<'_>,
+    limits: &SessionLimits,
+    now: Time,
+    actions: &mut Vec<Action>,
+) {
+    let before = actions.len();
+    let permanent = SubmitRefusal { code: Code::NotAMember, ..refusal };
+    conn.session.submit_refused(ticket, permanent, limits, now, actions);
+    for action in &mut actions[before..] {
+        if let Action::Reply(frame) = action
+            && let Some(FrameBody::Error(error)) = &mut frame.body
+        {
+            (error.code, error.temporary) = (u32::from(refusal.code.number()), true);
         }
     }
 }

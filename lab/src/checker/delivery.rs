@@ -26,9 +26,9 @@ pub(super) struct Sessions {
 pub(super) struct Session {
     pub(super) user: Id,
     pub(super) device: Id,
-    opened: usize,
+    pub(super) opened: usize,
     /// Time of the close.
-    closed: Option<u64>,
+    pub(super) closed: Option<u64>,
 }
 
 /// Entries of one conversation that one connection saw.
@@ -280,7 +280,7 @@ impl Checker<'_> {
 
     /// Returns whether a row was due to a device: its user is a member, it did not write the row itself and, with
     /// `since`, the row was surely sent after that event.
-    fn is_due(&self, conv: Id, seq: u64, user: Id, device: Id, since: Option<usize>) -> bool {
+    pub(super) fn is_due(&self, conv: Id, seq: u64, user: Id, device: Id, since: Option<usize>) -> bool {
         let row = self.logs.get(&conv).and_then(|log| log.rows.get(&seq));
         let late = match row {
             None => return false,

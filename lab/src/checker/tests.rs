@@ -1,6 +1,7 @@
 //! The self-test: a clean history is silent, and every rule names the fault that is planted for it.
 
 mod away;
+mod calm;
 mod marks;
 mod presence;
 mod rooms;

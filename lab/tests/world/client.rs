@@ -1,6 +1,9 @@
 //! Client of the world: drives one person over a connection in memory.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tidegate::auth;
@@ -24,8 +27,13 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long the old connection of a client stays open after a change of nodes.
 const OLD_CONNECTION_TIME: Duration = Duration::from_secs(2);
 
+/// Pushes that a client loses, if it loses any: one in so many.
+const LOST_ONE_IN: u32 = 50;
+
 /// Client with its connection.
 pub(crate) struct Client {
+    /// Whether pushes may be lost before the person gets them, as in a program that is too busy.
+    loses_pushes: bool,
     person: Person,
     rng: StdRng,
     connection: Option<Connection>,
@@ -46,6 +54,8 @@ struct Connection {
     hello_at: Option<Duration>,
     /// Until when the client reads nothing.
     reads_at: Duration,
+    /// Pushes that were lost and did not come again, by conversation: the client acks none of them.
+    lost: BTreeMap<String, BTreeSet<u64>>,
 }
 
 /// What a client asks of the world.
@@ -58,11 +68,12 @@ pub(crate) trait Dialer {
 }
 
 impl Client {
-    pub(crate) fn new(profile: Profile, seed: u64) -> Self {
+    pub(crate) fn new(profile: Profile, loses_pushes: bool, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let person = Person::new(profile, rng.random());
         let next_tick = Duration::from_millis(rng.random_range(0..20));
-        Self { person, rng, connection: None, old: None, connects_at: Duration::ZERO, next_tick }
+        let connects_at = Duration::ZERO;
+        Self { loses_pushes, person, rng, connection: None, old: None, connects_at, next_tick }
     }
 
     pub(crate) fn profile(&self) -> &Profile {
@@ -111,11 +122,12 @@ impl Client {
             return;
         }
         self.next_tick = now + TICK_INTERVAL;
-        let Some(connection) = &self.connection else { return };
+        let Some(connection) = &mut self.connection else { return };
         if connection.hello_at.is_some_and(|at| now > at + LOGIN_TIMEOUT) {
             return self.close_at(now, 0);
         }
-        let tick = self.person.tick(now, phase);
+        let mut tick = self.person.tick(now, phase);
+        tick.frames.retain_mut(|frame| connection.acks(frame));
         connection.write(&tick.frames);
         if tick.hops {
             let old = self.connection.take();
@@ -150,7 +162,8 @@ impl Client {
         let hello = pb::ClientFrame { id: 1, body: Some(ClientBody::Hello(self.person.hello(token))) };
         let framing = wire.framing();
         let (buffer, reads_at) = (Vec::new(), now);
-        let connection = Connection { end, node, buffer, framing, hello_at: Some(now), reads_at };
+        let lost = BTreeMap::new();
+        let connection = Connection { end, node, buffer, framing, hello_at: Some(now), reads_at, lost };
         connection.write(&[hello]);
         self.connection = Some(connection);
     }
@@ -179,7 +192,12 @@ impl Client {
                     }
                     _ => return Err(0),
                 }
-            } else if let Some(code) = self.person.hear(now, frame) {
+                continue;
+            }
+            let loses = self.loses_pushes && self.rng.random_ratio(1, LOST_ONE_IN);
+            if connection.takes(&frame, loses)
+                && let Some(code) = self.person.hear(now, frame)
+            {
                 return Err(code);
             }
         }
@@ -188,6 +206,39 @@ impl Client {
 }
 
 impl Connection {
+    /// Returns whether the person gets the frame. A push of a direct conversation may be lost before that.
+    fn takes(&mut self, frame: &pb::ServerFrame, loses: bool) -> bool {
+        match &frame.body {
+            Some(ServerBody::Push(push)) if loses && push.conversation.starts_with("d:") => {
+                self.lost.entry(push.conversation.clone()).or_default().insert(push.seq);
+                return false;
+            }
+            Some(ServerBody::Push(push)) => {
+                if let Some(lost) = self.lost.get_mut(&push.conversation) {
+                    lost.remove(&push.seq);
+                }
+            }
+            Some(ServerBody::Behind(behind)) => {
+                if let Some(lost) = self.lost.get_mut(&behind.conversation) {
+                    lost.retain(|seq| *seq > behind.max_seq);
+                }
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Lowers an ack below the pushes that were lost. Returns whether the frame is to be sent.
+    fn acks(&self, frame: &mut pb::ClientFrame) -> bool {
+        if let Some(ClientBody::Ack(ack)) = &mut frame.body
+            && let Some(first) = self.lost.get(&ack.conversation).and_then(BTreeSet::first)
+        {
+            ack.seq = ack.seq.min(first.saturating_sub(1));
+            return ack.seq > 0;
+        }
+        true
+    }
+
     fn write(&self, frames: &[pb::ClientFrame]) {
         let (mut bytes, mut payload) = (Vec::new(), Vec::new());
         for frame in frames {

@@ -16,7 +16,7 @@ use tidegate_protocol::{
 };
 use tokio::task::JoinHandle;
 
-use crate::node::Node;
+use crate::node::{Node, WALL_START_MS};
 
 /// Time after which a change is sent again, through any node.
 const RETRY_AFTER: Duration = Duration::from_secs(7);
@@ -133,7 +133,8 @@ impl Administrator {
             settings: BTreeMap::new(),
             request_id: MsgId::new(&open.request).expect("a good id"),
         };
-        open.answer = Some(runtime.spawn(async move { admin.change(change, 1).await }));
+        let received_at = WALL_START_MS + u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        open.answer = Some(runtime.spawn(async move { admin.change(change, received_at).await }));
     }
 
     fn done(&mut self, now: Duration, seq: u64) -> Vec<PersonEvent> {

@@ -64,7 +64,8 @@ struct State {
     rng: StdRng,
     /// Pairs of nodes that do not reach each other.
     cuts: Vec<(NodeId, NodeId)>,
-    /// Longest latency of a call, in ms.
+    /// Longest latency of a call while nothing is broken, and now, in ms.
+    usual_latency_max: u64,
     latency_max: u64,
     /// Calls whose answer is lost, per thousand.
     lost: u32,
@@ -78,9 +79,11 @@ pub(crate) struct WorldLink {
 }
 
 impl Network {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Creates a network whose calls take that many ms at most while nothing is broken.
+    pub(crate) fn new(seed: u64, usual_latency_max: u64) -> Self {
         let rng = StdRng::seed_from_u64(seed);
-        let state = State { boxes: BTreeMap::new(), rng, cuts: Vec::new(), latency_max: 2, lost: 0 };
+        let (boxes, cuts, latency_max) = (BTreeMap::new(), Vec::new(), usual_latency_max);
+        let state = State { boxes, rng, cuts, usual_latency_max, latency_max, lost: 0 };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -133,8 +136,9 @@ impl Network {
     }
 
     pub(crate) fn heal(&self) {
-        self.0.lock().cuts.clear();
-        self.degrade(2, 0);
+        let mut state = self.0.lock();
+        state.cuts.clear();
+        (state.latency_max, state.lost) = (state.usual_latency_max, 0);
     }
 }
 

@@ -10,8 +10,11 @@
 #[path = "../../../tests/sim/bus.rs"]
 mod bus;
 mod client;
+mod deck;
 mod groups;
 mod link;
+#[cfg(debug_assertions)]
+mod mutants;
 mod nemesis;
 mod node;
 #[path = "../../../tests/support/pipes.rs"]
@@ -27,18 +30,14 @@ use std::{
 };
 
 use tidegate_lab::{
-    checker::{self, Budget, History},
+    checker::{self, History},
     person::text_hash,
 };
 
-use self::{seed::seed, world::World};
+use self::{deck::Deck, seed::seed, world::World};
 
 /// Number of seeds of a run without a setting.
 const SEEDS: u64 = 60;
-
-/// Tolerances of the checker: a client that stalls reads what was announced to it up to four seconds later.
-const BUDGET: Budget =
-    Budget { recovery_ns: 30_000_000_000, excuse_ns: 6_000_000_000, settle_ns: 8_000_000_000 };
 
 /// Waits on the clock of the present node, which the world advances.
 pub(crate) async fn pass(time: Duration) {
@@ -80,7 +79,7 @@ fn judge(seed: u64) -> u64 {
     if let Ok(file) = std::env::var("WORLD_HISTORY") {
         std::fs::write(file, &lines).expect("the file can be written");
     }
-    let report = checker::check(&history, BUDGET);
+    let report = checker::check(&history, Deck::of(seed).budget());
     assert!(report.is_clean(), "seed {seed}: {:#?}\n{again}", report.violations);
     if number("WORLD_SEED").is_some() {
         eprintln!("{report:#?}");

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
+use crate::deck::Deck;
+
 /// Fault of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -17,6 +19,8 @@ pub(crate) enum Fault {
     SlowLink,
     /// All routes are lost, as those of an emptied Redis.
     LoseRoutes,
+    /// The same, and one node does not reach them.
+    LoseRoutesApart(usize),
     /// The routes fall back to what they were when the fault began, as a Redis that restarts from a dump.
     RestoreRoutes,
     /// The store falls back to what it was when the fault began, as after the promotion of a lagging standby.
@@ -25,6 +29,8 @@ pub(crate) enum Fault {
     Leave(usize),
     /// The group of owners evicts a node that lives.
     Evict(usize),
+    /// The group evicts a node that has archived and not published yet, and the node learns of it at once.
+    EvictArchiving(usize),
     /// Connections of clients break.
     CutClients,
     /// Clients do not read.
@@ -41,6 +47,7 @@ pub(crate) enum Move {
 
 /// Drawer of the faults.
 pub(crate) struct Nemesis {
+    deck: Deck,
     rng: StdRng,
     nodes: usize,
     active: Option<(Fault, Duration)>,
@@ -48,8 +55,8 @@ pub(crate) struct Nemesis {
 }
 
 impl Nemesis {
-    pub(crate) fn new(nodes: usize, seed: u64) -> Self {
-        Self { rng: StdRng::seed_from_u64(seed), nodes, active: None, next_at: Duration::from_secs(2) }
+    pub(crate) fn new(deck: Deck, nodes: usize, seed: u64) -> Self {
+        Self { deck, rng: StdRng::seed_from_u64(seed), nodes, active: None, next_at: Duration::from_secs(2) }
     }
 
     /// Returns the next fault that begins or ends at the time `now`, if there is one.
@@ -59,7 +66,9 @@ impl Nemesis {
                 return None;
             }
             self.active = None;
-            self.next_at = now + Duration::from_millis(self.rng.random_range(200..3_000));
+            // After a loss of routes, those that are not restored show once the nodes trust the routes again.
+            let pause = if self.deck == Deck::Routes { 20_000 } else { 3_000 };
+            self.next_at = now + Duration::from_millis(self.rng.random_range(pause / 15..pause));
             return Some(Move::End(fault));
         }
         if !talks || now < self.next_at {
@@ -73,7 +82,24 @@ impl Nemesis {
     fn draw(&mut self) -> (Fault, Duration) {
         let node = self.rng.random_range(0..self.nodes);
         let other = (node + self.rng.random_range(1..self.nodes.max(2))) % self.nodes;
-        let (fault, longest) = match self.rng.random_range(0..13) {
+        let (fault, longest) = match (self.deck, self.rng.random_range(0..13)) {
+            (Deck::Everything, card) => return self.any(card, node, other),
+            (Deck::Planned, 0..3) | (Deck::Busy, 0..8) => (Fault::CutClients, 200),
+            (Deck::Planned, 3..7) | (Deck::Busy, _) => (Fault::StallClients, 4_000),
+            (Deck::Planned, _) => (Fault::Leave(node), 6_000),
+            (Deck::Owners, 0..2) => (Fault::CutClients, 200),
+            (Deck::Owners, _) => (Fault::EvictArchiving(node), 1_500),
+            (Deck::Routes, 0..4) => (Fault::LoseRoutes, 500),
+            (Deck::Routes, _) => {
+                let lasts = self.rng.random_range(5_000..7_000);
+                return (Fault::LoseRoutesApart(node), Duration::from_millis(lasts));
+            }
+        };
+        (fault, Duration::from_millis(self.rng.random_range(100..=longest)))
+    }
+
+    fn any(&mut self, card: u32, node: usize, other: usize) -> (Fault, Duration) {
+        let (fault, longest) = match card {
             0 => (Fault::Kill(node), 8_000),
             1 => (Fault::Freeze(node), if self.rng.random_ratio(1, 4) { 14_000 } else { 4_000 }),
             2 if other != node => (Fault::Cut(node, other), 5_000),
@@ -100,11 +126,11 @@ impl Fault {
             Self::Freeze(node) => of("stop", node),
             Self::Cut(node, _) => of("peers", node),
             Self::SlowLink => "peers".to_owned(),
-            Self::LoseRoutes => "redis-flush".to_owned(),
+            Self::LoseRoutes | Self::LoseRoutesApart(_) => "redis-flush".to_owned(),
             Self::RestoreRoutes => "redis-back".to_owned(),
             Self::RestoreStore => "postgres-back".to_owned(),
             Self::Leave(node) => of("leave", node),
-            Self::Evict(node) => of("evict", node),
+            Self::Evict(node) | Self::EvictArchiving(node) => of("evict", node),
             Self::CutClients | Self::StallClients => "clients".to_owned(),
             Self::ClockJump(node) => of("clock", node),
         }

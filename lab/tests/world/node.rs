@@ -1,6 +1,7 @@
 //! Node of the world: a broker with its shards on pipes and its lease, in a runtime that runs only in its turns.
 
 use std::{
+    cell::Cell,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,17 +18,13 @@ use tidegate::{
     bus::Bus,
     cluster::Cluster,
     drain::Drainer,
-    fault::{FaultPlan, Faulty, Rates},
+    fault::{self, FaultPlan, Faulty, Gate, Rates},
     ingest::admin::Admin,
     lease,
     link::Link,
     mail::Mail,
     metrics,
-    partition::{
-        owner,
-        retention::{self, Keep},
-        rules,
-    },
+    partition::{owner, retention, rules},
     ports::Ports,
     routes::{Leases, MemoryRoutes, NodeBoot, Routes},
     scratch::{ClockNumbers, MemoryScratch, Numbers, Scratch},
@@ -46,6 +43,7 @@ use tokio::{runtime::Runtime, task::yield_now, time::Instant};
 
 use crate::{
     bus::{NodeBus, SharedLog},
+    deck::Deck,
     link::Network,
     pipes::{self, ClientEnd, Pipes, ShardEnd},
 };
@@ -62,6 +60,14 @@ pub(crate) const WALL_START_MS: u64 = 1_763_712_000_000;
 /// Faults per thousand calls of a port, while things break.
 const RATES: Rates = Rates { fail: 5, lose_answer: 5, delay: 100 };
 
+/// Interval of retention.
+const RETENTION_INTERVAL: Duration = Duration::from_millis(400);
+
+thread_local! {
+    /// Wall clock of the node that has its turn.
+    static WALL_MS: Cell<u64> = const { Cell::new(WALL_START_MS) };
+}
+
 /// How long all nodes must have agreed before the rules are switched.
 const RULES_SETTLE_TIME: Duration = Duration::from_secs(2);
 
@@ -76,6 +82,7 @@ const DRAIN: drain::Settings = drain::Settings {
 
 /// Services that all nodes share.
 pub(crate) struct Services {
+    pub(crate) deck: Deck,
     pub(crate) log: SharedLog,
     pub(crate) store: Arc<MemoryStore>,
     pub(crate) routes: Arc<MemoryRoutes>,
@@ -116,19 +123,20 @@ pub(crate) struct Node {
 }
 
 impl Services {
-    pub(crate) fn new(seed: u64, partitions: usize, answers_first: bool) -> Self {
+    pub(crate) fn new(deck: Deck, seed: u64, partitions: usize, answers_first: bool) -> Self {
         let clock = Arc::new(AtomicU64::new(0));
         let now = |clock: &Arc<AtomicU64>| {
             let clock = Arc::clone(clock);
             move || Time::from_millis(clock.load(Ordering::Relaxed))
         };
         Self {
+            deck,
             log: SharedLog::new(partitions),
             store: Arc::new(MemoryStore::default()),
             routes: Arc::new(MemoryRoutes::new(WALL_START_MS, Leases::default(), now(&clock))),
             scratch: Arc::new(MemoryScratch::new(1 << 20, now(&clock))),
             numbers: Arc::new(ClockNumbers::new(|| WALL_START_MS)),
-            network: Network::new(seed),
+            network: Network::new(seed, deck.latency_max()),
             clock,
             answers_first,
         }
@@ -147,6 +155,7 @@ impl Node {
         let mut rng = StdRng::seed_from_u64(seed);
         let bus = services.log.node();
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|_| FaultPlan::seeded(rng.random(), RATES)).collect();
+        WALL_MS.set(WALL_START_MS);
         let Assembled { broker, shards, newcomers, admission, drainer, has_ended, tasks } =
             runtime.block_on(assemble(services, &me, &bus, &plans));
         Self {
@@ -165,7 +174,7 @@ impl Node {
             born: at,
             at,
             frozen_until: Duration::ZERO,
-            wall_offset_ms: 0,
+            wall_offset_ms: services.deck.clock_ahead(nth),
             runtime,
         }
     }
@@ -177,6 +186,9 @@ impl Node {
         }
         let elapsed = now - self.at;
         self.at = now;
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let wall_ms = (WALL_START_MS + millis(now)).saturating_add_signed(self.wall_offset_ms);
+        WALL_MS.set(wall_ms);
         let yields = self.rng.random_range(1..=8);
         self.runtime.block_on(async {
             tokio::time::advance(elapsed).await;
@@ -185,8 +197,6 @@ impl Node {
             }
         });
         let _guard = self.runtime.enter();
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let wall_ms = (WALL_START_MS + millis(now)).saturating_add_signed(self.wall_offset_ms);
         let at = Time::from_millis(millis(now - self.born));
         let mut order: Vec<usize> = (0..self.shards.len()).collect();
         order.shuffle(&mut self.rng);
@@ -211,6 +221,8 @@ impl Node {
     /// Begins a planned stop, as `Node::wait` carries it out: drain, end of the shards, of the tasks, and of the lease.
     pub(crate) fn leave(&mut self) {
         let Some(tasks) = self.tasks.take() else { return };
+        // The drain takes the time of its signal from the clock of the node.
+        let _guard = self.runtime.enter();
         self.drainer.signal();
         let (broker, drainer) = (Arc::clone(&self.broker), Arc::clone(&self.drainer));
         let has_ended = Arc::clone(&self.has_ended);
@@ -246,6 +258,22 @@ impl Node {
     /// Returns the member number in the group of owners.
     pub(crate) fn member(&self) -> Option<u64> {
         self.bus.member()
+    }
+
+    /// Keeps the answer to the next archive from its owner until the gate opens.
+    pub(crate) fn hold_archive(&self, gate: Gate) {
+        self.plans[1].plan("archive", fault::Fault::HoldAnswer(gate));
+    }
+
+    /// Keeps no further answer.
+    pub(crate) fn forget_held_archive(&self) {
+        self.plans[1].forget("archive");
+    }
+
+    /// Cuts the node off from the routes, or connects it again.
+    pub(crate) fn set_routes_apart(&self, is_apart: bool) {
+        let rates = if is_apart { Rates { fail: 1_000, ..Rates::default() } } else { RATES };
+        self.plans[2].set_rates(rates);
     }
 
     /// Nothing fails any more.
@@ -302,7 +330,10 @@ async fn assemble(
         cluster,
         peering: Peering::Clustered(feed),
         numbers: Arc::clone(&services.numbers),
-        settings: Settings::new(SMALL_GROUP_MAX),
+        settings: Settings {
+            intake_bytes_max: services.deck.intake_bytes_max(),
+            ..Settings::new(SMALL_GROUP_MAX)
+        },
         metrics: metrics.clone(),
     });
     services.network.serve(me, Arc::new(broker.peer()));
@@ -319,7 +350,7 @@ async fn assemble(
     assert!(context.handles.set(handles).is_ok(), "set once");
     let rules =
         rules::Settings { known: LEDGER_NEWEST, settle: RULES_SETTLE_TIME, ..rules::Settings::default() };
-    let tasks = broker.start(outlets, Some(owner_settings(rules, services.answers_first)));
+    let tasks = broker.start(outlets, Some(owner_settings(rules, services)));
     let admission = Admission::new(0, 0);
     let drainer = broker.start_drainer(DRAIN, Instant::now().into_std(), &admission);
     let announcement = NodeAnnouncement {
@@ -355,18 +386,18 @@ fn shard_settings() -> ShardSettings {
     ShardSettings { limits, ..ShardSettings::new(Verifier::hs256(KEY)) }
 }
 
-fn owner_settings(rules: rules::Settings, answers_first: bool) -> owner::Settings {
+fn owner_settings(rules: rules::Settings, services: &Services) -> owner::Settings {
     let retention = retention::Settings {
-        node: Keep::parse("forever").expect("it is sound"),
-        every: Duration::from_secs(86_400),
+        node: services.deck.keep(),
+        every: RETENTION_INTERVAL,
         keys: Duration::from_secs(86_400 * 30),
-        wall_ms: || 1,
+        wall_ms: || WALL_MS.get(),
     };
     owner::Settings {
         small_group_max: SMALL_GROUP_MAX,
         retention,
         rules,
-        answers_first: answers_first.then_some(Duration::from_secs(4)),
+        answers_first: services.answers_first.then_some(Duration::from_secs(4)),
         cache: Arc::default(),
         panic_on_msg_id: String::new(),
     }

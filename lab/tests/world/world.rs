@@ -7,7 +7,7 @@ use std::{
 };
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
-use tidegate::{routes::SavedRoutes, store::SavedStore};
+use tidegate::{fault::Gate, routes::SavedRoutes, store::SavedStore};
 use tidegate_lab::{
     checker::{History, HistoryEvent},
     person::{Phase, Profile},
@@ -20,9 +20,10 @@ use tidegate_protocol::{
 
 use crate::{
     client::{Client, Dialer},
+    deck::Deck,
     groups::{Administrator, Group},
     nemesis::{Fault, Move, Nemesis},
-    node::{Node, Services},
+    node::{Node, Services, WALL_START_MS},
     pipes::ClientEnd,
 };
 
@@ -36,8 +37,8 @@ const TALK_TIME: Duration = Duration::from_secs(20);
 /// Longest time for everything to come to rest in a phase.
 const REST_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Time between two messages of a client.
-const PACE: Duration = Duration::from_millis(250);
+/// Time from the eviction of a node that archives until it learns that it has archived.
+const ARCHIVE_HELD: Duration = Duration::from_millis(30);
 
 /// Time until the group of owners notices a crash.
 const OWNER_SESSION: Duration = Duration::from_secs(6);
@@ -60,6 +61,10 @@ pub(crate) struct World {
     saved_store: Option<SavedStore>,
     /// Time at which the store fell back last: marks from before are lost with it.
     store_fell_back: Option<Duration>,
+    /// Node whose next archive is held, and the gate that holds it.
+    held_archive: Option<(usize, Gate)>,
+    /// Gate of a node that was evicted meanwhile, and when it opens.
+    opening: Option<(Gate, Duration)>,
     /// Members of the group of owners that have crashed, and when the group notices.
     crashed: Vec<(u64, Duration)>,
 }
@@ -67,14 +72,16 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        let services = Services::new(rng.random(), PARTITIONS, seed % 2 == 1);
+        let deck = Deck::of(seed);
+        let services = Services::new(deck, rng.random(), PARTITIONS, seed % 2 == 1);
         let nodes = (0..NODES)
             .map(|nth| Some(Node::start(&services, nth, 1, rng.random(), Duration::ZERO)))
             .collect();
         let groups = groups();
-        let clients = profiles(&groups).into_iter().map(|it| Client::new(it, rng.random())).collect();
+        let client = |profile| Client::new(profile, deck.loses_pushes(), rng.random());
+        let clients = profiles(deck, &groups).into_iter().map(client).collect();
         let administrator = Administrator::new(groups, rng.random());
-        let nemesis = Nemesis::new(NODES, rng.random());
+        let nemesis = Nemesis::new(deck, NODES, rng.random());
         Self {
             rng,
             services,
@@ -90,6 +97,8 @@ impl World {
             saved_routes: None,
             saved_store: None,
             store_fell_back: None,
+            held_archive: None,
+            opening: None,
             crashed: Vec::new(),
         }
     }
@@ -165,7 +174,12 @@ impl World {
         self.now += Duration::from_millis(self.rng.random_range(1..=6));
         let millis = u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX);
         self.services.clock.store(millis, Ordering::Relaxed);
+        self.services.store.set_now_ms(WALL_START_MS + millis);
         self.evict_crashed();
+        self.evict_archiving();
+        if let Some((gate, _)) = self.opening.take_if(|(_, at)| *at <= self.now) {
+            gate.open();
+        }
         self.replace_ended();
         let mut order: Vec<usize> = (0..NODES).collect();
         order.shuffle(&mut self.rng);
@@ -211,6 +225,10 @@ impl World {
             }
             Fault::SlowLink => self.services.network.degrade(300, 30),
             Fault::LoseRoutes => self.services.routes.lose_everything(),
+            Fault::LoseRoutesApart(nth) => {
+                self.services.routes.lose_everything();
+                self.on_node(nth, |node| node.set_routes_apart(true));
+            }
             Fault::RestoreRoutes => self.saved_routes = Some(self.services.routes.save()),
             Fault::RestoreStore => self.saved_store = Some(self.services.store.save()),
             Fault::Leave(nth) => self.on_node(nth, Node::leave),
@@ -218,6 +236,11 @@ impl World {
                 if let Some(member) = self.nodes[nth].as_ref().and_then(Node::member) {
                     self.services.log.evict(member);
                 }
+            }
+            Fault::EvictArchiving(nth) => {
+                let gate = Gate::new();
+                self.on_node(nth, |node| node.hold_archive(gate.clone()));
+                self.held_archive = Some((nth, gate));
             }
             Fault::CutClients => {
                 for client in &mut self.clients {
@@ -251,7 +274,14 @@ impl World {
                     self.services.log.notify_eviction(member);
                 }
             }
+            Fault::EvictArchiving(nth) => {
+                self.on_node(nth, |node| node.forget_held_archive());
+                if let Some((_, gate)) = self.held_archive.take() {
+                    gate.open();
+                }
+            }
             Fault::ClockJump(nth) => self.on_node(nth, |node| node.wall_offset_ms = 0),
+            Fault::LoseRoutesApart(nth) => self.on_node(nth, |node| node.set_routes_apart(false)),
             Fault::RestoreRoutes => {
                 if let Some(saved) = self.saved_routes.take() {
                     self.services.routes.restore(saved);
@@ -298,6 +328,16 @@ impl World {
                 self.start(nth);
             }
         }
+    }
+
+    /// Evicts the node whose archive is done and held, and opens the gate soon after.
+    fn evict_archiving(&mut self) {
+        let Some((nth, gate)) = self.held_archive.take_if(|(_, gate)| gate.reached() > 0) else { return };
+        if let Some(member) = self.nodes[nth].as_ref().and_then(Node::member) {
+            self.services.log.evict(member);
+            self.services.log.notify_eviction(member);
+        }
+        self.opening = Some((gate, self.now + ARCHIVE_HELD));
     }
 
     fn evict_crashed(&mut self) {
@@ -353,7 +393,7 @@ fn groups() -> Vec<Group> {
     vec![group(0, 4), group(1, 7), group(2, 8)]
 }
 
-fn profiles(groups: &[Group]) -> Vec<Profile> {
+fn profiles(deck: Deck, groups: &[Group]) -> Vec<Profile> {
     let mut profiles = Vec::new();
     let direct = |one: &str, other: &str| {
         let id = |user: &str| UserId::new(user).expect("a good id");
@@ -374,9 +414,9 @@ fn profiles(groups: &[Group]) -> Vec<Profile> {
                 chained: number_of_client % 3 == 1,
                 places: places.clone(),
                 room: "hall".to_owned(),
-                pace: PACE,
+                pace: deck.pace(),
                 in_flight_max: 32,
-                hops: 15,
+                hops: deck.hops(),
                 hints: true,
             });
         }

@@ -5,10 +5,12 @@ use tidegate_protocol::{
     machine::ledger::Outcome,
     record::{Body, MemberAction, Record},
 };
+use tokio_util::sync::CancellationToken;
 
-use super::Owner;
+use super::{Decided, Owner};
 use crate::{
     delivery::trace_steps,
+    fault::planted::{Planted, is_planted},
     partition::{
         dispatcher::Dispatcher,
         exit::{OwnerExit, retry, wait_for_store},
@@ -17,6 +19,28 @@ use crate::{
 };
 
 const MEMBERS_PAGE_ROWS: usize = 1_000;
+
+/// Awaits the archive and the publication of a batch, even if the partition is lost meanwhile.
+pub(super) async fn to_the_end(
+    publishing: impl Future<Output = Result<(), OwnerExit>>,
+    lost: &CancellationToken,
+) -> Result<(), OwnerExit> {
+    if !is_planted(Planted::ArchivedUnpublished) {
+        return publishing.await;
+    }
+    tokio::select! {
+        biased;
+        () = lost.cancelled() => Err(OwnerExit::Revoked),
+        done = publishing => done,
+    }
+}
+
+/// Returns the records of a batch with the membership changes at the end, where they do not belong; a planted fault.
+pub(super) fn messages_first(decided: &[Decided]) -> Vec<Decided> {
+    let mut records = decided.to_vec();
+    records.sort_by_key(|(record, _)| matches!(record.body, Body::Member(_)));
+    records
+}
 
 impl Owner {
     pub(super) async fn publish(
