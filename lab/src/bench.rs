@@ -5,9 +5,9 @@
 //! (content, order, count); CPU times are those of the scheduler.
 
 mod admin;
-mod child;
+pub(crate) mod child;
 mod driver;
-mod host;
+pub(crate) mod host;
 mod kafka_baseline;
 mod orders;
 mod pattern;
@@ -264,6 +264,9 @@ pub enum Scenario {
         #[arg(long)]
         reply: usize,
     },
+    /// Raw loop: whatever comes goes back.
+    #[command(hide = true)]
+    RawMirror,
     /// Raw loop: append, sync, answer.
     #[command(hide = true)]
     RawLog {
@@ -308,6 +311,7 @@ pub fn run(args: &Args) -> Result<()> {
             | Scenario::Hold { .. }
             | Scenario::RawFanout
             | Scenario::RawEcho { .. }
+            | Scenario::RawMirror
             | Scenario::RawLog { .. }
             | Scenario::RawAccept { .. }
     );
@@ -319,6 +323,7 @@ pub fn run(args: &Args) -> Result<()> {
         Scenario::Client => driver::run(),
         Scenario::RawFanout => raw::fanout(),
         Scenario::RawEcho { request, reply } => raw::echo(*request, *reply),
+        Scenario::RawMirror => raw::mirror(),
         Scenario::RawLog { file, preallocated } => raw::log(file, *preallocated),
         Scenario::RawAccept { reply } => raw::accept_loop(*reply),
         _ => measure(args.clone()),
@@ -326,9 +331,9 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Directory that is removed when the run ends.
-struct Scratch(PathBuf);
+pub(crate) struct ScratchFolder(pub(crate) PathBuf);
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).ok();
     }
@@ -348,10 +353,11 @@ fn measure(mut args: Args) -> Result<()> {
         args.rounds = args.rounds.min(2);
     }
     let parent = args.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let scratch = Scratch(parent.join(format!("tidegate-bench-{}", std::process::id())));
+    let scratch = ScratchFolder(parent.join(format!("tidegate-bench-{}", std::process::id())));
     fs::create_dir_all(&scratch.0).with_context(|| format!("{}", scratch.0.display()))?;
     let launcher = child::Launcher {
         tidegate: node_binary::find(args.server_binary.as_deref(), "--server-binary")?,
+        basics: child::bench_basics(),
         settings: args.settings.clone(),
         server_cpus: args.server_cpus.clone(),
         client_cpus: args.client_cpus.clone(),

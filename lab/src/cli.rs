@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     bench, chaos,
     checker::{self, Budget, History, planted},
+    hostile,
 };
 
 /// Load generator, fault injection and history checker of Tidegate.
@@ -23,6 +24,7 @@ Examples:
   tidegate-lab bench fanout --quick              one scenario; shows that it works
   tidegate-lab chaos --seconds 60 --history run  break a node for a minute, and check
   tidegate-lab check run                         check that history again
+  tidegate-lab hostile --before OLD              what attacks cost an honest pair, on two versions
 
 The node is the program `tidegate` in the same folder, unless an option names another one.";
 
@@ -32,6 +34,8 @@ enum Command {
     Bench(bench::Args),
     /// Break a node and its network, then check every promise from what clients saw and what the log holds
     Chaos(chaos::Args),
+    /// Attack a node as hostile clients do, and measure what that costs an honest pair
+    Hostile(hostile::Args),
     /// Check a history that `chaos --history` recorded
     Check(CheckArgs),
 }
@@ -52,6 +56,7 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
+        Command::Hostile(args) => hostile::run(&args),
         Command::Check(args) => check(&args),
     };
     match result {

@@ -26,23 +26,38 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Programs, CPUs and directory of the processes.
 #[derive(Clone, Debug)]
-pub(super) struct Launcher {
-    pub(super) tidegate: PathBuf,
-    pub(super) settings: Vec<String>,
-    pub(super) server_cpus: Vec<usize>,
-    pub(super) client_cpus: Vec<usize>,
+pub(crate) struct Launcher {
+    pub(crate) tidegate: PathBuf,
+    /// Settings of each node, which `settings` may override.
+    pub(crate) basics: Vec<String>,
+    pub(crate) settings: Vec<String>,
+    pub(crate) server_cpus: Vec<usize>,
+    pub(crate) client_cpus: Vec<usize>,
     /// Directory of this run, for data and logs of servers.
-    pub(super) directory: PathBuf,
+    pub(crate) directory: PathBuf,
+}
+
+/// Returns the settings of nodes whose figures are measured.
+pub(super) fn bench_basics() -> Vec<String> {
+    let basics = [
+        // Members send nothing while the other side takes its turns.
+        "timing.heartbeat_ms=600000",
+        // The broker is measured, not the disk, unless a setting says otherwise.
+        "node.store=memory",
+        // A client stands for many users, who write to one another at once.
+        "limits.new_conversations_per_minute=0",
+    ];
+    basics.map(str::to_owned).to_vec()
 }
 
 /// A server: a raw loop or a node.
-pub(super) struct Server {
+pub(crate) struct Server {
     name: String,
     child: Child,
     log: PathBuf,
-    pub(super) address: String,
+    pub(crate) address: String,
     /// Address to which the raw fan-out gets its messages, or the admin port of a node.
-    pub(super) second: String,
+    pub(crate) second: String,
     /// Key of a node.
     key: String,
     /// Processes that do a part of the server's work.
@@ -59,8 +74,8 @@ impl Launcher {
         child.with_context(|| format!("cannot start {}", command.get_program().display()))
     }
 
-    /// Starts a raw loop: `raw-fanout`, `raw-echo` or `raw-accept` with its arguments.
-    pub(super) fn raw(&self, arguments: &[&str]) -> Result<Server> {
+    /// Starts a raw loop: `raw-fanout`, `raw-echo`, `raw-mirror` or `raw-accept` with its arguments.
+    pub(crate) fn raw(&self, arguments: &[&str]) -> Result<Server> {
         let name = arguments.first().copied().unwrap_or_default().to_owned();
         let log = self.directory.join(format!("{name}.log"));
         let mut command = Command::new(std::env::current_exe()?);
@@ -85,7 +100,7 @@ impl Launcher {
     }
 
     /// Starts a node with `shards` shards on a directory of its own.
-    pub(super) fn tidegate(&self, label: &str, shards: usize) -> Result<Server> {
+    pub(crate) fn tidegate(&self, label: &str, shards: usize) -> Result<Server> {
         let data = self.directory.join(label);
         fs::create_dir_all(&data)?;
         // The file of an earlier run would be taken for that of this one.
@@ -95,13 +110,7 @@ impl Launcher {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "hold"]).arg(&self.tidegate).arg("serve").arg("--data").arg(&data);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--shards", &shards.to_string()]);
-        // Members send nothing while the other side takes its turns.
-        let patience = "timing.heartbeat_ms=600000".to_owned();
-        // The broker is measured, not the disk, unless a setting says otherwise.
-        let store = "node.store=memory".to_owned();
-        // A client stands for many users, who write to one another at once.
-        let conversations = "limits.new_conversations_per_minute=0".to_owned();
-        for setting in [&patience, &store, &conversations].into_iter().chain(&self.settings) {
+        for setting in self.basics.iter().chain(&self.settings) {
             command.arg("--set").arg(setting);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
@@ -159,7 +168,12 @@ impl Server {
         Peer::Tidegate { key: self.key.clone() }
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    /// Returns the HS256 key of this node, in hex.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
@@ -171,7 +185,7 @@ impl Server {
     }
 
     /// Fails when the server has ended.
-    pub(super) fn check(&mut self) -> Result<()> {
+    pub(crate) fn check(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
             Some(status) => {

@@ -100,7 +100,7 @@ fn first_number(line: &str) -> u64 {
 }
 
 /// Returns the anonymous resident memory of a process in bytes: its own memory without mapped files.
-pub(super) fn rss_anon(pid: u32) -> Result<u64> {
+pub(crate) fn rss_anon(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))
         .with_context(|| format!("process {pid} is gone"))?;
     Ok(status_kib(&status, "RssAnon:").context("no RssAnon in /proc/PID/status")? * 1024)
@@ -111,13 +111,13 @@ fn status_kib(status: &str, key: &str) -> Option<u64> {
 }
 
 /// Returns the CPUs that this thread may use.
-pub(super) fn cpus() -> Vec<usize> {
+pub(crate) fn cpus() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
 /// Binds this thread, and the children that it starts from now on, to `cpus`.
-pub(super) fn pin(cpus: &[usize]) -> Result<()> {
+pub(crate) fn pin(cpus: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
         set.set(cpu);
@@ -141,14 +141,14 @@ pub(super) fn date(seconds: u64) -> String {
 
 /// Ticks of all CPUs that the hypervisor gave to others, and all ticks.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Steal {
+pub(crate) struct Steal {
     stolen: u64,
     total: u64,
 }
 
 impl Steal {
     /// Reads the present ticks.
-    pub(super) fn read() -> Self {
+    pub(crate) fn read() -> Self {
         fs::read_to_string("/proc/stat").map(|stat| Self::parse(&stat)).unwrap_or_default()
     }
 
@@ -159,7 +159,7 @@ impl Steal {
     }
 
     /// Returns the share of the time since `before` that was stolen, in percent.
-    pub(super) fn percent_since(self, before: Self) -> f64 {
+    pub(crate) fn percent_since(self, before: Self) -> f64 {
         let total = self.total.saturating_sub(before.total).max(1);
         100.0 * self.stolen.saturating_sub(before.stolen) as f64 / total as f64
     }
@@ -196,7 +196,7 @@ pub struct Environment {
 
 impl Environment {
     /// Reads the present environment.
-    pub(super) fn capture(server_cpus: &[usize], client_cpus: &[usize]) -> Self {
+    pub(crate) fn capture(server_cpus: &[usize], client_cpus: &[usize]) -> Self {
         let read =
             |path: &str| fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned());
         let cpu = read("/proc/cpuinfo")

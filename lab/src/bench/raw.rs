@@ -194,6 +194,36 @@ pub(super) fn echo(request: usize, reply: usize) -> Result<()> {
     }
 }
 
+/// R6: sends back whatever comes. A client that does not read loses the answers that its socket has no room for.
+pub(super) fn mirror() -> Result<()> {
+    let (clients, port) = listener()?;
+    let mut poller = Poller::new()?;
+    poller.add_level(&clients, CLIENTS)?;
+    announce(port, 0)?;
+    let (mut slots, mut buffer) = (Slots::default(), vec![0; 64 * 1024]);
+    loop {
+        for at in 0..poller.wait(None)? {
+            let slot = poller.ready(at).slot;
+            if slot == CLIENTS {
+                while let Some(fd) = accept(&clients)? {
+                    sockopt::set_tcp_nodelay(&fd, true)?;
+                    slots.insert(&poller, fd)?;
+                }
+                continue;
+            }
+            let Some(fd) = &slots.fds[slot] else { continue };
+            match read(fd, &mut buffer) {
+                Some(0) => {}
+                Some(count) => match send(fd, &buffer[..count], SendFlags::NOSIGNAL) {
+                    Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+                    Err(_) => slots.remove(slot),
+                },
+                None => slots.remove(slot),
+            }
+        }
+    }
+}
+
 /// R4: accepts, reads one request, writes a reply of `reply` bytes, and waits for the client to close.
 pub(super) fn accept_loop(reply: usize) -> Result<()> {
     let (clients, port) = listener()?;

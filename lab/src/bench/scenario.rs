@@ -92,6 +92,7 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
         Scenario::Client
         | Scenario::RawFanout
         | Scenario::RawEcho { .. }
+        | Scenario::RawMirror
         | Scenario::RawLog { .. }
         | Scenario::Hold { .. }
         | Scenario::RawAccept { .. } => bail!("not a scenario"),
