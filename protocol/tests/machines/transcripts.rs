@@ -278,7 +278,8 @@ impl<'a> Replay<'a> {
                 self.pending.push_back((now + ANSWER_DELAY_MS, name.to_owned(), Event::Login(*hello)))
             }
             Action::Join { id, room } => {
-                conn_of(&mut self.peers, name).input(|s, l, now, out| s.joined(id, &room, Ok(()), l, now, out));
+                conn_of(&mut self.peers, name)
+                    .input(|s, l, now, out| s.joined(id, &room, Ok(()), l, now, out));
             }
             Action::Signal { id, .. } => {
                 conn_of(&mut self.peers, name).input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
