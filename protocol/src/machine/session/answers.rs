@@ -22,7 +22,6 @@ impl Session {
     ) {
         let newest = self.flights.is_newest(ticket);
         let Some(flight) = self.flights.answer(ticket) else { return };
-        self.count_frame(limits, now);
         let id = flight.id;
         let mut given_back = None;
         if flight.next_id.is_some()
@@ -41,6 +40,7 @@ impl Session {
                 given_back = flight.next_id.take();
             }
         }
+        self.count_frame(limits, now);
         self.release_answered(out);
         self.refuse_submit(id, &refusal, limits, out);
         if let Some(next_id) = given_back {
