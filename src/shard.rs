@@ -56,7 +56,7 @@ use crate::{
 /// Bytes read from one connection in a turn before the others are read.
 const READ_BUDGET_BYTES: usize = 256 * 1024;
 
-/// Frames handled for one connection in a turn before the others are read.
+/// Frames handled for one connection before the others are read.
 const READ_BUDGET_FRAMES: usize = 256;
 
 /// Cost of the mail handled in one turn: one per mail, delivered item, answer or route.

@@ -40,7 +40,6 @@ use tokio::{
     net::{TcpSocket, TcpStream},
     sync::Semaphore,
 };
-use tonic::transport::Endpoint;
 
 /// Far above any duration here; nothing is timed.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);

@@ -345,12 +345,12 @@ async fn x3_join_dropped_in_its_turn_leaves_the_others_to_the_next() {
     let b = world.node("b").await;
     let gate = Gate::new();
     world.plan.plan("declare", Fault::Hold(gate.clone()));
-    b.directory.hold_conversation(&hall(), 0);
-    let other = ConversationId::parse("r:other").unwrap();
+    let (room, other) = (hall(), ConversationId::parse("r:other").unwrap());
+    b.directory.hold_conversation(&room, 0);
     b.directory.hold_conversation(&other, 0);
     tokio::select! {
         biased;
-        () = b.declare(&hall()) => panic!("the gate is closed"),
+        () = b.declare(&room) => panic!("the gate is closed"),
         () = async {
             while gate.reached() == 0 {
                 tokio::task::yield_now().await;

@@ -5,7 +5,8 @@
 //! *spent*: the driver reads nothing until [`FrameBudget::poll_timeout`], and the client notices only that its frames
 //! take longer. A client that uses up each refill for [`PATIENCE`] persists, and the driver closes it.
 //!
-//! All methods take the limit in frames per second, which is shared by all connections; 0 for no limit.
+//! All methods take the limit in frames per second, which is shared by all connections; 0 for no limit, and a million
+//! at most.
 
 use crate::Time;
 use std::time::Duration;
@@ -20,7 +21,10 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 const RESUMES_PER_SECOND: u64 = 10;
 
 /// Parts of a frame. At a rate of n frames per second, n parts expire per millisecond.
-const PARTS: u64 = 1_000;
+const PARTS: u32 = 1_000;
+
+/// Largest limit, whose burst fits into the counter.
+const PER_SECOND_MAX: u32 = 1_000_000;
 
 /// Result of [`FrameBudget::handle_timeout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +39,11 @@ pub enum FrameVerdict {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FrameBudget {
     /// Parts of frames that count, as of `at`.
-    used: u64,
+    used: u32,
+    /// Time since a timeout found the budget spent, while it is not half refilled; in ms.
+    over_ms: u32,
     at: Time,
-    /// First time at which the budget was found spent and after which it was never half refilled.
-    over_since: Option<Time>,
+    over: bool,
     spent: bool,
 }
 
@@ -50,13 +55,13 @@ impl FrameBudget {
         }
         self.refill(per_second, now);
         self.used = self.used.saturating_add(PARTS);
-        self.spent = self.used >= burst(per_second);
+        self.spent = u64::from(self.used) >= burst(per_second);
     }
 
     /// Takes back the count of a frame that turned out to be exempt.
     pub fn give_back(&mut self, per_second: u32) {
         self.used = self.used.saturating_sub(PARTS);
-        self.spent &= self.used >= burst(per_second);
+        self.spent &= u64::from(self.used) >= burst(per_second);
     }
 
     /// Returns whether no more frames may be read until [`Self::poll_timeout`].
@@ -66,9 +71,12 @@ impl FrameBudget {
 
     /// Returns when to call [`Self::handle_timeout`], and to read again.
     pub fn poll_timeout(&self, per_second: u32) -> Option<Time> {
-        let excess = self.used.saturating_sub(resume_level(per_second));
-        let wait = excess.div_ceil(u64::from(per_second).max(1));
-        self.spent.then(|| self.at + Duration::from_millis(wait))
+        if !self.spent {
+            return None;
+        }
+        let excess = u64::from(self.used).saturating_sub(resume_level(per_second));
+        let wait = excess.div_ceil(rate(per_second).max(1));
+        Some(self.at + Duration::from_millis(wait))
     }
 
     /// Refills a spent budget. It is no longer spent once [`Self::poll_timeout`] has been reached.
@@ -77,27 +85,34 @@ impl FrameBudget {
             return FrameVerdict::Fine;
         }
         self.refill(per_second, now);
-        self.spent = self.used > resume_level(per_second);
-        let since = *self.over_since.get_or_insert(now);
-        if since + PATIENCE <= now { FrameVerdict::Persists } else { FrameVerdict::Fine }
+        self.spent = u64::from(self.used) > resume_level(per_second);
+        self.over = true;
+        let over_for = Duration::from_millis(self.over_ms.into());
+        if over_for >= PATIENCE { FrameVerdict::Persists } else { FrameVerdict::Fine }
     }
 
     fn refill(&mut self, per_second: u32, now: Time) {
         let ms = now.as_millis().saturating_sub(self.at.as_millis());
-        self.used = self.used.saturating_sub(ms.saturating_mul(per_second.into()));
+        let refilled = u32::try_from(ms.saturating_mul(rate(per_second))).unwrap_or(u32::MAX);
+        self.used = self.used.saturating_sub(refilled);
         self.at = self.at.max(now);
-        if self.used <= burst(per_second) / 2 {
-            self.over_since = None;
-        }
+        self.over &= u64::from(self.used) > burst(per_second) / 2;
+        let over_ms = u64::from(self.over_ms).saturating_add(ms);
+        self.over_ms = if self.over { u32::try_from(over_ms).unwrap_or(u32::MAX) } else { 0 };
     }
+}
+
+/// Returns the parts that expire per millisecond.
+fn rate(per_second: u32) -> u64 {
+    per_second.min(PER_SECOND_MAX).into()
 }
 
 /// Returns the parts of a full bucket.
 fn burst(per_second: u32) -> u64 {
-    u64::from(per_second) * BURST.as_secs() * PARTS
+    rate(per_second) * BURST.as_secs() * u64::from(PARTS)
 }
 
 /// Returns the parts in a bucket from which reading resumes.
 fn resume_level(per_second: u32) -> u64 {
-    burst(per_second) - (u64::from(per_second) / RESUMES_PER_SECOND).max(1) * PARTS
+    burst(per_second).saturating_sub((rate(per_second) / RESUMES_PER_SECOND).max(1) * u64::from(PARTS))
 }

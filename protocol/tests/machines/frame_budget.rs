@@ -117,7 +117,9 @@ proptest! {
             // A turn of another time, as of a frozen shard, must not add capacity.
             waiting = reader.read(waiting + frames, ms.saturating_sub(clock_steps_back));
             if let Some(due) = reader.budget.poll_timeout(per_second) {
-                let longest = Duration::from_millis(101.max(1_000 / u64::from(per_second) + 1));
+                // The time of a tenth of a second or of one frame, and what the last frame took too much.
+                let frame_ms = 1_000 / u64::from(per_second) + 1;
+                let longest = Duration::from_millis(100.max(frame_ms) + frame_ms);
                 prop_assert!(due.since(at(ms)) <= longest, "reading resumes soon");
             } else {
                 prop_assert_eq!(waiting, 0);
