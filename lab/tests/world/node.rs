@@ -155,6 +155,7 @@ impl Node {
         let mut rng = StdRng::seed_from_u64(seed);
         let bus = services.log.node();
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|_| FaultPlan::seeded(rng.random(), RATES)).collect();
+        plans[2].set_rates(services.deck.routes_rates(RATES));
         WALL_MS.set(WALL_START_MS);
         let Assembled { broker, shards, newcomers, admission, drainer, has_ended, tasks } =
             runtime.block_on(assemble(services, &me, &bus, &plans));
