@@ -141,6 +141,10 @@ impl Services {
             answers_first,
         }
     }
+
+    fn settings(&self) -> Settings {
+        Settings { intake_bytes_max: self.deck.intake_bytes_max(), ..Settings::new(SMALL_GROUP_MAX) }
+    }
 }
 
 impl Node {
@@ -331,10 +335,7 @@ async fn assemble(
         cluster,
         peering: Peering::Clustered(feed),
         numbers: Arc::clone(&services.numbers),
-        settings: Settings {
-            intake_bytes_max: services.deck.intake_bytes_max(),
-            ..Settings::new(SMALL_GROUP_MAX)
-        },
+        settings: services.settings(),
         metrics: metrics.clone(),
     });
     services.network.serve(me, Arc::new(broker.peer()));
