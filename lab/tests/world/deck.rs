@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::partition::retention::Keep;
+use tidegate::{fault::Rates, partition::retention::Keep};
 use tidegate_lab::checker::Budget;
 
 /// Tolerances of the checker: a client that stalls reads what was announced to it up to four seconds later.
@@ -60,6 +60,12 @@ impl Deck {
     /// Returns the most bytes of sends that wait for the log of a node.
     pub(crate) fn intake_bytes_max(self) -> usize {
         if self == Self::Busy { 700 } else { 1 << 20 }
+    }
+
+    /// Returns the rates of faults of the routes. A push goes to all known peers where they fail, and other nodes do not
+    /// know a run that has just begun.
+    pub(crate) fn routes_rates(self, rates: Rates) -> Rates {
+        if self == Self::Planned { Rates { fail: 0, lose_answer: 0, ..rates } } else { rates }
     }
 
     /// Returns how long messages are kept.

@@ -41,7 +41,7 @@ macro_rules! mutants {
 }
 
 mutants! {
-    mutant_push_before_its_membership PushBeforeMembership Everything ["leak-after-kick", "unpushed"];
+    mutant_push_before_its_membership PushBeforeMembership Everything ["leak-after-kick"];
     mutant_route_removed_without_its_token RouteWithoutToken Planned ["unpushed"];
     mutant_lost_behind BehindLost Planned ["unpushed"];
     mutant_window_that_forgets WindowForgets Planned ["unpushed"];

@@ -141,6 +141,10 @@ impl Services {
             answers_first,
         }
     }
+
+    fn settings(&self) -> Settings {
+        Settings { intake_bytes_max: self.deck.intake_bytes_max(), ..Settings::new(SMALL_GROUP_MAX) }
+    }
 }
 
 impl Node {
@@ -155,6 +159,7 @@ impl Node {
         let mut rng = StdRng::seed_from_u64(seed);
         let bus = services.log.node();
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|_| FaultPlan::seeded(rng.random(), RATES)).collect();
+        plans[2].set_rates(services.deck.routes_rates(RATES));
         WALL_MS.set(WALL_START_MS);
         let Assembled { broker, shards, newcomers, admission, drainer, has_ended, tasks } =
             runtime.block_on(assemble(services, &me, &bus, &plans));
@@ -330,10 +335,7 @@ async fn assemble(
         cluster,
         peering: Peering::Clustered(feed),
         numbers: Arc::clone(&services.numbers),
-        settings: Settings {
-            intake_bytes_max: services.deck.intake_bytes_max(),
-            ..Settings::new(SMALL_GROUP_MAX)
-        },
+        settings: services.settings(),
         metrics: metrics.clone(),
     });
     services.network.serve(me, Arc::new(broker.peer()));
