@@ -1,6 +1,6 @@
 //! Joins that wait for the declaration of their rooms: gathered into one call to the routes at a time.
 //!
-//! Each join takes a ticket, and waits for its turn to call. Whoever has the turn declares the rooms of all joins that
+//! Each join takes a ticket, and waits for its turn to call. The join that has the turn declares the rooms of all that
 //! wait, its own included, so that the next ones find their rooms declared.
 
 use std::{collections::VecDeque, sync::Arc};

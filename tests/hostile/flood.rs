@@ -114,7 +114,7 @@ fn flooder_that_reads_at_last_gets_the_reason() {
     chat.end();
 }
 
-/// A frame of one byte costs as much as one of hundreds, so frames are limited beside bytes.
+/// A frame of one byte costs as much as one of hundreds, so frames are limited in addition to bytes.
 #[test]
 fn x9_flooders_that_read_are_read_slowly_then_closed() {
     const PER_SECOND: u64 = 500;
