@@ -228,9 +228,10 @@ impl<I: Io> Shard<I> {
         let in_steps = cluster.peers.all_announce(CHAIN_STEPS_RULES);
         let work = async move {
             let scratch = &*cluster.ports.scratch;
-            let saved = match in_steps {
-                true => chain.save(scratch, step).await,
-                false => chain.save_whole(scratch, step.number).await,
+            let saved = if in_steps {
+                chain.save(scratch, step).await
+            } else {
+                chain.save_whole(scratch, step.number).await
             };
             if let Err(error) = saved {
                 tracing::debug!(%error, "failed to save the state of a chain");
