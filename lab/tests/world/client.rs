@@ -97,9 +97,9 @@ impl Client {
         self.close(0);
     }
 
-    /// Makes the client read nothing until then.
-    pub(crate) fn stall(&mut self, until: Duration) {
-        if let Some(connection) = &mut self.connection {
+    /// Makes the client read nothing until then, unless it reads nothing already.
+    pub(crate) fn stall(&mut self, now: Duration, until: Duration) {
+        if let Some(connection) = self.connection.as_mut().filter(|it| it.reads_at <= now) {
             connection.reads_at = until;
         }
     }

@@ -252,7 +252,7 @@ impl World {
             Fault::StallClients => {
                 for client in &mut self.clients {
                     if self.rng.random_ratio(1, 3) {
-                        client.stall(self.now + Duration::from_secs(4));
+                        client.stall(self.now, self.now + Duration::from_secs(4));
                     }
                 }
             }
