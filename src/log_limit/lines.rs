@@ -116,8 +116,8 @@ mod tests {
         let writer = said.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(Level::TRACE)
-            .event_format(LogLines::new(has_colours))
             .with_ansi(has_colours)
+            .event_format(LogLines::new(has_colours))
             .with_writer(move || writer.clone())
             .finish();
         tracing::subscriber::with_default(subscriber, log);
