@@ -24,7 +24,7 @@ impl WrongFiles {
         let params = CertificateParams::new(vec!["n1".to_owned()]).expect("a name");
         let certificate = params.self_signed(&pair).expect("a certificate").pem();
         let texts: [(&str, Vec<u8>, u32); 7] = [
-            ("junk", b"neither PEM nor TOML nor JSON".to_vec(), 0o600),
+            ("junk", b"neither PEM nor TOML nor JSON\n".to_vec(), 0o600),
             ("bytes", vec![0xff, 0xfe], 0o600),
             ("open", b"secret of everybody".to_vec(), 0o644),
             ("key", "0f".repeat(32).into_bytes(), 0o600),
@@ -154,7 +154,7 @@ fn x17_errors_of_configuration_files_name_flag_file_and_cure() {
         }
     }
     let junk = files.path("junk");
-    assert_fails(&["serve", "--config", &junk], &[&junk, "TOML parse error at line 1"]);
+    assert_fails(&["serve", "--config", &junk], &["/junk", "TOML parse error at line 1"]);
 }
 
 /// Asserts that `serve` on this data directory fails with a message that has these words.
