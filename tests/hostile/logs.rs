@@ -94,7 +94,7 @@ fn x17_logins_without_a_store_cause_few_log_lines() {
         let mut client = Client::connect(node.address(), Wire::Tcp);
         client.login(pb::Hello { settings: Some(settings.clone()), ..hello(&node.token(user), "d") });
     };
-    fs::write(&switch, "full").expect("a file");
+    fs::write(&switch, "full enospc").expect("a file");
     let mut users = 0;
     eventually("the store finds no space", || {
         login(&format!("early-{users}"));

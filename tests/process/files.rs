@@ -4,7 +4,6 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use rcgen::{CertificateParams, KeyPair};
@@ -24,14 +23,14 @@ impl WrongFiles {
         let (pair, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
         let params = CertificateParams::new(vec!["n1".to_owned()]).expect("a name");
         let certificate = params.self_signed(&pair).expect("a certificate").pem();
-        let texts: [(&str, &[u8], u32); 7] = [
-            ("junk", b"neither PEM nor TOML nor JSON", 0o600),
-            ("bytes", &[0xff, 0xfe], 0o600),
-            ("open", b"secret of everybody", 0o644),
-            ("key", "0f".repeat(32).as_bytes(), 0o600),
-            ("key.pem", pair.serialize_pem().as_bytes(), 0o600),
-            ("other.pem", other.serialize_pem().as_bytes(), 0o600),
-            ("certificate.pem", certificate.as_bytes(), 0o600),
+        let texts: [(&str, Vec<u8>, u32); 7] = [
+            ("junk", b"neither PEM nor TOML nor JSON\n".to_vec(), 0o600),
+            ("bytes", vec![0xff, 0xfe], 0o600),
+            ("open", b"secret of everybody".to_vec(), 0o644),
+            ("key", "0f".repeat(32).into_bytes(), 0o600),
+            ("key.pem", pair.serialize_pem().into_bytes(), 0o600),
+            ("other.pem", other.serialize_pem().into_bytes(), 0o600),
+            ("certificate.pem", certificate.into_bytes(), 0o600),
         ];
         for (name, text, mode) in texts {
             fs::write(place.join(name), text).expect("a file");
@@ -155,7 +154,7 @@ fn x17_errors_of_configuration_files_name_flag_file_and_cure() {
         }
     }
     let junk = files.path("junk");
-    assert_fails(&["serve", "--config", &junk], &[&junk, "TOML parse error at line 1"]);
+    assert_fails(&["serve", "--config", &junk], &["/junk", "TOML parse error at line 1"]);
 }
 
 /// Asserts that `serve` on this data directory fails with a message that has these words.
