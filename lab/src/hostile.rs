@@ -12,7 +12,8 @@ mod report;
 mod swarm;
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::Write as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -68,6 +69,9 @@ pub struct Args {
     /// File for the report as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// File to which a row for each attack is appended, in the form of `docs/results`.
+    #[arg(long, value_name = "FILE")]
+    pub rows: Option<PathBuf>,
 }
 
 /// Attacks the node, and prints what that costs. It fails when an attack costs more than its limits.
@@ -106,6 +110,12 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.json {
         fs::write(path, serde_json::to_string_pretty(&report)?)
             .with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &args.rows {
+        let mut file = File::options().create(true).append(true).open(path)?;
+        for outcome in &report.attacks {
+            writeln!(file, "{}", outcome.result_line(&report.environment))?;
+        }
     }
     let failed = report.attacks.iter().filter(|it| !it.problems.is_empty()).count();
     ensure!(failed == 0, "{failed} of {} attacks cost more than allowed", report.attacks.len());

@@ -271,9 +271,9 @@ fn refused(place: Place) -> Vec<u8> {
 }
 
 fn held(place: Place) -> Vec<u8> {
-    sends(16, place, |id| pb::Send {
-        next_id: format!("{id}-next"),
-        ..frames::message("d:mallory:peer", &id, 1_024)
+    sends(16, place, |id| {
+        let (next_id, to_user) = (format!("{id}-next"), "peer".to_owned());
+        pb::Send { next_id, to_user, ..frames::message("", &id, 1_024) }
     })
 }
 

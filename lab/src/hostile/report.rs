@@ -3,6 +3,8 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::Serialize;
+use serde_json::json;
+use time::OffsetDateTime;
 
 use super::{pair::PairCost, swarm::AttackLog};
 use crate::bench::host::Environment;
@@ -132,6 +134,40 @@ impl AttackReport {
     }
 }
 
+impl AttackReport {
+    /// Returns the line for `docs/results/hostile.jsonl`.
+    pub(super) fn result_line(&self, environment: &Environment) -> String {
+        let seconds = i64::try_from(environment.started).unwrap_or_default();
+        let started = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        let verdict = if self.problems.is_empty() {
+            "clean".to_owned()
+        } else {
+            format!("BROKEN {}", self.problems.join("; "))
+        };
+        let growth = |cost: &NodeCost| rounded_mib(cost.memory.growth());
+        let before = self.before.as_ref();
+        let row = json!({
+            "date": started.date().to_string(),
+            "commit": environment.version.split_whitespace().nth(1),
+            "kind": "hostile",
+            "verdict": verdict,
+            "attack": self.name,
+            "conns": self.conns,
+            "seconds": self.seconds,
+            "bytes_per_second": (self.node.attack.bytes as f64 / self.seconds).round(),
+            "calm_p99_us": self.node.calm.p99_us,
+            "p99_us": self.node.attacked.p99_us,
+            "raw_p99_us": self.raw.attacked.p99_us,
+            "memory_before_mib": rounded_mib(self.node.memory.before),
+            "memory_growth_mib": growth(&self.node),
+            "before_p99_us": before.map(|it| it.attacked.p99_us),
+            "before_memory_growth_mib": before.map(growth),
+            "before_lost": before.map(|it| it.attacked.lost),
+        });
+        row.to_string()
+    }
+}
+
 /// Describes how the node treated the attack.
 fn deeds(log: &AttackLog) -> String {
     let mut words = vec![format!("{} connections, {} logins", log.opened, log.logins)];
@@ -151,6 +187,10 @@ fn time(us: u64) -> String {
 
 fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+fn rounded_mib(bytes: u64) -> f64 {
+    (bytes as f64 / f64::from(1 << 20) * 10.0).round() / 10.0
 }
 
 /// Formats 1234567 as 1,234,567.

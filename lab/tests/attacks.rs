@@ -8,29 +8,21 @@ use support::{Folder, lab, node, said};
 /// Returns the report of one attack that runs for a second a phase, whatever its verdict.
 fn report(attack: &str) -> Value {
     let folder = Folder::fresh();
-    let (json, data, node) = (folder.file("report.json"), folder.file("data"), node());
+    let (json, rows, data) = (folder.file("report.json"), folder.file("rows"), folder.file("data"));
+    let node = node();
     let node = node.to_str().expect("a plain path");
-    let output = lab(&[
-        "hostile",
-        "--attack",
-        attack,
-        "--seconds",
-        "1",
-        "--json",
-        &json,
-        "--directory",
-        &data,
-        "--node",
-        node,
-        "--before",
-        node,
-    ]);
+    let run = ["hostile", "--attack", attack, "--seconds", "1", "--directory", &data];
+    let output =
+        lab(&[&run[..], &["--json", &json, "--rows", &rows, "--node", node, "--before", node]].concat());
     let text = std::fs::read_to_string(&json).unwrap_or_else(|error| panic!("{error}: {}", said(&output)));
     let report: Value = serde_json::from_str(&text).expect("JSON");
     let problems = report["attacks"][0]["problems"].as_array().expect("problems").len();
     assert_eq!(output.status.success(), problems == 0, "the exit code is the verdict: {}", said(&output));
-    let rows = said(&output).lines().filter(|line| line.starts_with(&format!("| {attack} |"))).count();
-    assert_eq!(rows, 2, "a row for each version: {}", said(&output));
+    let printed = said(&output).lines().filter(|line| line.starts_with(&format!("| {attack} |"))).count();
+    assert_eq!(printed, 2, "a row for each version: {}", said(&output));
+    let row: Value = serde_json::from_str(&std::fs::read_to_string(&rows).expect("a row")).expect("JSON");
+    assert!(row["kind"] == "hostile" && row["attack"] == attack && row["p99_us"].is_u64(), "{row}");
+    assert_eq!(row["verdict"] == "clean", problems == 0, "{row}");
     report
 }
 
