@@ -90,7 +90,7 @@ impl Disk {
         enter.arg(format!("--mount=/proc/{}/ns/mnt", self.holder.id())).arg("--");
         enter.arg(env!("CARGO_BIN_EXE_tidegate")).arg("serve").arg("--data").arg(self.folder.join("data"));
         let own = ["listen.client=127.0.0.1:0", "listen.admin=127.0.0.1:0", "node.shards=2"];
-        let patient = ["timing.ack_timeout_ms=300", "timing.ack_tries=200"];
+        let patient = ["timing.ack_timeout_ms=300", "timing.ack_tries=200", "limits.queries_per_second=0"];
         for set in own.iter().chain(&patient).chain(sets) {
             enter.arg("--set").arg(set);
         }

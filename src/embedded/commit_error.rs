@@ -4,7 +4,10 @@ use std::{fs, io, path::Path};
 
 use rustix::io::Errno;
 
-use super::{EngineConfig, writer::REOPEN_BYTES_MIN};
+use super::EngineConfig;
+
+/// Free bytes from which a store that was closed for want of space is reopened, at least.
+pub(super) const REOPEN_BYTES_MIN: u64 = 64 << 20;
 
 /// Error of a commit or sync, which may or may not have reached the disk.
 pub(super) enum CommitError {

@@ -21,7 +21,7 @@ use super::{
     archive::{self, WriteCache},
     batch::WriteBatch,
     codec,
-    commit_error::{self, CommitError},
+    commit_error::{self, CommitError, REOPEN_BYTES_MIN},
     pending_confirms::PendingConfirms,
     sweep::KeySweep,
 };
@@ -40,9 +40,6 @@ const FILTER_KEYS_WHEN_IDLE: usize = 16_384;
 
 /// Interval of the checks of free disk space.
 const SPACE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Free space required to reopen the database after a full disk: its memtables must be flushed to tables.
-pub(super) const REOPEN_BYTES_MIN: u64 = 64 << 20;
 
 pub(super) struct Writer {
     core: Arc<Core>,

@@ -63,10 +63,9 @@ where
         self.format.format_event(context, Writer::new(&mut line), event)?;
         let line = line.strip_suffix('\n').unwrap_or(&line);
         let kept = &line[..line.floor_char_boundary(LINE_BYTES_MAX)];
-        for character in kept.chars() {
-            // `Format` has escaped the escape characters of the event's text; the others are those of its colours.
+        for (at, character) in kept.char_indices() {
             match character {
-                '\x1b' if self.has_colours => writer.write_char(character)?,
+                '\x1b' if self.has_colours && is_colour(&kept[at..]) => writer.write_char(character)?,
                 it if is_unsafe(it) => write!(writer, "{}", it.escape_default())?,
                 it => writer.write_char(it)?,
             }
@@ -80,6 +79,13 @@ where
         }
         writeln!(writer)
     }
+}
+
+/// Returns whether the text begins with a sequence that changes colours or style only; texts of others may contain these.
+fn is_colour(text: &str) -> bool {
+    let parameters = text.strip_prefix("\x1b[").unwrap_or_default();
+    let end = parameters.find(|it: char| !it.is_ascii_digit() && it != ';');
+    end.is_some_and(|end| parameters[end..].starts_with('m'))
 }
 
 /// Returns whether a character could begin a line or change how the rest of a line looks.

@@ -45,7 +45,7 @@ impl MemoryWatch {
         let Self { admission, intake, cache, shards, metrics, limit, with_sockets } = self;
         let mut tick = tokio::time::interval(MEMORY_CHECK_INTERVAL);
         metrics.memory_limit.set(limit as f64);
-        let mut before = Pressure::Fine;
+        let (mut before, mut sheds) = (Pressure::Fine, false);
         loop {
             tick.tick().await;
             let used = budget::memory_used(with_sockets);
@@ -59,7 +59,9 @@ impl MemoryWatch {
                 log_limited!(warn, used, limit, ?pressure, "memory pressure changed");
                 before = pressure;
             }
-            if pressure >= Pressure::Shed {
+            // Until new clients are admitted again: what fills the memory up to there would keep them out.
+            sheds = pressure >= Pressure::Shed || (sheds && pressure > Pressure::Fine);
+            if sheds {
                 for shard in &shards {
                     if !shard.try_post(Mail::ShedMemory) {
                         log_limited!(warn, "shard mailbox full; the shard does not shed memory this time");

@@ -42,7 +42,6 @@ impl Session {
         }
         self.count_frame(limits, now);
         self.release_answered(out);
-        self.count_frame(limits, now);
         self.refuse_submit(id, &refusal, limits, out);
         if let Some(next_id) = given_back {
             self.start_giving_back(&next_id, &refusal, limits, now, out);
