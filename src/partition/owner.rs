@@ -358,7 +358,7 @@ impl Owner {
             };
             let Some(decided) = decided else { return Err(self.archive.end(&mut self.ledger).await) };
             // Not cancelled by `lost`: records archived here must be published here.
-            publish::to_the_end(self.publish_all(&decided, logins, out), lost).await?;
+            Box::pin(publish::to_the_end(self.publish_all(&decided, logins, out), lost)).await?;
             if stopping.is_cancelled() {
                 return Err(self.release(lost).await);
             }

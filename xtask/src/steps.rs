@@ -98,7 +98,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     step(
         "build",
         "programs, examples and tests, once, for all steps",
-        420,
+        480,
         Needs::Nothing,
         plain!(compile::all),
     ),

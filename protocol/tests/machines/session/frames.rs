@@ -34,7 +34,8 @@ fn left(conn: &mut Conn) -> usize {
 #[test]
 fn x9_every_frame_that_is_no_send_or_due_ack_counts() {
     let ack = || ClientBody::Ack(pb::Ack { conversation: "g:a".to_owned(), seq: 1 });
-    let others: [(&str, fn(&mut Conn)); 7] = [
+    type Case = (&'static str, fn(&mut Conn));
+    let others: [Case; 7] = [
         ("ping", ping),
         ("empty", |conn| conn.input(|s, l, now, out| s.handle_empty(l, now, out))),
         ("control", |conn| conn.input(|s, l, now, _| s.handle_control_frame(l, now))),
