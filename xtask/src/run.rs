@@ -24,8 +24,9 @@ use crate::{
     steps::{self, Cases, Needs, PHASES, STEPS, TestStep},
 };
 
-/// A step that takes longer than this many times its budget fails.
-pub(crate) const TOLERANCE: f64 = 1.5;
+/// A step that takes longer than this many times its budget fails. The same build took 450 to 670 s on machines of one kind,
+/// so less would measure the machine.
+pub(crate) const TOLERANCE: f64 = 2.0;
 /// A step that hangs is ended at this many times its budget.
 const HANG_BUDGETS: u32 = 4;
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -25,7 +25,7 @@ pub(crate) const WHOLE_RUN_MAX: Duration = Duration::from_secs(1_500);
 pub(crate) struct TestStep {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    /// Budget on two cores within a whole run; the step fails at 1.5 times this. A whole run stays within 25
+    /// Budget on two cores within a whole run; the step fails at twice this. A whole run stays within 25
     /// minutes: a change that adds more than 60 s must save the rest elsewhere.
     pub(crate) budget: Duration,
     pub(crate) needs: Needs,
