@@ -12,26 +12,25 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 
-/// Memory is filled with room frames for members who do not read; each has its own room.
-#[test]
-fn node_short_of_memory_refuses_clients_then_closes_fullest() {
-    // The test measures MiB: the store's caches and other processes of this machine would blur it.
-    let probe = Process::start(&["node.store=memory", "limits.memory_counts_sockets=false"]);
+/// Starts a node whose memory is at 85 % of its budget with 32 MiB more than an idle node uses; also returns that use, in
+/// bytes.
+fn start_nearly_full(sets: &[&str]) -> (Process, f64) {
+    // The tests measure MiB: the store's caches and other processes of this machine would blur it.
+    let quiet = ["node.store=memory", "limits.memory_counts_sockets=false"];
+    let probe = Process::start(&quiet);
     Pair::login(&probe).round();
     let base = eventually("memory was checked", || {
         Some(probe.metric("memory_used_bytes")).filter(|used| *used > 0.0)
     });
     drop(probe);
-    // Full at approximately 32 MiB above the base.
-    let budget = (base as u64 + 32 * MIB) * 100 / 85;
-    let sets = [
-        "node.store=memory".to_owned(),
-        "limits.memory_counts_sockets=false".to_owned(),
-        format!("limits.memory_bytes={budget}"),
-        "limits.outbox_bytes_max=67108864".to_owned(),
-        "timing.write_ms=60000".to_owned(),
-    ];
-    let node = Process::start(&sets.each_ref().map(String::as_str));
+    let budget = format!("limits.memory_bytes={}", (base as u64 + 32 * MIB) * 100 / 85);
+    (Process::start(&[&quiet[..], &[budget.as_str()], sets].concat()), base)
+}
+
+/// Memory is filled with room frames for members who do not read; each has its own room.
+#[test]
+fn node_short_of_memory_refuses_clients_then_closes_fullest() {
+    let (node, base) = start_nearly_full(&["limits.outbox_bytes_max=67108864", "timing.write_ms=60000"]);
     let chat = Chat::begin(&node);
     let mut talker = node.login(Wire::Tcp, "talker", "d");
     let mut readers = Vec::new();
@@ -84,20 +83,7 @@ fn x1_cache_stays_in_its_bound_beside_a_flood_of_new_conversations() {
 /// X7, S63: memory is filled with chained messages that wait for one that never comes.
 #[test]
 fn x7_messages_held_for_a_missing_one_are_shed() {
-    let probe = Process::start(&["node.store=memory", "limits.memory_counts_sockets=false"]);
-    Pair::login(&probe).round();
-    let base = eventually("memory was checked", || {
-        Some(probe.metric("memory_used_bytes")).filter(|used| *used > 0.0)
-    });
-    drop(probe);
-    let budget = (base as u64 + 32 * MIB) * 100 / 85;
-    let sets = [
-        "node.store=memory".to_owned(),
-        "limits.memory_counts_sockets=false".to_owned(),
-        format!("limits.memory_bytes={budget}"),
-        "timing.order_timeout_ms=60000".to_owned(),
-    ];
-    let node = Process::start(&sets.each_ref().map(String::as_str));
+    let (node, _) = start_nearly_full(&["timing.order_timeout_ms=60000"]);
     let chat = Chat::begin(&node);
     let mut holding: Vec<Client> = (0..240)
         .map(|n| {

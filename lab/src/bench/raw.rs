@@ -164,38 +164,25 @@ pub(super) fn echo(request: usize, reply: usize) -> Result<()> {
     if request > reply || request == 0 {
         bail!("the reply must hold the request");
     }
-    let (clients, port) = listener()?;
-    let mut poller = Poller::new()?;
-    poller.add_level(&clients, CLIENTS)?;
-    announce(port, 0)?;
-    let (mut slots, mut buffer) = (Slots::default(), vec![0; 64 * 1024]);
-    loop {
-        for at in 0..poller.wait(None)? {
-            let slot = poller.ready(at).slot;
-            if slot == CLIENTS {
-                while let Some(fd) = accept(&clients)? {
-                    sockopt::set_tcp_nodelay(&fd, true)?;
-                    slots.insert(&poller, fd)?;
-                }
-                continue;
-            }
-            let Some(fd) = &slots.fds[slot] else { continue };
-            let mut out = [0; 256];
-            match read(fd, &mut buffer) {
-                Some(0) => {}
-                // A client has one request outstanding, and loopback does not split so few bytes.
-                Some(count) if count == request && reply <= out.len() => {
-                    out[..request].copy_from_slice(&buffer[..request]);
-                    send_all(fd, &out[..reply])?;
-                }
-                _ => slots.remove(slot),
-            }
+    serve(|fd, got| {
+        let mut out = [0; 256];
+        // A client has one request outstanding, and loopback does not split so few bytes.
+        if got.len() != request || reply > out.len() {
+            return Ok(false);
         }
-    }
+        out[..request].copy_from_slice(got);
+        send_all(fd, &out[..reply])?;
+        Ok(true)
+    })
 }
 
 /// R6: sends back whatever comes. A client that does not read loses the answers that its socket has no room for.
 pub(super) fn mirror() -> Result<()> {
+    serve(|fd, got| Ok(matches!(send(fd, got, SendFlags::NOSIGNAL), Ok(_) | Err(Errno::AGAIN | Errno::INTR))))
+}
+
+/// Accepts clients, and passes what each sends to `answer`, which returns whether the client stays.
+fn serve(answer: impl Fn(&OwnedFd, &[u8]) -> Result<bool>) -> Result<()> {
     let (clients, port) = listener()?;
     let mut poller = Poller::new()?;
     poller.add_level(&clients, CLIENTS)?;
@@ -212,13 +199,13 @@ pub(super) fn mirror() -> Result<()> {
                 continue;
             }
             let Some(fd) = &slots.fds[slot] else { continue };
-            match read(fd, &mut buffer) {
-                Some(0) => {}
-                Some(count) => match send(fd, &buffer[..count], SendFlags::NOSIGNAL) {
-                    Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-                    Err(_) => slots.remove(slot),
-                },
-                None => slots.remove(slot),
+            let stays = match read(fd, &mut buffer) {
+                Some(0) => true,
+                Some(count) => answer(fd, &buffer[..count])?,
+                None => false,
+            };
+            if !stays {
+                slots.remove(slot);
             }
         }
     }

@@ -51,10 +51,10 @@ fn a_push_that_neither_came_nor_was_announced_is_named_where_no_push_may_be_lost
     *via = Via::Pull;
     assert_eq!(broken(&lost), ["unpushed"]);
     assert!(lost.with(|_| {}).is_empty(), "elsewhere a pull is as good");
-    let mut told = lost.clone();
+    let mut announced = lost.clone();
     let gap = HistoryEvent::Gap { session: 2, conv: "d:ann:bob".to_owned(), first: 1, last: 1 };
-    told.0.insert(push, Stamped { at: told.0[push].at, event: gap });
-    assert!(broken(&told).is_empty());
+    announced.0.insert(push, Stamped { at: announced.0[push].at, event: gap });
+    assert!(broken(&announced).is_empty());
     let mut excused = lost.clone();
     let loss = HistoryEvent::Nemesis { on: true, fault: "redis-flush".to_owned() };
     excused.0.insert(push, Stamped { at: excused.0[push].at, event: loss });
