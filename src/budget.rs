@@ -16,6 +16,7 @@ use tidegate_protocol::Code;
 
 mod cache;
 mod memory;
+pub(crate) mod shed;
 
 pub use cache::{CacheBudget, CacheShare};
 pub use memory::{memory_limit, memory_used};

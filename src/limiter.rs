@@ -43,7 +43,7 @@ pub struct RateLimits {
     pub user_logins: u32,
     /// Joins of live rooms per second of one device.
     pub joins: u32,
-    /// Reads of conversations per second of one user.
+    /// Queries per second of one user: reads of conversations, and changes other than messages.
     pub queries: u32,
     /// Messages per second of one user.
     pub sends: u32,
@@ -129,7 +129,7 @@ impl Limiter {
         self.hit(of_user, key, now, |stripe| &mut stripe.joins)
     }
 
-    /// Counts a read of conversations.
+    /// Counts a query.
     ///
     /// # Errors
     /// The limit of the user is reached.

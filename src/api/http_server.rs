@@ -15,7 +15,13 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, body::Body, extract::Request, http::StatusCode, response::IntoResponse as _};
+use axum::{
+    Router,
+    body::{self, Body},
+    extract::Request,
+    http::StatusCode,
+    response::IntoResponse as _,
+};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -29,11 +35,18 @@ use super::Problem;
 use crate::supervised;
 use tidegate_protocol::Code;
 
-/// Most connections of one port. With a further one the oldest that sends no request is closed, or else the new one.
+/// Most connections of one port. With a further one the oldest that serves no request is closed, or else the new one.
 const CONNECTIONS_MAX: usize = 64;
+
+/// Most connections of one port that are being closed for others; the next one is accepted when one of them is gone.
+const ENDING_MAX: usize = 64;
 
 /// Time for the head of a request, from the previous response or the connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for the body of a request, and the most bytes of it.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// Time for a handler to begin its response. Handlers have shorter limits of their own.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,7 +54,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay after a failed accept, which is repeated: the process is out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Longest wait for open connections once the server stops.
+/// Longest wait for a connection that is to end: its caller may not take the response that is being written.
 const STOP_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Connection as the acceptor sees it.
@@ -53,38 +66,51 @@ struct Connection {
     ending: CancellationToken,
 }
 
-/// Open connections, oldest first.
+/// Open connections, oldest first, and those that are being closed.
 #[derive(Default)]
-struct Connections(Vec<Connection>);
+struct Connections {
+    open: Vec<Connection>,
+    ending: Vec<Connection>,
+}
 
 impl Connections {
+    /// Returns whether a connection may be accepted.
+    fn has_room(&mut self) -> bool {
+        for list in [&mut self.open, &mut self.ending] {
+            list.retain(|it| Arc::strong_count(&it.is_busy) > 1);
+        }
+        self.ending.len() < ENDING_MAX
+    }
+
     /// Adds a connection, if need be in place of the oldest silent one. Returns `None` if all serve requests.
     fn add(&mut self) -> Option<Connection> {
-        self.0.retain(|it| Arc::strong_count(&it.is_busy) > 1);
-        if self.0.len() >= CONNECTIONS_MAX {
-            let silent = self.0.iter().position(|it| !it.is_busy.load(Ordering::Acquire))?;
-            self.0.remove(silent).ending.cancel();
+        if self.open.len() >= CONNECTIONS_MAX {
+            let silent = self.open.iter().position(|it| !it.is_busy.load(Ordering::Acquire))?;
+            let closed = self.open.remove(silent);
+            closed.ending.cancel();
+            self.ending.push(closed);
         }
         let connection = Connection::default();
-        self.0.push(connection.clone());
+        self.open.push(connection.clone());
         Some(connection)
     }
 }
 
 /// Serves HTTP/1 until `stop` is done, then ends the connections that are between two requests.
 pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
-    let (mut open, mut connections) = (Connections::default(), JoinSet::new());
+    let (mut known, mut connections) = (Connections::default(), JoinSet::new());
     let mut stop = std::pin::pin!(stop);
     loop {
+        let has_room = known.has_room();
         let accepted = tokio::select! {
             biased;
             () = &mut stop => break,
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept(), if has_room => accepted,
         };
         match accepted {
             Ok((stream, peer)) => {
-                if let Some(connection) = open.add() {
+                if let Some(connection) = known.add() {
                     let serving = serve_connection(stream, peer, router.clone(), connection);
                     supervised::spawn_in(&mut connections, "a connection of an API port", serving);
                 }
@@ -95,19 +121,24 @@ pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
             }
         }
     }
-    open.0.iter().for_each(|it| it.ending.cancel());
+    known.open.iter().for_each(|it| it.ending.cancel());
     time::timeout(STOP_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await.ok();
 }
 
 async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, connection: Connection) {
     let Connection { is_busy, ending } = connection;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (router, request, is_busy) = (router.clone(), request.map(Body::new), Arc::clone(&is_busy));
+        let (router, is_busy) = (router.clone(), Arc::clone(&is_busy));
         async move {
+            // A caller that sends no body is as silent as one that sends no head.
+            let request = match with_body(request).await {
+                Ok(request) => request,
+                Err(refusal) => return Ok::<_, Infallible>(refusal),
+            };
             is_busy.store(true, Ordering::Release);
             let response = respond(router, request).await;
             is_busy.store(false, Ordering::Release);
-            Ok::<_, Infallible>(response)
+            Ok(response)
         }
     });
     let mut server = http1::Builder::new();
@@ -118,11 +149,31 @@ async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, c
         ended = connection.as_mut() => ended,
         () = ending.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            time::timeout(STOP_TIMEOUT, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = ended {
         tracing::debug!(%error, %peer, "connection of an API port ended");
+    }
+}
+
+/// Reads the body of a request; returns the response to one that is late or too large.
+async fn with_body(request: hyper::Request<Incoming>) -> Result<Request, axum::response::Response> {
+    let (head, body) = request.into_parts();
+    let read = body::to_bytes(Body::new(body), BODY_BYTES_MAX);
+    match time::timeout(BODY_TIMEOUT, read).await {
+        Ok(Ok(bytes)) => Ok(Request::from_parts(head, Body::from(bytes))),
+        Ok(Err(_)) => {
+            let problem = Problem(
+                Code::ContentTooLarge,
+                format!("the body was cut off, or has more than {BODY_BYTES_MAX} bytes; send it in parts"),
+            );
+            Err((StatusCode::PAYLOAD_TOO_LARGE, problem).into_response())
+        }
+        Err(_) => {
+            let problem = Problem(Code::FrameTimeout, "the body did not arrive within 5 s; repeat it".into());
+            Err((StatusCode::REQUEST_TIMEOUT, problem).into_response())
+        }
     }
 }
 

@@ -52,7 +52,8 @@ pub struct LimitsConfig {
     pub user_logins_per_second: u32,
     /// Joins of live rooms per second of one device. 0: no limit.
     pub joins_per_second: u32,
-    /// `pull`, `sync` and `ping` with positions per second of one user, on this node. 0: no limit.
+    /// Queries per second of one user, on this node: `pull`, `sync`, `ping` with positions, `read`, `recall`, `clear`,
+    /// `hide` and `leave` of a group. 0: no limit.
     pub queries_per_second: u32,
     /// Messages per second of one user, on this node. 0: no limit.
     pub sends_per_second: u32,

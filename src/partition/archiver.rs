@@ -15,7 +15,7 @@ use tokio::{task::JoinSet, time::Instant};
 
 use super::{
     batch::{self, BatchSizer},
-    exit::{OwnerExit, wait_for_store},
+    exit::{OwnerExit, retry, wait_for_store},
     lag::{LagTracker, LogSpan},
 };
 use crate::{
@@ -215,6 +215,9 @@ impl Archiver {
 }
 
 /// Archives the delta, with retries, and returns the duration of the attempt that succeeded.
+///
+/// An attempt without a reply may have been committed before another owner took over. That owner begins behind it and
+/// publishes none of it, so this one must (flaw S67).
 async fn write(
     cluster: &Cluster,
     partition: u32,
@@ -223,6 +226,7 @@ async fn write(
     rows: usize,
     records: usize,
 ) -> Result<Duration, OwnerExit> {
+    let mut is_committed_perhaps = false;
     loop {
         let began = Instant::now();
         let done = cluster.ports.store.archive(partition, fence, delta).await;
@@ -233,12 +237,28 @@ async fn write(
                 }
                 return Ok(took);
             }
+            (Err(StoreError::Fenced), took)
+                if is_committed_perhaps && is_archived(cluster, delta).await? =>
+            {
+                return Ok(took);
+            }
             // The same batch would fail again. An `Unknown` outcome is retried unchanged, because it may have been
             // committed; after `NoConnection` the size is not the cause.
             (Err(StoreError::Unavailable(_)), took) if batch::is_too_large(rows, records, took) => {
                 return Err(OwnerExit::BatchTooLarge(rows));
             }
-            (Err(error), _) => wait_for_store(error).await?,
+            (Err(error), _) => {
+                is_committed_perhaps |= matches!(error, StoreError::Unknown(_));
+                wait_for_store(error).await?;
+            }
         }
     }
+}
+
+/// Returns whether the store has archived all records of the delta, whichever owner wrote them: each decides the same.
+async fn is_archived(cluster: &Cluster, delta: &Delta) -> Result<bool, OwnerExit> {
+    // Without a conversation there is nothing to publish.
+    let Some((conversation, _)) = delta.heads.first() else { return Ok(false) };
+    let summary = retry(|| cluster.ports.store.summary(conversation, None)).await?;
+    Ok(summary.and_then(|it| it.archived).is_some_and(|archived| archived >= delta.to.offset))
 }

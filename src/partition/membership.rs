@@ -22,6 +22,9 @@ use crate::store::{ReadClass, Store, StoreError};
 /// remain; they are read again when needed.
 const USERS_MAX: usize = 200_000;
 
+/// Weight of a group without its users, in users. Also groups that do not exist are cached, which anybody may name.
+const GROUP_WEIGHT: usize = 16;
+
 /// Time after a group is found to be large in which its pushes go to all nodes. Nodes with members learn of the group
 /// from them and declare their interest.
 const INTEREST_SETTLE_TIME: Duration = Duration::from_secs(5);
@@ -82,8 +85,8 @@ pub struct GroupPushMeta {
 impl Group {
     fn weight(&self) -> usize {
         match &self.kind {
-            Kind::Small { users, .. } => users.len() + 1,
-            Kind::Large(_) => 1,
+            Kind::Small { users, .. } => users.len() + GROUP_WEIGHT,
+            Kind::Large(_) => GROUP_WEIGHT,
         }
     }
 }

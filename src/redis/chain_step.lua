@@ -13,7 +13,8 @@ local present, at = tonumber(saved[1]), tonumber(saved[2] or '0')
 if present > epoch or (present == epoch and at >= number) then
   return 1
 end
-if at + 1 ~= number then
+-- A state of an older connection may have changes that the newer one, which loaded it earlier, does not know.
+if present ~= epoch or at + 1 ~= number then
   return 0
 end
 if saved[3] then

@@ -90,7 +90,8 @@ impl Scratch for MemoryScratch {
         if saved.epoch > step.epoch || (saved.epoch == step.epoch && saved.changes >= step.number) {
             return Ok(true);
         }
-        if saved.changes + 1 != step.number {
+        // A state of an older connection may have changes that the newer one, which loaded it earlier, does not know.
+        if saved.epoch != step.epoch || saved.changes + 1 != step.number {
             return Ok(false);
         }
         let Some(mut chain) = state.chains.take(&key) else { return Ok(false) };

@@ -15,7 +15,8 @@ use tidegate_protocol::{
 
 use super::outbox::Outbox;
 use crate::{
-    budget::ConnectionPermit, conversation::sync, mail::ConnKey, routes::Route, scratch::ChainSaver,
+    budget::ConnectionPermit, budget::shed::Weight, conversation::sync, mail::ConnKey, routes::Route,
+    scratch::ChainSaver,
 };
 
 /// Flag: logged in and indexed, so it may be pushed to.
@@ -121,15 +122,16 @@ impl Conn {
         self.ending.is_none()
     }
 
-    /// Returns whether the connection is not logged in, and the bytes that it makes the node hold: incomplete frames, chained
+    /// Returns the memory that the connection makes the node hold: incomplete frames, chained
     /// messages that wait for others, and the outbox of a blocked socket. Frames that were queued in this turn were not
     /// offered to the socket yet, so they say nothing about the client.
-    pub(super) fn weight(&self) -> (bool, usize) {
+    pub(super) fn weight(&self) -> Weight {
         let partial = self.partial.as_ref().map_or(0, |partial| partial.bytes.capacity());
         let fragments = if let Stage::Ws(decoder) = &self.stage { decoder.held() } else { 0 };
         let outbox = self.outbox.as_ref().filter(|_| self.blocked_since.is_some());
         let outbox = outbox.map_or(0, |outbox| outbox.bytes());
-        (self.login.is_none(), partial + fragments + outbox + self.session.held_bytes())
+        let bytes = partial + fragments + outbox + self.session.held_bytes();
+        Weight { is_stranger: self.login.is_none(), bytes }
     }
 
     pub(super) fn is_closed(&self) -> bool {

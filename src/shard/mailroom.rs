@@ -9,26 +9,14 @@ use tidegate_protocol::{
 };
 use tokio::sync::oneshot::Sender;
 
-use super::{
-    Shard,
-    conn::{Conn, LoginState},
-    newcomer::NEWCOMERS_MAX,
-};
+use super::{Shard, conn::LoginState, newcomer::NEWCOMERS_MAX};
 use crate::{
+    budget::shed,
     link::RoutedSession,
     log_limit::log_limited,
     mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
     net::io::Io,
 };
-
-/// Bytes that one memory alarm sheds on a shard, by closing at least [`SHED_CONNS_MIN`] and at most [`SHED_CONNS_MAX`]
-/// connections, if so many hold something.
-const SHED_BYTES: usize = 4 << 20;
-const SHED_CONNS_MIN: usize = 16;
-const SHED_CONNS_MAX: usize = 256;
-
-/// Bytes from which a connection that is logged in counts as holding much.
-const SHED_BYTES_MIN: usize = 4 << 10;
 
 impl<I: Io> Shard<I> {
     /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, all but
@@ -185,23 +173,16 @@ impl<I: Io> Shard<I> {
 
     /// Closes the connections that hold the most: those that are not logged in first.
     fn shed_memory(&mut self) {
-        let weigh = |slot: &u32| self.conns.peek(*slot).map_or((false, 0), Conn::weight);
-        let slots = self.conns.slots();
-        let mut heavy: Vec<_> = slots.iter().map(|slot| (weigh(slot), *slot)).collect();
-        heavy.retain(|((is_stranger, bytes), _)| *bytes >= if *is_stranger { 1 } else { SHED_BYTES_MIN });
-        heavy.sort_unstable_by(|a, b| b.cmp(a));
-        let mut shed = 0;
-        for (closed, ((is_stranger, bytes), slot)) in heavy.into_iter().enumerate() {
-            if closed >= SHED_CONNS_MAX || (closed >= SHED_CONNS_MIN && shed >= SHED_BYTES) {
-                break;
-            }
-            shed += bytes;
-            tracing::debug!(bytes, is_stranger, "memory is short; closing a connection that holds much");
+        let weigh = |slot: &u32| Some((self.conns.peek(*slot)?.weight(), *slot));
+        let chosen = shed::choose(self.conns.slots().iter().filter_map(weigh).collect());
+        let bytes: usize = chosen.iter().map(|(weight, _)| weight.bytes).sum();
+        for (weight, slot) in chosen {
+            tracing::debug!(?weight, "memory is short; closing a connection that holds much");
             self.context.metrics.slow.increment(1);
             self.with_conn(slot, Self::reset);
         }
-        if shed > 0 {
-            log_limited!(warn, bytes = shed, "memory is short; closed the connections that hold the most");
+        if bytes > 0 {
+            log_limited!(warn, bytes, "memory is short; closed the connections that hold the most");
         }
     }
 }

@@ -44,9 +44,7 @@ impl<I: Io> Shard<I> {
     pub(super) fn start_query(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(reader) = self.reader(conn) else { return };
         let user = reader.user.clone();
-        if matches!(query, Query::Pull(_) | Query::Sync(_) | Query::Positions(_))
-            && let Err(wait) = self.context.limiter.query(&user, self.now)
-        {
+        if let Err(wait) = self.context.limiter.query(&user, self.now) {
             let answered = OpenQuery { is_sent: true, ..OpenQuery::new(id, Arc::default()) };
             conn.open_query = Some(Box::new(answered));
             return conn.session.query_limited(id, wait, &mut self.buffers.actions);

@@ -1,14 +1,14 @@
 //! Callers of the admin and monitor ports that say nothing: they are closed, and delay nobody.
 
 use std::{
-    io::{ErrorKind, Read as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 
 use crate::{
     chat::Chat,
-    support::{Process, http},
+    support::{Process, eventually, http, let_time_pass},
 };
 
 /// Time for the head of a request, and for a sweep on a busy machine.
@@ -42,4 +42,26 @@ fn x11_silent_callers_of_the_api_ports_are_closed_and_delay_nobody() {
         }
     }
     chat.end();
+}
+
+#[test]
+fn s77_callers_that_take_no_response_hold_no_descriptors() {
+    let node = Process::start(&["listen.monitor=127.0.0.1:0"]);
+    let before = node.files();
+    let requests = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(1_000);
+    let mut callers = Vec::new();
+    for _ in 0..4 {
+        for _ in 0..64 {
+            let mut caller = TcpStream::connect(node.monitor()).expect("the kernel accepts it");
+            caller.set_nonblocking(true).expect("a socket takes options");
+            // The kernel takes what fits; the caller reads nothing.
+            caller.write(requests.as_bytes()).ok();
+            callers.push(caller);
+        }
+        let_time_pass("the responses fill the buffers of the sockets", Duration::from_secs(1));
+    }
+    eventually("the node closes the callers", || (node.files() <= before + 80).then_some(()));
+    let (status, body) = http::ask(node.monitor(), "GET", "/livez", "");
+    assert_eq!(status, 200, "{body}");
+    drop(callers);
 }

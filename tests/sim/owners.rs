@@ -332,36 +332,67 @@ fn no_owner_exits_while_no_node_can_archive() {
     });
 }
 
+/// Returns a conversation of a partition that node 0 owns; one of its users is connected to node 1. Nothing else is
+/// archived afterwards.
+async fn chat_with_other_node(world: &World, nodes: &Nodes) -> ConversationId {
+    let ann = UserId::new("ann").expect("a valid value");
+    let owned = with(nodes, 0, SimNode::owns);
+    let (bob, conversation) = (0..)
+        .map(|n| UserId::new(&format!("bob{n}")).expect("a valid value"))
+        .map(|bob| (bob.clone(), ConversationId::direct(&ann, &bob)))
+        .find(|(_, conversation)| owned.contains(&partition_of(conversation, PARTITIONS as u32)))
+        .expect("there is one");
+    let device = DeviceId::new("d").expect("a valid value");
+    let at = with(nodes, 1, |node| node.cluster().me.clone());
+    let registration = Registration { user: bob, device, at, above: 0, only_if: None, devices_max: 32 };
+    world.routes.register(registration).await.expect("memory is there");
+    pass(20_000).await;
+    conversation
+}
+
+fn evict_first(world: &World, nodes: &Nodes) {
+    let member = with(nodes, 0, SimNode::member).expect("it has joined");
+    world.log.evict(member);
+    world.log.notify_eviction(member);
+}
+
+fn begin_send(nodes: &Nodes, conversation: &ConversationId) {
+    let ann = UserId::new("ann").expect("a valid value");
+    let (way, sent) = (with(nodes, 0, SimNode::way), message(&ann, conversation, "m1", 0));
+    tokio::task::spawn_local(async move { way.append(sent).await });
+}
+
 /// The next owner begins behind what this one archived, and publishes none of it.
 #[test]
 fn k6_owner_that_lost_its_partition_publishes_what_it_archived() {
     in_one_thread(async {
         let (world, nodes) = nodes_of(World::new(false), 2).await;
-        let (ann, device) =
-            (UserId::new("ann").expect("a valid value"), DeviceId::new("d").expect("a valid value"));
-        let owned = with(&nodes, 0, SimNode::owns);
-        let (bob, conversation) = (0..)
-            .map(|n| UserId::new(&format!("bob{n}")).expect("a valid value"))
-            .map(|bob| (bob.clone(), ConversationId::direct(&ann, &bob)))
-            .find(|(_, conversation)| owned.contains(&partition_of(conversation, PARTITIONS as u32)))
-            .expect("there is one");
-        let at = with(&nodes, 1, |node| node.cluster().me.clone());
-        let registration = Registration { user: bob, device, at, above: 0, only_if: None, devices_max: 32 };
-        world.routes.register(registration).await.expect("memory is there");
-        // Nothing else is archived by then.
-        pass(20_000).await;
+        let conversation = chat_with_other_node(&world, &nodes).await;
         let gate = with(&nodes, 0, SimNode::hold_commit);
-        let (way, sent) = (with(&nodes, 0, SimNode::way), message(&ann, &conversation, "m1", 0));
-        tokio::task::spawn_local(async move { way.append(sent).await });
+        begin_send(&nodes, &conversation);
         pass(500).await;
-        let member = with(&nodes, 0, SimNode::member).expect("it has joined");
-        world.log.evict(member);
-        world.log.notify_eviction(member);
+        evict_first(&world, &nodes);
         pass(500).await;
         let delivered = || with(&nodes, 0, |node| node.link_faults().calls("deliver"));
         assert_eq!(delivered(), 0, "the outcome of the archive is not known");
         gate.open();
         pass(500).await;
         assert_eq!(delivered(), 1, "bob gets the push");
+    });
+}
+
+/// The archive of the lost owner is committed without a reply, and repeated after the next owner's take-over.
+#[test]
+fn s67_owner_that_lost_its_partition_and_the_reply_publishes_what_it_archived() {
+    in_one_thread(async {
+        let (world, nodes) = nodes_of(World::new(false), 2).await;
+        let conversation = chat_with_other_node(&world, &nodes).await;
+        with(&nodes, 0, |node| node.store_faults().plan("archive", Fault::LoseAnswer));
+        begin_send(&nodes, &conversation);
+        pass(100).await;
+        evict_first(&world, &nodes);
+        pass(1_000).await;
+        let delivered = with(&nodes, 0, |node| node.link_faults().calls("deliver"));
+        assert_eq!(delivered, 1, "bob gets the push");
     });
 }

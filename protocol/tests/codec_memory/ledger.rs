@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use allocation_counter::measure;
 use bytes::Bytes;
-use stats_alloc::Region;
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{Ledger, Loaded, Need},
@@ -11,8 +11,6 @@ use tidegate_protocol::{
         Body, MemberAction, MemberChange, Message, Origin, Position, Record, Rules, SenderOrder, body_hash,
     },
 };
-
-use super::{ALLOCATOR, COUNTING};
 
 const RECORDS: u64 = 20_000;
 
@@ -47,7 +45,12 @@ fn absent(need: Need) -> Loaded {
 
 /// Runs a ledger over the records, and returns its estimate and the bytes allocated for it.
 fn heap(bodies: impl Iterator<Item = Body>) -> (usize, usize) {
-    let region = Region::new(ALLOCATOR);
+    let mut ledger = None;
+    let allocated = measure(|| ledger = Some(ledger_after(bodies)));
+    (ledger.unwrap().cached_bytes(), usize::try_from(allocated.bytes_current).unwrap())
+}
+
+fn ledger_after(bodies: impl Iterator<Item = Body>) -> Ledger {
     let mut ledger = Ledger::resume(Position::START, Rules::default(), 1);
     for (offset, body) in (0..).zip(bodies) {
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 1, conn: 2, request: offset };
@@ -66,14 +69,11 @@ fn heap(bodies: impl Iterator<Item = Body>) -> (usize, usize) {
     }
     let to = Position::behind(ledger.next_offset() - 1, b"any");
     drop(ledger.take_delta(to).unwrap());
-    let change = region.change();
-    let allocated = change.bytes_allocated.saturating_sub(change.bytes_deallocated);
-    (ledger.cached_bytes(), allocated)
+    ledger
 }
 
 #[test]
 fn x1_the_estimate_of_the_cache_is_close_to_its_heap() {
-    let _counting = COUNTING.lock().unwrap();
     let check = |what: &str, (estimate, allocated): (usize, usize)| {
         println!("{what}: estimate {estimate}, allocated {allocated}");
         assert!(

@@ -1,49 +1,36 @@
 //! Heap of the ledger, and allocation bound of the decoder: proportional to the bytes that have arrived, never to a length that they claim.
 //!
-//! It is a test target of its own, because it counts the allocations of the whole process.
+//! It is a test target of its own, because it replaces the allocator. Allocations are counted by thread: those of the test runner, at any moment, are not part of a result.
 #![allow(clippy::unwrap_used)]
 
 mod ledger;
 #[path = "../wire/support.rs"]
 mod support;
 
-use std::{alloc::System, sync::Mutex};
-
-use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use allocation_counter::measure;
 use support::vectors;
 use tidegate_protocol::{
     Code,
     codec::{Framing, decode_client, detect, json::split_line, tcp},
 };
 
-#[global_allocator]
-static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
-
-/// Held by a test while it counts.
-static COUNTING: Mutex<()> = Mutex::new(());
-
-/// Returns all bytes allocated while `work` runs, freed or not.
-fn allocated<T>(work: impl FnOnce() -> T) -> usize {
-    let region = Region::new(ALLOCATOR);
-    let done = work();
-    let bytes = region.change().bytes_allocated;
-    drop(done);
-    bytes
+/// Returns all bytes that this thread allocates while `work` runs, freed or not.
+fn allocated<T>(work: impl FnOnce() -> T) -> u64 {
+    measure(|| drop(work())).bytes_total
 }
 
 /// Allocation per input byte. An empty position takes 2 bytes on the wire and 32 in memory, in a list that doubles.
-const BYTES_PER_INPUT_BYTE: usize = 64;
+const BYTES_PER_INPUT_BYTE: u64 = 64;
 /// Allocation for an error or the first element of a list, in bytes.
-const BYTES_FIXED: usize = 2_048;
+const BYTES_FIXED: u64 = 2_048;
 /// Allocation for a list that is too long, until it is refused: the longest one, and the shorter ones it grew from.
-const LIST_BYTES_MAX: usize = 2 << 20;
+const LIST_BYTES_MAX: u64 = 2 << 20;
 
 #[test]
 fn decoding_allocates_in_proportion_to_what_is_there() {
-    let _counting = COUNTING.lock().unwrap();
     let check = |what: &str, payload: &[u8], framing| {
         let bytes = allocated(|| decode_client(payload, framing));
-        let max = BYTES_FIXED + BYTES_PER_INPUT_BYTE * payload.len();
+        let max = BYTES_FIXED + BYTES_PER_INPUT_BYTE * payload.len() as u64;
         assert!(bytes <= max, "{what}: {bytes} for {}", payload.len());
     };
     for (file, vector) in vectors() {

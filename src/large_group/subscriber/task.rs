@@ -78,6 +78,11 @@ struct GroupState {
     small_rounds: u32,
     /// Background read of all its members; until it ends, members get only `Behind`.
     reading: Option<MembersRead>,
+    /// Seq of the login that created this state while no local member was indexed. The record of a join up to it may
+    /// still arrive, for other users who are connected here.
+    created_as_of: u64,
+    /// Connected users of such a join whose membership could not be read yet.
+    late_joiners: BTreeSet<UserId>,
 }
 
 /// Result of a background job.
@@ -220,12 +225,17 @@ impl SubscriberTask {
         let Login { key, user, groups, indexed } = login;
         let mut all = Vec::with_capacity(groups.len());
         for it in groups {
+            let is_first = self.directory.conversation(&it.group).is_empty();
+            let is_new = is_first && !self.groups.contains_key(&it.group);
             let large = it.members > self.small_max
                 || self.groups.contains_key(&it.group)
                 || self.recent.contains_key(&it.group);
             if large {
                 let ensured = self.ensure_state(&it.group, it.as_of, 0).await;
-                let state = self.groups.get_mut(&it.group).filter(|_| ensured.is_ok());
+                let mut state = self.groups.get_mut(&it.group).filter(|_| ensured.is_ok());
+                if let Some(state) = state.as_deref_mut().filter(|_| is_new) {
+                    state.created_as_of = it.as_of;
+                }
                 if !state.is_some_and(|state| state.login(&user, it.as_of)) {
                     indexed.send(false).ok();
                     return;
@@ -301,6 +311,10 @@ impl SubscriberTask {
         if let Step::CatchUp { from, to } = step {
             self.catch_up(group, from, to).await?;
             step = self.step(group, record);
+        }
+        if step == Step::Late && is_local_join {
+            self.note_late_joiners(group, record.seq, users());
+            return self.add_late_joiners(group).await;
         }
         let (Step::Push(ahead), Some(state)) = (step, self.groups.get_mut(group)) else { return Ok(()) };
         let newer = |users: &mut dyn Iterator<Item = UserId>| -> Arc<[UserId]> {

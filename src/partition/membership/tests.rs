@@ -72,7 +72,7 @@ async fn large_group_keeps_no_users_and_reaches_all_nodes_at_first() {
         "the group crosses the limit"
     );
     assert_eq!(members.recipients(&group()), large(2, true));
-    assert_eq!(members.weight, 1, "no user is cached");
+    assert_eq!(members.weight, GROUP_WEIGHT, "no user is cached");
     tokio::time::advance(INTEREST_SETTLE_TIME).await;
     assert_eq!(members.recipients(&group()), large(2, false));
     assert_eq!(
@@ -101,15 +101,15 @@ fn trim_keeps_the_groups_named_last() {
             let joined = change(MemberAction::Join, &[1, 2, 3]);
             members.change(&MemberChange { conversation: id(n), ..joined }, 1);
         }
-        members.trim_to(40);
+        members.trim_to(10 * (3 + GROUP_WEIGHT));
     };
-    // Ten groups of four; then the first is named again, and another one is added.
+    // Ten groups; then the first is named again, and another one is added.
     (0..10).for_each(|n| name(&mut members, n));
     assert_eq!(members.groups.len(), 10);
     name(&mut members, 0);
     name(&mut members, 10);
     let kept: BTreeSet<u32> = (0..11).filter(|n| members.groups.contains_key(&id(*n))).collect();
     assert_eq!(kept, BTreeSet::from([0, 5, 6, 7, 8, 9, 10]), "the newest three quarters");
-    assert_eq!(members.weight, 28);
+    assert_eq!(members.weight, 7 * (3 + GROUP_WEIGHT));
     assert_eq!(named(members.recipients(&id(0))).len(), 3);
 }

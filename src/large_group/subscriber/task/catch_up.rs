@@ -3,11 +3,13 @@
 
 use std::{collections::HashSet, sync::Arc};
 
+use futures_util::future::try_join_all;
 use tidegate_protocol::id::{ConversationId, UserId};
 
 use super::{GroupState, Index, IndexUnavailable, JobResult, MembersRead, SubscriberTask};
 use crate::{
     large_group::subscriber::members::{self, LocalMembers},
+    mail::Audience,
     store::StoreError,
     supervised,
 };
@@ -79,6 +81,51 @@ impl SubscriberTask {
         let is_reading = state.reading.is_some();
         self.groups.insert(group.clone(), state);
         done.and(if is_reading { Err(IndexUnavailable) } else { Ok(()) })
+    }
+
+    /// Notes the local users of a join that precedes the login which created the state: they have no entry of their
+    /// own, and no later record names them.
+    pub(super) fn note_late_joiners(
+        &mut self,
+        group: &ConversationId,
+        seq: u64,
+        users: impl Iterator<Item = UserId>,
+    ) {
+        let Some(state) = self.groups.get_mut(group).filter(|state| seq <= state.created_as_of) else {
+            return;
+        };
+        state.late_joiners.extend(users.filter(|user| !self.directory.user(user).is_empty()));
+    }
+
+    /// Indexes the noted users who are members now. They get `Behind`, as they may lack every push since their join.
+    pub(super) async fn add_late_joiners(&mut self, group: &ConversationId) -> Result<(), IndexUnavailable> {
+        let Some(state) = self.groups.get_mut(group) else { return Ok(()) };
+        state.late_joiners.retain(|user| !self.directory.user(user).is_empty());
+        let users: Vec<UserId> = state.late_joiners.iter().cloned().collect();
+        let store = &self.cluster.ports.store;
+        let read = try_join_all(users.iter().map(|user| store.summary(group, Some(user)))).await?;
+        let (mut members, mut read_to) = (Vec::new(), 0);
+        for (user, summary) in users.into_iter().zip(read) {
+            let seq = summary.as_ref().map_or(0, |it| it.head.last_seq);
+            let is_member = summary.is_some_and(|it| {
+                it.head.deleted_seq == 0 && it.member_view.is_some_and(|view| view.member.is_in())
+            });
+            if is_member && !state.login(&user, seq) {
+                // The index is newer than this read.
+                continue;
+            }
+            state.late_joiners.remove(&user);
+            if is_member {
+                read_to = read_to.max(seq);
+                members.push(user);
+            }
+        }
+        if !members.is_empty() {
+            let members: Arc<[UserId]> = members.into();
+            self.out.add_members(group, Arc::clone(&members));
+            self.out.behind(group, read_to, Audience::Users(members));
+        }
+        Ok(())
     }
 
     /// Rebuilds the indexes from all members, as of `indexed_to` or later; for a very large group in the background.

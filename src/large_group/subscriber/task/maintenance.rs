@@ -103,6 +103,11 @@ impl SubscriberTask {
                 self.out.behind(group, hint_to, Audience::Members);
             }
         }
+        let late = sorted(&mut self.groups).into_iter().filter(|(_, state)| !state.late_joiners.is_empty());
+        for group in late.map(|(group, _)| group.clone()).collect::<Vec<_>>() {
+            // Without a reply of the store, the next tick tries again.
+            self.add_late_joiners(&group).await.ok();
+        }
         let losses = self.cluster.peers.snapshot().losses;
         let lost = std::mem::replace(&mut self.losses, losses) != losses;
         if lost || self.renewed.elapsed() >= INTEREST_RENEW_INTERVAL {
