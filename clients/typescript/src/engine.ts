@@ -7,7 +7,7 @@ import { Session, type Emitted } from './session.js';
 import type { Options, OutboxItem, OutboxStore } from './types.js';
 import type { ServerFrame } from './wire.js';
 
-/** Delay of the storage of positions, so that a burst of messages is stored once. */
+/** Shortest time between two storings of the positions. */
 const SAVE_MS = 300;
 /** Longest delay of a timer; longer ones overflow. */
 const SLEEP_MAX_MS = 2 ** 31 - 1;
@@ -39,6 +39,7 @@ export interface EngineOptions extends Omit<Options, 'device'> {
 export interface Inherited {
   positions: Record<string, number>;
   items: OutboxItem[];
+  tail: string | undefined;
 }
 
 /** Returns a random id of 128 bits. */
@@ -70,6 +71,8 @@ export class Engine implements Core {
   #conns = new Map<number, { socket?: Socket; address?: string }>();
   #timer: ReturnType<typeof setTimeout> | undefined;
   #saving: ReturnType<typeof setTimeout> | undefined;
+  /** Positions have changed since they were stored. */
+  #isStale = false;
   #positions: Record<string, number> = {};
   #moved: Record<string, number> = {};
   #isOver = false;
@@ -116,11 +119,12 @@ export class Engine implements Core {
         answered: (msgId) => void store?.remove(msgId).catch(() => {}),
         moved: (conversation, seq) => {
           this.#positions[conversation] = this.#moved[conversation] = seq;
-          this.#saveSoon();
+          this.#isStale = true;
         },
       },
     );
     for (const item of [...(stored?.items ?? []), ...(inherited?.items ?? [])]) session.outbox.restore(item);
+    session.outbox.continueAt(inherited?.tail ?? stored?.tail);
     this.#session = session;
     if (!this.#isOver) this.run((now) => session.online(now));
     return session;
@@ -134,8 +138,9 @@ export class Engine implements Core {
       const moved = this.#moved;
       this.#moved = {};
       if (!this.#isOver || event.name === 'state') this.#deliver(event, moved);
-      if (event.name === 'synced') this.#saveSoon();
+      if (event.name === 'synced') this.#isStale = true;
     }
+    if (this.#isStale) this.#saveSoon();
     clearTimeout(this.#timer);
     const due = session.timers.due();
     if (due !== undefined) {
@@ -178,15 +183,23 @@ export class Engine implements Core {
     for (const conn of [...this.#conns.keys()]) this.#end(conn);
   }
 
+  /** Stores the positions: at once, but several changes in a short time only once more. */
   #saveSoon(): void {
     if (!this.#store || this.#isOver) return;
-    this.#saving ??= setTimeout(() => void this.#save(), SAVE_MS);
+    if (this.#saving !== undefined) {
+      this.#isStale = true;
+      return;
+    }
+    void this.#save();
+    this.#saving = setTimeout(() => {
+      this.#saving = undefined;
+      if (this.#isStale) this.#saveSoon();
+    }, SAVE_MS);
   }
 
   async #save(): Promise<void> {
-    clearTimeout(this.#saving);
-    this.#saving = undefined;
-    await this.#store?.savePositions(this.#positions).catch(() => {});
+    this.#isStale = false;
+    await this.#store?.savePositions({ ...this.#positions }).catch(() => {});
   }
 
   #end(conn: number): void {

@@ -45,7 +45,6 @@ export class Outbox {
   #maxBytes = 65_536;
   #tail: string;
   #next = 0;
-  #restored = false;
   #chain: boolean;
   #timers: Timers;
   #port: OutboxPort;
@@ -80,9 +79,15 @@ export class Outbox {
       if (chained) this.#tail = this.#port.newId();
     }
     const item: OutboxItem = { msgId, at: this.#next++, to, content, chained };
+    if (chained) item.tail = this.#tail;
     if (options.traceparent) item.traceparent = options.traceparent;
     this.#push(item, 0, options.hold ? Infinity : 0, done, fail);
     return item;
+  }
+
+  /** Continues the chain of an earlier run at the id that it promised last. */
+  continueAt(tail: string | undefined): void {
+    this.#tail = tail ?? this.#tail;
   }
 
   /** Adds an item of an earlier run or of another tab; it may have been sent before. */
@@ -93,7 +98,6 @@ export class Outbox {
       present.done ??= done;
       present.fail ??= fail;
     } else {
-      this.#restored = true;
       this.#push(item, 1, 0, done, fail);
     }
   }
@@ -123,10 +127,6 @@ export class Outbox {
     const limits = welcome.limits ?? {};
     this.#maxFlying = Math.max(1, Math.min(limits.inFlightMax ?? 128, limits.holdMax ?? 128, 128));
     this.#maxBytes = Math.min(limits.holdBytesMax ?? 65_536, 262_144);
-    // An earlier run of the device had promised this id, and the restored messages before it are done: the chain goes on there.
-    const next = welcome.nextId;
-    if (this.#chain && this.#restored && next && !this.#byId.has(next)) this.#tail = next;
-    this.#restored = false;
     this.#live = true;
     this.pump(now);
   }

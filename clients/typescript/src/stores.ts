@@ -2,7 +2,7 @@ import type { OutboxItem, OutboxStore } from './types.js';
 
 const DATABASE = 'tidegate';
 const ITEMS = 'items';
-const POSITIONS = 'positions';
+const STATE = 'state';
 
 const result = <T>(request: IDBRequest<T>): Promise<T> =>
   new Promise((resolve, reject) => {
@@ -18,13 +18,13 @@ export function indexedDbStore(name: string, factory: IDBFactory = indexedDB): O
       const request = factory.open(`${DATABASE}:${name}`, 1);
       request.onupgradeneeded = () => {
         request.result.createObjectStore(ITEMS, { keyPath: 'msgId' });
-        request.result.createObjectStore(POSITIONS);
+        request.result.createObjectStore(STATE);
       };
       return result(request);
     })());
-  const change = async (store: string, run: (store: IDBObjectStore) => void): Promise<void> => {
-    const transaction = (await database()).transaction(store, 'readwrite', { durability: 'strict' });
-    run(transaction.objectStore(store));
+  const change = async (stores: string[], run: (...stores: IDBObjectStore[]) => void): Promise<void> => {
+    const transaction = (await database()).transaction(stores, 'readwrite', { durability: 'strict' });
+    run(...stores.map((it) => transaction.objectStore(it)));
     await new Promise<void>((resolve, reject) => {
       transaction.oncomplete = () => resolve();
       transaction.onabort = () => reject(transaction.error);
@@ -32,13 +32,21 @@ export function indexedDbStore(name: string, factory: IDBFactory = indexedDB): O
   };
   return {
     async load() {
-      const transaction = (await database()).transaction([ITEMS, POSITIONS]);
-      const items = result<OutboxItem[]>(transaction.objectStore(ITEMS).getAll());
-      const positions = result<Record<string, number> | undefined>(transaction.objectStore(POSITIONS).get(0));
-      return { items: (await items).sort((a, b) => a.at - b.at), positions: await positions };
+      const transaction = (await database()).transaction([ITEMS, STATE]);
+      const state = transaction.objectStore(STATE);
+      const [items, positions, tail] = await Promise.all([
+        result<OutboxItem[]>(transaction.objectStore(ITEMS).getAll()),
+        result<Record<string, number> | undefined>(state.get('positions')),
+        result<string | undefined>(state.get('tail')),
+      ]);
+      return { items: items.sort((a, b) => a.at - b.at), positions, tail };
     },
-    put: (item) => change(ITEMS, (store) => store.put(item)),
-    remove: (msgId) => change(ITEMS, (store) => store.delete(msgId)),
-    savePositions: (positions) => change(POSITIONS, (store) => store.put(positions, 0)),
+    put: (item) =>
+      change([ITEMS, STATE], (items, state) => {
+        items!.put(item);
+        if (item.tail) state!.put(item.tail, 'tail');
+      }),
+    remove: (msgId) => change([ITEMS], (items) => items!.delete(msgId)),
+    savePositions: (positions) => change([STATE], (state) => state!.put(positions, 'positions')),
   };
 }

@@ -15,6 +15,7 @@ interface Snapshot {
   conversations: Conversation[];
   positions: Record<string, number>;
   items: OutboxItem[];
+  tail: string | undefined;
 }
 
 /** Messages between the tabs. */
@@ -62,6 +63,8 @@ export class SharedCore implements Core {
   #conversations = new Map<string, Conversation>();
   #positions: Record<string, number> = {};
   #items = new Map<string, OutboxItem>();
+  /** Id that the next chained message will have. */
+  #tail: string | undefined;
   /** Another tab had the connection before. */
   #followed = false;
 
@@ -86,7 +89,7 @@ export class SharedCore implements Core {
   }
 
   #lead(): void {
-    const inherited = this.#followed ? { positions: this.#positions, items: [...this.#items.values()] } : undefined;
+    const inherited = this.#followed ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail } : undefined;
     this.#engine = new Engine(
       this.#options,
       this.#transport,
@@ -107,8 +110,14 @@ export class SharedCore implements Core {
       conversations: [...this.#conversations.values()],
       positions: this.#positions,
       items: [...this.#items.values()],
+      tail: this.#tail,
     };
     this.#post({ kind: 'leader', snapshot });
+  }
+
+  #keep(item: OutboxItem): void {
+    this.#items.set(item.msgId, item);
+    this.#tail = item.tail ?? this.#tail;
   }
 
   #take(event: Emitted, moved: Record<string, number>): void {
@@ -134,7 +143,7 @@ export class SharedCore implements Core {
         if (this.#engine) void this.#serve(post);
         break;
       case 'item':
-        this.#items.set(post.item.msgId, post.item);
+        this.#keep(post.item);
         if (post.tab === this.#tab) this.#calls.get(post.id)!.item = post.item;
         break;
       case 'reply':
@@ -147,7 +156,8 @@ export class SharedCore implements Core {
     if (this.#engine) return;
     this.#followed = true;
     this.#positions = { ...this.#positions, ...snapshot.positions };
-    for (const item of snapshot.items) this.#items.set(item.msgId, item);
+    for (const item of snapshot.items) this.#keep(item);
+    this.#tail = snapshot.tail ?? this.#tail;
     for (const value of snapshot.conversations) this.#take({ name: 'conversation', value }, {});
     this.#take(mapErrors({ name: 'state', value: snapshot.state }, (error: Plain) => new TidegateError(error)), {});
     for (const [id, call] of this.#calls) this.#request(id, call);
@@ -170,7 +180,7 @@ export class SharedCore implements Core {
   #run(tab: string, id: number, method: Method, args: unknown[]): Promise<unknown> {
     if (method !== 'send') return this.#engine!.call(method, args);
     const accepted = (item: OutboxItem) => {
-      this.#items.set(item.msgId, item);
+      this.#keep(item);
       this.#post({ kind: 'item', tab, id, item });
     };
     return this.#engine!.call(method, [...args, accepted]);

@@ -193,12 +193,25 @@ export interface OutboxItem {
   to: Target;
   content: WireContent;
   chained: boolean;
+  /** Id that the next chained message will have. */
+  tail?: string;
   traceparent?: string;
+}
+
+/** What a storage holds. */
+export interface Stored {
+  /** Unanswered messages in the order of their `at`. */
+  items: OutboxItem[];
+  /** Positions of the conversations; `undefined` before the first sync of the device. */
+  positions: Record<string, number> | undefined;
+  /** `tail` of the last item that was put and had one. */
+  tail: string | undefined;
 }
 
 /** Storage for the outbox and for the positions of conversations. Failures are ignored: the client goes on in memory. */
 export interface OutboxStore {
-  load(): Promise<{ items: OutboxItem[]; positions: Record<string, number> | undefined }>;
+  load(): Promise<Stored>;
+  /** Stores an item, and its `tail` apart from it: the tail stays when the item is removed. */
   put(item: OutboxItem): Promise<void>;
   remove(msgId: string): Promise<void>;
   savePositions(positions: Record<string, number>): Promise<void>;
