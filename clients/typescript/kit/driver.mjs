@@ -134,7 +134,7 @@ export function memoryStores() {
         it.tail = item.tail ?? it.tail;
       },
       remove: async (msgId) => void it.items.delete(msgId),
-      savePositions: async (positions) => void (it.positions = { ...positions }),
+      savePositions: async (changed) => void (it.positions = { ...it.positions, ...changed }),
     };
   };
 }

@@ -7,8 +7,6 @@ import { Session, type Emitted } from './session.js';
 import type { Options, OutboxItem, OutboxStore } from './types.js';
 import type { ServerFrame } from './wire.js';
 
-/** Shortest time between two storings of the positions. */
-const SAVE_MS = 300;
 /** Longest delay of a timer; longer ones overflow. */
 const SLEEP_MAX_MS = 2 ** 31 - 1;
 
@@ -70,10 +68,9 @@ export class Engine implements Core {
   /** Connections that the session wants, with their sockets once these are being opened. */
   #conns = new Map<number, { socket?: Socket; address?: string }>();
   #timer: ReturnType<typeof setTimeout> | undefined;
-  #saving: ReturnType<typeof setTimeout> | undefined;
-  /** Positions have changed since they were stored. */
-  #isStale = false;
-  #positions: Record<string, number> = {};
+  #saving: Promise<void> | undefined;
+  /** Positions that changed since they were stored. */
+  #unsaved: Record<string, number> = {};
   #moved: Record<string, number> = {};
   #isOver = false;
 
@@ -91,18 +88,16 @@ export class Engine implements Core {
   }
 
   async #start(inherited: Inherited | undefined): Promise<Session> {
-    const { positions } = this.#options;
     const device = await this.#options.device;
     const store = (this.#store = this.#options.store(device));
     const stored = await store?.load().catch(() => undefined);
-    this.#positions = { ...stored?.positions, ...inherited?.positions, ...positions };
     const session = new Session(
       {
         device,
         chain: this.#options.chain ?? true,
         user: this.#options.user,
         settings: this.#options.settings,
-        positions: this.#positions,
+        positions: { ...stored?.positions, ...inherited?.positions, ...this.#options.positions },
         fresh: !stored?.positions && !inherited,
         fromStart: this.#options.from === 'start',
       },
@@ -118,8 +113,7 @@ export class Engine implements Core {
         random: this.#options.random ?? Math.random,
         answered: (msgId) => void store?.remove(msgId).catch(() => {}),
         moved: (conversation, seq) => {
-          this.#positions[conversation] = this.#moved[conversation] = seq;
-          this.#isStale = true;
+          this.#unsaved[conversation] = this.#moved[conversation] = seq;
         },
       },
     );
@@ -138,9 +132,10 @@ export class Engine implements Core {
       const moved = this.#moved;
       this.#moved = {};
       if (!this.#isOver || event.name === 'state') this.#deliver(event, moved);
-      if (event.name === 'synced') this.#isStale = true;
+      // The device has positions from now on, even if it has no conversations.
+      if (event.name === 'synced') this.#unsaved[''] = 0;
     }
-    if (this.#isStale) this.#saveSoon();
+    if (this.#store) this.#saving ??= this.#save().finally(() => (this.#saving = undefined));
     clearTimeout(this.#timer);
     const due = session.timers.due();
     if (due !== undefined) {
@@ -172,34 +167,23 @@ export class Engine implements Core {
     await new Promise<void>((done) => this.run((now, session) => session.close(now, done)));
     // The event of the end is queued after `done` was called.
     this.run(() => {});
-    await this.#save();
+    await this.#saving;
     this.drop();
   }
 
   drop(): void {
     this.#isOver = true;
     clearTimeout(this.#timer);
-    clearTimeout(this.#saving);
     for (const conn of [...this.#conns.keys()]) this.#end(conn);
   }
 
-  /** Stores the positions: at once, but several changes in a short time only once more. */
-  #saveSoon(): void {
-    if (!this.#store || this.#isOver) return;
-    if (this.#saving !== undefined) {
-      this.#isStale = true;
-      return;
-    }
-    void this.#save();
-    this.#saving = setTimeout(() => {
-      this.#saving = undefined;
-      if (this.#isStale) this.#saveSoon();
-    }, SAVE_MS);
-  }
-
+  /** Stores what has changed, one transaction at a time. */
   async #save(): Promise<void> {
-    this.#isStale = false;
-    await this.#store?.savePositions({ ...this.#positions }).catch(() => {});
+    while (this.#store && Object.keys(this.#unsaved).length > 0) {
+      const changed = this.#unsaved;
+      this.#unsaved = {};
+      await this.#store.savePositions(changed).catch(() => {});
+    }
   }
 
   #end(conn: number): void {

@@ -67,7 +67,7 @@ export class Inbox {
     this.#fromStart = fromStart;
     this.#timers = timers;
     this.#port = port;
-    for (const [conversation, seq] of Object.entries(positions)) this.#place(conversation).position = seq;
+    for (const [conversation, seq] of Object.entries(positions)) if (conversation) this.#place(conversation).position = seq;
   }
 
   #place(conversation: string): Place {

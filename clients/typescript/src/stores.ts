@@ -2,7 +2,8 @@ import type { OutboxItem, OutboxStore } from './types.js';
 
 const DATABASE = 'tidegate';
 const ITEMS = 'items';
-const STATE = 'state';
+const TAIL = 'tail';
+const POSITIONS = 'positions';
 
 const result = <T>(request: IDBRequest<T>): Promise<T> =>
   new Promise((resolve, reject) => {
@@ -18,7 +19,8 @@ export function indexedDbStore(name: string, factory: IDBFactory = indexedDB): O
       const request = factory.open(`${DATABASE}:${name}`, 1);
       request.onupgradeneeded = () => {
         request.result.createObjectStore(ITEMS, { keyPath: 'msgId' });
-        request.result.createObjectStore(STATE);
+        request.result.createObjectStore(TAIL);
+        request.result.createObjectStore(POSITIONS);
       };
       return result(request);
     })());
@@ -32,21 +34,25 @@ export function indexedDbStore(name: string, factory: IDBFactory = indexedDB): O
   };
   return {
     async load() {
-      const transaction = (await database()).transaction([ITEMS, STATE]);
-      const state = transaction.objectStore(STATE);
-      const [items, positions, tail] = await Promise.all([
+      const transaction = (await database()).transaction([ITEMS, TAIL, POSITIONS]);
+      const [items, tail, conversations, seqs] = await Promise.all([
         result<OutboxItem[]>(transaction.objectStore(ITEMS).getAll()),
-        result<Record<string, number> | undefined>(state.get('positions')),
-        result<string | undefined>(state.get('tail')),
+        result<string | undefined>(transaction.objectStore(TAIL).get(0)),
+        result<IDBValidKey[]>(transaction.objectStore(POSITIONS).getAllKeys()),
+        result<number[]>(transaction.objectStore(POSITIONS).getAll()),
       ]);
-      return { items: items.sort((a, b) => a.at - b.at), positions, tail };
+      const positions = seqs.length > 0 ? Object.fromEntries(conversations.map((it, at) => [it, seqs[at]!])) : undefined;
+      return { items: items.sort((a, b) => a.at - b.at), tail, positions };
     },
     put: (item) =>
-      change([ITEMS, STATE], (items, state) => {
+      change([ITEMS, TAIL], (items, tail) => {
         items!.put(item);
-        if (item.tail) state!.put(item.tail, 'tail');
+        if (item.tail) tail!.put(item.tail, 0);
       }),
     remove: (msgId) => change([ITEMS], (items) => items!.delete(msgId)),
-    savePositions: (positions) => change([STATE], (state) => state!.put(positions, 'positions')),
+    savePositions: (changed) =>
+      change([POSITIONS], (store) => {
+        for (const [conversation, seq] of Object.entries(changed)) store!.put(seq, conversation);
+      }),
   };
 }

@@ -214,7 +214,8 @@ export interface OutboxStore {
   /** Stores an item, and its `tail` apart from it: the tail stays when the item is removed. */
   put(item: OutboxItem): Promise<void>;
   remove(msgId: string): Promise<void>;
-  savePositions(positions: Record<string, number>): Promise<void>;
+  /** Stores positions that have changed; the key '' stands for the device itself. */
+  savePositions(changed: Record<string, number>): Promise<void>;
 }
 
 /** The part of a WebSocket that the client uses. */
