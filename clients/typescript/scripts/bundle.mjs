@@ -7,6 +7,7 @@ const MAX = 12 * 1024;
 
 const options = {
   bundle: true,
+  external: ['./tabs.js'],
   minify: true,
   format: 'esm',
   target: 'es2022',

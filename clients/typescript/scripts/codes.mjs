@@ -13,6 +13,7 @@ const rows = page.split(/^### /m).slice(1).map((part) => {
 
 const text = `// Generated from docs/errors.md by \`npm run codes\`; change protocol/src/code.rs instead.
 import { TidegateError } from './error.js';
+import { LOCAL_CURES } from './local_cures.js';
 
 /** What to do about each code, by its name. */
 export const CURES: Readonly<Record<string, string>> = {
@@ -20,7 +21,7 @@ ${rows.join('\n')}
 };
 
 // Importing this module gives every error its cure. It is apart, because not every page needs the sentences.
-Object.assign(TidegateError.cures, CURES);
+Object.assign(TidegateError.cures, CURES, LOCAL_CURES);
 `;
 
 if (process.argv.includes('--check')) {

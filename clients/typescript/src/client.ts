@@ -3,7 +3,7 @@ import { local, TidegateError } from './error.js';
 import type { Method } from './methods.js';
 import type { Emitted } from './session.js';
 import { indexedDbStore } from './stores.js';
-import { claimDevice, SharedCore } from './tabs.js';
+import type { Lent } from './tabs.js';
 import type {
   Content,
   Conversation,
@@ -38,7 +38,7 @@ const contentOf = (content: string | Content): Content => (typeof content === 's
 
 /** A connection to Tidegate that is kept up, with everything that a chat application does over it. */
 export class Client {
-  #core: Core;
+  #core: Promise<Core>;
   #handlers = new Map<EventName, Set<(value: never) => void>>();
   #state: State = { name: 'connecting' };
   #conversations = new Map<string, Conversation>();
@@ -52,16 +52,24 @@ export class Client {
     const base = options.device ?? defaultDevice();
     if (!ID.test(base)) throw local('BAD_REQUEST', 'The name of the device is not valid.');
     const name = `${options.user ?? ''}:${options.assign ?? options.addresses?.[0] ?? ''}`;
-    const device = options.tabs === 'own' ? claimDevice(base) : base;
     const { outbox } = options;
+    const tabs = options.tabs === 'shared' || options.tabs === 'own' ? import('./tabs.js') : undefined;
     const engineOptions: EngineOptions = {
       ...options,
-      device,
+      device: options.tabs === 'own' ? tabs!.then((it) => it.claimDevice(base)) : base,
       store: (it) => (typeof outbox === 'object' ? outbox : outbox === 'indexeddb' ? indexedDbStore(`${name}:${it}`) : undefined),
     };
     const deliver = (event: Emitted) => this.#deliver(event);
+    const lent: Lent = {
+      engine: (to, inherited) => new Engine(engineOptions, transport, to, inherited),
+      plain: (error) => (error instanceof TidegateError ? error : local('BAD_REQUEST', String(error))).toJSON(),
+      revive: (error) => new TidegateError(error),
+      closed: () => local('CLOSED'),
+    };
     this.#core =
-      options.tabs === 'shared' ? new SharedCore(`${name}:${base}`, engineOptions, transport, deliver) : new Engine(engineOptions, transport, deliver);
+      options.tabs === 'shared'
+        ? tabs!.then((it) => new it.SharedCore(`${name}:${base}`, lent, deliver))
+        : Promise.resolve(lent.engine(deliver, undefined));
     if (typeof window !== 'undefined') {
       const online = () => this.#state.name === 'waiting' && this.online();
       window.addEventListener('online', online);
@@ -121,7 +129,7 @@ export class Client {
 
   async #call<T>(method: Method, ...args: unknown[]): Promise<T> {
     if (this.#isOver) throw local('CLOSED');
-    return (await this.#core.call(method, args)) as T;
+    return (await (await this.#core).call(method, args)) as T;
   }
 
   /**
@@ -209,7 +217,7 @@ export class Client {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#unlisten();
-    await this.#core.close();
+    await (await this.#core).close();
   }
 
   /** Ends without a trace, as if the process was killed. For tests. */
@@ -217,7 +225,7 @@ export class Client {
     this.#isOver = true;
     this.#unlisten();
     this.#handlers.clear();
-    this.#core.drop();
+    void this.#core.then((core) => core.drop());
   }
 }
 

@@ -44,7 +44,7 @@ export class Conversations {
   }
 
   /** Takes an entry that was handed over; `others` says that it is a message of another user. */
-  push(push: WirePush, others: boolean): Conversation {
+  push(push: WirePush, others: boolean): void {
     const it = this.get(push.conversation);
     const seq = push.seq ?? 0;
     const isNew = seq > it.maxSeq;
@@ -64,7 +64,6 @@ export class Conversations {
       if (fresh) fresh.push(seq);
       else this.#fresh.set(push.conversation, [seq]);
     }
-    return it;
   }
 
   /** Moves the read mark. Returns whether the unread count is only an estimate now, so that a sync is needed. */

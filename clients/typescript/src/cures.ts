@@ -1,5 +1,6 @@
 // Generated from docs/errors.md by `npm run codes`; change protocol/src/code.rs instead.
 import { TidegateError } from './error.js';
+import { LOCAL_CURES } from './local_cures.js';
 
 /** What to do about each code, by its name. */
 export const CURES: Readonly<Record<string, string>> = {
@@ -59,4 +60,4 @@ export const CURES: Readonly<Record<string, string>> = {
 };
 
 // Importing this module gives every error its cure. It is apart, because not every page needs the sentences.
-Object.assign(TidegateError.cures, CURES);
+Object.assign(TidegateError.cures, CURES, LOCAL_CURES);

@@ -19,40 +19,19 @@ export function fromWireContent(content: WireContent | undefined): Content {
   return data === undefined ? rest : { ...rest, data: Uint8Array.from(atob(data), (c) => c.charCodeAt(0)) };
 }
 
+const place = ({ conversation, seq = 0, sender = '', time = 0 }: WirePush) => ({ conversation, seq, sender, time });
+
 export function message(push: WirePush): Message {
-  return {
-    conversation: push.conversation,
-    seq: push.seq ?? 0,
-    sender: push.sender ?? '',
-    msgId: push.msgId ?? '',
-    time: push.time ?? 0,
-    content: fromWireContent(push.content),
-    room: isRoom(push.conversation),
-  };
+  return { ...place(push), msgId: push.msgId ?? '', content: fromWireContent(push.content), room: isRoom(push.conversation) };
 }
 
 export function change(push: WirePush): GroupChange {
-  const event = push.event ?? {};
-  return {
-    conversation: push.conversation,
-    seq: push.seq ?? 0,
-    sender: push.sender ?? '',
-    time: push.time ?? 0,
-    change: (event.change ?? '').replace('MEMBER_CHANGE_', '') as Change,
-    users: event.users ?? [],
-    ...(event.role ? { role: event.role } : {}),
-    ...(event.settings ? { settings: event.settings } : {}),
-  };
+  const { change = '', users = [], role, settings } = push.event ?? {};
+  return { ...place(push), change: change.replace('MEMBER_CHANGE_', '') as Change, users, role, settings };
 }
 
 export function recall(push: WirePush): Recall {
-  return {
-    conversation: push.conversation,
-    seq: push.seq ?? 0,
-    sender: push.sender ?? '',
-    time: push.time ?? 0,
-    recalled: push.recall?.seq ?? 0,
-  };
+  return { ...place(push), recalled: push.recall?.seq ?? 0 };
 }
 
 export function entry(push: WirePush): Entry {

@@ -2,13 +2,13 @@ import type { WireClose, WireError } from './wire.js';
 
 export type Reconnect = 'now' | 'after' | 'never';
 
-/** Codes of the client's own: code 0 and a name. */
+/** Codes of the client's own: code 0 and a name. Their cures are in local_cures.ts. */
 const LOCAL = {
-  CLOSED: [false, 'The client is closed', 'Connect again.'],
-  OFFLINE: [true, 'There is no connection', 'Wait for the state "live", then try again.'],
-  OUTBOX_FULL: [true, 'Too many messages are unanswered', 'Wait for answers before sending more.'],
-  BAD_REQUEST: [false, 'The arguments are not valid', 'Check the ids and the content.'],
-  NO_ADDRESS: [true, 'No usable address of a node is known', 'Check `addresses` or `assign`.'],
+  CLOSED: [false, 'The client is closed'],
+  OFFLINE: [true, 'There is no connection'],
+  OUTBOX_FULL: [true, 'Too many messages are unanswered'],
+  BAD_REQUEST: [false, 'The arguments are not valid'],
+  NO_ADDRESS: [true, 'No usable address of a node is known'],
 } as const;
 
 export type LocalName = keyof typeof LOCAL;
@@ -25,8 +25,8 @@ interface Fields {
 
 /** A refusal of a request, or the reason why a connection ended. `name` is the name of the code in docs/errors.md. */
 export class TidegateError extends Error {
-  /** Sentences on what to do, by the name of the code; `@tidegate/client/cures` adds those of the node's codes. */
-  static readonly cures: Record<string, string> = Object.fromEntries(Object.entries(LOCAL).map(([name, it]) => [name, it[2]]));
+  /** Sentences on what to do, by the name of the code; `@tidegate/client/cures` fills it. */
+  static readonly cures: Record<string, string> = {};
   /** Number in docs/errors.md; 0 for an error of the client itself. */
   readonly code: number;
   /** Whether the same request may succeed later without a change. */
@@ -47,7 +47,7 @@ export class TidegateError extends Error {
     this.detail = fields.detail;
   }
 
-  /** What to do about it; empty for codes of the node unless `@tidegate/client/cures` is imported. */
+  /** What to do about it; empty unless `@tidegate/client/cures` is imported. */
   get cure(): string {
     return TidegateError.cures[this.name] ?? '';
   }

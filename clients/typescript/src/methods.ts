@@ -94,7 +94,7 @@ export const METHODS = {
     await new Promise((done, fail) => engine.run((now, session) => session.join(now, key.replace(/^r:/, ''), { done, fail })));
   },
   async signal(engine: Engine, [to, kind, content]: [Target, string, Content?]): Promise<void> {
-    const signal = { ...to, kind, ...(content ? { content: toWire(content) } : {}) };
+    const signal = { ...to, kind, content: content && toWire(content) };
     await ask(engine, { body: { signal }, once: 'always' });
   },
   async sync(engine: Engine): Promise<void> {

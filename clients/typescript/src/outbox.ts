@@ -78,9 +78,8 @@ export class Outbox {
       msgId = chained ? this.#tail : this.#port.newId();
       if (chained) this.#tail = this.#port.newId();
     }
-    const item: OutboxItem = { msgId, at: this.#next++, to, content, chained };
-    if (chained) item.tail = this.#tail;
-    if (options.traceparent) item.traceparent = options.traceparent;
+    const { traceparent } = options;
+    const item: OutboxItem = { msgId, at: this.#next++, to, content, chained, tail: chained ? this.#tail : undefined, traceparent };
     this.#push(item, 0, options.hold ? Infinity : 0, done, fail);
     return item;
   }
@@ -177,12 +176,9 @@ export class Outbox {
     item.frame = this.#port.frameId();
     this.#flying++;
     this.#flyingBytes += item.bytes;
-    const send: Record<string, unknown> = { ...item.to, msgId: item.msgId };
-    if (item.chained) send['nextId'] = this.#successor(at);
-    if (item.attempts > 0) send['attempt'] = item.attempts;
-    send['content'] = item.content;
-    if (item.traceparent) send['traceparent'] = item.traceparent;
-    item.attempts++;
+    const { to, msgId, content, traceparent } = item;
+    // Absent fields are undefined, which JSON omits.
+    const send = { ...to, msgId, nextId: item.chained ? this.#successor(at) : undefined, attempt: item.attempts++ || undefined, content, traceparent };
     this.#port.write({ id: item.frame, send });
   }
 

@@ -171,8 +171,7 @@ export class Session {
       this.#byeDone = undefined;
       this.timers.clear('bye');
       this.#dropAll();
-      const error = this.state.error;
-      if (this.state.name !== 'closed') this.#become({ name: 'closed', ...(error ? { error } : {}) });
+      if (this.state.name !== 'closed') this.#become({ name: 'closed', error: this.state.error });
       this.outbox.close();
       this.#requests.close(local('CLOSED'), this.#now);
       done();
@@ -258,7 +257,7 @@ export class Session {
     this.#now = now;
     this.conversations.cleared(conversation, seq);
     this.inbox.removed(conversation, seq, []);
-    this.#emit('conversation', { ...this.conversations.get(conversation) });
+    this.#changed(conversation);
     this.#soonSync();
   }
 
@@ -267,7 +266,7 @@ export class Session {
     this.#now = now;
     this.conversations.hidden(conversation, seqs);
     this.inbox.removed(conversation, 0, seqs);
-    this.#emit('conversation', { ...this.conversations.get(conversation) });
+    this.#changed(conversation);
     this.#soonSync();
   }
 
@@ -277,7 +276,7 @@ export class Session {
     this.timers.clear('retry');
     const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', moved: false };
     this.#next = link;
-    if (!this.#link) this.#become({ name: 'connecting', ...(this.state.error ? { error: this.state.error } : {}) });
+    if (!this.#link) this.#become({ name: 'connecting', error: this.state.error });
     this.timers.set('login', this.#now + LOGIN_MS, () => {
       this.#port.end(link.conn);
       this.#ended(link, undefined);
@@ -306,23 +305,14 @@ export class Session {
     if (link?.conn !== conn) return this.#port.end(conn);
     link.phase = 'login';
     if (this.#link) this.#link.moved = true;
-    const { token } = link;
     // From here on the node may let the new connection replace the old one: writes go to the new one.
     this.outbox.hold();
     this.#requests.hold();
-    const nextId = this.outbox.declaration();
-    const settings = { ...this.#options.settings, ...(this.#options.chain ? { chain: true } : {}) };
-    this.#write(link, {
-      id: ++this.#frames,
-      hello: {
-        version: 1,
-        token,
-        device: this.#options.device,
-        ...(this.#session ? { resume: this.#session } : {}),
-        ...(nextId ? { nextId } : {}),
-        ...(Object.keys(settings).length > 0 ? { settings } : {}),
-      },
-    });
+    const { device, chain } = this.#options;
+    // Absent fields are undefined, which JSON omits.
+    const settings = chain ? { ...this.#options.settings, chain } : this.#options.settings;
+    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings };
+    this.#write(link, { id: ++this.#frames, hello });
   }
 
   /** The connection has ended without a close frame, or could not be made. */
@@ -346,7 +336,7 @@ export class Session {
       this.timers.clear('beat');
       this.#lostAll();
       if (this.#byeDone) {
-        this.state = { ...this.state, ...(error ? { error } : {}) };
+        this.state = { ...this.state, error };
         return this.#byeDone();
       }
       // The new connection is on its way, and its login has replaced this one.
@@ -374,14 +364,14 @@ export class Session {
 
   #retry(why: TidegateError | undefined, error: TidegateError | undefined): void {
     const wait = reconnectWait(this.#tries++, why, this.#port.random());
-    this.#become({ name: 'waiting', retryAt: this.#now + wait, ...(error ? { error } : {}) });
+    this.#become({ name: 'waiting', retryAt: this.#now + wait, error });
     this.timers.set('retry', this.#now + wait, () => this.#open(undefined));
   }
 
   /** Ends for the reason of the node; only `online` connects again. Unanswered messages stay in the outbox. */
   #shut(error: TidegateError | undefined): void {
     this.#dropAll();
-    this.#become({ name: 'closed', ...(error ? { error } : {}) });
+    this.#become({ name: 'closed', error });
     const reason = error ?? local('CLOSED');
     this.#requests.close(reason, this.#now);
     if (this.#byeDone) this.#byeDone();
@@ -414,7 +404,7 @@ export class Session {
     this.#heartbeat = welcome.heartbeatMs || HEARTBEAT_MS;
     this.#unreadSetting = welcome.settings?.unread || 'all';
     this.#liveAt = this.#heardAt = now;
-    this.#become({ name: 'live', node: welcome.node ?? '', session: welcome.session ?? '', ...(this.user ? { user: this.user } : {}) });
+    this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.user });
     this.outbox.live(welcome, now);
     this.#rejoin();
     this.inbox.syncStarted(now);
@@ -496,7 +486,7 @@ export class Session {
       if (frame.welcome && link.phase === 'login') this.#welcome(link, frame.welcome);
       return;
     }
-    if (frame.ping) return this.#write(link, { ...(frame.id ? { id: frame.id } : {}), pong: {} });
+    if (frame.ping) return this.#write(link, { id: frame.id, pong: {} });
     if (frame.sendAck || frame.error) {
       if (link === this.#old && !frame.sendAck) return;
       if (this.outbox.answer(frame, now)) return;
@@ -530,7 +520,7 @@ export class Session {
     }
     if (signal) {
       const { conversation, sender = '', kind = '', content } = signal;
-      this.#emit('signal', { conversation, sender, kind, ...(content ? { content: fromWireContent(content) } : {}) });
+      this.#emit('signal', { conversation, sender, kind, content: content && fromWireContent(content) });
     }
   }
 
@@ -552,11 +542,16 @@ export class Session {
     if (!isRoom(push.conversation)) {
       const counts = this.#unreadSetting === 'all' || (this.#unreadSetting === 'direct' && push.conversation.startsWith('d:'));
       const others = !own && !push.event && !push.recall && push.sender !== this.user && counts;
-      const conversation = this.conversations.push(push, others);
+      this.conversations.push(push, others);
       this.#say(push, own);
-      return this.#emit('conversation', { ...conversation });
+      this.#changed(push.conversation);
+    } else {
+      this.#say(push, own);
     }
-    this.#say(push, own);
+  }
+
+  #changed(conversation: string): void {
+    this.#emit('conversation', { ...this.conversations.get(conversation) });
   }
 
   #say(push: WirePush, own: boolean): void {
@@ -570,13 +565,13 @@ export class Session {
     const { conversation } = state;
     if (news.cleared) this.#emit('cleared', { conversation, seq: news.cleared });
     if (news.hidden.length > 0) this.#emit('hidden', { conversation, seqs: news.hidden });
-    this.#emit('conversation', { ...this.conversations.get(conversation) });
+    this.#changed(conversation);
     this.inbox.state(state, now);
   }
 
   #read(conversation: string, seq: number): void {
     if (this.conversations.read(conversation, seq)) this.#soonSync();
-    this.#emit('conversation', { ...this.conversations.get(conversation) });
+    this.#changed(conversation);
   }
 
   /** Unread counts can't be derived after every change: asks for them, once for several changes. */

@@ -1,5 +1,6 @@
-import { Engine, type Core, type EngineOptions, type Transport } from './engine.js';
-import { TidegateError, local } from './error.js';
+// Loaded only by pages that need it, so it imports nothing but types.
+import type { Core, Engine, Inherited } from './engine.js';
+import type { TidegateError } from './error.js';
 import type { Method } from './methods.js';
 import type { Emitted } from './session.js';
 import type { Conversation, OutboxItem, State } from './types.js';
@@ -36,7 +37,14 @@ interface Call {
   reject(error: unknown): void;
 }
 
-const plain = (error: unknown): Plain => (error instanceof TidegateError ? error : local('BAD_REQUEST', String(error))).toJSON();
+/** What the client lends to this module. */
+export interface Lent {
+  engine(deliver: (event: Emitted, moved: Record<string, number>) => void, inherited: Inherited | undefined): Engine;
+  /** Returns any error as plain data, and plain data as an error. */
+  plain(error: unknown): Plain;
+  revive(error: Plain): TidegateError;
+  closed(): TidegateError;
+}
 
 /** Returns the event with its errors as plain data, or with plain data as errors. */
 function mapErrors(event: Emitted, map: (error: never) => unknown): Emitted {
@@ -49,8 +57,7 @@ function mapErrors(event: Emitted, map: (error: never) => unknown): Emitted {
  * BroadcastChannel. When that tab ends, another one takes over with the positions and the unanswered messages.
  */
 export class SharedCore implements Core {
-  #options: EngineOptions;
-  #transport: Transport;
+  #lent: Lent;
   #deliver: (event: Emitted) => void;
   #channel: BroadcastChannel;
   #tab = Math.random().toString(36).slice(2);
@@ -68,9 +75,8 @@ export class SharedCore implements Core {
   /** Another tab had the connection before. */
   #followed = false;
 
-  constructor(name: string, options: EngineOptions, transport: Transport, deliver: (event: Emitted) => void) {
-    this.#options = options;
-    this.#transport = transport;
+  constructor(name: string, lent: Lent, deliver: (event: Emitted) => void) {
+    this.#lent = lent;
     this.#deliver = deliver;
     this.#channel = new BroadcastChannel(`tidegate:${name}`);
     this.#channel.onmessage = ({ data }: MessageEvent<Post>) => this.#received(data);
@@ -90,21 +96,16 @@ export class SharedCore implements Core {
 
   #lead(): void {
     const inherited = this.#followed ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail } : undefined;
-    this.#engine = new Engine(
-      this.#options,
-      this.#transport,
-      (event, moved) => {
-        this.#post({ kind: 'event', event: mapErrors(event, plain), moved });
-        this.#take(event, moved);
-      },
-      inherited,
-    );
+    this.#engine = this.#lent.engine((event, moved) => {
+      this.#post({ kind: 'event', event: mapErrors(event, this.#lent.plain), moved });
+      this.#take(event, moved);
+    }, inherited);
     this.#announce();
     for (const [id, call] of this.#calls) this.#dispatch(id, call);
   }
 
   #announce(): void {
-    const state = mapErrors({ name: 'state', value: this.#state }, plain).value as State;
+    const state = mapErrors({ name: 'state', value: this.#state }, this.#lent.plain).value as State;
     const snapshot: Snapshot = {
       state,
       conversations: [...this.#conversations.values()],
@@ -137,7 +138,7 @@ export class SharedCore implements Core {
         this.#follow(post.snapshot);
         break;
       case 'event':
-        if (!this.#engine) this.#take(mapErrors(post.event, (error: Plain) => new TidegateError(error)), post.moved);
+        if (!this.#engine) this.#take(mapErrors(post.event, this.#lent.revive), post.moved);
         break;
       case 'call':
         if (this.#engine) void this.#serve(post);
@@ -159,7 +160,7 @@ export class SharedCore implements Core {
     for (const item of snapshot.items) this.#keep(item);
     this.#tail = snapshot.tail ?? this.#tail;
     for (const value of snapshot.conversations) this.#take({ name: 'conversation', value }, {});
-    this.#take(mapErrors({ name: 'state', value: snapshot.state }, (error: Plain) => new TidegateError(error)), {});
+    this.#take(mapErrors({ name: 'state', value: snapshot.state }, this.#lent.revive), {});
     for (const [id, call] of this.#calls) this.#request(id, call);
   }
 
@@ -173,7 +174,7 @@ export class SharedCore implements Core {
       const value = await this.#run(tab, id, method, args);
       this.#post({ kind: 'reply', tab, id, value });
     } catch (error) {
-      this.#post({ kind: 'reply', tab, id, error: plain(error) });
+      this.#post({ kind: 'reply', tab, id, error: this.#lent.plain(error) });
     }
   }
 
@@ -190,14 +191,14 @@ export class SharedCore implements Core {
     const running = call.item ? this.#engine!.call('resend', [call.item]) : this.#run(this.#tab, id, call.method, call.args);
     running.then(
       (value) => this.#replied(id, value),
-      (error: unknown) => this.#replied(id, undefined, plain(error)),
+      (error: unknown) => this.#replied(id, undefined, this.#lent.plain(error)),
     );
   }
 
   #replied(id: number, value: unknown, error?: Plain): void {
     const call = this.#calls.get(id);
     this.#calls.delete(id);
-    if (error) call?.reject(new TidegateError(error));
+    if (error) call?.reject(this.#lent.revive(error));
     else call?.resolve(value);
   }
 
@@ -215,7 +216,7 @@ export class SharedCore implements Core {
     await this.#engine?.close();
     this.drop();
     if (this.#state.name !== 'closed') this.#take({ name: 'state', value: { name: 'closed' } }, {});
-    for (const id of [...this.#calls.keys()]) this.#replied(id, undefined, local('CLOSED').toJSON());
+    for (const id of [...this.#calls.keys()]) this.#replied(id, undefined, this.#lent.plain(this.#lent.closed()));
   }
 
   drop(): void {

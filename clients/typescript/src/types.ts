@@ -55,8 +55,8 @@ export interface GroupChange {
   time: number;
   change: Change;
   users: string[];
-  role?: string;
-  settings?: Record<string, string>;
+  role?: string | undefined;
+  settings?: Record<string, string> | undefined;
 }
 
 export interface Recall {
@@ -125,19 +125,19 @@ export interface Conversation {
 export interface State {
   name: 'connecting' | 'live' | 'waiting' | 'offline' | 'closed';
   /** Time of the next attempt by `Date.now()`, when waiting. */
-  retryAt?: number;
+  retryAt?: number | undefined;
   /** Why the last connection ended, if the node said so. */
-  error?: TidegateError;
-  node?: string;
-  session?: string;
-  user?: string;
+  error?: TidegateError | undefined;
+  node?: string | undefined;
+  session?: string | undefined;
+  user?: string | undefined;
 }
 
 export interface Signal {
   conversation: string;
   sender: string;
   kind: string;
-  content?: Content;
+  content?: Content | undefined;
 }
 
 export interface Notice {
@@ -194,8 +194,8 @@ export interface OutboxItem {
   content: WireContent;
   chained: boolean;
   /** Id that the next chained message will have. */
-  tail?: string;
-  traceparent?: string;
+  tail?: string | undefined;
+  traceparent?: string | undefined;
 }
 
 /** What a storage holds. */

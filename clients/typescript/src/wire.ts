@@ -112,4 +112,4 @@ export interface ServerFrame {
 }
 
 /** Frame from the client. */
-export type ClientFrame = { id?: number } & Record<string, unknown>;
+export type ClientFrame = { id?: number | undefined } & Record<string, unknown>;
