@@ -24,6 +24,8 @@ type Held = { push: WirePush; own: boolean } | null;
 interface Place {
   /** Highest seq below which nothing is missing; `undefined` until the first sync. */
   position: number | undefined;
+  /** Position where a new device began, if nothing has been handed over since. */
+  floor: number | undefined;
   /** Entries above the position, by seq. */
   held: Map<number, Held>;
   /** Ranges above the position that are not available. */
@@ -73,7 +75,7 @@ export class Inbox {
   #place(conversation: string): Place {
     let place = this.#places.get(conversation);
     if (!place) {
-      place = { position: undefined, held: new Map(), gone: [], target: 0, pulling: false, pushed: 0, acked: 0, again: false };
+      place = { position: undefined, floor: undefined, held: new Map(), gone: [], target: 0, pulling: false, pushed: 0, acked: 0, again: false };
       this.#places.set(conversation, place);
     }
     return place;
@@ -118,7 +120,9 @@ export class Inbox {
     const most = state.maxSeq ?? 0;
     if (place.position === undefined) {
       const held = Math.min(...place.held.keys());
-      place.position = this.#fresh && !this.#fromStart ? Math.max(Math.min(most, held - 1), 0) : Math.min(least, most);
+      const isNew = this.#fresh && !this.#fromStart;
+      place.position = isNew ? Math.max(Math.min(most, held - 1), 0) : Math.min(least, most);
+      if (isNew) place.floor = place.position;
       this.#port.moved(state.conversation, place.position);
     }
     for (const seq of [...place.held.keys()]) {
@@ -157,6 +161,12 @@ export class Inbox {
     if (!sent) {
       place.pushed = Math.max(place.pushed, seq);
       place.again ||= seq <= place.acked;
+    }
+    // The node pushes what it accepted after the login, even if the state of the first sync covers it.
+    if (place.position === place.floor && seq <= place.position && !sent) {
+      place.target = place.position;
+      place.position = seq - 1;
+      place.floor = undefined;
     }
     if (seq > place.position) {
       this.#hold(place, push, own);
