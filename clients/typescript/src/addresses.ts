@@ -1,4 +1,5 @@
-const family = (address: string): string => (/^(wss?):/.test(address) ? 'ws' : 'tcp');
+/** Returns the transport of an address: TLS does not matter. */
+const family = (address: string): string => address.split(':')[0]!.replace('wss', 'ws').replace('tls', 'tcp');
 
 /** Addresses of nodes in the order in which they are tried. */
 export class Addresses {

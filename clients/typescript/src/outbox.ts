@@ -38,6 +38,8 @@ export interface OutboxPort {
 export class Outbox {
   #items: Pending[] = [];
   #byId = new Map<string, Pending>();
+  /** Items by the ids of their frames on this connection. An item that was repeated has several. */
+  #byFrame = new Map<number, Pending>();
   #live = false;
   #flying = 0;
   #flyingBytes = 0;
@@ -133,6 +135,7 @@ export class Outbox {
   /** The connection has ended: whatever was unanswered is sent again after the next login. */
   lost(): void {
     this.#live = false;
+    this.#byFrame.clear();
     this.#flying = 0;
     this.#flyingBytes = 0;
     for (const item of this.#items) {
@@ -174,6 +177,7 @@ export class Outbox {
 
   #write(item: Pending, at: number): void {
     item.frame = this.#port.frameId();
+    this.#byFrame.set(item.frame, item);
     this.#flying++;
     this.#flyingBytes += item.bytes;
     const { to, msgId, content, traceparent } = item;
@@ -192,8 +196,11 @@ export class Outbox {
   /** Handles a `sendAck` or `error`; returns whether it answered a message of the outbox. */
   answer(frame: ServerFrame, now: number): boolean {
     const ack = frame.sendAck;
-    const item = (ack?.msgId && this.#byId.get(ack.msgId)) || this.#items.find((it) => it.frame !== 0 && it.frame === frame.id);
-    if (!item) return false;
+    const framed = this.#byFrame.get(frame.id ?? 0);
+    this.#byFrame.delete(frame.id ?? 0);
+    const item = this.#byId.get(ack?.msgId || framed?.msgId || '');
+    // An answer to a message that is answered already changes nothing.
+    if (!item) return framed !== undefined;
     if (ack) {
       const sent: Sent = {
         conversation: ack.conversation ?? item.to.conversation ?? '',
@@ -208,6 +215,8 @@ export class Outbox {
     } else if (frame.error) {
       const error = fromWire(frame.error);
       if (error.temporary) {
+        // A later copy is on its way, whose answer counts.
+        if (item.frame !== frame.id) return true;
         this.#again(item, error, now);
       } else {
         this.#remove(item);

@@ -504,7 +504,8 @@ export class Session {
     if (shed) this.#emit('shed', { room: shed.room, count: shed.count ?? 0 });
     if (notice) {
       this.#emit('notice', { ...notice, kind: notice.kind ?? '' });
-      this.outbox.expected(notice.expected, this.#now);
+      // A skipped id gets its answer without a repeat.
+      if (!notice.kind?.endsWith('_SKIPPED')) this.outbox.expected(notice.expected, this.#now);
     }
     if (receipt) {
       this.#read(receipt.conversation, receipt.seq ?? 0);
