@@ -27,7 +27,7 @@ export function message(push: WirePush): Message {
 
 export function change(push: WirePush): GroupChange {
   const { change = '', users = [], role, settings } = push.event ?? {};
-  return { ...place(push), change: change.replace('MEMBER_CHANGE_', '') as Change, users, role, settings };
+  return { ...place(push), change: String(change).replace('MEMBER_CHANGE_', '') as Change, users, role, settings };
 }
 
 export function recall(push: WirePush): Recall {

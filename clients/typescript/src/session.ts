@@ -503,9 +503,11 @@ export class Session {
     const { shed, notice, receipt, cleared, hidden, signal } = frame;
     if (shed) this.#emit('shed', { room: shed.room, count: shed.count ?? 0 });
     if (notice) {
-      this.#emit('notice', { ...notice, kind: notice.kind ?? '' });
+      // A kind that is newer than the node's table comes as a number.
+      const kind = String(notice.kind ?? '');
+      this.#emit('notice', { ...notice, kind });
       // A skipped id gets its answer without a repeat.
-      if (!notice.kind?.endsWith('_SKIPPED')) this.outbox.expected(notice.expected, this.#now);
+      if (!kind.endsWith('_SKIPPED')) this.outbox.expected(notice.expected, this.#now);
     }
     if (receipt) {
       this.#read(receipt.conversation, receipt.seq ?? 0);
