@@ -38,6 +38,7 @@ export interface Inherited {
   positions: Record<string, number>;
   items: OutboxItem[];
   tail: string | undefined;
+  fresh: boolean;
 }
 
 /** Returns a random id of 128 bits. */
@@ -98,7 +99,7 @@ export class Engine implements Core {
         user: this.#options.user,
         settings: this.#options.settings,
         positions: { ...stored?.positions, ...inherited?.positions, ...this.#options.positions },
-        fresh: !stored?.positions && !inherited,
+        fresh: !stored?.positions && (inherited?.fresh ?? true),
         fromStart: this.#options.from === 'start',
       },
       {

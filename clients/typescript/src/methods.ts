@@ -11,7 +11,7 @@ const OUTBOX_MAX = 10_000;
 const HIDE_MAX = 200;
 
 /** Sends a request and returns its answer. */
-function ask(engine: Engine, request: Pick<Request, 'body' | 'once'>): Promise<ServerFrame> {
+function ask(engine: Engine, request: Omit<Request, 'done' | 'fail'>): Promise<ServerFrame> {
   return new Promise((resolve, reject) => {
     engine.run((now, session) => session.ask(now, { ...request, done: resolve, fail: reject }));
   });
@@ -57,7 +57,7 @@ async function leave(engine: Engine, [key]: [string]): Promise<void> {
     await new Promise((done, fail) => engine.run((now, session) => session.leave(now, key.slice(2), { done, fail })));
     return;
   }
-  await ask(engine, { body: { leave: { conversation: key } } });
+  await ask(engine, { body: { leave: { conversation: key } }, doneBy: 'NOT_A_MEMBER' });
 }
 
 /** Calls of a client, by name. They are what tabs of a shared connection send to the one that has it. */

@@ -12,6 +12,8 @@ export interface Request {
   body: Record<string, unknown>;
   /** When it fails instead of being repeated: always, with the connection, after `NOT_YET`, or after any temporary error. */
   once?: 'always' | 'connection' | 'notYet' | 'temporary';
+  /** Name of the error that says that it was carried out already, if the connection ended before its answer. */
+  doneBy?: string;
   /** Takes a frame of an answer that has several. */
   part?(frame: ServerFrame, now: number): void;
   done(frame: ServerFrame, now: number): void;
@@ -22,6 +24,8 @@ interface Flying {
   request: Request;
   tries: number;
   readyAt: number;
+  /** A connection ended before the answer came. */
+  isInDoubt: boolean;
 }
 
 /** Requests in the order in which they were made. */
@@ -44,7 +48,7 @@ export class Requests {
 
   add(request: Request, now: number): void {
     if (request.once === 'always' && !this.#live) return request.fail(local('OFFLINE'), now);
-    const it: Flying = { request, tries: 0, readyAt: 0 };
+    const it: Flying = { request, tries: 0, readyAt: 0, isInDoubt: false };
     // What belongs to the connection, such as its sync, comes first.
     if (request.once === 'connection') this.#waiting.unshift(it);
     else this.#waiting.push(it);
@@ -62,6 +66,7 @@ export class Requests {
 
   lost(now: number): void {
     this.#live = false;
+    for (const it of this.#flying.values()) it.isInDoubt = true;
     const all = [...this.#flying.values(), ...this.#waiting];
     const ends = (it: Flying) => it.request.once === 'always' || it.request.once === 'connection';
     this.#flying.clear();
@@ -108,7 +113,7 @@ export class Requests {
     }
     this.#flying.delete(id);
     const error = frame.error && fromWire(frame.error);
-    if (!error) {
+    if (!error || (it.isInDoubt && error.name === it.request.doneBy)) {
       it.request.done(frame, now);
     } else if (this.#ends(it.request, error)) {
       it.request.fail(error, now);

@@ -17,6 +17,8 @@ interface Snapshot {
   positions: Record<string, number>;
   items: OutboxItem[];
   tail: string | undefined;
+  /** The first sync of the device is complete, so a conversation without a position is new. */
+  synced: boolean;
 }
 
 /** Messages between the tabs. */
@@ -72,8 +74,10 @@ export class SharedCore implements Core {
   #items = new Map<string, OutboxItem>();
   /** Id that the next chained message will have. */
   #tail: string | undefined;
+  #synced = false;
   /** Another tab had the connection before. */
   #followed = false;
+  #isClosing = false;
 
   constructor(name: string, lent: Lent, deliver: (event: Emitted) => void) {
     this.#lent = lent;
@@ -95,9 +99,10 @@ export class SharedCore implements Core {
   }
 
   #lead(): void {
-    const inherited = this.#followed ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail } : undefined;
+    const inherited = this.#followed ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail, fresh: !this.#synced } : undefined;
     this.#engine = this.#lent.engine((event, moved) => {
-      this.#post({ kind: 'event', event: mapErrors(event, this.#lent.plain), moved });
+      // The end of this tab is none for the others.
+      if (!this.#isClosing) this.#post({ kind: 'event', event: mapErrors(event, this.#lent.plain), moved });
       this.#take(event, moved);
     }, inherited);
     this.#announce();
@@ -112,6 +117,7 @@ export class SharedCore implements Core {
       positions: this.#positions,
       items: [...this.#items.values()],
       tail: this.#tail,
+      synced: this.#synced,
     };
     this.#post({ kind: 'leader', snapshot });
   }
@@ -125,6 +131,7 @@ export class SharedCore implements Core {
     Object.assign(this.#positions, moved);
     if (event.name === 'state') this.#state = event.value;
     if (event.name === 'conversation') this.#conversations.set(event.value.conversation, event.value);
+    if (event.name === 'synced') this.#synced = true;
     if (event.name === 'accepted' || event.name === 'failed') this.#items.delete(event.value.msgId);
     this.#deliver(event);
   }
@@ -159,6 +166,7 @@ export class SharedCore implements Core {
     this.#positions = { ...this.#positions, ...snapshot.positions };
     for (const item of snapshot.items) this.#keep(item);
     this.#tail = snapshot.tail ?? this.#tail;
+    this.#synced ||= snapshot.synced;
     for (const value of snapshot.conversations) this.#take({ name: 'conversation', value }, {});
     this.#take(mapErrors({ name: 'state', value: snapshot.state }, this.#lent.revive), {});
     for (const [id, call] of this.#calls) this.#request(id, call);
@@ -174,7 +182,8 @@ export class SharedCore implements Core {
       const value = await this.#run(tab, id, method, args);
       this.#post({ kind: 'reply', tab, id, value });
     } catch (error) {
-      this.#post({ kind: 'reply', tab, id, error: this.#lent.plain(error) });
+      // A call that this tab has not finished goes to the next one that has the connection.
+      if (!this.#isClosing) this.#post({ kind: 'reply', tab, id, error: this.#lent.plain(error) });
     }
   }
 
@@ -213,6 +222,7 @@ export class SharedCore implements Core {
   }
 
   async close(): Promise<void> {
+    this.#isClosing = true;
     await this.#engine?.close();
     this.drop();
     if (this.#state.name !== 'closed') this.#take({ name: 'state', value: { name: 'closed' } }, {});

@@ -274,6 +274,23 @@ test('goes on behind a hole that can never be filled', () => {
   assert.deepEqual(machine.of('message').map((it) => it.seq), [1, 4]);
 });
 
+test('repeats a request after a reconnect, and knows that it was carried out', () => {
+  const machine = new Machine();
+  machine.login();
+  const outcome = [];
+  const leave = { body: { leave: { conversation: 'g:x' } }, doneBy: 'NOT_A_MEMBER', done: () => outcome.push('done'), fail: (error) => outcome.push(error.name) };
+  const answer = () => machine.frame({ id: machine.frames('leave').at(-1).id, error: { code: 2004, name: 'NOT_A_MEMBER' } });
+  machine.session.ask(machine.now, leave);
+  answer();
+  machine.session.ask(machine.now, leave);
+  machine.lost();
+  machine.tick(1000);
+  machine.login();
+  assert.equal(machine.frames('leave').length, 3);
+  answer();
+  assert.deepEqual(outcome, ['NOT_A_MEMBER', 'done']);
+});
+
 test('counts unread messages between two syncs', () => {
   const machine = new Machine();
   machine.login({}, [{ conversation: KEY, maxSeq: 4, minSeq: 1, readSeq: 2, unread: 2 }]);

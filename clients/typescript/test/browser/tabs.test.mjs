@@ -76,8 +76,26 @@ test('tabs share one connection, and another tab takes over', { skip }, async ()
   assert.deepEqual(await connected('alice'), ['web']);
 });
 
+test('a tab that closes its client leaves the calls of the others to the next one', { skip }, async () => {
+  const bob = await tab('gina', { device: 'desk' });
+  const options = { device: 'web', tabs: 'shared' };
+  const first = await tab('harry', options);
+  const second = await tab('harry', options);
+  // While offline the message waits in the tab that has the connection.
+  await second.evaluate(() => {
+    window.client.offline();
+    window.pending = window.client.send('gina', 'taken over');
+  });
+  await first.waitForFunction(() => window.client.state.name === 'offline');
+  await first.evaluate(() => window.client.close());
+  assert.equal((await second.evaluate(() => window.pending)).seq, 1);
+  await texts(bob, 'message', ['taken over']);
+  assert.equal(await second.evaluate(() => window.seen.some((event) => event.value.name === 'closed')), false);
+});
+
 test('tabs have devices of their own, and a name that is free is used again', { skip }, async () => {
-  const options = { device: 'web', tabs: 'own' };
+  // The addresses come from the node, by a request of another origin.
+  const options = { device: 'web', tabs: 'own', addresses: [], assign: `http://127.0.0.1:${node.port}` };
   const first = await tab('carol', options);
   const second = await tab('carol', options);
   assert.deepEqual(await connected('carol'), ['web-1', 'web-2']);
