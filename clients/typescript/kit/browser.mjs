@@ -1,0 +1,32 @@
+// Adapter of the conformance kit for a browser: bridges JSON lines between stdin, stdout and a page in Chromium, in which
+// the bundle of the client runs.
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { openPage } from './chromium.mjs';
+
+const profile = mkdtempSync(join(tmpdir(), 'tidegate-kit-'));
+const { page, close } = await openPage(profile);
+await page.exposeFunction('emitLine', (line) => void process.stdout.write(line + '\n'));
+await page.evaluate(async () => {
+  const [{ connect, indexedDbStore }, { createDriver }] = await Promise.all([import('/dist/browser.js'), import('/kit/driver.mjs')]);
+  window.command = createDriver({
+    connect,
+    makeStore: (name) => indexedDbStore(`kit:${name}`),
+    emit: (event) => window.emitLine(JSON.stringify(event)),
+    transports: ['ws-json'],
+    can: ['random', 'store', 'tabs', 'online'],
+  });
+});
+
+const end = async () => {
+  await close();
+  rmSync(profile, { recursive: true, force: true });
+  process.exit(0);
+};
+const lines = createInterface({ input: process.stdin });
+lines.on('line', (line) => {
+  if (line.trim()) page.evaluate((it) => window.command(JSON.parse(it)), line).catch((error) => console.error(String(error)));
+});
+lines.on('close', end);

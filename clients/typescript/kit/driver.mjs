@@ -1,0 +1,140 @@
+// What both adapters share: carries out the commands of the conformance kit on clients of this library. It runs in Node
+// and in a page; `connect` and `makeStore` come from outside, `emit` takes the events.
+
+const encode = (bytes) => btoa(String.fromCharCode(...bytes));
+const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+
+/** Returns the content as the kit writes it: bytes in base64. */
+const contentOut = ({ data, ...rest }) => (data ? { ...rest, data: encode(data) } : rest);
+const contentIn = ({ data, ...rest }) => (data === undefined ? rest : { ...rest, data: decode(data) });
+
+/** Codes of the client itself that are no answer of the node; the promise ends, but the kit gets no event. */
+const isEnd = (error) => error.code === 0 || (error.code >= 3000 && error.code < 4000);
+
+export function createDriver({ connect, makeStore, emit, transports, can }) {
+  const clients = new Map();
+
+  function open(command) {
+    const { client: name, addresses, user, device, tokens, options = {} } = command;
+    const left = [...tokens];
+    const client = connect({
+      addresses,
+      user,
+      device,
+      token: async () => (left.length > 1 ? left.shift() : left[0]),
+      chain: options.chain ?? false,
+      from: options.history === 'all' ? 'start' : 'now',
+      ...(options.settings ? { settings: options.settings } : {}),
+      ...(options.random !== undefined ? { random: () => options.random } : {}),
+      ...(options.store !== undefined ? { outbox: makeStore(options.store) } : {}),
+      ...(options.tabs !== undefined ? { tabs: 'shared' } : {}),
+    });
+    const entry = { client, names: new Set(), over: false, stored: options.store !== undefined };
+    clients.set(name, entry);
+    listen(name, entry);
+  }
+
+  function listen(name, entry) {
+    const { client } = entry;
+    const say = (event, fields) => entry.over || emit({ client: name, event, ...fields });
+    client.on('state', ({ name: state, error, node, session }) => {
+      if (state === 'offline') return;
+      const live = state === 'live' ? { node, session } : {};
+      const code = state === 'waiting' || state === 'closed' ? { code: error?.code ?? 0, name: error?.name ?? '' } : {};
+      say('state', { state, ...live, ...code });
+    });
+    client.on('message', ({ conversation, seq, sender, msgId, content }) =>
+      say('message', { conversation, seq, sender, msgId, content: contentOut(content) }),
+    );
+    client.on('change', ({ conversation, seq, change, users, role, settings }) =>
+      say('change', { conversation, seq, change: `MEMBER_CHANGE_${change}`, users, ...(role ? { role } : {}), ...(settings ? { settings } : {}) }),
+    );
+    client.on('recall', ({ conversation, recalled }) => say('recalled', { conversation, seq: recalled }));
+    client.on('synced', ({ unread }) => {
+      for (const it of client.conversations()) {
+        const { conversation, maxSeq, readSeq, unread: count } = it;
+        say('conversation', { conversation, maxSeq, readSeq, unread: count });
+      }
+      say('synced', { unread });
+    });
+    client.on('receipt', (it) => say('receipt', it));
+    client.on('cleared', (it) => say('cleared', it));
+    client.on('hidden', (it) => say('hidden', it));
+    client.on('signal', ({ content, ...it }) => say('signal', { ...it, ...(content ? { content: contentOut(content) } : {}) }));
+    client.on('notice', (it) => say('notice', it));
+    client.on('shed', (it) => say('shed', it));
+    if (!entry.stored) return;
+    // Messages that the store brought back have no promise here, which would have resolved before the next task.
+    client.on('accepted', ({ conversation, msgId, seq, duplicate }) => {
+      setTimeout(() => entry.names.has(msgId) || say('sent', { conversation, msgId, seq, duplicate }));
+    });
+  }
+
+  const runs = {
+    async send(client, { to, content }, entry) {
+      const { conversation, msgId, seq, duplicate } = await client.send(to, contentIn(content));
+      entry.names.add(msgId);
+      return { event: 'sent', conversation, msgId, seq, duplicate };
+    },
+    read: (client, { conversation, seq }) => client.read(conversation, seq),
+    recall: (client, { conversation, seq }) => client.recall(conversation, seq),
+    clear: (client, { conversation, seq }) => client.clear(conversation, seq),
+    hide: (client, { conversation, seqs }) => client.hide(conversation, seqs),
+    leave: (client, { conversation, room }) => client.leave(conversation ?? (room.startsWith('r:') ? room : `r:${room}`)),
+    join: (client, { room }) => client.join(room),
+    signal: (client, { to, kind, content }) => client.signal(to, kind, content && contentIn(content)),
+    async pull(client, { conversation, cursor, direction, limit, seqs, time }) {
+      return { page: await client.pull(conversation, JSON.parse(JSON.stringify({ cursor, direction, limit, seqs, time }))) };
+    },
+    close: (client) => client.close(),
+  };
+
+  async function run(command, entry) {
+    const { do: what, client, as } = command;
+    try {
+      const result = await runs[what](entry.client, command, entry);
+      if (!entry.over) emit({ event: 'done', client, as, ...result });
+    } catch (error) {
+      if (entry.over || (isEnd(error) && what !== 'signal')) return;
+      emit({ event: 'failed', client, as, code: error.code ?? 0, name: error.name, temporary: error.temporary ?? false });
+    }
+  }
+
+  /** Carries out one command. */
+  return function command(it) {
+    if (it.do === 'describe') {
+      emit({ event: 'description', name: 'tidegate-typescript', version: '0.1.0', levels: ['L0', 'L1', 'L2', 'L3'], transports, can });
+      return;
+    }
+    if (it.do === 'connect') return open(it);
+    const entry = clients.get(it.client);
+    if (entry && it.do === 'drop') {
+      entry.over = true;
+      entry.client.drop();
+    } else if (entry && it.do === 'online') {
+      entry.client.online();
+    } else if (entry && runs[it.do]) {
+      void run(it, entry);
+    } else {
+      emit({ event: 'unsupported', do: it.do, client: it.client, as: it.as });
+    }
+  };
+}
+
+/** Returns an outbox in memory that outlives its client, as a file would. */
+export function memoryStores() {
+  const all = new Map();
+  return (name) => {
+    let it = all.get(name);
+    if (!it) all.set(name, (it = { items: new Map(), positions: undefined }));
+    return {
+      load: async () => ({ items: structuredClone([...it.items.values()]), positions: structuredClone(it.positions), tail: it.tail }),
+      put: async (item) => {
+        it.items.set(item.msgId, structuredClone(item));
+        it.tail = item.tail ?? it.tail;
+      },
+      remove: async (msgId) => void it.items.delete(msgId),
+      savePositions: async (changed) => void (it.positions = { ...it.positions, ...changed }),
+    };
+  };
+}

@@ -1,0 +1,26 @@
+// Builds dist/browser.js, one minified file, and fails if it is larger than the promise of the README.
+import { readFileSync } from 'node:fs';
+import { gzipSync } from 'node:zlib';
+import { build } from 'esbuild';
+
+const MAX = 12 * 1024;
+
+const options = {
+  bundle: true,
+  external: ['./tabs.js'],
+  minify: true,
+  format: 'esm',
+  target: 'es2022',
+  platform: 'browser',
+  legalComments: 'none',
+};
+await build({ ...options, entryPoints: ['src/browser.ts'], outfile: 'dist/browser.js' });
+// The cures join the class of the bundle, not one of their own.
+const alias = {
+  name: 'same-class',
+  setup: (build) => build.onResolve({ filter: /error\.js$/ }, () => ({ path: './browser.js', external: true })),
+};
+await build({ ...options, entryPoints: ['src/cures.ts'], outfile: 'dist/cures.browser.js', plugins: [alias] });
+const size = gzipSync(readFileSync('dist/browser.js'), { level: 9 }).length;
+console.log(`dist/browser.js: ${size} bytes gzipped, at most ${MAX}`);
+if (size > MAX) process.exit(1);

@@ -1,0 +1,44 @@
+/** Returns the transport of an address: TLS does not matter. */
+const family = (address: string): string => address.split(':')[0]!.replace('wss', 'ws').replace('tls', 'tcp');
+
+/** Addresses of nodes in the order in which they are tried. */
+export class Addresses {
+  #list: readonly string[] = [];
+  #at = 0;
+  #good: string | undefined;
+
+  /** Replaces the list, best first. */
+  set(list: readonly string[]): void {
+    this.#list = list;
+    this.#at = 0;
+  }
+
+  /** Returns the address for the next attempt: the one that worked, or else the next of the list. */
+  next(): string | undefined {
+    return this.#good ?? this.#list[this.#at % this.#list.length];
+  }
+
+  /** Returns the first alternate of the client's own transport; `undefined` if none is. */
+  alternate(alternates: readonly string[]): string | undefined {
+    const known = this.next();
+    if (known === undefined) return alternates[0];
+    const scheme = known.slice(0, known.indexOf('://') + 3);
+    const complete = alternates.map((it) => (it.includes('://') ? it : scheme + it));
+    return complete.find((it) => family(it) === family(known));
+  }
+
+  /** Takes the outcome of a connection to `address`. */
+  judged(address: string, good: boolean): void {
+    if (good) {
+      this.#good = address;
+      return;
+    }
+    if (this.#good === address) this.#good = undefined;
+    if (this.#list[this.#at % this.#list.length] === address) this.#at++;
+  }
+
+  /** Whether each address of the list has failed since it was set. */
+  get exhausted(): boolean {
+    return this.#good === undefined && this.#at >= this.#list.length;
+  }
+}

@@ -1,0 +1,244 @@
+import { Engine, randomId, type Core, type EngineOptions, type Transport } from './engine.js';
+import { local, TidegateError } from './error.js';
+import type { Method } from './methods.js';
+import type { Emitted } from './session.js';
+import { indexedDbStore } from './stores.js';
+import type { Lent } from './tabs.js';
+import type {
+  Content,
+  Conversation,
+  EventName,
+  Events,
+  History,
+  HistoryOptions,
+  Options,
+  Page,
+  PullOptions,
+  SendOptions,
+  Sent,
+  State,
+  Target,
+  To,
+} from './types.js';
+
+const ID = /^[A-Za-z0-9_.-]{1,64}$/;
+const KEY = /^[dgr]:[A-Za-z0-9_.:-]{1,129}$/;
+
+/** Returns the receiver as the protocol names it. */
+function target(to: To): Target {
+  const it: Target =
+    typeof to === 'string' ? (to.includes(':') ? { conversation: to } : { toUser: to }) : 'user' in to ? { toUser: to.user } : to;
+  if (it.toUser !== undefined ? !ID.test(it.toUser) : !KEY.test(it.conversation ?? '')) {
+    throw local('BAD_REQUEST', 'The receiver is neither a user id nor a conversation key.');
+  }
+  return it;
+}
+
+const contentOf = (content: string | Content): Content => (typeof content === 'string' ? { text: content } : content);
+
+/** A connection to Tidegate that is kept up, with everything that a chat application does over it. */
+export class Client {
+  #core: Promise<Core>;
+  #handlers = new Map<EventName, Set<(value: never) => void>>();
+  #state: State = { name: 'connecting' };
+  #conversations = new Map<string, Conversation>();
+  #user: string | undefined;
+  #isOver = false;
+  #unlisten: () => void = () => {};
+
+  /** Connects; applications call `connect` instead. */
+  constructor(options: Options, transport: Transport) {
+    this.#user = options.user;
+    const base = options.device ?? defaultDevice();
+    if (!ID.test(base)) throw local('BAD_REQUEST', 'The name of the device is not valid.');
+    const name = `${options.user ?? ''}:${options.assign ?? options.addresses?.[0] ?? ''}`;
+    const { outbox } = options;
+    const tabs = options.tabs === 'shared' || options.tabs === 'own' ? import('./tabs.js') : undefined;
+    const engineOptions: EngineOptions = {
+      ...options,
+      device: options.tabs === 'own' ? tabs!.then((it) => it.claimDevice(base)) : base,
+      store: (it) => (typeof outbox === 'object' ? outbox : outbox === 'indexeddb' ? indexedDbStore(`${name}:${it}`) : undefined),
+    };
+    const deliver = (event: Emitted) => this.#deliver(event);
+    const lent: Lent = {
+      engine: (to, inherited) => new Engine(engineOptions, transport, to, inherited),
+      plain: (error) => (error instanceof TidegateError ? error : local('BAD_REQUEST', String(error))).toJSON(),
+      revive: (error) => new TidegateError(error),
+      closed: () => local('CLOSED'),
+    };
+    this.#core =
+      options.tabs === 'shared'
+        ? tabs!.then((it) => new it.SharedCore(`${name}:${base}`, lent, deliver))
+        : Promise.resolve(lent.engine(deliver, undefined));
+    if (typeof window !== 'undefined') {
+      const online = () => this.#state.name === 'waiting' && this.online();
+      window.addEventListener('online', online);
+      this.#unlisten = () => window.removeEventListener('online', online);
+    }
+  }
+
+  /** The connection at the moment. */
+  get state(): State {
+    return this.#state;
+  }
+
+  /** The user, once it is known. */
+  get user(): string | undefined {
+    return this.#user;
+  }
+
+  /** Resolves when the client is live, rejects when it is closed. */
+  live(): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const check = (state: State): boolean => {
+        if (state.name === 'live') resolve();
+        else if (state.name === 'closed') reject(state.error ?? local('CLOSED'));
+        else return false;
+        return true;
+      };
+      if (check(this.#state)) return;
+      const off = this.on('state', (state) => check(state) && off());
+    });
+  }
+
+  /** Calls `handler` with each event of this name; returns the function that ends this. */
+  on<N extends EventName>(name: N, handler: (value: Events[N]) => void): () => void {
+    let all = this.#handlers.get(name);
+    if (!all) this.#handlers.set(name, (all = new Set()));
+    all.add(handler);
+    return () => void all.delete(handler);
+  }
+
+  #deliver(event: Emitted): void {
+    if (event.name === 'state') {
+      this.#state = event.value;
+      this.#user ??= event.value.user;
+    }
+    if (event.name === 'conversation') this.#conversations.set(event.value.conversation, event.value);
+    for (const handler of this.#handlers.get(event.name) ?? []) {
+      try {
+        handler(event.value as never);
+      } catch (error) {
+        // An error of a handler is the application's, and must not stop the others.
+        queueMicrotask(() => {
+          throw error;
+        });
+      }
+    }
+  }
+
+  async #call<T>(method: Method, ...args: unknown[]): Promise<T> {
+    if (this.#isOver) throw local('CLOSED');
+    return (await (await this.#core).call(method, args)) as T;
+  }
+
+  /**
+   * Sends a message. Resolves when it is durable and has its place; rejects with a lasting error. Until then the message
+   * is repeated under its id, across reconnects.
+   */
+  async send(to: To, content: string | Content, options: SendOptions = {}): Promise<Sent> {
+    const it = target(to);
+    if (options.msgId !== undefined && !ID.test(options.msgId)) throw local('BAD_REQUEST', 'The message id is not valid.');
+    return this.#call('send', it, contentOf(content), options);
+  }
+
+  /** Conversations of the user, as far as they are known. */
+  conversations(): Conversation[] {
+    return [...this.#conversations.values()];
+  }
+
+  /** Number of unread messages in all conversations. */
+  unread(): number {
+    return this.conversations().reduce((sum, it) => sum + it.unread, 0);
+  }
+
+  /** Asks for the state of all conversations. */
+  sync(): Promise<void> {
+    return this.#call('sync');
+  }
+
+  /** Returns a part of a conversation's history; without a choice the newest. */
+  history(conversation: string, options: HistoryOptions = {}): Promise<History> {
+    return this.#call('history', conversation, options);
+  }
+
+  /** Returns a page as it is on the wire. */
+  pull(conversation: string, options: PullOptions): Promise<Page> {
+    return this.#call('pull', conversation, options);
+  }
+
+  /** Moves the read mark of the user, on all devices; by default to the newest entry. */
+  read(conversation: string, seq?: number): Promise<void> {
+    return this.#call('read', conversation, seq);
+  }
+
+  /** Takes a message back for all users. */
+  recall(conversation: string, seq: number): Promise<{ seq: number; duplicate: boolean }> {
+    return this.#call('recall', conversation, seq);
+  }
+
+  /** Removes everything up to `seq` for this user. */
+  clear(conversation: string, seq: number): Promise<void> {
+    return this.#call('clear', conversation, seq);
+  }
+
+  /** Removes single entries for this user. */
+  hide(conversation: string, seqs: number[]): Promise<void> {
+    return this.#call('hide', conversation, seqs);
+  }
+
+  /** Enters a live room (`r:hall` or `hall`), and enters it again after each reconnect. */
+  join(room: string): Promise<void> {
+    return this.#call('join', room);
+  }
+
+  /** Leaves a live room (`r:…`), or ends the user's membership of a group (`g:…`). */
+  leave(conversation: string): Promise<void> {
+    return this.#call('leave', conversation);
+  }
+
+  /** Sends a volatile event such as `typing`; rejects when the client is not live. */
+  async signal(to: To, kind: string, content?: string | Content): Promise<void> {
+    return this.#call('signal', target(to), kind, content === undefined ? undefined : contentOf(content));
+  }
+
+  /** Disconnects and stays so until `online`; messages are kept. */
+  offline(): void {
+    void this.#call('offline').catch(() => {});
+  }
+
+  /** Connects at once, also after the node has closed the client lastingly. */
+  online(): void {
+    void this.#call('online').catch(() => {});
+  }
+
+  /** Says bye and ends. Unanswered sends reject; those of a persistent outbox are repeated by the next client. */
+  async close(): Promise<void> {
+    if (this.#isOver) return;
+    this.#isOver = true;
+    this.#unlisten();
+    await (await this.#core).close();
+  }
+
+  /** Ends without a trace, as if the process was killed. For tests. */
+  drop(): void {
+    this.#isOver = true;
+    this.#unlisten();
+    this.#handlers.clear();
+    void this.#core.then((core) => core.drop());
+  }
+}
+
+/** Returns a name that this browser keeps, because each device of a user has one connection. */
+function defaultDevice(): string {
+  try {
+    const key = 'tidegate:device';
+    const present = localStorage.getItem(key) ?? `web-${randomId().slice(0, 12)}`;
+    localStorage.setItem(key, present);
+    return present;
+  } catch {
+    return typeof window === 'undefined' ? 'node' : 'web';
+  }
+}
+
+export { TidegateError };

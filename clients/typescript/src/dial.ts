@@ -1,0 +1,36 @@
+import type { WebSocketLike } from './types.js';
+
+export interface Handlers {
+  opened(): void;
+  /** One frame, as JSON text. */
+  text(text: string): void;
+  closed(): void;
+}
+
+export interface Socket {
+  send(text: string): void;
+  close(): void;
+}
+
+/** Opens a connection of one transport. */
+export type Dial = (address: string, handlers: Handlers) => Socket;
+
+/** Opens a WebSocket with JSON frames, one per text message. */
+export function dialWebSocket(make?: (url: string, protocols: string[]) => WebSocketLike): Dial {
+  return (address, handlers) => {
+    const protocols = ['tidegate.v1.json'];
+    const socket: WebSocketLike = make ? make(address, protocols) : new WebSocket(address, protocols);
+    socket.onopen = () => handlers.opened();
+    socket.onmessage = ({ data }: { data: string }) => handlers.text(data);
+    socket.onclose = () => handlers.closed();
+    // An error is followed by `close`.
+    socket.onerror = () => {};
+    return {
+      send: (text) => socket.send(text),
+      close: () => {
+        socket.onopen = socket.onmessage = socket.onclose = null;
+        socket.close();
+      },
+    };
+  };
+}

@@ -1,0 +1,254 @@
+import { Addresses } from './addresses.js';
+import { askAssign } from './assign.js';
+import type { Dial, Socket } from './dial.js';
+import { local } from './error.js';
+import { METHODS, type Method } from './methods.js';
+import { Session, type Emitted } from './session.js';
+import type { Options, OutboxItem, OutboxStore } from './types.js';
+import type { ServerFrame } from './wire.js';
+
+/** Longest delay of a timer; longer ones overflow. */
+const SLEEP_MAX_MS = 2 ** 31 - 1;
+
+export type TransportOptions = Pick<Options, 'webSocket'>;
+
+export interface Transport {
+  /** Returns how to connect to an address; `undefined` if its scheme is not supported here. */
+  dial(address: string, options: TransportOptions): Dial | undefined;
+  /** Transport that `assign` is asked for. */
+  kind(options: TransportOptions): 'ws' | 'tcp';
+}
+
+/** What a client takes its calls to: the connection of this tab, or of another one. */
+export interface Core {
+  call(method: Method, args: unknown[]): Promise<unknown>;
+  close(): Promise<void>;
+  /** Ends without a trace, as if the process was killed. */
+  drop(): void;
+}
+
+export interface EngineOptions extends Omit<Options, 'device'> {
+  device: string | Promise<string>;
+  /** Returns the storage of this device; `undefined` for none. */
+  store(device: string): OutboxStore | undefined;
+}
+
+/** What an earlier leader of the tabs has left: positions, and messages whose answer is outstanding. */
+export interface Inherited {
+  positions: Record<string, number>;
+  items: OutboxItem[];
+  tail: string | undefined;
+  fresh: boolean;
+}
+
+/** Returns a random id of 128 bits. */
+export function randomId(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (it) => it.toString(16).padStart(2, '0')).join('');
+}
+
+/** Returns the user that a token names, if it is a JWT. */
+function userOf(token: string): string | undefined {
+  try {
+    const claims = JSON.parse(atob(token.split('.')[1]!.replace(/-/g, '+').replace(/_/g, '/'))) as { sub?: string };
+    return claims.sub;
+  } catch {
+    return undefined;
+  }
+}
+
+/** Drives a session with sockets, timers and storage. */
+export class Engine implements Core {
+  readonly session: Promise<Session>;
+  #session: Session | undefined;
+  #store: OutboxStore | undefined;
+  #options: EngineOptions;
+  #transport: Transport;
+  #deliver: (event: Emitted, positions: Record<string, number>) => void;
+  #addresses = new Addresses();
+  #assignedUntil = 0;
+  /** Connections that the session wants, with their sockets once these are being opened. */
+  #conns = new Map<number, { socket?: Socket; address?: string }>();
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #saving: Promise<void> | undefined;
+  /** Positions that changed since they were stored. */
+  #unsaved: Record<string, number> = {};
+  #moved: Record<string, number> = {};
+  #isOver = false;
+
+  constructor(
+    options: EngineOptions,
+    transport: Transport,
+    deliver: (event: Emitted, positions: Record<string, number>) => void,
+    inherited?: Inherited,
+  ) {
+    this.#options = options;
+    this.#transport = transport;
+    this.#deliver = deliver;
+    this.#addresses.set(options.addresses ?? []);
+    this.session = this.#start(inherited);
+  }
+
+  async #start(inherited: Inherited | undefined): Promise<Session> {
+    const device = await this.#options.device;
+    const store = (this.#store = this.#options.store(device));
+    const stored = await store?.load().catch(() => undefined);
+    const session = new Session(
+      {
+        device,
+        chain: this.#options.chain ?? true,
+        user: this.#options.user,
+        settings: this.#options.settings,
+        positions: { ...stored?.positions, ...inherited?.positions, ...this.#options.positions },
+        fresh: !stored?.positions && (inherited?.fresh ?? true),
+        fromStart: this.#options.from === 'start',
+      },
+      {
+        open: (conn, alternates) => void this.#open(conn, alternates),
+        write: (conn, frame) => this.#conns.get(conn)?.socket?.send(JSON.stringify(frame)),
+        end: (conn) => this.#end(conn),
+        judged: (conn, good) => {
+          const address = this.#conns.get(conn)?.address;
+          if (address) this.#addresses.judged(address, good);
+        },
+        newId: randomId,
+        random: this.#options.random ?? Math.random,
+        answered: (msgId) => void store?.remove(msgId).catch(() => {}),
+        moved: (conversation, seq) => {
+          this.#unsaved[conversation] = this.#moved[conversation] = seq;
+        },
+      },
+    );
+    for (const item of [...(stored?.items ?? []), ...(inherited?.items ?? [])]) session.outbox.restore(item);
+    session.outbox.continueAt(inherited?.tail ?? stored?.tail);
+    this.#session = session;
+    if (!this.#isOver) this.run((now) => session.online(now));
+    return session;
+  }
+
+  /** Calls the session, then hands over its events and sleeps until its next timer. */
+  run<T>(what: (now: number, session: Session) => T): T {
+    const session = this.#session!;
+    const value = what(Date.now(), session);
+    for (let event; (event = session.events.shift()); ) {
+      const moved = this.#moved;
+      this.#moved = {};
+      if (!this.#isOver || event.name === 'state') this.#deliver(event, moved);
+      // The device has positions from now on, even if it has no conversations.
+      if (event.name === 'synced') this.#unsaved[''] = 0;
+    }
+    if (this.#store) this.#saving ??= this.#save().finally(() => (this.#saving = undefined));
+    clearTimeout(this.#timer);
+    const due = session.timers.due();
+    if (due !== undefined) {
+      const wait = Math.min(Math.max(due - Date.now(), 0), SLEEP_MAX_MS);
+      this.#timer = setTimeout(() => this.run((now) => session.tick(now)), wait);
+    }
+    return value;
+  }
+
+  async call(method: Method, args: unknown[]): Promise<unknown> {
+    await this.session;
+    return METHODS[method](this, args as never);
+  }
+
+  /** Stores a message, if there is a store, and only then lets it be sent. */
+  async stored(item: OutboxItem): Promise<void> {
+    const store = this.#store;
+    if (!store) return;
+    await store.put(item).catch(() => {});
+    this.run((now, session) => session.outbox.release(item.msgId, now));
+  }
+
+  get persistent(): boolean {
+    return this.#store !== undefined;
+  }
+
+  async close(): Promise<void> {
+    await this.session;
+    await new Promise<void>((done) => this.run((now, session) => session.close(now, done)));
+    // The event of the end is queued after `done` was called.
+    this.run(() => {});
+    await this.#saving;
+    this.drop();
+  }
+
+  drop(): void {
+    this.#isOver = true;
+    clearTimeout(this.#timer);
+    for (const conn of [...this.#conns.keys()]) this.#end(conn);
+  }
+
+  /** Stores what has changed, one transaction at a time. */
+  async #save(): Promise<void> {
+    while (this.#store && Object.keys(this.#unsaved).length > 0) {
+      const changed = this.#unsaved;
+      this.#unsaved = {};
+      await this.#store.savePositions(changed).catch(() => {});
+    }
+  }
+
+  #end(conn: number): void {
+    this.#conns.get(conn)?.socket?.close();
+    this.#conns.delete(conn);
+  }
+
+  async #open(conn: number, alternates: readonly string[] | undefined): Promise<void> {
+    const entry: { socket?: Socket; address?: string } = {};
+    this.#conns.set(conn, entry);
+    try {
+      const { token: source } = this.#options;
+      const token = typeof source === 'string' ? source : await source();
+      if (!this.#conns.has(conn)) return;
+      if (!this.run((now, session) => ((session.user ??= userOf(token)), session.authorized(now, conn, token)))) {
+        this.#conns.delete(conn);
+        return;
+      }
+      const address = (alternates && this.#addresses.alternate(alternates)) ?? (await this.#address(conn, token));
+      if (!this.#conns.has(conn)) return;
+      const dial = address && this.#transport.dial(address, this.#options);
+      if (!dial) throw local('NO_ADDRESS', address && `This platform has no transport for ${address}`);
+      entry.address = address;
+      entry.socket = dial(address, {
+        opened: () => this.run((now, session) => session.opened(now, conn)),
+        text: (text) => this.#text(conn, text),
+        closed: () => this.#lost(conn),
+      });
+    } catch {
+      this.#lost(conn);
+    }
+  }
+
+  #text(conn: number, text: string): void {
+    if (text === '') return;
+    let frame: ServerFrame;
+    try {
+      frame = JSON.parse(text) as ServerFrame;
+    } catch {
+      // Not a node of this protocol: another connection may reach one.
+      this.#conns.get(conn)?.socket?.close();
+      return this.#lost(conn);
+    }
+    this.run((now, session) => session.frame(now, conn, frame));
+  }
+
+  #lost(conn: number): void {
+    if (!this.#conns.has(conn)) return;
+    this.run((now, session) => session.lost(now, conn));
+    this.#conns.delete(conn);
+  }
+
+  /** Returns the address to connect to, after asking `assign` if its last answer is too old or useless. */
+  async #address(conn: number, token: string): Promise<string | undefined> {
+    const { assign, addresses, zone } = this.#options;
+    if (assign !== undefined && (Date.now() >= this.#assignedUntil || this.#addresses.exhausted)) {
+      const answer = await askAssign(assign, this.#transport.kind(this.#options), token, zone);
+      if (answer.close) {
+        this.run((now, session) => session.frame(now, conn, { close: answer.close! }));
+        return undefined;
+      }
+      this.#assignedUntil = Date.now() + answer.ttlMs;
+      this.#addresses.set([...answer.addresses, ...(addresses ?? [])]);
+    }
+    return this.#addresses.next();
+  }
+}

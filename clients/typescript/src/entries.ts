@@ -1,0 +1,67 @@
+import type { Change, Content, Entry, GroupChange, History, HistoryOptions, Message, PullOptions, Recall } from './types.js';
+import type { WireContent, WirePage, WirePush } from './wire.js';
+
+export const isRoom = (conversation: string): boolean => conversation.startsWith('r:');
+
+/** Returns the content as it goes to the wire. */
+export function toWire(content: Content): WireContent {
+  const { data, ...rest } = content;
+  if (data === undefined) return rest;
+  if (typeof data === 'string') return { ...rest, data };
+  let text = '';
+  for (const byte of data) text += String.fromCharCode(byte);
+  return { ...rest, data: btoa(text) };
+}
+
+/** Returns the content as the application gets it. */
+export function fromWireContent(content: WireContent | undefined): Content {
+  const { data, ...rest } = content ?? {};
+  return data === undefined ? rest : { ...rest, data: Uint8Array.from(atob(data), (c) => c.charCodeAt(0)) };
+}
+
+const place = ({ conversation, seq = 0, sender = '', time = 0 }: WirePush) => ({ conversation, seq, sender, time });
+
+export function message(push: WirePush): Message {
+  return { ...place(push), msgId: push.msgId ?? '', content: fromWireContent(push.content), room: isRoom(push.conversation) };
+}
+
+export function change(push: WirePush): GroupChange {
+  const { change = '', users = [], role, settings } = push.event ?? {};
+  return { ...place(push), change: String(change).replace('MEMBER_CHANGE_', '') as Change, users, role, settings };
+}
+
+export function recall(push: WirePush): Recall {
+  return { ...place(push), recalled: push.recall?.seq ?? 0 };
+}
+
+export function entry(push: WirePush): Entry {
+  if (push.event) return { kind: 'change', ...change(push) };
+  if (push.recall) return { kind: 'recall', ...recall(push) };
+  return { kind: 'message', ...message(push) };
+}
+
+/** Returns the fields of the `pull` that asks for this part of a history. */
+export function pullFor(options: HistoryOptions): PullOptions {
+  const { before, after, around, ...rest } = options;
+  if (rest.seqs || rest.time !== undefined) return rest;
+  const direction = around !== undefined ? 'AROUND' : after !== undefined ? 'FORWARD' : 'BACKWARD';
+  return { ...rest, cursor: around ?? after ?? before ?? 0, direction: `DIRECTION_${direction}` };
+}
+
+/** Returns the history that a page holds. */
+export function history(conversation: string, page: WirePage, options: HistoryOptions): History {
+  const entries: Entry[] = (page.messages ?? []).map(entry);
+  for (const seq of page.recalled ?? []) entries.push({ kind: 'recalled', conversation, seq });
+  let last = 0;
+  for (const range of page.expired ?? []) {
+    entries.push({ kind: 'expired', conversation, seq: range.first ?? 0, last: range.last ?? 0 });
+    last = Math.max(last, range.last ?? 0);
+  }
+  entries.sort((a, b) => a.seq - b.seq);
+  const first = entries[0]?.seq ?? 0;
+  last = Math.max(last, entries.at(-1)?.seq ?? 0);
+  const completeTo = page.completeTo ?? 0;
+  const forward = options.after !== undefined || options.time !== undefined;
+  const complete = !!options.seqs || (forward ? last >= completeTo : options.around !== undefined ? first <= 1 && last >= completeTo : first <= 1);
+  return { conversation, entries, first, last, completeTo, complete };
+}

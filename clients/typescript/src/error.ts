@@ -1,0 +1,82 @@
+import type { WireClose, WireError } from './wire.js';
+
+export type Reconnect = 'now' | 'after' | 'never';
+
+/** Codes of the client's own: code 0 and a name. Their cures are in local_cures.ts. */
+const LOCAL = {
+  CLOSED: [false, 'The client is closed'],
+  OFFLINE: [true, 'There is no connection'],
+  OUTBOX_FULL: [true, 'Too many messages are unanswered'],
+  BAD_REQUEST: [false, 'The arguments are not valid'],
+  NO_ADDRESS: [true, 'No usable address of a node is known'],
+} as const;
+
+export type LocalName = keyof typeof LOCAL;
+
+interface Fields {
+  code: number;
+  name: string;
+  message: string;
+  temporary: boolean;
+  reconnect: Reconnect;
+  retryAfterMs?: number | undefined;
+  detail?: Record<string, string> | undefined;
+}
+
+/** A refusal of a request, or the reason why a connection ended. `name` is the name of the code in docs/errors.md. */
+export class TidegateError extends Error {
+  /** Sentences on what to do, by the name of the code; `@tidegate/client/cures` fills it. */
+  static readonly cures: Record<string, string> = {};
+  /** Number in docs/errors.md; 0 for an error of the client itself. */
+  readonly code: number;
+  /** Whether the same request may succeed later without a change. */
+  readonly temporary: boolean;
+  /** Whether the client connects again after this end of a connection. */
+  readonly reconnect: Reconnect;
+  /** Shortest wait before the next attempt, if the node named one. */
+  readonly retryAfterMs: number | undefined;
+  readonly detail: Record<string, string> | undefined;
+
+  constructor(fields: Fields) {
+    super(fields.message || fields.name);
+    this.name = fields.name;
+    this.code = fields.code;
+    this.temporary = fields.temporary;
+    this.reconnect = fields.reconnect;
+    this.retryAfterMs = fields.retryAfterMs;
+    this.detail = fields.detail;
+  }
+
+  /** What to do about it; empty unless `@tidegate/client/cures` is imported. */
+  get cure(): string {
+    return TidegateError.cures[this.name] ?? '';
+  }
+
+  /** Fields as plain data, for other tabs. */
+  toJSON(): Fields {
+    const { code, name, message, temporary, reconnect, retryAfterMs, detail } = this;
+    return { code, name, message, temporary, reconnect, retryAfterMs, detail };
+  }
+}
+
+/** Returns the error that an `error` frame carries. */
+export function fromWire({ code = 0, name, message = '', temporary = false, retryAfterMs, detail }: WireError): TidegateError {
+  const reconnect = temporary ? 'now' : 'never';
+  return new TidegateError({ code, name: name || `CODE_${code}`, message, temporary, reconnect, retryAfterMs, detail });
+}
+
+const CLASSES: Record<string, Reconnect> = { RECONNECT_NOW: 'now', RECONNECT_AFTER: 'after', RECONNECT_NEVER: 'never' };
+
+/** Returns the error that a `close` frame carries. Without a class its number decides: 3500 to 3999 never, others after 1 s. */
+export function fromClose({ code = 0, name, reason = '', reconnect: named = '', afterMs }: WireClose): TidegateError {
+  const known = CLASSES[named];
+  const reconnect = known ?? (code >= 3500 && code < 4000 ? 'never' : 'after');
+  const retryAfterMs = reconnect === 'after' ? (afterMs ?? (known ? 0 : 1000)) : undefined;
+  return new TidegateError({ code, name: name || `CODE_${code}`, message: reason, temporary: reconnect !== 'never', reconnect, retryAfterMs });
+}
+
+/** Returns an error of the client itself. */
+export function local(name: LocalName, message?: string): TidegateError {
+  const [temporary, text] = LOCAL[name];
+  return new TidegateError({ code: 0, name, message: message || text, temporary, reconnect: 'never' });
+}

@@ -1,0 +1,316 @@
+import { isRoom } from './entries.js';
+import type { TidegateError } from './error.js';
+import type { Timers } from './timers.js';
+import type { WirePage, WirePosition, WirePush, WireState } from './wire.js';
+
+/** Time in which a hole may close by itself before it is pulled. */
+const HOLE_MS = 200;
+/** Wait before a pull that made no progress is repeated. */
+const STUCK_MS = 1000;
+/** Longest time from the hand-over of a push to its ack. */
+const ACK_MS = 250;
+/** Handed-over pushes after which the ack goes out at once. */
+const ACK_COUNT = 64;
+/** Entries of one pull. */
+const PULL_LIMIT = 200;
+/** Most positions in one frame. */
+const POSITIONS_MAX = 1000;
+/** Messages of a room that are remembered to recognise copies. */
+const ROOM_MEMORY = 256;
+
+/** Entry whose content is not to be handed over: sent by this client with its push, or gone (`null`). */
+type Held = { push: WirePush; own: boolean } | null;
+
+interface Place {
+  /** Highest seq below which nothing is missing; `undefined` until the first sync. */
+  position: number | undefined;
+  /** Position where a new device began, if nothing has been handed over since. */
+  floor: number | undefined;
+  /** Entries above the position, by seq. */
+  held: Map<number, Held>;
+  /** Ranges above the position that are not available. */
+  gone: { first: number; last: number }[];
+  /** Highest seq that is known to exist. */
+  target: number;
+  pulling: boolean;
+  /** Highest seq that was pushed on this connection, and highest that was acked on it. */
+  pushed: number;
+  acked: number;
+  /** A copy of an acked push came, so the ack is repeated. */
+  again: boolean;
+}
+
+export interface InboxPort {
+  /** Returns whether the push is a message of this client. */
+  isOwn(push: WirePush): boolean;
+  /** Hands an entry over to the application. */
+  deliver(push: WirePush, own: boolean): void;
+  /** Everything up to `seq` has been handed over or is not available. */
+  moved(conversation: string, seq: number): void;
+  /** Sends an ack. */
+  ack(conversation: string, seq: number): void;
+  pull(conversation: string, cursor: number, limit: number, done: (page: WirePage, now: number) => void, fail: (error: TidegateError, now: number) => void): void;
+  gap(conversation: string, first: number, last: number): void;
+}
+
+/** Positions of all conversations: hands each entry over once and in order, and pulls what is missing (SPEC section 7). */
+export class Inbox {
+  #places = new Map<string, Place>();
+  #rooms = new Map<string, Set<string>>();
+  #fresh: boolean;
+  #syncing = false;
+  #fromStart: boolean;
+  #timers: Timers;
+  #port: InboxPort;
+
+  /** Creates an inbox with known positions. `fresh` says that the device has none of the other conversations yet. */
+  constructor(positions: Readonly<Record<string, number>>, fresh: boolean, fromStart: boolean, timers: Timers, port: InboxPort) {
+    this.#fresh = fresh;
+    this.#fromStart = fromStart;
+    this.#timers = timers;
+    this.#port = port;
+    for (const [conversation, seq] of Object.entries(positions)) if (conversation) this.#place(conversation).position = seq;
+  }
+
+  #place(conversation: string): Place {
+    let place = this.#places.get(conversation);
+    if (!place) {
+      place = { position: undefined, floor: undefined, held: new Map(), gone: [], target: 0, pulling: false, pushed: 0, acked: 0, again: false };
+      this.#places.set(conversation, place);
+    }
+    return place;
+  }
+
+  /** Positions for `sync` and `ping`, the most recently active first. */
+  positions(): WirePosition[] {
+    const list: WirePosition[] = [];
+    for (const [conversation, place] of this.#places) if (place.position !== undefined) list.push({ conversation, seq: place.position });
+    return list.slice(-POSITIONS_MAX).reverse();
+  }
+
+  position(conversation: string): number | undefined {
+    return this.#places.get(conversation)?.position;
+  }
+
+  /** A login has asked for the state of all conversations. */
+  syncStarted(now: number): void {
+    this.#syncing = true;
+    this.#timers.set('sync', now + STUCK_MS, (then) => this.#settle(then, false));
+  }
+
+  /** The sync is complete: a conversation that it did not name is new. */
+  synced(now: number): void {
+    this.#settle(now, true);
+    this.#fresh = false;
+  }
+
+  #settle(now: number, complete: boolean): void {
+    this.#timers.clear('sync');
+    if (complete) this.#syncing = false;
+    for (const [conversation, place] of this.#places) {
+      if (place.position !== undefined || place.held.size === 0) continue;
+      place.position = complete || !this.#fresh ? 0 : Math.min(...place.held.keys()) - 1;
+      this.#advance(conversation, place, now, false);
+    }
+  }
+
+  state(state: WireState, now: number): void {
+    const place = this.#place(state.conversation);
+    const least = Math.max((state.minSeq ?? 0) - 1, 0);
+    const most = state.maxSeq ?? 0;
+    if (place.position === undefined) {
+      const held = Math.min(...place.held.keys());
+      const isNew = this.#fresh && !this.#fromStart;
+      place.position = isNew ? Math.max(Math.min(most, held - 1), 0) : Math.min(least, most);
+      if (isNew) place.floor = place.position;
+      this.#port.moved(state.conversation, place.position);
+    }
+    for (const seq of [...place.held.keys()]) {
+      if (seq <= (state.clearedSeq ?? 0) || state.hidden?.includes(seq)) place.held.set(seq, null);
+    }
+    place.target = Math.max(place.target, most);
+    this.#advance(state.conversation, place, now, true);
+  }
+
+  /** The conversation has entries up to `seq`, by `behind`, a `pong` or the ack of a send. */
+  exists(conversation: string, seq: number, now: number): void {
+    const place = this.#place(conversation);
+    place.target = Math.max(place.target, seq);
+    if (place.position === undefined) {
+      if (this.#syncing && this.#fresh) return;
+      place.position = 0;
+    }
+    this.#advance(conversation, place, now, true);
+  }
+
+  /** Takes a push, or a message of this client that has been accepted (`sent`). */
+  push(push: WirePush, sent: boolean, now: number): void {
+    const own = sent || this.#port.isOwn(push);
+    const { conversation } = push;
+    const seq = push.seq ?? 0;
+    if (isRoom(conversation)) return this.#room(push, own);
+    const place = this.#place(conversation);
+    if (place.position === undefined) {
+      if (this.#syncing && seq > 1) {
+        this.#hold(place, push, own);
+        this.#timers.soonest('sync', now + STUCK_MS, (then) => this.#settle(then, false));
+        return;
+      }
+      place.position = 0;
+    }
+    if (!sent) {
+      place.pushed = Math.max(place.pushed, seq);
+      place.again ||= seq <= place.acked;
+    }
+    // The node pushes what it accepted after the login, even if the state of the first sync covers it.
+    if (place.position === place.floor && seq <= place.position && !sent) {
+      place.target = place.position;
+      place.position = seq - 1;
+      place.floor = undefined;
+    }
+    if (seq > place.position) {
+      this.#hold(place, push, own);
+      place.target = Math.max(place.target, seq);
+      this.#advance(conversation, place, now, false);
+    }
+    this.#wantAck(place, now);
+  }
+
+  #hold(place: Place, push: WirePush, own: boolean): void {
+    const seq = push.seq ?? 0;
+    if (!place.held.has(seq)) place.held.set(seq, { push, own });
+    const recalled = push.recall?.seq;
+    if (recalled !== undefined && recalled > (place.position ?? 0)) place.held.set(recalled, null);
+  }
+
+  #room(push: WirePush, own: boolean): void {
+    const id = `${push.sender} ${push.msgId}`;
+    let known = this.#rooms.get(push.conversation);
+    if (!known) this.#rooms.set(push.conversation, (known = new Set()));
+    if (known.has(id)) return;
+    known.add(id);
+    if (known.size > ROOM_MEMORY) known.delete(known.values().next().value!);
+    this.#port.deliver(push, own);
+  }
+
+  /** The user has cleared up to `seq`, or hidden `seqs`: what is held of that is not handed over. */
+  removed(conversation: string, seq: number, seqs: readonly number[]): void {
+    const held = this.#places.get(conversation)?.held;
+    for (const at of [...(held?.keys() ?? [])]) if (at <= seq || seqs.includes(at)) held!.set(at, null);
+  }
+
+  /** Hands over what has become complete, then sees to the next hole. `known` holes are pulled at once. */
+  #advance(conversation: string, place: Place, now: number, known: boolean): void {
+    const before = place.position!;
+    this.#drain(place);
+    const position = place.position!;
+    if (position !== before) {
+      // The most recently active conversation is the last one of the map.
+      this.#places.delete(conversation);
+      this.#places.set(conversation, place);
+      this.#port.moved(conversation, position);
+    }
+    if (position >= place.target || place.pulling) return;
+    if (known) this.#pull(conversation, place);
+    else this.#later(conversation, place, now + HOLE_MS);
+  }
+
+  #drain(place: Place): void {
+    for (;;) {
+      const next = place.position! + 1;
+      const held = place.held.get(next);
+      if (held !== undefined) {
+        place.held.delete(next);
+        place.position = next;
+        if (held) this.#port.deliver(held.push, held.own);
+        continue;
+      }
+      const range = place.gone.find((it) => it.first <= next && it.last >= next);
+      if (!range) break;
+      place.position = range.last;
+    }
+    const position = place.position!;
+    for (const seq of place.held.keys()) if (seq <= position) place.held.delete(seq);
+    place.gone = place.gone.filter((it) => it.last > position);
+    place.target = Math.max(place.target, ...place.held.keys());
+  }
+
+  #later(conversation: string, place: Place, at: number): void {
+    this.#timers.soonest('hole ' + conversation, at, () => {
+      if (place.position! < place.target && !place.pulling) this.#pull(conversation, place);
+    });
+  }
+
+  #pull(conversation: string, place: Place): void {
+    this.#timers.clear('hole ' + conversation);
+    place.pulling = true;
+    const cursor = place.position!;
+    this.#port.pull(
+      conversation,
+      cursor,
+      PULL_LIMIT,
+      (page, now) => {
+        place.pulling = false;
+        for (const push of page.messages ?? []) if ((push.seq ?? 0) > place.position!) this.#hold(place, push, this.#port.isOwn(push));
+        for (const seq of page.recalled ?? []) if (seq > place.position!) place.held.set(seq, null);
+        for (const { first = 0, last = 0 } of page.expired ?? []) if (last > place.position!) place.gone.push({ first, last });
+        this.#drain(place);
+        const position = place.position!;
+        if (position > cursor) this.#port.moved(conversation, position);
+        this.#wantAck(place, now);
+        if (position >= place.target) return;
+        if (position > cursor) this.#pull(conversation, place);
+        else this.#later(conversation, place, now + STUCK_MS);
+      },
+      (error, now) => {
+        place.pulling = false;
+        if (error.temporary) return this.#later(conversation, place, now + (error.retryAfterMs || STUCK_MS));
+        // Nothing more can be had: goes on behind the hole.
+        const first = place.position! + 1;
+        const last = place.held.size > 0 ? Math.min(...place.held.keys()) - 1 : place.target;
+        if (last < first) return;
+        place.position = last;
+        this.#port.gap(conversation, first, last);
+        this.#port.moved(conversation, last);
+        this.#advance(conversation, place, now, true);
+      },
+    );
+  }
+
+  /** Number of entries that an ack would cover now, 0 if none is due. */
+  #due(place: Place): number {
+    const position = place.position ?? 0;
+    return place.again ? 1 : Math.min(position, place.pushed) > place.acked ? position - place.acked : 0;
+  }
+
+  #wantAck(place: Place, now: number): void {
+    const due = this.#due(place);
+    if (due > 0) this.#timers.soonest('ack', now + (due >= ACK_COUNT && place.acked > 0 ? 0 : ACK_MS), () => this.#ack());
+  }
+
+  #ack(): void {
+    for (const [conversation, place] of this.#places) {
+      if (this.#due(place) === 0) continue;
+      place.acked = place.position!;
+      place.again = false;
+      this.#port.ack(conversation, place.acked);
+    }
+  }
+
+  /** Sends the acks that are due now, before a connection ends. */
+  flush(): void {
+    this.#timers.clear('ack');
+    this.#ack();
+  }
+
+  /** The connection has ended: its pushes need no ack any more, the next sync covers them. */
+  lost(): void {
+    this.#timers.clear('ack');
+    this.#timers.clear('sync');
+    this.#syncing = false;
+    for (const place of this.#places.values()) {
+      place.pushed = place.acked = 0;
+      place.again = false;
+    }
+  }
+}

@@ -1,0 +1,10 @@
+import type { LocalName } from './error.js';
+
+/** What to do about the codes of the client's own, by their names. */
+export const LOCAL_CURES: Readonly<Record<LocalName, string>> = {
+  CLOSED: 'Connect again; the outcome of an unanswered message is unknown unless the outbox is persistent.',
+  OFFLINE: 'Wait for the state "live", then try again.',
+  OUTBOX_FULL: 'Wait for answers before sending more.',
+  BAD_REQUEST: 'Check the ids and the content.',
+  NO_ADDRESS: 'Check `addresses` or `assign`.',
+};

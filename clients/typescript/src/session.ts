@@ -1,0 +1,586 @@
+import { reconnectWait, SETTLED_MS } from './backoff.js';
+import { Conversations } from './conversations.js';
+import { change, fromWireContent, isRoom, message, recall } from './entries.js';
+import { fromClose, local, TidegateError } from './error.js';
+import { Inbox } from './inbox.js';
+import { Outbox } from './outbox.js';
+import { Requests, type Request } from './requests.js';
+import { Timers } from './timers.js';
+import type { EventName, Events, OutboxItem, Sent, State } from './types.js';
+import type { ClientFrame, ServerFrame, WireClose, WireGoAway, WirePush, WireSettings, WireState, WireWelcome } from './wire.js';
+
+/** Longest time from opening a connection to its welcome. */
+const LOGIN_MS = 15_000;
+/** Time that a connection which was moved away from may still take for answers, and a bye for the close. */
+const END_MS = 2000;
+const HEARTBEAT_MS = 30_000;
+const REPLACED = 3500;
+
+export interface SessionPort {
+  /** Opens connection `conn`: to one of `alternates` if one fits, else to an address that the client knows. */
+  open(conn: number, alternates: readonly string[] | undefined): void;
+  write(conn: number, frame: ClientFrame): void;
+  /** Closes the connection; the session is not informed of its end. */
+  end(conn: number): void;
+  /** The outcome of a connection: whether its address is worth another attempt. */
+  judged(conn: number, good: boolean): void;
+  newId(): string;
+  random(): number;
+  /** A message is answered, so an outbox forgets it. */
+  answered(msgId: string): void;
+  moved(conversation: string, seq: number): void;
+}
+
+export interface SessionOptions {
+  device: string;
+  chain: boolean;
+  user: string | undefined;
+  settings: Omit<WireSettings, 'chain'> | undefined;
+  positions: Readonly<Record<string, number>>;
+  /** The device has no positions but these yet. */
+  fresh: boolean;
+  fromStart: boolean;
+}
+
+interface Link {
+  conn: number;
+  /** `opening`, then `login` once hello is written, then `live`; `old` after another one has taken over. */
+  phase: 'opening' | 'login' | 'live' | 'old';
+  token: string;
+  /** Another login of this client may have replaced the connection. */
+  moved: boolean;
+}
+
+/** One event for the application. */
+export type Emitted = { [N in EventName]: { name: N; value: Events[N] } }[EventName];
+
+/**
+ * The client as a state machine without sockets or clocks: it is given what happens and the time, writes frames
+ * through its port, and queues events for the application in `events`.
+ */
+export class Session {
+  readonly timers = new Timers();
+  readonly conversations = new Conversations();
+  readonly inbox: Inbox;
+  readonly outbox: Outbox;
+  /** Events that the driver hands over after each call, in order. */
+  readonly events: Emitted[] = [];
+  state: State = { name: 'offline' };
+  user: string | undefined;
+  #requests: Requests;
+  #options: SessionOptions;
+  #port: SessionPort;
+  /** The connection that is live, and the one that is to be. */
+  #link: Link | undefined;
+  #next: Link | undefined;
+  #old: Link | undefined;
+  #conns = 0;
+  #frames = 0;
+  #session: string | undefined;
+  #heartbeat = HEARTBEAT_MS;
+  #heardAt = 0;
+  #wroteAt = 0;
+  #pings = 0;
+  #liveAt: number | undefined;
+  /** Attempts in a row that failed. */
+  #tries = 0;
+  /** Rooms that were asked for, and whether the join was answered. */
+  #rooms = new Map<string, boolean>();
+  #unreadSetting = 'all';
+  /** Token that the node has refused, so another one is needed. */
+  #refused: string | undefined;
+  #byeDone: (() => void) | undefined;
+
+  constructor(options: SessionOptions, port: SessionPort) {
+    this.#options = options;
+    this.#port = port;
+    this.user = options.user;
+    const write = (frame: ClientFrame) => this.#write(this.#link, frame);
+    const frameId = () => ++this.#frames;
+    this.outbox = new Outbox(options.chain, this.timers, {
+      write,
+      frameId,
+      newId: () => port.newId(),
+      accepted: (item, sent) => this.#accepted(item, sent),
+      failed: (item, error) => {
+        port.answered(item.msgId);
+        this.#emit('failed', { msgId: item.msgId, to: item.to, content: fromWireContent(item.content), error });
+      },
+    });
+    this.#requests = new Requests(this.timers, { write, frameId });
+    this.inbox = new Inbox(options.positions, options.fresh, options.fromStart, this.timers, {
+      isOwn: (push) => !!push.msgId && this.outbox.has(push.msgId) && (!this.user || push.sender === this.user),
+      deliver: (push, own) => this.#deliver(push, own),
+      moved: (conversation, seq) => port.moved(conversation, seq),
+      ack: (conversation, seq) => this.#write(this.#link, { ack: { conversation, seq } }),
+      gap: (conversation, first, last) => this.#emit('gap', { conversation, first, last }),
+      pull: (conversation, cursor, limit, done, fail) =>
+        this.#requests.add(
+          {
+            body: { pull: { conversation, cursor, limit, direction: 'DIRECTION_FORWARD' } },
+            once: 'temporary',
+            done: (frame, now) => done(frame.page ?? {}, now),
+            fail,
+          },
+          this.#now,
+        ),
+    });
+  }
+
+  /** Time of the call that is being handled. */
+  #now = 0;
+
+  #emit<N extends EventName>(name: N, value: Events[N]): void {
+    this.events.push({ name, value } as Emitted);
+  }
+
+  #become(state: State): void {
+    this.state = state;
+    this.#emit('state', state);
+  }
+
+  #write(link: Link | undefined, frame: ClientFrame): void {
+    if (!link || link.phase === 'old') return;
+    this.#wroteAt = this.#now;
+    this.#port.write(link.conn, frame);
+  }
+
+  // Calls of the driver.
+
+  /** Connects, or connects at once if the client waits: the network may be back. */
+  online(now: number): void {
+    this.#now = now;
+    if (this.#link || this.#next) return;
+    if (this.state.name === 'closed') this.#tries = 0;
+    this.#refused = undefined;
+    this.#open(undefined);
+  }
+
+  /** Ends the connection and stays without one until `online`. */
+  offline(now: number): void {
+    this.#now = now;
+    this.#bye();
+    this.#dropAll();
+    this.#become({ name: 'offline' });
+  }
+
+  /** Says bye, waits for the close of the node, and ends; `done` is called then. */
+  close(now: number, done: () => void): void {
+    this.#now = now;
+    const finish = () => {
+      this.#byeDone = undefined;
+      this.timers.clear('bye');
+      this.#dropAll();
+      if (this.state.name !== 'closed') this.#become({ name: 'closed', error: this.state.error });
+      this.outbox.close();
+      this.#requests.close(local('CLOSED'), this.#now);
+      done();
+    };
+    if (!this.#bye()) return finish();
+    this.#byeDone = finish;
+    this.timers.set('bye', now + END_MS, finish);
+  }
+
+  #bye(): boolean {
+    if (this.#link?.phase !== 'live') return false;
+    this.inbox.flush();
+    this.#write(this.#link, { id: ++this.#frames, bye: {} });
+    this.outbox.hold();
+    this.#requests.hold();
+    return true;
+  }
+
+  /** Runs the timers that are due. */
+  tick(now: number): void {
+    this.#now = now;
+    this.timers.run(now);
+  }
+
+  /** Sends a message; `done` or `fail` is called once. */
+  send(now: number, ...args: Parameters<Outbox['add']>): OutboxItem {
+    this.#now = now;
+    const item = this.outbox.add(...args);
+    this.outbox.pump(now);
+    return item;
+  }
+
+  /** Sends a request that is no send. */
+  ask(now: number, request: Request): void {
+    this.#now = now;
+    this.#requests.add(request, now);
+  }
+
+  /** Enters a room, and enters it again after each login until `leave`. */
+  join(now: number, room: string, request: Pick<Request, 'done' | 'fail'>): void {
+    this.#rooms.set(room, false);
+    this.ask(now, {
+      body: { join: { room } },
+      done: (frame, then) => {
+        if (this.#rooms.has(room)) this.#rooms.set(room, true);
+        request.done(frame, then);
+      },
+      fail: (error, then) => {
+        this.#rooms.delete(room);
+        request.fail(error, then);
+      },
+    });
+  }
+
+  leave(now: number, room: string, request: Pick<Request, 'done' | 'fail'>): void {
+    this.#rooms.delete(room);
+    this.ask(now, { ...request, body: { leave: { room } } });
+  }
+
+  /** Asks for the states of all conversations. */
+  sync(now: number, done: () => void, fail: (error: TidegateError) => void): void {
+    this.ask(now, {
+      body: { sync: { positions: this.inbox.positions() } },
+      once: 'connection',
+      part: (frame, then) => frame.conversationState && this.#conversation(frame.conversationState, then),
+      done: (frame, then) => {
+        this.inbox.synced(then);
+        this.#emit('synced', { unread: frame.syncEnd?.unread ?? 0 });
+        done();
+      },
+      fail,
+    });
+  }
+
+  /** Moves the user's own read mark at once, as a screen needs it; the node learns of it by the request. */
+  marked(now: number, conversation: string, seq: number): void {
+    this.#now = now;
+    this.#read(conversation, seq);
+  }
+
+  /** The user has cleared up to `seq` here. */
+  cleared(now: number, conversation: string, seq: number): void {
+    this.#now = now;
+    this.conversations.cleared(conversation, seq);
+    this.inbox.removed(conversation, seq, []);
+    this.#changed(conversation);
+    this.#soonSync();
+  }
+
+  /** The user has hidden `seqs` here. */
+  hidden(now: number, conversation: string, seqs: readonly number[]): void {
+    this.#now = now;
+    this.conversations.hidden(conversation, seqs);
+    this.inbox.removed(conversation, 0, seqs);
+    this.#changed(conversation);
+    this.#soonSync();
+  }
+
+  // Connections.
+
+  #open(alternates: readonly string[] | undefined): void {
+    this.timers.clear('retry');
+    const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', moved: false };
+    this.#next = link;
+    if (!this.#link) this.#become({ name: 'connecting', error: this.state.error });
+    this.timers.set('login', this.#now + LOGIN_MS, () => {
+      this.#port.end(link.conn);
+      this.#ended(link, undefined);
+    });
+    this.#port.open(link.conn, alternates);
+  }
+
+  /** The application has this token for the login. Returns whether the connection is to be opened with it. */
+  authorized(now: number, conn: number, token: string): boolean {
+    this.#now = now;
+    const link = this.#next;
+    if (link?.conn !== conn) return false;
+    link.token = token;
+    if (token !== this.#refused) return true;
+    // Another login with the same token would end the same way.
+    this.#next = undefined;
+    this.timers.clear('login');
+    this.#shut(this.state.error);
+    return false;
+  }
+
+  /** The connection is open. */
+  opened(now: number, conn: number): void {
+    this.#now = now;
+    const link = this.#next;
+    if (link?.conn !== conn) return this.#port.end(conn);
+    link.phase = 'login';
+    if (this.#link) this.#link.moved = true;
+    // From here on the node may let the new connection replace the old one: writes go to the new one.
+    this.outbox.hold();
+    this.#requests.hold();
+    const { device, chain } = this.#options;
+    // Absent fields are undefined, which JSON omits.
+    const settings = chain ? { ...this.#options.settings, chain } : this.#options.settings;
+    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings };
+    this.#write(link, { id: ++this.#frames, hello });
+  }
+
+  /** The connection has ended without a close frame, or could not be made. */
+  lost(now: number, conn: number): void {
+    this.#now = now;
+    for (const link of [this.#link, this.#next, this.#old]) if (link?.conn === conn) return this.#ended(link, undefined);
+  }
+
+  #ended(link: Link, close: WireClose | undefined): void {
+    const expected = close?.code === REPLACED && link.moved;
+    const error = close && !expected ? fromClose(close) : undefined;
+    if (link === this.#old) {
+      this.#old = undefined;
+      this.timers.clear('old');
+      return;
+    }
+    this.#port.judged(link.conn, link.phase === 'live' && error?.reconnect !== 'after');
+    if (link === this.#link) {
+      this.#link = undefined;
+      this.timers.clear('goAway');
+      this.timers.clear('beat');
+      this.#lostAll();
+      if (this.#byeDone) {
+        this.state = { ...this.state, error };
+        return this.#byeDone();
+      }
+      // The new connection is on its way, and its login has replaced this one.
+      if (this.#next && (this.#next.phase === 'login' || error?.reconnect !== 'never')) return;
+      if (this.#next) this.#port.end(this.#next.conn);
+      this.#next = undefined;
+      if (this.#liveAt !== undefined && this.#now - this.#liveAt >= SETTLED_MS) this.#tries = 0;
+    } else {
+      this.#next = undefined;
+      this.timers.clear('login');
+      if (this.#link) return this.#stay(this.#link);
+    }
+    const isToken = error?.name === 'TOKEN_INVALID' || error?.name === 'TOKEN_EXPIRED';
+    if (isToken) this.#refused = link.token;
+    else if (error?.reconnect === 'never') return this.#shut(error);
+    this.#retry(isToken ? undefined : error, error);
+  }
+
+  /** The move to another node has failed: goes on with the present connection until the node closes it. */
+  #stay(link: Link): void {
+    link.phase = 'live';
+    this.outbox.resume(this.#now);
+    this.#requests.live(this.#now);
+  }
+
+  #retry(why: TidegateError | undefined, error: TidegateError | undefined): void {
+    const wait = reconnectWait(this.#tries++, why, this.#port.random());
+    this.#become({ name: 'waiting', retryAt: this.#now + wait, error });
+    this.timers.set('retry', this.#now + wait, () => this.#open(undefined));
+  }
+
+  /** Ends for the reason of the node; only `online` connects again. Unanswered messages stay in the outbox. */
+  #shut(error: TidegateError | undefined): void {
+    this.#dropAll();
+    this.#become({ name: 'closed', error });
+    const reason = error ?? local('CLOSED');
+    this.#requests.close(reason, this.#now);
+    if (this.#byeDone) this.#byeDone();
+  }
+
+  #lostAll(): void {
+    this.outbox.lost();
+    this.inbox.lost();
+    this.#requests.lost(this.#now);
+  }
+
+  #dropAll(): void {
+    for (const link of [this.#link, this.#next, this.#old]) if (link) this.#port.end(link.conn);
+    this.#link = this.#next = this.#old = undefined;
+    for (const name of ['retry', 'login', 'goAway', 'beat', 'old']) this.timers.clear(name);
+    this.#lostAll();
+  }
+
+  #welcome(link: Link, welcome: WireWelcome): void {
+    const now = this.#now;
+    this.timers.clear('login');
+    this.#port.judged(link.conn, true);
+    if (this.#link) this.#leaveOld(this.#link);
+    this.#lostAll();
+    this.#next = undefined;
+    this.#link = link;
+    link.phase = 'live';
+    this.#refused = undefined;
+    this.#session = welcome.session;
+    this.#heartbeat = welcome.heartbeatMs || HEARTBEAT_MS;
+    this.#unreadSetting = welcome.settings?.unread || 'all';
+    this.#liveAt = this.#heardAt = now;
+    this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.user });
+    this.outbox.live(welcome, now);
+    this.#rejoin();
+    this.inbox.syncStarted(now);
+    this.sync(now, () => {}, () => {});
+    this.#requests.live(now);
+    this.#beat(link);
+  }
+
+  /** Lets a replaced connection end by itself, so that its last answers arrive. */
+  #leaveOld(link: Link): void {
+    link.phase = 'old';
+    if (this.#old) this.#port.end(this.#old.conn);
+    this.#old = link;
+    this.timers.set('old', this.#now + END_MS, () => {
+      this.#old = undefined;
+      this.#port.end(link.conn);
+    });
+  }
+
+  #rejoin(): void {
+    for (const [room, answered] of this.#rooms) {
+      if (!answered) continue;
+      const fail = (error: TidegateError) => {
+        if (!error.temporary) this.#rooms.delete(room);
+      };
+      this.#requests.add({ body: { join: { room } }, once: 'connection', done: () => {}, fail }, this.#now);
+    }
+  }
+
+  /** Pings when nothing else was written, and gives up a connection that is silent. */
+  #beat(link: Link): void {
+    const silence = this.#heardAt + 2.5 * this.#heartbeat;
+    if (this.#now >= silence) {
+      this.#port.end(link.conn);
+      return this.#ended(link, undefined);
+    }
+    // A quarter of the heartbeat is left for delays.
+    const quiet = 0.75 * this.#heartbeat;
+    if (this.#now >= this.#wroteAt + quiet) this.#ping();
+    this.timers.set('beat', Math.min(silence, this.#wroteAt + quiet), () => this.#beat(link));
+  }
+
+  /** Every other ping carries the positions, so an idle client learns of a lost push. */
+  #ping(): void {
+    const positions = this.#pings++ % 2 === 0 && this.#requests.idle ? this.inbox.positions() : [];
+    if (positions.length === 0) return this.#write(this.#link, { ping: {} });
+    this.ask(this.#now, {
+      body: { ping: { positions } },
+      once: 'always',
+      done: (frame, now) => {
+        for (const { conversation, seq = 0 } of frame.pong?.positions ?? []) this.inbox.exists(conversation, seq, now);
+      },
+      fail: () => {},
+    });
+  }
+
+  #goAway(wire: WireGoAway): void {
+    const { afterMs = 0, windowMs = 0, alternates = [], reason = '' } = wire;
+    this.#emit('goAway', { afterMs, windowMs, alternates, reason });
+    const at = this.#now + afterMs + this.#port.random() * windowMs;
+    this.timers.set('goAway', at, () => {
+      if (!this.#next && this.#link && !this.#byeDone) this.#open(alternates);
+    });
+  }
+
+  // Frames.
+
+  /** Handles a frame of the node. */
+  frame(now: number, conn: number, frame: ServerFrame): void {
+    this.#now = now;
+    const link = [this.#link, this.#next, this.#old].find((it) => it?.conn === conn);
+    if (!link) return;
+    if (link === this.#link) this.#heardAt = now;
+    if (frame.close) {
+      this.#port.end(conn);
+      return this.#ended(link, frame.close);
+    }
+    if (link === this.#next) {
+      if (frame.welcome && link.phase === 'login') this.#welcome(link, frame.welcome);
+      return;
+    }
+    if (frame.ping) return this.#write(link, { id: frame.id, pong: {} });
+    if (frame.sendAck || frame.error) {
+      if (link === this.#old && !frame.sendAck) return;
+      if (this.outbox.answer(frame, now)) return;
+    }
+    if (frame.push) return this.#push(frame.push);
+    if (link === this.#old) return;
+    if (this.#requests.answer(frame, now)) return;
+    if (frame.behind) this.inbox.exists(frame.behind.conversation, frame.behind.maxSeq ?? 0, now);
+    else if (frame.goAway) this.#goAway(frame.goAway);
+    else this.#inform(frame);
+  }
+
+  #inform(frame: ServerFrame): void {
+    const { shed, notice, receipt, cleared, hidden, signal } = frame;
+    if (shed) this.#emit('shed', { room: shed.room, count: shed.count ?? 0 });
+    if (notice) {
+      // A kind that is newer than the node's table comes as a number.
+      const kind = String(notice.kind ?? '');
+      this.#emit('notice', { ...notice, kind });
+      // A skipped id gets its answer without a repeat.
+      if (!kind.endsWith('_SKIPPED')) this.outbox.expected(notice.expected, this.#now);
+    }
+    if (receipt) {
+      this.#read(receipt.conversation, receipt.seq ?? 0);
+      this.#emit('receipt', { conversation: receipt.conversation, seq: receipt.seq ?? 0 });
+    }
+    if (cleared) {
+      this.#emit('cleared', { conversation: cleared.conversation, seq: cleared.seq ?? 0 });
+      this.cleared(this.#now, cleared.conversation, cleared.seq ?? 0);
+    }
+    if (hidden) {
+      this.#emit('hidden', { conversation: hidden.conversation, seqs: hidden.seqs ?? [] });
+      this.hidden(this.#now, hidden.conversation, hidden.seqs ?? []);
+    }
+    if (signal) {
+      const { conversation, sender = '', kind = '', content } = signal;
+      this.#emit('signal', { conversation, sender, kind, content: content && fromWireContent(content) });
+    }
+  }
+
+  #push(push: WirePush): void {
+    this.inbox.push(push, false, this.#now);
+  }
+
+  /** A message of this client has its place, which fills a hole like a push. */
+  #accepted(item: OutboxItem, sent: Sent): void {
+    this.#port.answered(item.msgId);
+    this.#emit('accepted', sent);
+    if (!sent.conversation) return;
+    const { conversation, msgId, seq, time } = sent;
+    const push: WirePush = { conversation, seq, sender: this.user ?? '', msgId, time, content: item.content };
+    this.inbox.push(push, true, this.#now);
+  }
+
+  #deliver(push: WirePush, own: boolean): void {
+    if (!isRoom(push.conversation)) {
+      const counts = this.#unreadSetting === 'all' || (this.#unreadSetting === 'direct' && push.conversation.startsWith('d:'));
+      const others = !own && !push.event && !push.recall && push.sender !== this.user && counts;
+      this.conversations.push(push, others);
+      this.#say(push, own);
+      this.#changed(push.conversation);
+    } else {
+      this.#say(push, own);
+    }
+  }
+
+  #changed(conversation: string): void {
+    this.#emit('conversation', { ...this.conversations.get(conversation) });
+  }
+
+  #say(push: WirePush, own: boolean): void {
+    if (push.event) this.#emit('change', change(push));
+    else if (push.recall) this.#emit('recall', recall(push));
+    else this.#emit(own ? 'sent' : 'message', message(push));
+  }
+
+  #conversation(state: WireState, now: number): void {
+    const news = this.conversations.state(state);
+    const { conversation } = state;
+    if (news.cleared) this.#emit('cleared', { conversation, seq: news.cleared });
+    if (news.hidden.length > 0) this.#emit('hidden', { conversation, seqs: news.hidden });
+    this.#changed(conversation);
+    this.inbox.state(state, now);
+  }
+
+  #read(conversation: string, seq: number): void {
+    if (this.conversations.read(conversation, seq)) this.#soonSync();
+    this.#changed(conversation);
+  }
+
+  /** Unread counts can't be derived after every change: asks for them, once for several changes. */
+  #soonSync(): void {
+    this.timers.soonest('counts', this.#now + 1000, (now) => {
+      if (this.#link) this.sync(now, () => {}, () => {});
+    });
+  }
+}

@@ -1,0 +1,253 @@
+// Loaded only by pages that need it, so it imports nothing but types.
+import type { Core, Engine, Inherited } from './engine.js';
+import type { TidegateError } from './error.js';
+import type { Method } from './methods.js';
+import type { Emitted } from './session.js';
+import type { Conversation, OutboxItem, State } from './types.js';
+
+/** Names that tabs with devices of their own share; the node allows 32 devices to a user. */
+const DEVICES_MAX = 32;
+
+type Plain = ReturnType<TidegateError['toJSON']>;
+
+/** What a tab needs to know to follow, and to take over. */
+interface Snapshot {
+  state: State;
+  conversations: Conversation[];
+  positions: Record<string, number>;
+  items: OutboxItem[];
+  tail: string | undefined;
+  /** The first sync of the device is complete, so a conversation without a position is new. */
+  synced: boolean;
+}
+
+/** Messages between the tabs. */
+type Post =
+  | { kind: 'hello' }
+  | { kind: 'leader'; snapshot: Snapshot }
+  | { kind: 'event'; event: Emitted; moved: Record<string, number> }
+  | { kind: 'call'; tab: string; id: number; method: Method; args: unknown[] }
+  | { kind: 'item'; tab: string; id: number; item: OutboxItem }
+  | { kind: 'reply'; tab: string; id: number; value?: unknown; error?: Plain };
+
+interface Call {
+  method: Method;
+  args: unknown[];
+  /** Message that a send has become. */
+  item?: OutboxItem;
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+}
+
+/** What the client lends to this module. */
+export interface Lent {
+  engine(deliver: (event: Emitted, moved: Record<string, number>) => void, inherited: Inherited | undefined): Engine;
+  /** Returns any error as plain data, and plain data as an error. */
+  plain(error: unknown): Plain;
+  revive(error: Plain): TidegateError;
+  closed(): TidegateError;
+}
+
+/** Returns the event with its errors as plain data, or with plain data as errors. */
+function mapErrors(event: Emitted, map: (error: never) => unknown): Emitted {
+  const value = event.value as { error?: unknown };
+  return value.error ? ({ ...event, value: { ...value, error: map(value.error as never) } } as Emitted) : event;
+}
+
+/**
+ * Shares one connection between the tabs of an origin: the tab that holds a Web Lock has it and serves the others over a
+ * BroadcastChannel. When that tab ends, another one takes over with the positions and the unanswered messages.
+ */
+export class SharedCore implements Core {
+  #lent: Lent;
+  #deliver: (event: Emitted) => void;
+  #channel: BroadcastChannel;
+  #tab = Math.random().toString(36).slice(2);
+  #engine: Engine | undefined;
+  #release: (() => void) | undefined;
+  #abort = new AbortController();
+  #calls = new Map<number, Call>();
+  #ids = 0;
+  #state: State = { name: 'connecting' };
+  #conversations = new Map<string, Conversation>();
+  #positions: Record<string, number> = {};
+  #items = new Map<string, OutboxItem>();
+  /** Id that the next chained message will have. */
+  #tail: string | undefined;
+  #synced = false;
+  /** Another tab had the connection before. */
+  #followed = false;
+  #isClosing = false;
+
+  constructor(name: string, lent: Lent, deliver: (event: Emitted) => void) {
+    this.#lent = lent;
+    this.#deliver = deliver;
+    this.#channel = new BroadcastChannel(`tidegate:${name}`);
+    this.#channel.onmessage = ({ data }: MessageEvent<Post>) => this.#received(data);
+    this.#post({ kind: 'hello' });
+    const held = new Promise<void>((resolve) => (this.#release = resolve));
+    navigator.locks
+      .request(`tidegate:${name}`, { signal: this.#abort.signal }, () => {
+        if (!this.#abort.signal.aborted) this.#lead();
+        return held;
+      })
+      .catch(() => {});
+  }
+
+  #post(post: Post): void {
+    this.#channel.postMessage(post);
+  }
+
+  #lead(): void {
+    const inherited = this.#followed ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail, fresh: !this.#synced } : undefined;
+    this.#engine = this.#lent.engine((event, moved) => {
+      // The end of this tab is none for the others.
+      if (!this.#isClosing) this.#post({ kind: 'event', event: mapErrors(event, this.#lent.plain), moved });
+      this.#take(event, moved);
+    }, inherited);
+    this.#announce();
+    for (const [id, call] of this.#calls) this.#dispatch(id, call);
+  }
+
+  #announce(): void {
+    const state = mapErrors({ name: 'state', value: this.#state }, this.#lent.plain).value as State;
+    const snapshot: Snapshot = {
+      state,
+      conversations: [...this.#conversations.values()],
+      positions: this.#positions,
+      items: [...this.#items.values()],
+      tail: this.#tail,
+      synced: this.#synced,
+    };
+    this.#post({ kind: 'leader', snapshot });
+  }
+
+  #keep(item: OutboxItem): void {
+    this.#items.set(item.msgId, item);
+    this.#tail = item.tail ?? this.#tail;
+  }
+
+  #take(event: Emitted, moved: Record<string, number>): void {
+    Object.assign(this.#positions, moved);
+    if (event.name === 'state') this.#state = event.value;
+    if (event.name === 'conversation') this.#conversations.set(event.value.conversation, event.value);
+    if (event.name === 'synced') this.#synced = true;
+    if (event.name === 'accepted' || event.name === 'failed') this.#items.delete(event.value.msgId);
+    this.#deliver(event);
+  }
+
+  #received(post: Post): void {
+    switch (post.kind) {
+      case 'hello':
+        if (this.#engine) this.#announce();
+        break;
+      case 'leader':
+        this.#follow(post.snapshot);
+        break;
+      case 'event':
+        if (!this.#engine) this.#take(mapErrors(post.event, this.#lent.revive), post.moved);
+        break;
+      case 'call':
+        if (this.#engine) void this.#serve(post);
+        break;
+      case 'item':
+        this.#keep(post.item);
+        if (post.tab === this.#tab) this.#calls.get(post.id)!.item = post.item;
+        break;
+      case 'reply':
+        if (post.tab === this.#tab) this.#replied(post.id, post.value, post.error);
+        break;
+    }
+  }
+
+  #follow(snapshot: Snapshot): void {
+    if (this.#engine) return;
+    this.#followed = true;
+    this.#positions = { ...this.#positions, ...snapshot.positions };
+    for (const item of snapshot.items) this.#keep(item);
+    this.#tail = snapshot.tail ?? this.#tail;
+    this.#synced ||= snapshot.synced;
+    for (const value of snapshot.conversations) this.#take({ name: 'conversation', value }, {});
+    this.#take(mapErrors({ name: 'state', value: snapshot.state }, this.#lent.revive), {});
+    for (const [id, call] of this.#calls) this.#request(id, call);
+  }
+
+  /** Sends a call to the tab that has the connection; a message that may have been sent goes under its id. */
+  #request(id: number, { method, args, item }: Call): void {
+    this.#post(item ? { kind: 'call', tab: this.#tab, id, method: 'resend', args: [item] } : { kind: 'call', tab: this.#tab, id, method, args });
+  }
+
+  async #serve({ tab, id, method, args }: Post & { kind: 'call' }): Promise<void> {
+    try {
+      const value = await this.#run(tab, id, method, args);
+      this.#post({ kind: 'reply', tab, id, value });
+    } catch (error) {
+      // A call that this tab has not finished goes to the next one that has the connection.
+      if (!this.#isClosing) this.#post({ kind: 'reply', tab, id, error: this.#lent.plain(error) });
+    }
+  }
+
+  #run(tab: string, id: number, method: Method, args: unknown[]): Promise<unknown> {
+    if (method !== 'send') return this.#engine!.call(method, args);
+    const accepted = (item: OutboxItem) => {
+      this.#keep(item);
+      this.#post({ kind: 'item', tab, id, item });
+    };
+    return this.#engine!.call(method, [...args, accepted]);
+  }
+
+  #dispatch(id: number, call: Call): void {
+    const running = call.item ? this.#engine!.call('resend', [call.item]) : this.#run(this.#tab, id, call.method, call.args);
+    running.then(
+      (value) => this.#replied(id, value),
+      (error: unknown) => this.#replied(id, undefined, this.#lent.plain(error)),
+    );
+  }
+
+  #replied(id: number, value: unknown, error?: Plain): void {
+    const call = this.#calls.get(id);
+    this.#calls.delete(id);
+    if (error) call?.reject(this.#lent.revive(error));
+    else call?.resolve(value);
+  }
+
+  call(method: Method, args: unknown[]): Promise<unknown> {
+    return new Promise((resolve, reject) => {
+      const id = ++this.#ids;
+      const call: Call = { method, args, resolve, reject };
+      this.#calls.set(id, call);
+      if (this.#engine) this.#dispatch(id, call);
+      else this.#request(id, call);
+    });
+  }
+
+  async close(): Promise<void> {
+    this.#isClosing = true;
+    await this.#engine?.close();
+    this.drop();
+    if (this.#state.name !== 'closed') this.#take({ name: 'state', value: { name: 'closed' } }, {});
+    for (const id of [...this.#calls.keys()]) this.#replied(id, undefined, this.#lent.plain(this.#lent.closed()));
+  }
+
+  drop(): void {
+    this.#engine?.drop();
+    this.#channel.close();
+    this.#abort.abort();
+    this.#release?.();
+  }
+}
+
+/** Returns a device name that no other tab of the origin has; the tab keeps it until it ends. */
+export async function claimDevice(base: string): Promise<string> {
+  for (let n = 1; n <= DEVICES_MAX; n++) {
+    const name = `${base}-${n}`;
+    const isMine = await new Promise<boolean>((resolve) => {
+      void navigator.locks.request(`tidegate:device:${name}`, { ifAvailable: true }, (lock) => {
+        resolve(lock !== null);
+        return lock ? new Promise(() => {}) : undefined;
+      });
+    });
+    if (isMine) return name;
+  }
+  return `${base}-${Math.random().toString(36).slice(2)}`;
+}

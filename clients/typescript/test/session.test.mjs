@@ -1,0 +1,302 @@
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { test } from 'node:test';
+import { reconnectWait } from '../dist/backoff.js';
+import { fromClose } from '../dist/error.js';
+import { Machine } from './support/machine.mjs';
+
+const vectors = (name) => JSON.parse(readFileSync(new URL(`../../../protocol/vectors/${name}.json`, import.meta.url), 'utf8'));
+const KEY = 'd:alice:bob';
+
+test('takes every frame of a node, and ignores kinds that it does not know', () => {
+  for (const { name, json, expect } of vectors('server')) {
+    if (expect !== 'frame' || json.close) continue;
+    const machine = new Machine();
+    machine.login();
+    machine.frame(json);
+    machine.frame({ future: { code: 1 } });
+    assert.equal(machine.session.state.name, 'live', name);
+  }
+});
+
+test('writes only frames and fields of the schema', () => {
+  const known = new Map();
+  for (const { json } of vectors('client')) {
+    for (const [kind, body] of Object.entries(json ?? {})) {
+      if (kind === 'id') continue;
+      known.set(kind, new Set([...(known.get(kind) ?? []), ...Object.keys(body)]));
+    }
+  }
+  const machine = new Machine({ chain: true, settings: { unread: 'direct' } });
+  machine.login({}, [{ conversation: KEY, maxSeq: 3, minSeq: 1 }]);
+  machine.send('hi');
+  machine.push(5);
+  machine.tick(60_000);
+  machine.session.close(machine.now, () => {});
+  for (const { conn, id, ...frame } of machine.written) {
+    for (const [kind, body] of Object.entries(frame)) {
+      assert.ok(known.has(kind), `${kind} of ${conn}/${id}`);
+      for (const field of Object.keys(body)) assert.ok(known.get(kind).has(field), `${kind}.${field}`);
+    }
+  }
+  for (const kind of ['hello', 'sync', 'send', 'pull', 'ping']) assert.ok(machine.frames(kind).length > 0, kind);
+});
+
+/** Plays the part of the client in a transcript: compares the sends, feeds the frames of the node. */
+function replay(name, device, options) {
+  const machine = new Machine(options);
+  const ids = new Map();
+  let sends = 0;
+  for (const line of vectors(`transcripts/${name}`).lines) {
+    if (!line.conn.startsWith(device)) continue;
+    if (line.open) {
+      if (machine.session.state.name === 'waiting') machine.tick(machine.session.state.retryAt - machine.now);
+      machine.open();
+    } else if (line.closed === 'client') {
+      machine.lost();
+    } else if (line.client?.hello) {
+      ids.set(line.client.id, machine.frames('hello').at(-1).id);
+      const { device: name, nextId } = machine.frames('hello').at(-1).hello;
+      assert.equal(name, line.client.hello.device);
+      if (options.chain) assert.equal(nextId, line.client.hello.nextId);
+    } else if (line.client?.send) {
+      const wanted = line.client.send;
+      let frame = machine.frames('send').find((it) => it.send.msgId === wanted.msgId && (it.send.attempt ?? 0) === (wanted.attempt ?? 0));
+      if (!frame) {
+        machine.send(wanted.content.text, wanted.toUser ?? wanted.conversation, options.chain ? undefined : wanted.msgId);
+        frame = machine.frames('send').at(-1);
+      }
+      assert.deepEqual({ ...frame.send, nextId: undefined }, { ...wanted, nextId: undefined });
+      if (options.chain) assert.equal(frame.send.nextId, wanted.nextId);
+      ids.set(line.client.id, frame.id);
+      sends++;
+    } else if (line.server) {
+      const { id, ...frame } = line.server;
+      if (id === undefined || ids.has(id)) machine.frame(id === undefined ? frame : { id: ids.get(id), ...frame });
+    }
+  }
+  return { machine, sends };
+}
+
+test('continues its chain on another node, as in the transcript', () => {
+  const { machine, sends } = replay('resume', 'alice/phone', { chain: true });
+  assert.equal(sends, 2);
+  assert.deepEqual(machine.of('accepted').map((it) => it.seq), [1, 2]);
+});
+
+test('talks as in the transcripts', () => {
+  const { machine } = replay('direct_chat', 'alice/phone', {});
+  assert.deepEqual(machine.of('sent').map((it) => it.seq), [1]);
+  assert.deepEqual(machine.of('message').map((it) => [it.seq, it.content.text]), [[2, 'hey']]);
+  const left = replay('slow_and_storm', 'alice/phone', {});
+  assert.deepEqual(left.machine.of('shed'), [{ room: 'live', count: 40 }]);
+  assert.equal(left.machine.session.state.name, 'closed');
+  assert.equal(left.machine.session.state.error.name, 'KICKED');
+});
+
+test('waits before a reconnect as the class of the close demands', () => {
+  const now = fromClose({ code: 3002, reconnect: 'RECONNECT_NOW' });
+  const after = fromClose({ code: 3005, reconnect: 'RECONNECT_AFTER', afterMs: 5000 });
+  assert.deepEqual([0, 1, 2, 6, 50].map((tries) => reconnectWait(tries, now, 0.5)), [250, 500, 1000, 10_000, 10_000]);
+  assert.equal(reconnectWait(0, undefined, 0), 0);
+  assert.equal(reconnectWait(0, after, 0.5), 5250);
+  assert.ok(reconnectWait(5, after, 0) >= 5000);
+  assert.equal(fromClose({ code: 3777 }).reconnect, 'never');
+  const unclassed = fromClose({ code: 4999 });
+  assert.deepEqual([unclassed.reconnect, unclassed.retryAfterMs], ['after', 1000]);
+});
+
+test('counts attempts in a row until it was live for ten seconds', () => {
+  const machine = new Machine();
+  const waits = [];
+  for (let n = 0; n < 3; n++) {
+    machine.lost();
+    waits.push(machine.session.state.retryAt - machine.now);
+    machine.tick(waits.at(-1));
+  }
+  machine.login();
+  machine.tick(9000);
+  machine.lost();
+  waits.push(machine.session.state.retryAt - machine.now);
+  machine.tick(waits.at(-1));
+  machine.login();
+  machine.tick(10_000);
+  machine.lost();
+  waits.push(machine.session.state.retryAt - machine.now);
+  assert.deepEqual(waits, [250, 500, 1000, 2000, 250]);
+});
+
+test('stays closed after it was replaced, and asks for another token when one is refused', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } });
+  machine.tick(60_000);
+  assert.equal(machine.opens.length, 1);
+  assert.equal(machine.session.state.name, 'closed');
+
+  const expired = { close: { code: 2002, name: 'TOKEN_EXPIRED', reconnect: 'RECONNECT_NEVER' } };
+  const other = new Machine();
+  other.open('old');
+  other.frame(expired);
+  other.tick(1000);
+  assert.equal(other.opens.length, 2);
+  other.open('new');
+  assert.equal(other.frames('hello').length, 2);
+  other.frame(expired);
+  other.tick(1000);
+  other.open('new');
+  assert.equal(other.session.state.name, 'closed');
+  assert.equal(other.session.state.error.name, 'TOKEN_EXPIRED');
+  assert.equal(other.frames('hello').length, 2);
+});
+
+test('moves to an alternate in its slot, and expects to be replaced', () => {
+  const machine = new Machine({ chain: true });
+  machine.login();
+  machine.states();
+  const [old] = machine.opens;
+  machine.frame({ goAway: { afterMs: 1000, windowMs: 500, alternates: ['ws://b'] } });
+  const sent = machine.send('on the old one');
+  machine.tick(1249);
+  assert.equal(machine.opens.length, 1);
+  machine.tick(1);
+  assert.deepEqual(machine.opens[1].alternates, ['ws://b']);
+  machine.open();
+  machine.send('written during the move');
+  assert.equal(machine.frames('send').length, 1);
+  machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } }, old.conn);
+  machine.frame({ id: machine.frames('hello')[1].id, welcome: { session: 's2', node: 'n2' } });
+  assert.deepEqual(machine.states(), ['live']);
+  const resent = machine.frames('send').slice(1).map((it) => [it.conn, it.send.content.text, it.send.attempt]);
+  assert.deepEqual(resent, [[2, 'on the old one', 1], [2, 'written during the move', undefined]]);
+  assert.equal(sent.sent, undefined);
+});
+
+test('stays where it is when the move fails, also if the node had replaced it by then', () => {
+  const machine = new Machine();
+  machine.login();
+  const [old] = machine.opens;
+  machine.frame({ goAway: { alternates: ['ws://b'] } });
+  machine.tick(0);
+  machine.open();
+  machine.lost();
+  machine.send('still here');
+  assert.equal(machine.frames('send').at(-1).conn, old.conn);
+  machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } }, old.conn);
+  assert.equal(machine.session.state.name, 'waiting');
+});
+
+test('gives a sign of life in each heartbeat, and leaves a silent node', () => {
+  const machine = new Machine();
+  machine.login({ heartbeatMs: 10_000 });
+  machine.tick(24_000);
+  assert.ok(machine.frames('ping').length >= 2);
+  assert.equal(machine.session.state.name, 'live');
+  machine.tick(1000);
+  assert.equal(machine.session.state.name, 'waiting');
+  assert.deepEqual(machine.ended, [1]);
+});
+
+test('resends the first unanswered message on demand, and names the next unanswered one', () => {
+  const machine = new Machine({ chain: true });
+  machine.login();
+  for (const text of ['one', 'two', 'three']) machine.send(text);
+  const [one, two, three] = machine.frames('send');
+  assert.deepEqual([one, two].map((it) => it.send.nextId), [two.send.msgId, three.send.msgId]);
+  machine.frame({ id: two.id, sendAck: { conversation: KEY, msgId: two.send.msgId, seq: 1 } });
+  machine.frame({ notice: { kind: 'NOTICE_KIND_ORDER_BLOCKED', expected: one.send.msgId } });
+  const again = machine.frames('send').at(-1);
+  assert.deepEqual([again.send.msgId, again.send.attempt, again.send.nextId], [one.send.msgId, 1, three.send.msgId]);
+  // The answer to the first copy is an answer as well.
+  machine.frame({ id: one.id, error: { code: 4003, name: 'ORDER_SKIPPED' } });
+  assert.deepEqual(machine.of('failed').map((it) => it.error.name), ['ORDER_SKIPPED']);
+});
+
+test('sends what was given back in order, after the wait', () => {
+  const machine = new Machine({ chain: true });
+  machine.login();
+  for (const text of ['one', 'two']) machine.send(text);
+  const busy = { code: 4014, name: 'RATE_LIMITED', temporary: true };
+  const [one, two] = machine.frames('send');
+  machine.frame({ id: one.id, error: { ...busy, retryAfterMs: 1000 } });
+  machine.send('three');
+  machine.frame({ id: two.id, error: { ...busy, retryAfterMs: 990 } });
+  machine.tick(995);
+  assert.equal(machine.frames('send').length, 2, 'nothing overtakes the refused message');
+  machine.tick(5);
+  assert.deepEqual(machine.frames('send').slice(2).map((it) => it.send.content.text), ['one', 'two', 'three']);
+});
+
+test('pulls a hole, hands over in order, and acknowledges once', () => {
+  const machine = new Machine();
+  machine.login({}, [{ conversation: KEY, maxSeq: 2, minSeq: 1 }]);
+  machine.push(3);
+  machine.push(6);
+  machine.push(6);
+  assert.deepEqual(machine.of('message').map((it) => it.seq), [3]);
+  machine.tick(1000);
+  const [{ id, pull }] = machine.frames('pull');
+  assert.deepEqual(pull, { conversation: KEY, cursor: 3, limit: 200, direction: 'DIRECTION_FORWARD' });
+  const page = { conversation: KEY, messages: [{ conversation: KEY, seq: 7, recall: { seq: 4 } }], recalled: [4], expired: [{ first: 5, last: 5 }], completeTo: 7 };
+  machine.frame({ id, page });
+  machine.tick(1000);
+  assert.deepEqual(machine.of('message').map((it) => it.seq), [3, 6]);
+  assert.deepEqual(machine.of('recall').map((it) => it.recalled), [4]);
+  assert.deepEqual(machine.frames('ack').map((it) => it.ack.seq), [3, 7]);
+});
+
+test('does not hand over the content of a message whose recall is known', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.push(2, { content: undefined, recall: { seq: 1 } });
+  machine.push(1);
+  assert.deepEqual(machine.of('message'), []);
+  assert.deepEqual(machine.of('recall').map((it) => [it.seq, it.recalled]), [[2, 1]]);
+});
+
+test('hands over a push that the state of the first sync covers', () => {
+  const machine = new Machine();
+  machine.login({}, [{ conversation: KEY, maxSeq: 5, minSeq: 1 }]);
+  machine.push(5);
+  machine.push(5);
+  machine.push(6);
+  assert.deepEqual(machine.of('message').map((it) => it.seq), [5, 6]);
+});
+
+test('goes on behind a hole that can never be filled', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.push(1, { conversation: 'g:x' });
+  machine.push(4, { conversation: 'g:x' });
+  machine.tick(500);
+  machine.frame({ id: machine.frames('pull')[0].id, error: { code: 2004, name: 'NOT_A_MEMBER' } });
+  assert.deepEqual(machine.of('gap'), [{ conversation: 'g:x', first: 2, last: 3 }]);
+  assert.deepEqual(machine.of('message').map((it) => it.seq), [1, 4]);
+});
+
+test('repeats a request after a reconnect, and knows that it was carried out', () => {
+  const machine = new Machine();
+  machine.login();
+  const outcome = [];
+  const leave = { body: { leave: { conversation: 'g:x' } }, doneBy: 'NOT_A_MEMBER', done: () => outcome.push('done'), fail: (error) => outcome.push(error.name) };
+  const answer = () => machine.frame({ id: machine.frames('leave').at(-1).id, error: { code: 2004, name: 'NOT_A_MEMBER' } });
+  machine.session.ask(machine.now, leave);
+  answer();
+  machine.session.ask(machine.now, leave);
+  machine.lost();
+  machine.tick(1000);
+  machine.login();
+  assert.equal(machine.frames('leave').length, 3);
+  answer();
+  assert.deepEqual(outcome, ['NOT_A_MEMBER', 'done']);
+});
+
+test('counts unread messages between two syncs', () => {
+  const machine = new Machine();
+  machine.login({}, [{ conversation: KEY, maxSeq: 4, minSeq: 1, readSeq: 2, unread: 2 }]);
+  machine.push(5);
+  machine.push(6, { sender: 'alice', msgId: 'of another device' });
+  assert.equal(machine.session.conversations.unread(), 3);
+  machine.frame({ receipt: { conversation: KEY, seq: 6 } });
+  assert.equal(machine.session.conversations.unread(), 0);
+});

@@ -1,0 +1,100 @@
+import { Session } from '../../dist/session.js';
+
+/** A session whose port only records; time moves by `tick`. */
+export class Machine {
+  now = 1_000_000;
+  opens = [];
+  written = [];
+  ended = [];
+  events = [];
+  #ids = 0;
+
+  constructor(options = {}, random = () => 0.5) {
+    this.session = new Session(
+      { device: 'phone', chain: false, user: 'alice', settings: undefined, positions: {}, fresh: true, fromStart: false, ...options },
+      {
+        open: (conn, alternates) => this.opens.push({ conn, alternates, at: this.now }),
+        write: (conn, frame) => this.written.push({ conn, ...JSON.parse(JSON.stringify(frame)) }),
+        end: (conn) => this.ended.push(conn),
+        judged() {},
+        newId: () => `m${++this.#ids}`,
+        random,
+        answered() {},
+        moved() {},
+      },
+    );
+    this.session.online(this.now);
+    this.#drain();
+  }
+
+  #drain() {
+    this.events.push(...this.session.events.splice(0));
+  }
+
+  get conn() {
+    return this.opens.at(-1).conn;
+  }
+
+  /** Names of the states since the last call. */
+  states() {
+    const states = this.events.filter((it) => it.name === 'state').map((it) => it.value.name);
+    this.events = this.events.filter((it) => it.name !== 'state');
+    return states;
+  }
+
+  /** Values of the events of one name. */
+  of(name) {
+    return this.events.filter((it) => it.name === name).map((it) => it.value);
+  }
+
+  /** Frames of one kind that were written. */
+  frames(kind) {
+    return this.written.filter((it) => it[kind]);
+  }
+
+  open(token = 't1') {
+    if (this.session.authorized(this.now, this.conn, token)) this.session.opened(this.now, this.conn);
+    this.#drain();
+  }
+
+  frame(frame, conn = this.conn) {
+    this.session.frame(this.now, conn, frame);
+    this.#drain();
+  }
+
+  lost(conn = this.conn) {
+    this.session.lost(this.now, conn);
+    this.#drain();
+  }
+
+  /** Lets `ms` pass, timer by timer. */
+  tick(ms) {
+    const end = this.now + ms;
+    for (let due; (due = this.session.timers.due()) !== undefined && due <= end; ) {
+      this.now = Math.max(this.now, due);
+      this.session.tick(this.now);
+      this.#drain();
+    }
+    this.now = end;
+  }
+
+  /** Logs in, and answers the sync with these states. */
+  login(welcome = {}, states = []) {
+    this.open();
+    this.frame({ id: this.frames('hello').at(-1).id, welcome: { session: 's1', node: 'n1', heartbeatMs: 30_000, ...welcome } });
+    const { id } = this.frames('sync').at(-1);
+    for (const conversationState of states) this.frame({ id, conversationState });
+    this.frame({ id, syncEnd: {} });
+  }
+
+  send(text, to = 'bob', msgId = undefined) {
+    const outcome = {};
+    this.session.send(this.now, to.includes(':') ? { conversation: to } : { toUser: to }, { text }, { chained: true, msgId }, (sent) => (outcome.sent = sent), (error) => (outcome.error = error));
+    this.#drain();
+    return outcome;
+  }
+
+  push(seq, more = {}) {
+    this.frame({ push: { conversation: 'd:alice:bob', seq, sender: 'bob', msgId: `b${seq}`, time: seq, content: { text: `t${seq}` }, ...more } });
+  }
+}
