@@ -14,7 +14,10 @@ mod report;
 mod step;
 mod wire;
 
-use std::time::{Duration, Instant};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, stream};
@@ -48,6 +51,9 @@ pub struct Args {
     /// Cases at a time
     #[arg(long, default_value_t = 16)]
     pub jobs: usize,
+    /// Folder with other cases than the built-in ones
+    #[arg(long, value_name = "FOLDER")]
+    pub folder: Option<PathBuf>,
     /// Print the cases and end
     #[arg(long)]
     pub list: bool,
@@ -59,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
         args.level.is_none_or(|level| case.level <= level)
             && (args.cases.is_empty() || args.cases.iter().any(|part| case.name.contains(part.as_str())))
     };
-    let cases: Vec<Case> = cases::all()?.into_iter().filter(is_chosen).collect();
+    let cases: Vec<Case> = cases::all(args.folder.as_deref())?.into_iter().filter(is_chosen).collect();
     ensure!(!cases.is_empty(), "no case has such a name");
     if args.list {
         for case in &cases {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::step::History;
+use super::step::{History, messages};
 
 /// Entries of a page without a limit.
 const PAGE: usize = 50;
@@ -50,10 +50,11 @@ impl Answers {
         let conversation = pull["conversation"].as_str().unwrap_or_default();
         let empty = History::default();
         let history = self.history.get(conversation).unwrap_or(&empty);
-        let message = |seq: u64| history.messages.iter().find(|message| message["seq"] == seq);
+        let entries = messages(&history.messages, conversation);
+        let message = |seq: u64| entries.iter().find(|message| message["seq"] == seq);
         let is_expired = |seq: u64| history.expired.iter().any(|[first, last]| (*first..=*last).contains(&seq));
         let mut seqs: BTreeSet<u64> =
-            history.messages.iter().filter_map(|message| message["seq"].as_u64()).collect();
+            entries.iter().filter_map(|message| message["seq"].as_u64()).collect();
         seqs.extend(&history.recalled);
         history.expired.iter().for_each(|[first, last]| seqs.extend(*first..=*last));
         let complete_to = seqs.last().copied().unwrap_or_default();
@@ -72,7 +73,7 @@ impl Answers {
             return json!({"id": id, "error": error});
         }
         let is_recalled = |seq: &&u64| history.recalled.contains(seq);
-        let messages: Vec<&Value> = chosen.iter().filter_map(|seq| message(*seq)).collect();
+        let named: Vec<&Value> = chosen.iter().filter_map(|seq| message(*seq)).collect();
         let recalled: Vec<&u64> = chosen.iter().filter(is_recalled).collect();
         let expired: Vec<Value> = chosen
             .iter()
@@ -80,7 +81,7 @@ impl Answers {
             .map(|seq| json!({"first": seq, "last": seq}))
             .collect();
         json!({"id": id, "page": {
-            "conversation": conversation, "messages": messages, "recalled": recalled, "expired": expired,
+            "conversation": conversation, "messages": named, "recalled": recalled, "expired": expired,
             "completeTo": complete_to,
         }})
     }

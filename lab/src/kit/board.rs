@@ -17,7 +17,8 @@ pub(super) const ORDERS_MAX: usize = 64;
 /// What the player has a connection do.
 #[derive(Debug)]
 pub(super) enum Order {
-    Write(Vec<u8>),
+    /// Writes these parts, with a pause between them.
+    Write(Vec<Vec<u8>>),
     Cut(Cut),
     Stall(bool),
 }

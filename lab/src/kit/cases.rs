@@ -1,22 +1,54 @@
 //! Cases of the kit: the files of protocol/vectors/clients, and the cases that their parameters make.
 
-use anyhow::{Context as _, Result, ensure};
+use std::{collections::BTreeSet, fs, path::Path};
+
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use super::step::{Case, Family};
 
+/// Names and embeds a file.
+macro_rules! file {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../protocol/vectors/clients/", $name, ".json")))
+    };
+}
+
 /// Files of cases, one for each family.
-const FILES: [(&str, &str); 1] = [
-    ("send", include_str!("../../../protocol/vectors/clients/send.json")),
+const FILES: [(&str, &str); 10] = [
+    file!("login"),
+    file!("send"),
+    file!("receive"),
+    file!("liveness"),
+    file!("close"),
+    file!("tokens"),
+    file!("sync"),
+    file!("marks"),
+    file!("recall"),
+    file!("groups"),
 ];
 
-/// Returns all cases.
-pub(super) fn all() -> Result<Vec<Case>> {
+/// Returns the cases of the kit, or of the JSON files of a folder.
+pub(super) fn all(folder: Option<&Path>) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
-    for (name, text) in FILES {
-        cases.extend(family(text).with_context(|| format!("protocol/vectors/clients/{name}.json"))?);
+    match folder {
+        None => {
+            for (name, text) in FILES {
+                cases.extend(family(text).with_context(|| format!("protocol/vectors/clients/{name}.json"))?);
+            }
+        }
+        Some(folder) => {
+            let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+            let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+            files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+            files.sort();
+            for file in files {
+                let text = fs::read_to_string(&file)?;
+                cases.extend(family(&text).with_context(|| file.display().to_string())?);
+            }
+        }
     }
-    let mut names = std::collections::BTreeSet::new();
+    let mut names = BTreeSet::new();
     for case in &cases {
         ensure!(names.insert(&case.name), "two cases are named {}", case.name);
     }
@@ -27,7 +59,7 @@ fn family(text: &str) -> Result<Vec<Case>> {
     let family: Family = serde_json::from_str(text)?;
     let mut cases = Vec::new();
     for template in &family.cases {
-        let Value::Object(mut template) = template.clone() else { anyhow::bail!("a case is an object") };
+        let Value::Object(mut template) = template.clone() else { bail!("a case is an object") };
         let parameters = template.remove("for").unwrap_or_else(|| Value::Object(Map::new()));
         let name = template.get("name").and_then(Value::as_str).context("a case has a name")?.to_owned();
         let template = Value::Object(template);
@@ -112,6 +144,19 @@ fn text_of(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_case_is_well_formed() {
+        let cases = all(None).expect("the embedded files are well formed");
+        let sent = cases.iter().flat_map(|case| &case.steps).filter_map(|step| step.send.as_ref());
+        for frame in sent.flat_map(|frames| match frames {
+            Value::Array(frames) => frames.clone(),
+            frame => vec![frame.clone()],
+        }) {
+            let kinds = frame.as_object().map_or(0, |frame| frame.keys().filter(|key| *key != "id").count());
+            assert!(kinds <= 1, "{frame}");
+        }
+    }
 
     #[test]
     fn a_family_makes_every_combination() {

@@ -1,6 +1,7 @@
 //! A connection of the client under test: its bytes become frames on the board, and orders of the player become bytes.
 
 use std::{
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -22,7 +23,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use super::{
     board::{Arrived, Board, ConnectionLog, ORDERS_MAX, Order},
     step::Cut,
-    wire::{self, KitTransport},
+    wire::{self, FrameForm, KitTransport},
 };
 
 const FRAME_MAX: usize = 1 << 20;
@@ -30,6 +31,8 @@ const LIMITS: WsLimits = WsLimits { message_bytes_max: FRAME_MAX, fragments_max:
 
 /// Time in which input is discarded after the node has ended the stream.
 const LINGER: Duration = Duration::from_millis(500);
+/// Time between two parts of a frame, in which the first one arrives.
+const PAUSE: Duration = Duration::from_millis(30);
 
 /// Accepts the connections to an address of the case.
 pub(super) async fn listen(
@@ -43,6 +46,7 @@ pub(super) async fn listen(
         stream.set_nodelay(true).ok();
         let (orders, inbox) = mpsc::channel(ORDERS_MAX);
         let (index, refusal) = board.update(|log| {
+            let refusal = log.refusals.get_mut(&name).and_then(VecDeque::pop_front);
             log.connections.push(ConnectionLog {
                 listener: name.clone(),
                 accepted: Instant::now(),
@@ -51,9 +55,9 @@ pub(super) async fn listen(
                 frames: Vec::new(),
                 ended: None,
                 orders,
-                is_taken: false,
+                // No step expects a connection that is refused.
+                is_taken: refusal.is_some(),
             });
-            let refusal = log.refusals.get_mut(&name).and_then(std::collections::VecDeque::pop_front);
             (log.connections.len() - 1, refusal)
         });
         let connection = Connection {
@@ -109,8 +113,7 @@ impl Connection {
             }
             tokio::select! {
                 order = inbox.recv() => match order {
-                    // A client may have gone while the node writes.
-                    Some(Order::Write(bytes)) => { self.stream.write_all(&bytes).await.ok(); }
+                    Some(Order::Write(parts)) => self.write(&parts).await,
                     Some(Order::Stall(stalls)) => is_stalled = stalls,
                     Some(Order::Cut(cut)) => return self.cut(cut).await,
                     None => return Ok(()),
@@ -182,6 +185,16 @@ impl Connection {
         Ok(self.stream.write_all(answer.as_bytes()).await.is_ok())
     }
 
+    /// Writes parts of a frame. A client may have gone meanwhile.
+    async fn write(&mut self, parts: &[Vec<u8>]) {
+        for (at, part) in parts.iter().enumerate() {
+            if at > 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+            self.stream.write_all(part).await.ok();
+        }
+    }
+
     /// Takes the next unit from the input.
     fn take(&mut self) -> Result<Option<Unit>> {
         let framing = self.transport.framing();
@@ -244,7 +257,7 @@ impl Connection {
         });
         for answer in answers {
             closes |= answer["close"].is_object();
-            wire::put(&answer, self.transport, 1, &mut out)?;
+            wire::put(&answer, self.transport, FrameForm::PLAIN, &mut out)?;
         }
         self.stream.write_all(&out).await.ok();
         if closes {

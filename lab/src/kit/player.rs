@@ -16,8 +16,8 @@ use super::{
     connection,
     invariants::{self, Ban},
     pattern::{self, Bindings},
-    step::{Case, Cut, Step},
-    wire::{self, KitTransport},
+    step::{self, CONVERSATION, Case, Cut, Step},
+    wire::{self, FrameForm, KitTransport},
 };
 
 /// Wait for what a step without `within` expects.
@@ -26,6 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const LAST_CALL: Duration = Duration::from_millis(50);
 /// How much too early a timer of the client may be.
 const EARLY: Duration = Duration::from_millis(20);
+
+/// Time in ms in which pushes are acknowledged: a second, and the scheduling of a busy machine.
+const ACK_WITHIN: u64 = 1_500;
 
 /// Kinds of which a client may send more than a case expects, such as acks that a later one covers.
 const LOOSE: [&str; 8] = ["ack", "ping", "pong", "pull", "sync", "empty", "wsPing", "wsPong"];
@@ -123,6 +126,15 @@ impl<'a> Player<'a> {
         }
         if let Some(pattern) = &step.expect {
             return self.expected(pattern, step).await;
+        }
+        if let Some(seq) = step.acked {
+            let conversation = step.conversation.as_deref().unwrap_or(CONVERSATION);
+            let step = Step { within: step.within.or(Some(ACK_WITHIN)), ..step.clone() };
+            let ack = json!({"ack": {"conversation": conversation, "seq": seq}});
+            return self.expected(&ack, &step).await;
+        }
+        if let Some(pattern) = &step.none {
+            return self.none(&self.filled_pattern(pattern), step);
         }
         if let Some(kind) = &step.event {
             return self.event(kind, step).await;
@@ -243,17 +255,27 @@ impl<'a> Player<'a> {
                 "retention": "forever", "search": "on",
             },
         });
+        let has_next_id = step.welcome.as_ref().is_some_and(|welcome| welcome.contains_key("nextId"));
         for (key, value) in step.welcome.iter().flatten() {
             welcome[key] = self.filled(value)?;
         }
         let id = self.bindings["helloId"].clone();
         let index = self.connection(&wait)?;
+        let declared = self.board.look(|log| {
+            let hello = log.connections[index].frames.iter().find(|arrived| arrived.kind == "hello");
+            hello.map(|arrived| arrived.frame["hello"]["nextId"].clone())
+        });
+        if let (Some(Value::String(declared)), false) = (declared, has_next_id) {
+            welcome["nextId"] = declared.into();
+        }
+        self.bindings.insert("nextId".to_owned(), welcome["nextId"].clone());
         self.write(index, &[json!({"id": id, "welcome": welcome})], step)
     }
 
     async fn expected(&mut self, pattern: &Value, step: &Step) -> Result<(), String> {
         let index = self.connection(step)?;
         let deadline = self.deadline(step)?;
+        let pattern = &self.addressed(pattern);
         let sign = json!("sign");
         let kind = pattern.as_object().and_then(|map| map.keys().find(|key| *key != "id")).cloned();
         let is_loose =
@@ -294,7 +316,7 @@ impl<'a> Player<'a> {
     async fn event(&mut self, kind: &str, step: &Step) -> Result<(), String> {
         let client = step.client.as_deref().unwrap_or("c");
         let deadline = self.deadline(step)?;
-        let with = step.with.clone().unwrap_or_else(|| json!({}));
+        let with = self.addressed(&step.with.clone().unwrap_or_else(|| json!({})));
         let mut bindings = self.bindings.clone();
         let mut nearest = None;
         let probe = |log: &mut Log| {
@@ -329,8 +351,27 @@ impl<'a> Player<'a> {
         self.in_time(step, found.ok_or("the client did not end the connection")?)
     }
 
+    /// Checks that a frame has not come.
+    fn none(&self, pattern: &Value, step: &Step) -> Result<(), String> {
+        let index = self.connection(step)?;
+        self.board.look(|log| {
+            let mut frames = log.connections[index].frames.iter().filter(|arrived| !arrived.is_taken);
+            let found = frames
+                .find(|arrived| pattern::bind(pattern, &arrived.frame, &mut Bindings::new()).is_ok());
+            found.map_or(Ok(()), |found| Err(format!("came too early, or at all: {}", found.frame)))
+        })
+    }
+
     /// Carries out what the step does on a connection.
     async fn act(&mut self, step: &Step) -> Result<(), String> {
+        if let Some(short) = &step.push {
+            let conversation = step.conversation.as_deref().unwrap_or(CONVERSATION);
+            let short = self.filled(short)?;
+            let frames: Vec<Value> =
+                step::messages(&short, conversation).into_iter().map(|push| json!({"push": push})).collect();
+            let index = self.connection(step)?;
+            return self.write(index, &frames, step);
+        }
         if let Some(frames) = &step.send {
             let frames = match self.filled(frames)? {
                 Value::Array(frames) => frames,
@@ -342,7 +383,7 @@ impl<'a> Player<'a> {
         let order = if let Some(raw) = &step.raw {
             let mut out = Vec::new();
             wire::put_raw(raw, self.transport, &mut out).map_err(|error| format!("{error:#}"))?;
-            Order::Write(out)
+            Order::Write(vec![out])
         } else if let Some(text) = &step.ws_ping {
             let mut out = Vec::new();
             tidegate_protocol::ws::encode_server(
@@ -350,7 +391,7 @@ impl<'a> Player<'a> {
                 text.as_bytes(),
                 &mut out,
             );
-            Order::Write(out)
+            Order::Write(vec![out])
         } else if let Some(stalls) = step.stall {
             Order::Stall(stalls)
         } else if let Some(cut) = step.cut {
@@ -365,8 +406,12 @@ impl<'a> Player<'a> {
     /// Writes frames, or the part of them that the step names, and ends the connection after a `close` or a part.
     fn write(&mut self, index: usize, frames: &[Value], step: &Step) -> Result<(), String> {
         let mut bytes = Vec::new();
+        let form = FrameForm {
+            fragments: step.fragments.unwrap_or(1),
+            unknown_fields: step.unknown == Some(true),
+        };
         for frame in frames {
-            wire::put(frame, self.transport, step.fragments.unwrap_or(1), &mut bytes)
+            wire::put(frame, self.transport, form, &mut bytes)
                 .map_err(|error| format!("{error:#}"))?;
         }
         self.board.look(|log| {
@@ -381,17 +426,21 @@ impl<'a> Player<'a> {
             cut = cut.or(Some(Cut::Reset));
         }
         let rest = bytes.split_off(step.split.unwrap_or(usize::MAX).min(bytes.len()));
-        self.order(index, Order::Write(bytes))?;
-        if !rest.is_empty() {
-            self.order(index, Order::Write(rest))?;
-        }
+        let mut parts = vec![bytes, rest];
+        parts.retain(|part| !part.is_empty());
+        self.order(index, Order::Write(parts))?;
         cut.map_or(Ok(()), |cut| self.order(index, Order::Cut(cut)))
     }
 
     fn order(&mut self, index: usize, order: Order) -> Result<(), String> {
         self.last_act = Instant::now();
         let orders = self.board.look(|log| log.connections[index].orders.clone());
-        orders.try_send(order).map_err(|_| "the connection has ended".to_owned())
+        // The client may leave once it has read the last frame.
+        let may_be_late = matches!(order, Order::Cut(_));
+        match orders.try_send(order) {
+            Err(_) if !may_be_late => Err("the connection has ended".to_owned()),
+            _ => Ok(()),
+        }
     }
 
     fn connection(&self, step: &Step) -> Result<usize, String> {
@@ -440,8 +489,7 @@ impl<'a> Player<'a> {
         match value {
             Value::String(text) => text
                 .strip_prefix('@')
-                .and_then(|name| self.ports.get(name))
-                .cloned()
+                .and_then(|name| self.ports.get(name).cloned().or_else(|| long_text(name)))
                 .unwrap_or_else(|| value.clone()),
             Value::Array(items) => items.iter().map(|item| self.addressed(item)).collect(),
             Value::Object(map) => {
@@ -450,6 +498,12 @@ impl<'a> Player<'a> {
             other => other.clone(),
         }
     }
+}
+
+/// Returns the text of `@text:N`: N characters.
+fn long_text(name: &str) -> Option<Value> {
+    let length = name.strip_prefix("text:")?.parse::<usize>().ok()?;
+    Some("tidegate ".chars().cycle().take(length).collect::<String>().into())
 }
 
 async fn bind() -> Result<TcpListener, String> {

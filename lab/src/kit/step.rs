@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::wire::KitTransport;
 
@@ -68,8 +68,9 @@ pub(super) struct Case {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct History {
+    /// In the short form.
     #[serde(default)]
-    pub(super) messages: Vec<Value>,
+    pub(super) messages: Value,
     #[serde(default)]
     pub(super) recalled: Vec<u64>,
     #[serde(default)]
@@ -102,6 +103,12 @@ pub(super) struct Step {
     pub(super) expect: Option<Value>,
     /// A frame, or several with one write.
     pub(super) send: Option<Value>,
+    /// Messages as frames in their short form: a seq, or an object with what differs.
+    pub(super) push: Option<Value>,
+    /// An ack of exactly this seq must come within the time of acks, after any lower ones.
+    pub(super) acked: Option<u64>,
+    /// A frame that has not come until now.
+    pub(super) none: Option<Value>,
     /// A payload by framing: `json` as text, `proto` in hex.
     pub(super) raw: Option<Raw>,
     /// The node ends the connection.
@@ -131,6 +138,8 @@ pub(super) struct Step {
 
     /// Connection, else the one that was opened last.
     pub(super) on: Option<String>,
+    /// Conversation of `push` and `acked`, else `d:alice:bob`.
+    pub(super) conversation: Option<String>,
     /// Address of `open`, `login` and `refuse`, else the first.
     pub(super) at: Option<String>,
     /// Client of `event`, else `c`.
@@ -150,6 +159,8 @@ pub(super) struct Step {
     pub(super) split: Option<usize>,
     /// WebSocket frames of `send`.
     pub(super) fragments: Option<usize>,
+    /// Whether the frames of `send` have fields that the schema does not have.
+    pub(super) unknown: Option<bool>,
     /// Whether `expect` takes the first frame that matches, and leaves others of its kind.
     pub(super) any: Option<bool>,
 }
@@ -172,6 +183,37 @@ pub(super) struct Never {
     pub(super) frame: Option<Value>,
     /// Address at which no connection may come; `*` is any.
     pub(super) open: Option<String>,
+}
+
+/// Conversation of messages in the short form.
+pub(super) const CONVERSATION: &str = "d:alice:bob";
+
+/// Returns the messages of a short form: a seq, an object with what differs from the default, `@seqs:N` for
+/// the seqs up to N, or a list of these.
+pub(super) fn messages(short: &Value, conversation: &str) -> Vec<Value> {
+    if let Value::Array(list) = short {
+        return list.iter().flat_map(|item| messages(item, conversation)).collect();
+    }
+    if let Some(count) = short.as_str().and_then(|text| text.strip_prefix("@seqs:")?.parse::<u64>().ok()) {
+        return (1..=count).flat_map(|seq| messages(&seq.into(), conversation)).collect();
+    }
+    if short.is_null() {
+        return Vec::new();
+    }
+    let seq = short.as_u64().or_else(|| short["seq"].as_u64()).unwrap_or_default();
+    let mut message = json!({
+        "conversation": conversation, "seq": seq, "sender": "bob", "msgId": format!("b{seq}"),
+        "time": 1_763_712_000_000_u64 + seq % 1_000_000, "content": {"text": format!("t{seq}")},
+    });
+    for (key, value) in short.as_object().into_iter().flatten() {
+        message[key] = value.clone();
+        // A change or a recall has no content.
+        if key == "event" || key == "recall" {
+            message["content"] = Value::Null;
+            message["msgId"] = Value::Null;
+        }
+    }
+    vec![message]
 }
 
 fn one_listener() -> Vec<String> {

@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use data_encoding::HEXLOWER_PERMISSIVE;
+use prost::Message as _;
 use serde::Deserialize;
 use serde_json::Value;
 use tidegate_protocol::{
@@ -81,17 +82,65 @@ pub(super) fn server_frame(frame: &Value) -> Result<pb::ServerFrame> {
     Ok(parsed)
 }
 
-/// Appends a frame to `out`, on WebSocket as this number of fragments. After `close` follows the close of the WebSocket.
+/// Form of a frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FrameForm {
+    /// WebSocket frames of a message.
+    pub(super) fragments: usize,
+    /// Whether the frame has fields that the schema does not have.
+    pub(super) unknown_fields: bool,
+}
+
+impl FrameForm {
+    /// One WebSocket frame, known fields.
+    pub(super) const PLAIN: Self = Self { fragments: 1, unknown_fields: false };
+}
+
+/// Adds unknown fields to a frame and to its body.
+fn with_unknown_json(frame: &Value) -> Value {
+    let mut frame = frame.clone();
+    for (_, body) in frame.as_object_mut().into_iter().flatten().filter(|(_, body)| body.is_object()) {
+        body["futureField"] = serde_json::json!({"a": [1, {"b": null}]});
+    }
+    frame["futureTop"] = "x".into();
+    frame
+}
+
+/// Adds field 900 to the body of a frame, and field 901 to the frame.
+fn with_unknown_proto(frame: &pb::ServerFrame, payload: &[u8]) -> Option<Vec<u8>> {
+    // The body is the only field after the id.
+    let head = pb::ServerFrame { id: frame.id, body: None }.encoded_len();
+    let mut rest = payload.get(head..)?;
+    let tag = prost::encoding::decode_varint(&mut rest).ok()?;
+    prost::encoding::decode_varint(&mut rest).ok()?;
+    let mut body = rest.to_vec();
+    prost::encoding::string::encode(900, &"unknown".to_owned(), &mut body);
+    let mut out = payload[..head].to_vec();
+    prost::encoding::encode_varint(tag, &mut out);
+    prost::encoding::encode_varint(body.len() as u64, &mut out);
+    out.extend(body);
+    prost::encoding::uint64::encode(901, &7, &mut out);
+    Some(out)
+}
+
+/// Appends a frame to `out`, in this form. After `close` follows the close of the WebSocket.
 pub(super) fn put(
     frame: &Value,
     transport: KitTransport,
-    fragments: usize,
+    form: FrameForm,
     out: &mut Vec<u8>,
 ) -> Result<()> {
+    let value = frame;
     let frame = server_frame(frame)?;
     let mut payload = Vec::new();
     codec::encode_server(&frame, transport.framing(), &mut payload);
-    put_payload(&payload, transport, fragments, out);
+    if form.unknown_fields {
+        payload = match transport.framing() {
+            Framing::Json => with_unknown_json(value).to_string().into_bytes(),
+            Framing::Proto => with_unknown_proto(&frame, &payload).context("a frame without a body")?,
+        };
+    }
+    put_payload(&payload, transport, form.fragments, out);
     if let (true, Some(pb::server_frame::Body::Close(close))) = (transport.is_ws(), &frame.body) {
         let number = u16::try_from(close.code).unwrap_or(4_999);
         let status = Code::from_number(number).map_or(number.max(3_000), Code::ws_close);

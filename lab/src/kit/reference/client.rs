@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
-use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use tokio::{io::AsyncReadExt as _, sync::mpsc, task::JoinHandle, time::timeout};
 
 use super::{
     Faults, PlantedFault, Stores, emit,
@@ -214,7 +214,7 @@ impl Client {
         self.event(json!({
             "event": "state", "state": "live", "session": welcome["session"], "node": welcome["node"],
         }));
-        self.machine.live(welcome);
+        self.machine.live(welcome, now);
         let heartbeat = Duration::from_millis(welcome["heartbeatMs"].as_u64().unwrap_or(30_000));
         Session { socket, heartbeat, received: now, sent: now }
     }
@@ -359,9 +359,34 @@ async fn log_in(address: &str, wire: Wire, hello: &Value) -> Result<(ClientSocke
     let (_, rest) = address.split_once("://").context("no scheme")?;
     let address: SocketAddr = rest.trim_end_matches('/').parse()?;
     let mut socket = ClientSocket::connect(address, wire).await?;
-    socket.send(&[serde_json::from_value(hello.clone())?]).await?;
-    let frame = socket.next().await?;
-    Ok((socket, serde_json::to_value(&frame)?))
+    if let Err(error) = socket.send(&[serde_json::from_value(hello.clone())?]).await {
+        return refusal(socket, wire).await.ok_or(error);
+    }
+    loop {
+        if wire == Wire::Tcp && let ClientSocket::Stream { stream, .. } = &socket {
+            // A node that does not know the framing yet answers with a JSON line. A `welcome` is longer than its length
+            // byte says then, and no frame begins with the tag that a quote is.
+            let mut first = [0; 2];
+            if stream.peek(&mut first).await? > 1 && first == *b"{\"" {
+                return refusal(socket, wire).await.context("no line");
+            }
+        }
+        let frame = serde_json::to_value(&socket.next().await?)?;
+        if !frame["error"].is_object() {
+            return Ok((socket, frame));
+        }
+    }
+}
+
+/// Reads the `close` that a node sends as a JSON line before it knows the framing.
+async fn refusal(socket: ClientSocket, wire: Wire) -> Option<(ClientSocket, Value)> {
+    let ClientSocket::Stream { mut stream, buffer, framing } = socket else { return None };
+    let mut line = Vec::new();
+    if wire == Wire::Tcp {
+        stream.read_to_end(&mut line).await.ok()?;
+    }
+    let frame = serde_json::from_slice(&line).ok()?;
+    Some((ClientSocket::Stream { stream, buffer, framing }, frame))
 }
 
 async fn next_of(old: &mut Option<(Session, u64)>) -> Result<tidegate_protocol::pb::ServerFrame> {

@@ -30,7 +30,9 @@ pub(super) struct Machine {
     /// Pulls of holes under way, by request.
     pulls: BTreeMap<u64, String>,
     acks: BTreeMap<String, u64>,
-    /// Request that says goodbye.
+    /// The sync under way, and when it is asked for again.
+    sync: u64,
+    sync_due: Option<Instant>,
     frames: Vec<Value>,
     events: Vec<Value>,
 }
@@ -46,6 +48,8 @@ impl Machine {
             room_messages: BTreeSet::new(),
             pulls: BTreeMap::new(),
             acks: BTreeMap::new(),
+            sync: 0,
+            sync_due: None,
             frames: Vec::new(),
             events: Vec::new(),
         }
@@ -62,6 +66,10 @@ impl Machine {
             if !self.has(PlantedFault::NoAck) {
                 self.frames.push(json!({"ack": {"conversation": conversation, "seq": seq}}));
             }
+        }
+        if self.sync_due.is_some_and(|due| due <= now) {
+            (self.sync, self.sync_due) = (self.outbox.request_id(), None);
+            self.frames.push(json!({"id": self.sync, "sync": {"positions": self.positions()}}));
         }
         self.pull_holes(now);
         self.frames.extend(self.outbox.due(now));
@@ -98,7 +106,7 @@ impl Machine {
     }
 
     /// Notes a login, and prepares the first frames.
-    pub(super) fn live(&mut self, welcome: &Value) {
+    pub(super) fn live(&mut self, welcome: &Value, now: Instant) {
         self.outbox.welcomed(welcome["nextId"].as_str().unwrap_or_default());
         if !self.has(PlantedFault::NoRejoin) {
             for room in self.rooms.clone() {
@@ -106,10 +114,7 @@ impl Machine {
                 self.frames.push(json!({"id": id, "join": {"room": room}}));
             }
         }
-        if !self.has(PlantedFault::NoSync) {
-            let id = self.outbox.request_id();
-            self.frames.push(json!({"id": id, "sync": {"positions": self.positions()}}));
-        }
+        self.sync_due = (!self.has(PlantedFault::NoSync)).then_some(now);
     }
 
     /// Returns the positions for `sync` and `ping`.
@@ -137,7 +142,7 @@ impl Machine {
         let Some((kind, body)) = fields.into_iter().find(|(key, _)| *key != "id") else { return };
         match kind.as_str() {
             "push" => self.entry(body, true, now),
-            "sendAck" | "done" => self.answer(id, kind, body),
+            "sendAck" | "done" => self.answer(id, kind, body, now),
             "error" => self.error(id, body, now),
             "page" => self.page(id, body, now),
             "ping" => self.frames.push(json!({"pong": {}})),
@@ -294,8 +299,13 @@ impl Machine {
         }
     }
 
-    fn answer(&mut self, id: u64, kind: &str, body: &Value) {
+    fn answer(&mut self, id: u64, kind: &str, body: &Value, now: Instant) {
         let Some(item) = self.outbox.answered(id) else { return };
+        let is_room = body["conversation"].as_str().is_none_or(|key| key.starts_with("r:"));
+        if let (Some(seq), false) = (body["seq"].as_u64(), is_room) {
+            // The connection that sent a message gets no push of it.
+            self.conversation(body).add(seq, now);
+        }
         if item.kind == "join" {
             self.rooms.insert(item.body["room"].as_str().unwrap_or_default().to_owned());
         }
@@ -308,6 +318,9 @@ impl Machine {
 
     fn error(&mut self, id: u64, error: &Value, now: Instant) {
         let wait = Duration::from_millis(error["retryAfterMs"].as_u64().unwrap_or_default());
+        if id == self.sync {
+            self.sync_due = (error["temporary"] == true).then_some(now + wait);
+        }
         if let Some(key) = self.pulls.remove(&id) {
             self.conversations.entry(key).or_default().postpone(now + wait.max(Duration::from_millis(100)));
             return;
