@@ -15,7 +15,7 @@ macro_rules! file {
 }
 
 /// Files of cases, one for each family.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 13] = [
     file!("login"),
     file!("send"),
     file!("receive"),
@@ -26,6 +26,9 @@ const FILES: [(&str, &str); 10] = [
     file!("marks"),
     file!("recall"),
     file!("groups"),
+    file!("chain"),
+    file!("drain"),
+    file!("addresses"),
 ];
 
 /// Returns the cases of the kit, or of the JSON files of a folder.

@@ -217,7 +217,7 @@ impl<'a> Player<'a> {
         let deadline = self.deadline(step)?;
         let probe = |log: &mut Log| {
             let found = log.connections.iter_mut().enumerate();
-            let mut found = found.filter(|(_, it)| it.listener == listener && !it.is_taken);
+            let mut found = found.filter(|(_, it)| (listener == "*" || it.listener == listener) && !it.is_taken);
             let (index, entry) = found.next()?;
             if entry.is_ready {
                 entry.is_taken = true;
@@ -265,8 +265,10 @@ impl<'a> Player<'a> {
             let hello = log.connections[index].frames.iter().find(|arrived| arrived.kind == "hello");
             hello.map(|arrived| arrived.frame["hello"]["nextId"].clone())
         });
-        if let (Some(Value::String(declared)), false) = (declared, has_next_id) {
-            welcome["nextId"] = declared.into();
+        match (declared, &step.undeclared) {
+            (Some(Value::String(declared)), _) if !has_next_id => welcome["nextId"] = declared.into(),
+            (_, Some(own)) => welcome["nextId"] = own.as_str().into(),
+            _ => {}
         }
         self.bindings.insert("nextId".to_owned(), welcome["nextId"].clone());
         self.write(index, &[json!({"id": id, "welcome": welcome})], step)
@@ -421,7 +423,9 @@ impl<'a> Player<'a> {
         let mut cut = step.cut.or(closes.then_some(Cut::End));
         if let Some(count) = step.bytes {
             let length = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
-            let length = if count < 0 { bytes.len().saturating_sub(length) } else { length };
+            // A cut is always inside, also of the shorter frames of another framing.
+            let inside = bytes.len().saturating_sub(1);
+            let length = if count < 0 { bytes.len().saturating_sub(length) } else { length.min(inside) };
             bytes.truncate(length);
             cut = cut.or(Some(Cut::Reset));
         }

@@ -149,6 +149,8 @@ pub(super) struct Step {
     /// Pattern of the `hello` of `login`, and fields of its `welcome`.
     pub(super) hello: Option<Value>,
     pub(super) welcome: Option<Map<String, Value>>,
+    /// `welcome.nextId` for a client that declared none.
+    pub(super) undeclared: Option<String>,
     /// Bounds in ms since a mark, else since the last act of the kit.
     pub(super) not_before: Option<u64>,
     pub(super) within: Option<u64>,

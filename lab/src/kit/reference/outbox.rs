@@ -14,6 +14,7 @@ pub(super) struct Pending {
     pub(super) tag: Value,
     pub(super) kind: String,
     pub(super) body: Value,
+    is_chained: bool,
     attempt: u32,
     /// Id on the connection.
     request: u64,
@@ -62,24 +63,26 @@ impl Outbox {
 
     /// Adds a request.
     pub(super) fn add(&mut self, tag: Value, kind: &str, mut body: Value, now: Instant) {
+        // Rooms have no chain.
+        let is_room = body["conversation"].as_str().is_some_and(|key| key.starts_with("r:"));
+        let is_chained = self.chained && kind == "send" && !is_room;
         if kind == "send" {
-            let id = match self.reserved.take() {
-                Some(id) if self.chained => id,
-                _ => self.fresh(),
-            };
-            if self.chained {
+            let reserved = if is_chained { self.reserved.take() } else { None };
+            let id = reserved.unwrap_or_else(|| self.fresh());
+            if is_chained {
                 self.reserved = Some(self.fresh());
                 self.order.push(id.clone());
             }
             body["msgId"] = id.into();
         }
         let due = Some(now);
-        self.items.push_back(Pending { tag, kind: kind.to_owned(), body, attempt: 0, request: 0, due });
+        let kind = kind.to_owned();
+        self.items.push_back(Pending { tag, kind, body, is_chained, attempt: 0, request: 0, due });
     }
 
     /// Returns the id that `hello` declares.
     pub(super) fn declared(&self) -> Option<String> {
-        let first = self.items.iter().find(|item| item.kind == "send");
+        let first = self.items.iter().find(|item| item.is_chained);
         let first = first.and_then(|item| item.body["msgId"].as_str()).map(str::to_owned);
         if self.chained { first.or_else(|| self.reserved.clone()) } else { None }
     }
@@ -96,7 +99,7 @@ impl Outbox {
         let mut frames = Vec::new();
         for at in 0..self.items.len() {
             let is_due = self.items[at].due.is_some_and(|due| due <= now);
-            let is_chained = self.chained && self.items[at].kind == "send";
+            let is_chained = self.items[at].is_chained;
             if !is_due {
                 // Nothing of the chain may overtake what still waits.
                 if is_chained && self.items[at].due.is_some() {
@@ -130,7 +133,7 @@ impl Outbox {
             let later = self.order.iter().skip_while(|id| Some(id.as_str()) != own).nth(1);
             return later.cloned().or_else(|| self.reserved.clone());
         }
-        let later = self.items.iter().skip(at + 1).find(|item| item.kind == "send");
+        let later = self.items.iter().skip(at + 1).find(|item| item.is_chained);
         let later = later.and_then(|item| item.body["msgId"].as_str()).map(str::to_owned);
         later.or_else(|| self.reserved.clone())
     }
