@@ -48,6 +48,9 @@ pub struct Args {
     /// Transport of the cases that name none; by default the first of the adapter
     #[arg(long, value_enum)]
     pub transport: Option<KitTransport>,
+    /// Time in ms by which a client may be later than a case allows, on a busy machine
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    pub slack: u64,
     /// Cases at a time
     #[arg(long, default_value_t = 16)]
     pub jobs: usize,
@@ -57,6 +60,11 @@ pub struct Args {
     /// Print the cases and end
     #[arg(long)]
     pub list: bool,
+}
+
+/// Returns the page that lists the cases, for `docs/clients/cases.md`.
+pub fn cases_page() -> Result<String> {
+    Ok(report::page(&cases::all(None)?))
 }
 
 /// Plays the cases. It fails when one of them does.
@@ -90,7 +98,7 @@ async fn play(args: &Args, cases: &[Case]) -> Result<()> {
             let transport = case.transport.unwrap_or(transport);
             let outcome = match lack(case, transport, args, description) {
                 Some(why) => Outcome::Skipped(why),
-                None => Box::pin(judge(number, case, transport, adapter)).await,
+                None => Box::pin(judge(number, case, transport, args, adapter)).await,
             };
             (number, case, outcome)
         }
@@ -126,9 +134,16 @@ fn lack(case: &Case, transport: KitTransport, args: &Args, description: &Descrip
     (!description.can.contains(needed)).then(|| format!("the adapter has no `{needed}`"))
 }
 
-async fn judge(number: usize, case: &Case, transport: KitTransport, adapter: &Adapter) -> Outcome {
+async fn judge(
+    number: usize,
+    case: &Case,
+    transport: KitTransport,
+    args: &Args,
+    adapter: &Adapter,
+) -> Outcome {
     let began = Instant::now();
-    let mut player = match Player::open(number, case, transport, adapter).await {
+    let slack = Duration::from_millis(args.slack);
+    let mut player = match Player::open(number, case, transport, slack, adapter).await {
         Ok(player) => player,
         Err(reason) => return Outcome::Failed(reason, String::new()),
     };

@@ -15,7 +15,7 @@ macro_rules! file {
 }
 
 /// Files of cases, one for each family.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 17] = [
     file!("login"),
     file!("send"),
     file!("receive"),
@@ -29,6 +29,10 @@ const FILES: [(&str, &str); 13] = [
     file!("chain"),
     file!("drain"),
     file!("addresses"),
+    file!("rooms"),
+    file!("signals"),
+    file!("outbox"),
+    file!("tabs"),
 ];
 
 /// Returns the cases of the kit, or of the JSON files of a folder.

@@ -38,6 +38,8 @@ pub(super) struct Player<'a> {
     number: usize,
     case: &'a Case,
     transport: KitTransport,
+    /// Time that is added to the bounds above.
+    slack: Duration,
     adapter: &'a Adapter,
     pub(super) board: Arc<Board>,
     bindings: Bindings,
@@ -58,6 +60,7 @@ impl<'a> Player<'a> {
         number: usize,
         case: &'a Case,
         transport: KitTransport,
+        slack: Duration,
         adapter: &'a Adapter,
     ) -> Result<Self, String> {
         let answers = Answers {
@@ -84,6 +87,7 @@ impl<'a> Player<'a> {
             number,
             case,
             transport,
+            slack,
             adapter,
             board,
             bindings: Bindings::new(),
@@ -461,8 +465,8 @@ impl<'a> Player<'a> {
 
     fn deadline(&self, step: &Step) -> Result<Instant, String> {
         let now = Instant::now();
-        let Some(within) = step.within else { return Ok(now + PATIENCE) };
-        Ok((self.since(step)? + Duration::from_millis(within)).max(now + LAST_CALL))
+        let Some(within) = step.within else { return Ok(now + PATIENCE + self.slack) };
+        Ok((self.since(step)? + Duration::from_millis(within) + self.slack).max(now + LAST_CALL))
     }
 
     /// Checks the bounds of a step for what happened at a time.
@@ -473,7 +477,7 @@ impl<'a> Player<'a> {
         if step.not_before.is_some_and(|least| passed + EARLY < bound(least)) {
             return Err(format!("too early: after {} ms", passed.as_millis()));
         }
-        if step.within.is_some_and(|most| passed > bound(most)) {
+        if step.within.is_some_and(|most| passed > bound(most) + self.slack) {
             return Err(format!("too late: after {} ms", passed.as_millis()));
         }
         Ok(())

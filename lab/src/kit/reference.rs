@@ -11,6 +11,7 @@ use std::{
     collections::{HashMap, HashSet},
     io::Write as _,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::Result;
@@ -19,6 +20,8 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     sync::mpsc,
+    task::JoinHandle,
+    time::timeout,
 };
 
 use client::Client;
@@ -26,6 +29,9 @@ use machine::Machine;
 
 /// Commands of a client that wait.
 const COMMANDS_MAX: usize = 256;
+
+/// Time of a client to end. One that is just logging in ends later.
+const DROP_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Fault that is planted into the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
@@ -88,7 +94,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 async fn serve(faults: Faults) -> Result<()> {
-    let mut clients: HashMap<String, mpsc::Sender<Value>> = HashMap::new();
+    let mut clients: HashMap<String, (mpsc::Sender<Value>, JoinHandle<()>)> = HashMap::new();
     let stores = Stores::default();
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
@@ -105,14 +111,21 @@ async fn serve(faults: Faults) -> Result<()> {
                 let (sender, inbox) = mpsc::channel(COMMANDS_MAX);
                 match Client::new(&name, &command, &faults, &stores) {
                     Ok(client) => {
-                        tokio::spawn(Box::pin(client.run(inbox)));
-                        clients.insert(name, sender);
+                        let task = tokio::spawn(Box::pin(client.run(inbox)));
+                        clients.insert(name, (sender, task));
                     }
                     Err(error) => eprintln!("{name}: {error:#}"),
                 }
             }
+            "drop" => {
+                if let Some((client, task)) = clients.remove(&name) {
+                    client.try_send(command).ok();
+                    // What the client leaves in its store is there for the next one.
+                    timeout(DROP_TIMEOUT, task).await.ok();
+                }
+            }
             known if machine::COMMANDS.contains(&known) => {
-                if let Some(client) = clients.get(&name) {
+                if let Some((client, _)) = clients.get(&name) {
                     client.try_send(command).ok();
                 }
             }

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Instant};
 
-use super::{board::Log, step::Case};
+use super::{
+    board::Log,
+    step::{Case, ClientLevel},
+};
 
 /// Lines of a history that are printed for a failed case.
 const LINES_MAX: usize = 60;
@@ -66,4 +69,42 @@ pub(super) fn print(results: &[(usize, &Case, Outcome)]) -> usize {
     }
     println!("{:<26}{:>8}{:>8}{:>9}", "all", sum[0], sum[1], sum[2]);
     failed
+}
+
+/// Returns the page that lists the cases by level and family.
+pub(super) fn page(cases: &[Case]) -> String {
+    let mut families: Vec<(&str, Vec<&Case>)> = Vec::new();
+    for case in cases {
+        match families.iter_mut().find(|(family, _)| *family == case.family) {
+            Some((_, list)) => list.push(case),
+            None => families.push((&case.family, vec![case])),
+        }
+    }
+    let mut page = format!(
+        "# The cases of the kit\n\nGenerated from `protocol/vectors/clients/` by `cargo xtask docs`; change them there. \
+         [How to join](README.md) says what they are for.\n\n{} cases:\n\n| family | L0 | L1 | L2 | L3 |\n|---|---|---|---|---|\n",
+        cases.len()
+    );
+    let levels = [ClientLevel::L0, ClientLevel::L1, ClientLevel::L2, ClientLevel::L3];
+    for (family, list) in &families {
+        let counts = levels.map(|level| match list.iter().filter(|case| case.level == level).count() {
+            0 => String::new(),
+            count => count.to_string(),
+        });
+        writeln!(page, "| [{family}](#{family}) | {} |", counts.join(" | ")).ok();
+    }
+    for (family, list) in &families {
+        write!(page, "\n## {family}\n\n| level | case | what it judges |\n|---|---|---|\n").ok();
+        let mut named = "";
+        for case in list {
+            let (name, parameters) = case.name.split_once(" [").unwrap_or((&case.name, ""));
+            if name != named {
+                let count = list.iter().filter(|it| it.name.starts_with(&format!("{name} ["))).count();
+                let times = if parameters.is_empty() { String::new() } else { format!(" ({count})") };
+                writeln!(page, "| {:?} | {name}{times} | {} |", case.level, case.about).ok();
+            }
+            named = name;
+        }
+    }
+    page
 }

@@ -58,6 +58,16 @@ enum Move {
     Opening(JoinHandle<Result<(ClientSocket, Value)>>),
 }
 
+/// Connections of a client that is live.
+struct Link {
+    session: Session,
+    /// Connection that it moved from, and its last request.
+    old: Option<(Session, u64)>,
+    plan: Move,
+    /// Final command, and how long it waits for the node.
+    bye: Option<(Value, Instant)>,
+}
+
 /// Why a client's loop ends, or its connection.
 enum End {
     Lost(Option<Value>),
@@ -220,72 +230,111 @@ impl Client {
     }
 
     /// Serves a session and those that it moves to.
-    async fn live(&mut self, mut session: Session, commands: &mut mpsc::Receiver<Value>) -> End {
+    async fn live(&mut self, session: Session, commands: &mut mpsc::Receiver<Value>) -> End {
         let mut tick = tokio::time::interval(TICK);
-        let mut old: Option<(Session, u64)> = None;
-        let mut plan = Move::None;
-        let mut bye: Option<(Value, Instant)> = None;
+        let mut link = Link { session, old: None, plan: Move::None, bye: None };
         loop {
             self.flush_events();
-            tokio::select! {
-                frame = session.socket.next() => {
-                    let Some(frame) = frame.ok().and_then(|it| serde_json::to_value(&it).ok()) else {
-                        return self.lost(None, bye);
-                    };
-                    session.received = Instant::now();
-                    if frame["close"].is_object() {
-                        return self.lost(Some(frame["close"].clone()), bye);
-                    }
-                    if frame["goAway"].is_object() {
-                        plan = self.plan(&frame["goAway"]);
-                    } else {
-                        self.machine.frame(&frame, Instant::now());
-                    }
+            let end = tokio::select! {
+                frame = link.session.socket.next() => {
+                    let frame = frame.ok().and_then(|it| serde_json::to_value(&it).ok());
+                    self.frame(&mut link, frame).await
                 }
-                frame = next_of(&mut old) => {
+                frame = next_of(&mut link.old) => {
                     let frame = frame.ok().and_then(|it| serde_json::to_value(&it).ok());
                     match frame.filter(|frame| !frame["close"].is_object()) {
                         Some(frame) => self.machine.frame(&frame, Instant::now()),
-                        None => if let Some((_, up_to)) = old.take() {
+                        None => if let Some((_, up_to)) = link.old.take() {
                             self.machine.lost(up_to, Instant::now());
                         }
                     }
+                    None
                 }
-                opened = opened(&mut plan) => {
-                    plan = Move::None;
-                    if let Ok((socket, welcome)) = opened && welcome["welcome"].is_object() {
-                        let up_to = self.machine.outbox.last_request();
-                        let next = self.begin(socket, &welcome["welcome"]);
-                        old = Some((std::mem::replace(&mut session, next), up_to));
-                    }
+                opened = opened(&mut link.plan) => {
+                    self.moved(&mut link, opened);
+                    None
                 }
-                command = commands.recv() => match command {
-                    None => return End::Dropped,
-                    Some(command) => match command["do"].as_str() {
-                        Some("drop") => return End::Dropped,
-                        Some("close") => {
-                            bye = Some((command["as"].clone(), Instant::now() + BYE_TIMEOUT));
-                            let _sent = write(&mut session, vec![json!({"bye": {}})]).await;
-                        }
-                        Some("online") => {}
-                        _ => self.machine.command(&command, Instant::now()),
-                    },
-                },
-                _ = tick.tick() => {
-                    let now = Instant::now();
-                    if let Move::Planned(at, address) = &plan && *at <= now {
-                        let (address, wire, hello) = (address.clone(), self.wire, self.hello_frame());
-                        plan = Move::Opening(tokio::spawn(Box::pin(async move {
-                            timeout(LOGIN_TIMEOUT, log_in(&address, wire, &hello)).await?
-                        })));
-                    }
-                    let ends = bye.as_ref().is_some_and(|(_, until)| *until <= now);
-                    if ends || self.is_silent(&session, now) || !self.speak(&mut session, now).await {
-                        return self.lost(None, bye);
-                    }
-                }
+                command = commands.recv() => self.command(&mut link, command).await,
+                _ = tick.tick() => self.tick(&mut link, Instant::now()).await,
+            };
+            if let Some(end) = end {
+                return end;
             }
         }
+    }
+
+    /// Handles a frame of the session; `None` is the end of its stream.
+    async fn frame(&mut self, link: &mut Link, frame: Option<Value>) -> Option<End> {
+        let close = match &frame {
+            Some(frame) if !frame["close"].is_object() => None,
+            Some(frame) => Some(Some(frame["close"].clone())),
+            None => Some(None),
+        };
+        if let Some(close) = close {
+            // The new login ends this connection, perhaps before its welcome arrives.
+            if matches!(link.plan, Move::Opening(_)) {
+                let opened = opened(&mut link.plan).await;
+                if self.moved(link, opened) {
+                    if let Some((_, up_to)) = link.old.take() {
+                        self.machine.lost(up_to, Instant::now());
+                    }
+                    return None;
+                }
+            }
+            return Some(self.lost(close, link.bye.take()));
+        }
+        let frame = frame?;
+        link.session.received = Instant::now();
+        if frame["goAway"].is_object() {
+            link.plan = self.plan(&frame["goAway"]);
+        } else {
+            self.machine.frame(&frame, Instant::now());
+        }
+        None
+    }
+
+    /// Continues on the connection of a move. Returns whether its login succeeded.
+    fn moved(&mut self, link: &mut Link, opened: Result<(ClientSocket, Value)>) -> bool {
+        link.plan = Move::None;
+        let Some((socket, frame)) = opened.ok().filter(|(_, frame)| frame["welcome"].is_object()) else {
+            return false;
+        };
+        let up_to = self.machine.outbox.last_request();
+        let next = self.begin(socket, &frame["welcome"]);
+        link.old = Some((std::mem::replace(&mut link.session, next), up_to));
+        true
+    }
+
+    async fn command(&mut self, link: &mut Link, command: Option<Value>) -> Option<End> {
+        let Some(command) = command else { return Some(End::Dropped) };
+        match command["do"].as_str() {
+            Some("drop") => return Some(End::Dropped),
+            Some("close") => {
+                link.plan = Move::None;
+                link.bye = Some((command["as"].clone(), Instant::now() + BYE_TIMEOUT));
+                // Without an answer, the time ends the connection.
+                write(&mut link.session, vec![json!({"bye": {}})]).await.ok();
+            }
+            Some("online") => {}
+            _ => self.machine.command(&command, Instant::now()),
+        }
+        None
+    }
+
+    async fn tick(&mut self, link: &mut Link, now: Instant) -> Option<End> {
+        if let Move::Planned(at, address) = &link.plan
+            && *at <= now
+        {
+            let (address, wire, hello) = (address.clone(), self.wire, self.hello_frame());
+            link.plan = Move::Opening(tokio::spawn(Box::pin(async move {
+                timeout(LOGIN_TIMEOUT, log_in(&address, wire, &hello)).await?
+            })));
+        }
+        let ends = link.bye.as_ref().is_some_and(|(_, until)| *until <= now);
+        if ends || self.is_silent(&link.session, now) || !self.speak(&mut link.session, now).await {
+            return Some(self.lost(None, link.bye.take()));
+        }
+        None
     }
 
     fn is_silent(&self, session: &Session, now: Instant) -> bool {

@@ -9,11 +9,9 @@ use serde_json::{Value, json};
 
 use super::{Faults, PlantedFault, conversation::Conversation, outbox::Outbox};
 
-/// Commands that a client takes after `connect`.
-pub(super) const COMMANDS: [&str; 13] = [
-    "send", "read", "recall", "clear", "hide", "leave", "join", "signal", "pull", "online", "close", "drop",
-    "connect",
-];
+/// Commands that a client takes between `connect` and `drop`.
+pub(super) const COMMANDS: [&str; 11] =
+    ["send", "read", "recall", "clear", "hide", "leave", "join", "signal", "pull", "online", "close"];
 
 /// Fields of commands that are no fields of the request.
 const COMMAND_FIELDS: [&str; 4] = ["do", "client", "as", "to"];
