@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     bench, chaos,
     checker::{self, Budget, History, planted},
-    hostile,
+    hostile, kit,
 };
 
 /// Load generator, fault injection and history checker of Tidegate.
@@ -25,6 +25,7 @@ Examples:
   tidegate-lab chaos --seconds 60 --history run  break a node for a minute, and check
   tidegate-lab check run                         check that history again
   tidegate-lab hostile --before OLD              what attacks cost an honest pair, on two versions
+  tidegate-lab kit --adapter \"COMMAND\" --level L1  whether a client library keeps the protocol
 
 The node is the program `tidegate` in the same folder, unless an option names another one.";
 
@@ -36,6 +37,10 @@ enum Command {
     Chaos(chaos::Args),
     /// Attack a node as hostile clients do, and measure what that costs an honest pair
     Hostile(hostile::Args),
+    /// Judge a client library by the cases of a scripted node
+    Kit(kit::Args),
+    /// Serve the kit with a small client, whose faults the kit has to find
+    KitReference(kit::reference::Args),
     /// Check a history that `chaos --history` recorded
     Check(CheckArgs),
 }
@@ -57,6 +62,8 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
         Command::Hostile(args) => hostile::run(&args),
+        Command::Kit(args) => kit::run(&args),
+        Command::KitReference(args) => kit::reference::run(&args),
         Command::Check(args) => check(&args),
     };
     match result {

@@ -4,7 +4,7 @@
 //! | layer | modules | what for |
 //! |---|---|---|
 //! | 3 | `main`, [`cli`] | subcommands |
-//! | 2 | [`bench`](mod@bench), [`chaos`], [`hostile`] | load against baselines of the same run; faults under load; what hostile clients cost honest ones |
+//! | 2 | [`bench`](mod@bench), [`chaos`], [`hostile`], [`kit`] | load against baselines of the same run; faults under load; what hostile clients cost honest ones; whether a client library keeps the protocol |
 //! | 1 | [`checker`], [`cluster_sets`], [`link`], [`node_binary`], [`node_store`], [`person`], [`ports`], [`proc_stat`], [`proxy`], [`rows`] | rules that a recorded history must keep; settings of a cluster; connection of a client; program under test, its store, a user of it and its ports; CPU and memory of a process; network that fails on request; log at the end |
 
 pub mod bench;
@@ -14,6 +14,7 @@ pub mod cli;
 #[path = "../../tests/support/cluster/sets.rs"]
 mod cluster_sets;
 pub mod hostile;
+pub mod kit;
 mod link;
 mod node_binary;
 mod node_store;

@@ -1,4 +1,5 @@
-//! `docs/lab.md`: what `tidegate-lab --help` says; `cargo xtask docs` writes it.
+//! `docs/lab.md`: what `tidegate-lab --help` says, and `docs/clients/cases.md`: the cases of the kit; `cargo xtask docs` writes
+//! them.
 
 #[path = "../../tests/docs/generated.rs"]
 mod generated;
@@ -20,11 +21,13 @@ Exit codes: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.
 ";
 
 #[test]
-fn the_page_of_the_lab_is_current() {
+fn the_pages_of_the_lab_are_current() {
     // Read when it runs: a target folder may serve several work trees.
     let package =
         PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate"));
     let root = package.parent().expect("the lab is in the workspace");
     let page = generated::help(HEAD, &tidegate_lab::cli::Cli::command(), "tidegate-lab");
     generated::settle(root, "docs/lab.md", &page);
+    let cases = tidegate_lab::kit::cases_page().expect("the cases are well formed");
+    generated::settle(root, "docs/clients/cases.md", &cases);
 }

@@ -1,0 +1,179 @@
+//! Cases of the kit: the files of protocol/vectors/clients, and the cases that their parameters make.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Map, Value};
+
+use super::step::{Case, Family};
+
+/// Names and embeds a file.
+macro_rules! file {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../protocol/vectors/clients/", $name, ".json")))
+    };
+}
+
+/// Files of cases, one for each family.
+const FILES: [(&str, &str); 17] = [
+    file!("login"),
+    file!("send"),
+    file!("receive"),
+    file!("liveness"),
+    file!("close"),
+    file!("tokens"),
+    file!("sync"),
+    file!("marks"),
+    file!("recall"),
+    file!("groups"),
+    file!("chain"),
+    file!("drain"),
+    file!("addresses"),
+    file!("rooms"),
+    file!("signals"),
+    file!("outbox"),
+    file!("tabs"),
+];
+
+/// Returns the cases of the kit, or of the JSON files of a folder.
+pub(super) fn all(folder: Option<&Path>) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    match folder {
+        None => {
+            for (name, text) in FILES {
+                cases.extend(family(text).with_context(|| format!("protocol/vectors/clients/{name}.json"))?);
+            }
+        }
+        Some(folder) => {
+            let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+            let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+            files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+            files.sort();
+            for file in files {
+                let text = fs::read_to_string(&file)?;
+                cases.extend(family(&text).with_context(|| file.display().to_string())?);
+            }
+        }
+    }
+    let mut names = BTreeSet::new();
+    for case in &cases {
+        ensure!(names.insert(&case.name), "two cases are named {}", case.name);
+    }
+    Ok(cases)
+}
+
+fn family(text: &str) -> Result<Vec<Case>> {
+    let family: Family = serde_json::from_str(text)?;
+    let mut cases = Vec::new();
+    for template in &family.cases {
+        let Value::Object(mut template) = template.clone() else { bail!("a case is an object") };
+        let parameters = template.remove("for").unwrap_or_else(|| Value::Object(Map::new()));
+        let name = template.get("name").and_then(Value::as_str).context("a case has a name")?.to_owned();
+        let template = Value::Object(template);
+        for values in combinations(&parameters)? {
+            let mut case: Case =
+                serde_json::from_value(fill(&template, &values)).with_context(|| name.clone())?;
+            if !values.is_empty() {
+                let shown = |(key, value): (&String, &Value)| match value {
+                    Value::Object(row) => row.get("row").map_or_else(String::new, text_of),
+                    value => format!("{key} {}", text_of(value)),
+                };
+                let suffix: Vec<String> = values.iter().map(shown).collect();
+                case.name = format!("{} [{}]", case.name, suffix.join(", "));
+            }
+            case.family.clone_from(&family.family);
+            cases.push(case);
+        }
+    }
+    Ok(cases)
+}
+
+/// Returns every combination of the values of the parameters.
+fn combinations(parameters: &Value) -> Result<Vec<Map<String, Value>>> {
+    let mut made = vec![Map::new()];
+    for (name, values) in parameters.as_object().context("`for` is an object")? {
+        let values = values_of(values)?;
+        ensure!(!values.is_empty(), "the parameter {name} has no value");
+        let extended = made.iter().flat_map(|base| {
+            values.iter().map(move |value| {
+                let mut map: Map<String, Value> = base.clone();
+                map.insert(name.clone(), value.clone());
+                map
+            })
+        });
+        made = extended.collect();
+    }
+    Ok(made)
+}
+
+/// Returns the values of a parameter: a list, or a range with `from`, `to` (included) and `step`.
+fn values_of(values: &Value) -> Result<Vec<Value>> {
+    if let Value::Array(list) = values {
+        return Ok(list.clone());
+    }
+    let bound = |key: &str| values[key].as_i64().with_context(|| format!("a range has `{key}`"));
+    let step = usize::try_from(values["step"].as_u64().unwrap_or(1).max(1))?;
+    Ok((bound("from")?..=bound("to")?).step_by(step).map(Value::from).collect())
+}
+
+/// Replaces `{name}` and `{name.field}` by the value of the parameter, in keys of objects too.
+fn fill(template: &Value, values: &Map<String, Value>) -> Value {
+    match template {
+        Value::String(text) => fill_text(text, values),
+        Value::Array(items) => items.iter().map(|item| fill(item, values)).collect(),
+        Value::Object(map) => {
+            let fields = map.iter().map(|(key, item)| (text_of(&fill_text(key, values)), fill(item, values)));
+            Value::Object(fields.collect())
+        }
+        other => other.clone(),
+    }
+}
+
+fn fill_text(text: &str, values: &Map<String, Value>) -> Value {
+    let mut text = text.to_owned();
+    for (name, value) in values {
+        let fields = value.as_object().into_iter().flatten();
+        let named = fields.map(|(field, value)| (format!("{{{name}.{field}}}"), value));
+        for (key, value) in named.chain([(format!("{{{name}}}"), value)]) {
+            if text == key {
+                return value.clone();
+            }
+            text = text.replace(&key, &text_of(value));
+        }
+    }
+    Value::String(text)
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_is_well_formed() {
+        let cases = all(None).expect("the embedded files are well formed");
+        let sent = cases.iter().flat_map(|case| &case.steps).filter_map(|step| step.send.as_ref());
+        for frame in sent.flat_map(|frames| match frames {
+            Value::Array(frames) => frames.clone(),
+            frame => vec![frame.clone()],
+        }) {
+            let kinds = frame.as_object().map_or(0, |frame| frame.keys().filter(|key| *key != "id").count());
+            assert!(kinds <= 1, "{frame}");
+        }
+    }
+
+    #[test]
+    fn a_family_makes_every_combination() {
+        let text = r#"{"family": "f", "about": "", "cases": [{"name": "n", "level": "L0", "about": "{what.row}",
+            "for": {"byte": {"from": 1, "to": 2}, "what": [{"row": "x", "frame": {"done": {}}}]},
+            "steps": [{"send": "{what.frame}", "bytes": "{byte}"}]}]}"#;
+        let cases = family(text).expect("the family is well formed");
+        let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names, ["n [byte 1, x]", "n [byte 2, x]"]);
+        assert_eq!(cases[1].steps[0].bytes, Some(2));
+        assert_eq!(cases[1].steps[0].send, Some(serde_json::json!({"done": {}})));
+    }
+}

@@ -1,0 +1,145 @@
+//! `tidegate-lab kit-reference`: adapter of a small client, which shows that the kit is right and, with planted faults,
+//! that it can fail.
+
+mod client;
+mod conversation;
+mod machine;
+mod outbox;
+mod pace;
+
+use std::{
+    collections::{HashMap, HashSet},
+    io::Write as _,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Result;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    sync::mpsc,
+    task::JoinHandle,
+    time::timeout,
+};
+
+use client::Client;
+use machine::Machine;
+
+/// Commands of a client that wait.
+const COMMANDS_MAX: usize = 256;
+
+/// Time of a client to end. One that is just logging in ends later.
+const DROP_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Fault that is planted into the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum PlantedFault {
+    /// Pushes are not acknowledged.
+    NoAck,
+    /// Pushes above a hole are acknowledged.
+    AckHoles,
+    /// A repeated send keeps its `attempt`.
+    KeepAttempt,
+    /// A repeated send has another `msgId`.
+    NewMsgId,
+    /// Duplicates are reported.
+    ReportDuplicates,
+    /// A client that was replaced connects again.
+    ReconnectReplaced,
+    /// `retryAfterMs` and `afterMs` are ignored.
+    Hurry,
+    /// The wait before a reconnect does not double.
+    NoBackOff,
+    /// A refused token is used again.
+    KeepToken,
+    /// Holes are not pulled.
+    IgnoreHoles,
+    /// Nothing is asked after a login.
+    NoSync,
+    /// The content of a recalled message is reported.
+    ReportRecalled,
+    /// No sign of life is sent.
+    NoPing,
+    /// The silence of the node is ignored.
+    IgnoreSilence,
+    /// `goAway` is ignored.
+    IgnoreGoAway,
+    /// A chained send names the message after it, answered or not.
+    ChainAnswered,
+    /// Rooms are not joined again.
+    NoRejoin,
+}
+
+/// Arguments of the command.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Faults to plant
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub fault: Vec<PlantedFault>,
+}
+
+/// Faults of all clients of the process.
+type Faults = Arc<HashSet<PlantedFault>>;
+
+/// What a `store` keeps of a client that was dropped.
+type Stores = Arc<Mutex<HashMap<String, Machine>>>;
+
+/// Serves commands from stdin until its end.
+pub fn run(args: &Args) -> Result<()> {
+    let faults = Arc::new(args.fault.iter().copied().collect());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(serve(faults))
+}
+
+async fn serve(faults: Faults) -> Result<()> {
+    let mut clients: HashMap<String, (mpsc::Sender<Value>, JoinHandle<()>)> = HashMap::new();
+    let stores = Stores::default();
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(line) = lines.next_line().await? {
+        let command: Value = serde_json::from_str(&line)?;
+        let name = command["client"].as_str().unwrap_or_default().to_owned();
+        match command["do"].as_str().unwrap_or_default() {
+            "describe" => emit(&json!({
+                "event": "description", "name": "reference", "version": env!("CARGO_PKG_VERSION"),
+                "levels": ["L0", "L1", "L2", "L3"],
+                "transports": ["tcp-json", "ws-json", "tcp-proto", "ws-proto"],
+                "can": ["random", "store", "online"],
+            })),
+            "connect" => {
+                let (sender, inbox) = mpsc::channel(COMMANDS_MAX);
+                match Client::new(&name, &command, &faults, &stores) {
+                    Ok(client) => {
+                        let task = tokio::spawn(Box::pin(client.run(inbox)));
+                        clients.insert(name, (sender, task));
+                    }
+                    Err(error) => eprintln!("{name}: {error:#}"),
+                }
+            }
+            "drop" => {
+                if let Some((client, task)) = clients.remove(&name) {
+                    client.try_send(command).ok();
+                    // What the client leaves in its store is there for the next one.
+                    timeout(DROP_TIMEOUT, task).await.ok();
+                }
+            }
+            known if machine::COMMANDS.contains(&known) => {
+                if let Some((client, _)) = clients.get(&name) {
+                    client.try_send(command).ok();
+                }
+            }
+            other => emit(&json!({
+                "event": "unsupported", "do": other, "client": name, "as": command["as"],
+            })),
+        }
+    }
+    Ok(())
+}
+
+/// Writes an event as one line.
+fn emit(event: &Value) {
+    let mut out = std::io::stdout().lock();
+    // The kit has gone; the end of stdin follows.
+    writeln!(out, "{event}").and_then(|()| out.flush()).ok();
+}
