@@ -33,6 +33,7 @@ use crate::{
 };
 
 mod announcement;
+mod cut;
 mod local;
 mod remote;
 mod shard_settings;
@@ -40,6 +41,7 @@ mod tasks;
 
 pub use self::{
     announcement::NodeAnnouncement,
+    cut::ConnectionCutter,
     shard_settings::ShardSettings,
     tasks::{RunningTasks, STOP_MAX},
 };

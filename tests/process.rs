@@ -5,6 +5,10 @@ mod admin_routes;
 #[path = "support/mod.rs"]
 mod support;
 
+#[path = "process/console.rs"]
+mod console;
+#[path = "process/dev.rs"]
+mod dev;
 #[path = "process/files.rs"]
 mod files;
 #[path = "process/origins.rs"]

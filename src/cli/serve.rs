@@ -63,7 +63,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     sets.extend(args.listen.iter().map(|address| format!("listen.client={address}")));
     sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
-    let config = Config::load(args.config.as_deref(), &sets)?;
+    let mut config = Config::load(args.config.as_deref(), &sets)?;
+    // Only `tidegate up` names itself.
+    config.admin.may_abort = args.leave_with.is_some();
     if let Some(why) = super::plan::grace_problem(&config) {
         tracing::warn!("{why}");
     }

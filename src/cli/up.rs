@@ -152,6 +152,7 @@ fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
         None => services()?,
     };
     sets.push("node.profile=cluster".to_owned());
+    sets.push("admin.development=yes".to_owned());
     sets.push(format!("auth.key_file={}", key(KEY_FILE)?.display()));
     sets.push(format!("link.secret_file={}", key("link.secret")?.display()));
     sets.extend(args.set.iter().cloned());
