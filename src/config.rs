@@ -17,7 +17,6 @@ mod kafka;
 mod limits;
 mod link;
 mod log;
-mod origin;
 mod postgres;
 mod redis;
 mod trace;
@@ -29,7 +28,6 @@ pub use self::{
     drain::DrainConfig,
     link::LinkConfig,
     log::LogConfig,
-    origin::is_loopback_origin,
     postgres::PostgresConfig,
     redis::RedisConfig,
     trace::TraceConfig,
@@ -379,7 +377,6 @@ mod tests {
             (config.is_development(), config.console())
         };
         assert_eq!(of(&[]), (true, ConsoleMode::Full));
-        assert_eq!(of(&["listen.origins=[http://localhost:5173]"]), (true, ConsoleMode::Full));
         assert_eq!(of(&["admin.console=off"]), (true, ConsoleMode::Off));
         for other in [
             "admin.development=no",

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     auth,
-    config::Config,
+    config::{Config, ConsoleMode},
     node::{Addresses, NODE_FILE},
     private,
 };
@@ -383,9 +383,10 @@ fn greet(args: &Args, key: &Path, members: &[NodeProcess], addresses: &[Addresse
         .map(|path| banner::quoted(&path.to_string_lossy()).into_owned());
     let own = args.data.join(KEY_FILE).canonicalize().ok().filter(|own| own == key);
     let own = own.map(|own| auth::read_key(&own)).transpose().context("the token key")?;
+    banner::console(ConsoleMode::Full, true, &at.admin.to_string());
     banner::tokens(own.as_deref(), &format!("{program} token alice --data {one}"));
     println!();
-    println!("  try, in more terminals:");
+    println!("  or in more terminals:");
     println!("    {program} tail --user bob --data {all}");
     println!("    {program} send --user alice --to bob --data {data} hello");
     println!("    {program} where bob --data {all}");

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, origin::is_loopback_origin};
+use super::Config;
 
 /// Console on the admin port, and rights that only a node for development has.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -14,8 +14,8 @@ pub struct AdminConfig {
     pub console: String,
     /// Whether the node is for development: `yes`, `no` or `auto`. Such a node creates tokens for its console, cuts
     /// connections on request, and lets web pages on loopback connect. `yes` needs a loopback `listen.client`. `auto`:
-    /// yes if `listen.client` is loopback, `listen.origins` names none but loopback, and `listen.allow_public`,
-    /// `assign.addresses`, `auth.key_file` and `node.profile` have their defaults.
+    /// yes if `listen.client` is loopback and `listen.origins`, `listen.allow_public`, `assign.addresses`,
+    /// `auth.key_file` and `node.profile` have their defaults.
     pub development: String,
     /// Whether the console may crash the node; for `tidegate up`.
     #[serde(skip)]
@@ -63,7 +63,7 @@ impl Config {
                     && self.auth.key_file.as_os_str().is_empty()
                     && self.assign.addresses.is_empty()
                     && !listen.allow_public
-                    && listen.origins.iter().all(|origin| is_loopback_origin(origin.as_bytes()))
+                    && listen.origins.is_empty()
             }
             _ => false,
         };

@@ -8,11 +8,12 @@ use httparse::{EMPTY_HEADER, Header, Request, Status};
 use tokio_tungstenite::tungstenite::{handshake::server, http};
 
 mod assign;
+mod origin;
 mod refusal;
 #[cfg(test)]
 mod tests;
 
-use crate::config::is_loopback_origin;
+use origin::is_loopback_origin;
 use refusal::RefusalReason;
 
 pub use assign::{ASSIGN_PATH, AssignAsked, Transport};
