@@ -25,6 +25,7 @@ use tokio::net::TcpListener;
 
 pub mod console;
 pub mod dev;
+mod dev_forward;
 mod events;
 mod groups;
 pub mod http_server;
@@ -32,10 +33,12 @@ pub mod monitor;
 mod nodes;
 mod presence;
 mod same_origin;
+mod stall_guard;
+pub mod stats;
 mod trace;
 pub mod waiting;
 
-use self::{console::Console, dev::DevTools};
+use self::{console::Console, dev::DevTools, stats::Stats};
 use crate::{assign::Assigner, budget::Admission, cluster::Cluster, drain::Drainer, ingest::admin::Admin};
 
 /// State shared by the handlers.
@@ -55,6 +58,8 @@ pub struct Api {
     pub drainer: Arc<Drainer>,
     /// Settings of the console.
     pub console: Arc<Console>,
+    /// Figures of the node.
+    pub stats: Arc<Stats>,
     /// Means of development; `None` on a node that is for something else.
     pub dev: Option<Arc<DevTools>>,
 }
@@ -66,15 +71,18 @@ struct Problem(Code, String);
 pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = ()>) {
     // A socket that listens has an address; without one, no host is accepted.
     let listen = listener.local_addr().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
+    let stats = Arc::clone(&api.stats);
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/v1/console", get(console::about))
+        .route("/v1/stats/stream", get(stats::stream))
         .route("/v1/dev/token", post(dev::token))
         .route("/v1/dev/cut", post(dev::cut))
         .route("/v1/dev/abort", post(dev::abort))
+        .route("/v1/dev/forward", post(dev_forward::forward))
         .route("/v1/drain", post(begin_drain))
         .route("/v1/drain", delete(abort_drain))
         .route("/v1/nodes", get(nodes::list))
@@ -96,7 +104,14 @@ pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = (
         .layer(from_fn_with_state(Arc::clone(&api.console), console::refuse_changes))
         .layer(from_fn_with_state(listen, same_origin::check))
         .with_state(api);
-    http_server::serve(listener, router, stop).await;
+    let stopping = async {
+        stop.await;
+        stats.end();
+    };
+    tokio::select! {
+        () = http_server::serve(listener, router, stopping) => {}
+        () = stats.run() => {}
+    }
 }
 
 async fn wrong_method() -> (StatusCode, Problem) {

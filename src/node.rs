@@ -34,7 +34,7 @@ pub use self::ids::all as leased_ids;
 use self::ports::{BuiltPorts, FailureWatch};
 use crate::{
     accept::{Acceptor, Stopper},
-    api::{self, Api, console::Console, dev::DevTools, http_server::ApiThread},
+    api::{self, Api, console::Console, dev::DevTools, http_server::ApiThread, stats::Stats},
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
@@ -411,6 +411,8 @@ fn api(
     metrics: PrometheusHandle,
 ) -> Api {
     let console = Arc::new(Console::new(config));
+    let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
+    let stats = Stats::new(Arc::clone(&broker.cluster), metrics.clone(), directory, ack_times);
     let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
     Api {
         admin: broker.admin.clone(),
@@ -419,6 +421,7 @@ fn api(
         admission,
         metrics,
         drainer: Arc::clone(drainer),
+        stats: Arc::new(stats),
         dev: console.is_development.then(tools),
         console,
     }

@@ -15,6 +15,8 @@ mod files;
 mod origins;
 #[path = "process/private.rs"]
 mod private;
+#[path = "process/stats.rs"]
+mod stats;
 #[path = "process/stop.rs"]
 mod stop;
 #[path = "process/tokens.rs"]

@@ -106,11 +106,14 @@ pub(super) async fn abort(State(api): State<Api>) -> Result<Response, Response> 
 }
 
 /// Returns the means of development, or the refusal of a node that is for something else.
-fn tools(api: &Api) -> Result<&Arc<DevTools>, Response> {
+pub(super) fn tools(api: &Api) -> Result<&Arc<DevTools>, Response> {
+    api.dev.as_ref().ok_or_else(not_for_development)
+}
+
+/// Returns the refusal of a node that is for something else than development.
+pub(super) fn not_for_development() -> Response {
     let cure = "Use a node for development: listen.client on loopback, and admin.development = `yes`.";
-    let refused =
-        || refusal(StatusCode::FORBIDDEN, Code::Forbidden, "this node is not for development", cure);
-    api.dev.as_ref().ok_or_else(|| refused().into_response())
+    refusal(StatusCode::FORBIDDEN, Code::Forbidden, "the node is not for development", cure).into_response()
 }
 
 fn ids(user: &str, device: Option<&str>) -> Result<(UserId, Option<DeviceId>), Response> {

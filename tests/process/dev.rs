@@ -83,6 +83,26 @@ fn wrong_wishes_are_refused_with_a_code() {
 }
 
 #[test]
+fn only_listed_requests_are_forwarded_and_only_to_live_nodes() {
+    let node = Process::start(&[]);
+    for (method, path, status) in [
+        ("POST", "/v1/drain", 404),
+        ("GET", "/v1/drain", 400),
+        ("POST", "/v1/groups", 400),
+        ("POST", "/v1/dev/token", 400),
+        ("POST", "/v1/dev/forward", 400),
+        ("POST", "/v1/drain?x", 400),
+        ("POST", "http://192.0.2.1/v1/drain", 400),
+    ] {
+        for name in ["n1", "n2", "../n2", ""] {
+            let wish = json!({"node": name, "method": method, "path": path});
+            let (answered, said) = post(node.admin(), "/v1/dev/forward", &wish);
+            assert_eq!(answered, status, "{method} {path} on {name:?}: {said}");
+        }
+    }
+}
+
+#[test]
 fn cut_resets_the_sockets_of_one_device_or_of_all() {
     let node = Process::start(&[]);
     let mut alice = node.login(Wire::Tcp, "alice", "phone");
@@ -150,6 +170,7 @@ fn node_for_operation_refuses_all_of_it() {
         ("cut", json!({"user": "bob"})),
         ("abort", json!({})),
         ("token", json!({"user": "not an id"})),
+        ("forward", json!({"node": "n2", "method": "POST", "path": "/v1/drain"})),
     ] {
         let (status, said) = post(node.admin(), &format!("/v1/dev/{path}"), &wish);
         assert_eq!((status, &said["name"]), (403, &"FORBIDDEN".into()), "{path}: {said}");

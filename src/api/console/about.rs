@@ -11,11 +11,16 @@ pub(in crate::api) async fn about(State(api): State<Api>) -> Json<Value> {
     let (cluster, console) = (&api.cluster, &api.console);
     let snapshot = cluster.peers.snapshot();
     let own = snapshot.rows.iter().find(|row| row.info.boot == cluster.me).map(|row| &row.info);
-    let features: Vec<&str> =
-        [("token", console.is_development), ("cut", console.is_development), ("abort", console.may_abort)]
-            .into_iter()
-            .filter_map(|(name, is_on)| is_on.then_some(name))
-            .collect();
+    let features: Vec<&str> = [
+        ("token", console.is_development),
+        ("cut", console.is_development),
+        ("abort", console.may_abort),
+        ("forward", console.is_development),
+        ("stats", true),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_on)| is_on.then_some(name))
+    .collect();
     let peers: Vec<Value> = snapshot.others.iter().map(|row| peer(&row.info)).collect();
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
