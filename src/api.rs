@@ -38,7 +38,7 @@ pub mod stats;
 mod trace;
 pub mod waiting;
 
-use self::{console::Console, dev::DevTools, stats::Stats};
+use self::{console::Console, dev::DevTools, stats::StatsFeed};
 use crate::{assign::Assigner, budget::Admission, cluster::Cluster, drain::Drainer, ingest::admin::Admin};
 
 /// State shared by the handlers.
@@ -59,7 +59,7 @@ pub struct Api {
     /// Settings of the console.
     pub console: Arc<Console>,
     /// Figures of the node.
-    pub stats: Arc<Stats>,
+    pub stats: Arc<StatsFeed>,
     /// Means of development; `None` on a node that is for something else.
     pub dev: Option<Arc<DevTools>>,
 }

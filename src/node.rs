@@ -34,7 +34,7 @@ pub use self::ids::all as leased_ids;
 use self::ports::{BuiltPorts, FailureWatch};
 use crate::{
     accept::{Acceptor, Stopper},
-    api::{self, Api, console::Console, dev::DevTools, http_server::ApiThread, stats::Stats},
+    api::{self, Api, console::Console, dev::DevTools, http_server::ApiThread, stats::StatsFeed},
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
@@ -412,7 +412,7 @@ fn api(
 ) -> Api {
     let console = Arc::new(Console::new(config));
     let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
-    let stats = Stats::new(Arc::clone(&broker.cluster), metrics.clone(), directory, ack_times);
+    let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), directory, ack_times);
     let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
     Api {
         admin: broker.admin.clone(),

@@ -39,14 +39,14 @@ const STREAMS_MAX: usize = 8;
 const BEHIND_MAX: usize = 16;
 
 /// Figures of the node, and the streams that follow them.
-pub struct Stats {
+pub struct StatsFeed {
     node: String,
     sampler: Mutex<Sampler>,
     history: Mutex<History>,
     streams: Arc<Semaphore>,
 }
 
-impl Stats {
+impl StatsFeed {
     /// Creates the figures of a node, from its metrics and its state.
     pub fn new(
         cluster: Arc<Cluster>,

@@ -69,8 +69,13 @@ fn assets_are_immutable_and_no_path_leads_out_of_them() {
         let reply = get(&node, path);
         assert_eq!(reply.status, 200, "{path}");
         assert_eq!(reply.field("cache-control"), Some("public, max-age=31536000, immutable"), "{path}");
-        let kind =
-            if path.ends_with(".css") { "text/css; charset=utf-8" } else { "text/javascript; charset=utf-8" };
+        let kind = match path.rsplit_once('.').map(|(_, end)| end) {
+            Some("css") => "text/css; charset=utf-8",
+            Some("js") => "text/javascript; charset=utf-8",
+            Some("svg") => "image/svg+xml",
+            Some("woff2") => "font/woff2",
+            _ => panic!("{path} is of no known kind"),
+        };
         assert_eq!(reply.field("content-type"), Some(kind), "{path}");
     }
     for path in [
