@@ -1,4 +1,4 @@
-//! Admin port: groups, nodes, presence, traces, events, health and metrics over HTTP. It listens on loopback only and
+//! Admin port: groups, nodes, presence, traces, events, health, metrics and the console over HTTP. It listens on loopback only and
 //! refuses web pages of other origins; admin keys come later.
 
 use std::{
@@ -23,6 +23,9 @@ use tidegate_protocol::{
 };
 use tokio::net::TcpListener;
 
+pub mod console;
+pub mod dev;
+mod dev_forward;
 mod events;
 mod groups;
 pub mod http_server;
@@ -30,9 +33,12 @@ pub mod monitor;
 mod nodes;
 mod presence;
 mod same_origin;
+mod stall_guard;
+pub mod stats;
 mod trace;
 pub mod waiting;
 
+use self::{console::Console, dev::DevTools, stats::StatsFeed};
 use crate::{assign::Assigner, budget::Admission, cluster::Cluster, drain::Drainer, ingest::admin::Admin};
 
 /// State shared by the handlers.
@@ -50,6 +56,12 @@ pub struct Api {
     pub metrics: PrometheusHandle,
     /// Drain of the node, for `/readyz` and `/v1/drain`.
     pub drainer: Arc<Drainer>,
+    /// Settings of the console.
+    pub console: Arc<Console>,
+    /// Figures of the node.
+    pub stats: Arc<StatsFeed>,
+    /// Means of development; `None` on a node that is for something else.
+    pub dev: Option<Arc<DevTools>>,
 }
 
 /// Refusal of a request; the code determines the HTTP status and the cure.
@@ -59,11 +71,18 @@ struct Problem(Code, String);
 pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = ()>) {
     // A socket that listens has an address; without one, no host is accepted.
     let listen = listener.local_addr().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
+    let stats = Arc::clone(&api.stats);
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
+        .route("/v1/console", get(console::about))
+        .route("/v1/stats/stream", get(stats::stream))
+        .route("/v1/dev/token", post(dev::token))
+        .route("/v1/dev/cut", post(dev::cut))
+        .route("/v1/dev/abort", post(dev::abort))
+        .route("/v1/dev/forward", post(dev_forward::forward))
         .route("/v1/drain", post(begin_drain))
         .route("/v1/drain", delete(abort_drain))
         .route("/v1/nodes", get(nodes::list))
@@ -80,16 +99,23 @@ pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = (
         .route("/v1/groups/{id}/members", post(groups::change_members))
         .route("/v1/groups/{id}/roles", post(groups::change_roles))
         .route("/v1/groups/{id}/settings", post(groups::change_settings))
-        .fallback(|| async { Problem(Code::NotFound, "no such path; see docs/http.md".into()) })
-        .method_not_allowed_fallback(|| async {
-            (
-                StatusCode::METHOD_NOT_ALLOWED,
-                Problem(Code::NotFound, "no such method here; see docs/http.md".into()),
-            )
-        })
+        .fallback(console::page)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&api.console), console::refuse_changes))
         .layer(from_fn_with_state(listen, same_origin::check))
         .with_state(api);
-    http_server::serve(listener, router, stop).await;
+    let stopping = async {
+        stop.await;
+        stats.end();
+    };
+    tokio::select! {
+        () = http_server::serve(listener, router, stopping) => {}
+        () = stats.run() => {}
+    }
+}
+
+async fn wrong_method() -> (StatusCode, Problem) {
+    (StatusCode::METHOD_NOT_ALLOWED, Problem(Code::NotFound, "no such method here; see docs/http.md".into()))
 }
 
 async fn healthz(State(api): State<Api>) -> Json<Value> {

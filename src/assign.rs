@@ -166,7 +166,7 @@ fn candidate(info: &NodeInfo) -> Candidate<'_> {
 }
 
 /// Returns the address with the scheme of the transport; `None` if the address is for another one.
-fn address_for(address: &str, transport: Option<Transport>) -> Option<String> {
+pub(crate) fn address_for(address: &str, transport: Option<Transport>) -> Option<String> {
     let (scheme, fits) = match transport {
         None => return Some(address.to_owned()),
         Some(Transport::Tcp) => ("tcp", ["tcp", "tls"]),

@@ -12,11 +12,13 @@ use std::{
 use tidegate_protocol::machine::drain;
 
 use crate::{
+    ack_times::AckTimes,
     assign::Assigner,
     budget::Admission,
     bus::NodeFeed,
     cluster::Cluster,
     delivery::answer_cache::AnswerCache,
+    directory::Directory,
     drain::Drainer,
     ingest::{
         admin::Admin,
@@ -33,6 +35,7 @@ use crate::{
 };
 
 mod announcement;
+mod cut;
 mod local;
 mod remote;
 mod shard_settings;
@@ -40,6 +43,7 @@ mod tasks;
 
 pub use self::{
     announcement::NodeAnnouncement,
+    cut::ConnectionCutter,
     shard_settings::ShardSettings,
     tasks::{RunningTasks, STOP_MAX},
 };
@@ -101,6 +105,8 @@ pub struct Broker {
     pub intake: Arc<Intake>,
     /// Assigner of clients to nodes.
     pub assigner: Arc<Assigner>,
+    /// Times from sends to their acks.
+    pub ack_times: Arc<AckTimes>,
     /// Live rooms.
     pub rooms: Arc<Rooms>,
     local: LocalDelivery,
@@ -136,6 +142,7 @@ impl Broker {
         let broker = Self {
             assigner: Arc::new(Assigner::new(Arc::clone(&cluster), description, assign_ttl)),
             cluster,
+            ack_times: Arc::default(),
             admin,
             intake,
             rooms,
@@ -181,6 +188,11 @@ impl Broker {
     /// Returns the handles of all shards; empty until [`Self::build_shards`].
     pub fn shards(&self) -> &[ShardHandle] {
         self.local.handles.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the index of the users and members that are connected to this node.
+    pub fn directory(&self) -> &Arc<Directory> {
+        &self.local.directory
     }
 
     /// Starts the drain of the node, which waits for its request; `start` is the time base of the shards. Must run in a

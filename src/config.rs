@@ -7,6 +7,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod admin;
 mod assign;
 mod auth;
 mod check;
@@ -21,8 +22,15 @@ mod redis;
 mod trace;
 
 pub use self::{
-    assign::AssignConfig, auth::AuthConfig, drain::DrainConfig, link::LinkConfig, log::LogConfig,
-    postgres::PostgresConfig, redis::RedisConfig, trace::TraceConfig,
+    admin::{AdminConfig, ConsoleMode},
+    assign::AssignConfig,
+    auth::AuthConfig,
+    drain::DrainConfig,
+    link::LinkConfig,
+    log::LogConfig,
+    postgres::PostgresConfig,
+    redis::RedisConfig,
+    trace::TraceConfig,
 };
 pub use kafka::KafkaConfig;
 pub use limits::LimitsConfig;
@@ -46,6 +54,8 @@ pub struct Config {
     pub node: NodeConfig,
     /// Listen addresses and allowed web origins.
     pub listen: ListenConfig,
+    /// Console on the admin port, and rights that only a node for development has.
+    pub admin: AdminConfig,
     /// Verification of client tokens.
     pub auth: AuthConfig,
     /// Limits on connections, frames, queues, disk and memory.
@@ -357,6 +367,36 @@ mod tests {
         let refused = Config::load(None, std::slice::from_ref(&public)).unwrap_err().to_string();
         assert!(refused.contains("listen.allow_public=true"), "{refused}");
         assert!(Config::load(None, &[public, "listen.allow_public=true".into()]).is_ok());
+    }
+
+    #[test]
+    fn node_is_for_development_by_its_defaults_only() {
+        let of = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let config = Config::load(None, &sets).unwrap();
+            (config.is_development(), config.console())
+        };
+        assert_eq!(of(&[]), (true, ConsoleMode::Full));
+        assert_eq!(of(&["admin.console=off"]), (true, ConsoleMode::Off));
+        for other in [
+            "admin.development=no",
+            "listen.origins=[https://chat.example]",
+            "listen.origins=[*]",
+            "listen.allow_public=true",
+            "assign.addresses=[chat.example:443]",
+            "auth.key_file=key",
+        ] {
+            assert_eq!(of(&[other]), (false, ConsoleMode::Read), "{other}");
+            assert_eq!(of(&[other, "admin.console=full"]), (false, ConsoleMode::Full), "{other}");
+        }
+        let key = "auth.key_file=key";
+        assert_eq!(of(&[key, "admin.development=yes"]), (true, ConsoleMode::Full));
+        let public = ["listen.client=192.0.2.1:7800", "listen.allow_public=true", "admin.development=yes"];
+        let refused = Config::load(None, &public.map(str::to_owned)).unwrap_err().to_string();
+        assert!(refused.contains("admin.development: `yes` needs a loopback address"), "{refused}");
+        for wrong in ["admin.console=on", "admin.development=maybe"] {
+            assert!(Config::load(None, &[wrong.to_owned()]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

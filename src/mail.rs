@@ -186,6 +186,8 @@ pub enum Mail {
     Memberships(ConnKey, Vec<ConversationId>),
     /// Closes the device's connections with an older epoch as `REPLACED`; replies whether there was one.
     Replaced(UserId, DeviceId, u64, Option<oneshot::Sender<bool>>),
+    /// Resets the sockets of the user's device, or of all its devices; replies how many.
+    Cut(UserId, Option<DeviceId>, oneshot::Sender<usize>),
     /// Number of frames of a room that were lost on the way to this shard, to be reported to its members.
     RoomLoss(ConversationId, u64),
     /// Volatile frame.
@@ -346,6 +348,7 @@ impl Mail {
             | Self::LoginDone(..)
             | Self::EpochRenewed(..)
             | Self::Replaced(..)
+            | Self::Cut(..)
             | Self::RoomLoss(..)
             | Self::RoomNumbers(..)
             | Self::RoomJoined(..)

@@ -34,7 +34,7 @@ pub use self::ids::all as leased_ids;
 use self::ports::{BuiltPorts, FailureWatch};
 use crate::{
     accept::{Acceptor, Stopper},
-    api::{self, Api, http_server::ApiThread},
+    api::{self, Api, console::Console, dev::DevTools, http_server::ApiThread, stats::StatsFeed},
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
@@ -194,7 +194,7 @@ impl Node {
         let _guard = runtime.enter();
         let BuiltPorts { cluster, failure, link, numbers, event_publisher, peering } = built;
         supervised::spawn("the publisher of events", event_publisher.run());
-        let (cluster, settings) = (Arc::new(cluster), settings::broker(config));
+        let (cluster, settings) = (Arc::new(cluster), settings::broker(config, &addresses));
         let durable = cluster.ports.bus.state().durable;
         let owners = settings::owners(config)?;
         let cache = Arc::clone(&owners.cache);
@@ -208,7 +208,11 @@ impl Node {
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
         let acceptor = start_acceptor(client, &admission, newcomers, config.socket.clone(), metrics)?;
-        let apis = serve_apis(sockets.admin, sockets.monitor, api(broker, admission, &drainer, rendered))?;
+        let apis = serve_apis(
+            sockets.admin,
+            sockets.monitor,
+            api(config, &token_key, broker, admission, &drainer, rendered),
+        )?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
@@ -398,9 +402,29 @@ fn start_acceptor(
     Ok((stopper, thread))
 }
 
-fn api(broker: &Broker, admission: Arc<Admission>, drainer: &Arc<Drainer>, metrics: PrometheusHandle) -> Api {
-    let (cluster, assigner) = (Arc::clone(&broker.cluster), Arc::clone(&broker.assigner));
-    Api { admin: broker.admin.clone(), cluster, assigner, admission, metrics, drainer: Arc::clone(drainer) }
+fn api(
+    config: &Config,
+    token_key: &[u8],
+    broker: &Broker,
+    admission: Arc<Admission>,
+    drainer: &Arc<Drainer>,
+    metrics: PrometheusHandle,
+) -> Api {
+    let console = Arc::new(Console::new(config));
+    let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
+    let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), directory, ack_times);
+    let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
+    Api {
+        admin: broker.admin.clone(),
+        cluster: Arc::clone(&broker.cluster),
+        assigner: Arc::clone(&broker.assigner),
+        admission,
+        metrics,
+        drainer: Arc::clone(drainer),
+        stats: Arc::new(stats),
+        dev: console.is_development.then(tools),
+        console,
+    }
 }
 
 /// Serves the admin port, and the port for probes if there is one, on a thread of their own.

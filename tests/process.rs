@@ -5,12 +5,18 @@ mod admin_routes;
 #[path = "support/mod.rs"]
 mod support;
 
+#[path = "process/console.rs"]
+mod console;
+#[path = "process/dev.rs"]
+mod dev;
 #[path = "process/files.rs"]
 mod files;
 #[path = "process/origins.rs"]
 mod origins;
 #[path = "process/private.rs"]
 mod private;
+#[path = "process/stats.rs"]
+mod stats;
 #[path = "process/stop.rs"]
 mod stop;
 #[path = "process/tokens.rs"]

@@ -20,7 +20,8 @@ fn corpus_inputs_pass_and_cover_both_outcomes() {
     for entry in fs::read_dir(folder).expect("a corpus") {
         let input = fs::read(entry.expect("an entry").path()).expect("an input");
         target::upgrade(&input);
-        match upgrade(&input[1..], &Policy { origins: vec!["https://chat.example.org".into()] }) {
+        let policy = Policy { origins: vec!["https://chat.example.org".into()], admits_loopback: false };
+        match upgrade(&input[1..], &policy) {
             Ok(UpgradeProgress::Done { .. }) => done += 1,
             Ok(UpgradeProgress::NeedMore | UpgradeProgress::Assign(_)) => {}
             Err(_) => refused += 1,

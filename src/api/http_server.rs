@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Problem;
+use super::{Problem, stall_guard::StallGuard};
 use crate::supervised;
 use tidegate_protocol::Code;
 
@@ -50,6 +50,9 @@ const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// Time for a handler to begin its response. Handlers have shorter limits of their own.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest time for which a caller may read nothing of a response.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delay after a failed accept, which is repeated: the process is out of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -143,7 +146,9 @@ async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, c
     });
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(stream), service));
+    let mut connection = std::pin::pin!(
+        server.serve_connection(TokioIo::new(StallGuard::new(stream, STALL_TIMEOUT)), service)
+    );
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => ended,

@@ -99,6 +99,7 @@ impl Broker {
             directory: Arc::clone(&self.local.directory),
             handles: Arc::clone(&self.local.handles),
             intake: Arc::clone(&self.intake),
+            ack_times: Arc::clone(&self.ack_times),
             cluster: Arc::clone(&self.cluster),
             reads: Arc::new(ReadBudget::new(if self.is_clustered { READS_CLUSTERED } else { READS_SINGLE })),
             recaller: Recaller { admin: self.admin.clone(), within: settings.recall_within },

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, env, io::IsTerminal as _, time::Duration};
 
-use crate::auth;
+use crate::{auth, config::ConsoleMode};
 
 /// Lifetime of printed tokens.
 const TOKEN_TTL: Duration = Duration::from_secs(24 * 3_600);
@@ -19,6 +19,18 @@ pub(super) fn quoted(word: &str) -> Cow<'_, str> {
         return Cow::Borrowed(word);
     }
     Cow::Owned(format!("'{}'", word.replace('\'', r"'\''")))
+}
+
+/// Prints what the console at this admin address is for; nothing if it is off.
+pub(super) fn console(mode: ConsoleMode, is_development: bool, admin: &str) {
+    let purpose = match (mode, is_development) {
+        (ConsoleMode::Off, _) => return,
+        (ConsoleMode::Full, true) => "alice and bob talk; cut their links, and see that nothing is lost",
+        (ConsoleMode::Full, false) => "the nodes, their clients and messages",
+        (ConsoleMode::Read, _) => "the nodes, their clients and messages; it changes nothing",
+    };
+    println!();
+    println!("  open http://{admin} in a browser: {purpose}");
 }
 
 /// Prints tokens for alice and bob to a terminal, and elsewhere the command that creates one, because a log may have

@@ -63,7 +63,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     sets.extend(args.listen.iter().map(|address| format!("listen.client={address}")));
     sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
-    let config = Config::load(args.config.as_deref(), &sets)?;
+    let mut config = Config::load(args.config.as_deref(), &sets)?;
+    // Only `tidegate up` names itself.
+    config.admin.may_abort = args.leave_with.is_some();
     if let Some(why) = super::plan::grace_problem(&config) {
         tracing::warn!("{why}");
     }
@@ -116,7 +118,7 @@ fn greet(node: &Node, config: &Config) {
     let data = config.node.data.display();
     println!("tidegate {} node {}", env!("CARGO_PKG_VERSION"), node.id());
     println!("  clients  ws://{client}  tcp://{client}  (WebSocket, protobuf frames, JSON lines)");
-    println!("  admin    http://{}  (groups, health, metrics)", node.addresses.admin);
+    println!("  admin    http://{}  (console, groups, health, metrics)", node.addresses.admin);
     println!("  data     {data}");
     if !node.durable {
         println!();
@@ -126,6 +128,7 @@ fn greet(node: &Node, config: &Config) {
         Some("tidegate-data") | None => String::new(),
         Some(other) => format!(" --data {}", banner::quoted(other)),
     };
+    banner::console(config.console(), config.is_development(), &node.addresses.admin.to_string());
     let program = banner::program();
     let is_own = config.auth.key_file.as_os_str().is_empty() && config.node.profile == "single";
     let key = (is_own && client.ip().is_loopback()).then_some(node.token_key.as_slice());
@@ -134,7 +137,7 @@ fn greet(node: &Node, config: &Config) {
         return;
     }
     println!();
-    println!("  try, in two more terminals:");
+    println!("  or in two more terminals:");
     println!("    {program} tail --user bob{data}");
     println!("    {program} send --user alice --to bob{data} hello");
     println!("  or by hand: docs/quickstart.md (nc {} {})", client.ip(), client.port());

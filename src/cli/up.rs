@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             _ = int.recv() => Err(anyhow::anyhow!("stopped while the nodes were starting")),
         };
         match ready {
-            Ok(addresses) => greet(args, &config.auth.key_file, &members, &addresses)?,
+            Ok(addresses) => greet(args, &config, &members, &addresses)?,
             Err(error) => {
                 terminate_all(&members);
                 wait_all(&mut members, true).await;
@@ -152,6 +152,10 @@ fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
         None => services()?,
     };
     sets.push("node.profile=cluster".to_owned());
+    // A key that operators supplied signs no tokens for a console.
+    if !args.set.iter().any(|set| set.trim_start().starts_with("auth.key_file")) {
+        sets.push("admin.development=yes".to_owned());
+    }
     sets.push(format!("auth.key_file={}", key(KEY_FILE)?.display()));
     sets.push(format!("link.secret_file={}", key("link.secret")?.display()));
     sets.extend(args.set.iter().cloned());
@@ -367,7 +371,12 @@ impl NodeProcess {
     }
 }
 
-fn greet(args: &Args, key: &Path, members: &[NodeProcess], addresses: &[Addresses]) -> anyhow::Result<()> {
+fn greet(
+    args: &Args,
+    config: &Config,
+    members: &[NodeProcess],
+    addresses: &[Addresses],
+) -> anyhow::Result<()> {
     let program = banner::program();
     println!();
     println!("tidegate {}: a cluster of {} nodes", env!("CARGO_PKG_VERSION"), members.len());
@@ -380,11 +389,12 @@ fn greet(args: &Args, key: &Path, members: &[NodeProcess], addresses: &[Addresse
     };
     let [all, data, one] = [&args.data, &last.data, &first.data]
         .map(|path| banner::quoted(&path.to_string_lossy()).into_owned());
-    let own = args.data.join(KEY_FILE).canonicalize().ok().filter(|own| own == key);
+    let own = args.data.join(KEY_FILE).canonicalize().ok().filter(|own| *own == config.auth.key_file);
     let own = own.map(|own| auth::read_key(&own)).transpose().context("the token key")?;
+    banner::console(config.console(), config.is_development(), &at.admin.to_string());
     banner::tokens(own.as_deref(), &format!("{program} token alice --data {one}"));
     println!();
-    println!("  try, in more terminals:");
+    println!("  or in more terminals:");
     println!("    {program} tail --user bob --data {all}");
     println!("    {program} send --user alice --to bob --data {data} hello");
     println!("    {program} where bob --data {all}");

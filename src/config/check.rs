@@ -78,9 +78,10 @@ impl Config {
 }
 
 impl Config {
-    /// Checks the settings that depend on the profile; mixtures of the two profiles are refused.
+    /// Checks the settings that depend on the profile or the purpose of the node; mixtures are refused.
     fn check_profile(&self, need: &mut impl FnMut(bool, &str)) {
         let (node, kafka) = (&self.node, &self.kafka);
+        self.check_admin(need);
         need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         let brokers = !kafka.brokers.is_empty() || !kafka.node_brokers.is_empty();
         match node.profile.as_str() {

@@ -8,10 +8,12 @@ use httparse::{EMPTY_HEADER, Header, Request, Status};
 use tokio_tungstenite::tungstenite::{handshake::server, http};
 
 mod assign;
+mod origin;
 mod refusal;
 #[cfg(test)]
 mod tests;
 
+use origin::is_loopback_origin;
 use refusal::RefusalReason;
 
 pub use assign::{ASSIGN_PATH, AssignAsked, Transport};
@@ -53,6 +55,8 @@ impl SubProtocol {
 pub struct Policy {
     /// Web origins that browsers may connect from, such as `https://chat.example.org`; `*` admits all.
     pub origins: Vec<String>,
+    /// Whether pages on loopback, such as the console, may connect too; for nodes for development.
+    pub admits_loopback: bool,
 }
 
 impl Policy {
@@ -60,6 +64,9 @@ impl Policy {
     /// no page that could abuse its visitor.
     fn admits(&self, origin: Option<&[u8]>) -> bool {
         let Some(origin) = origin else { return true };
+        if self.admits_loopback && is_loopback_origin(origin) {
+            return true;
+        }
         self.origins.iter().any(|listed| listed == "*" || listed.as_bytes().eq_ignore_ascii_case(origin))
     }
 }

@@ -5,11 +5,12 @@ use std::{sync::Arc, thread, time::Duration};
 use anyhow::Context as _;
 use tidegate_protocol::machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, session, window::WindowLimits};
 
+use super::Addresses;
 use crate::{
     auth::Verifier,
     broker::{self, ShardSettings},
     budget::{self, Admission, CacheBudget},
-    config::{AssignConfig, Config, LimitsConfig},
+    config::{Config, LimitsConfig},
     limiter::RateLimits,
     net::upgrade,
     partition::{
@@ -22,11 +23,11 @@ use crate::{
 };
 
 /// Returns the limits of the broker, and the description of the node for its peers.
-pub(super) fn broker(config: &Config) -> broker::Settings {
+pub(super) fn broker(config: &Config, addresses: &Addresses) -> broker::Settings {
     broker::Settings {
         intake_bytes_max: config.limits.intake_bytes_max,
         small_group_max: config.limits.small_group_max,
-        description: node_description(&config.assign),
+        description: node_description(config, addresses),
         assign_ttl: Duration::from_millis(config.assign.ttl_ms),
     }
 }
@@ -44,7 +45,10 @@ pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
         frame_deadline: Duration::from_millis(timing.frame_ms),
         write_deadline: Duration::from_millis(timing.write_ms),
         linger: Duration::from_millis(timing.linger_ms),
-        upgrade: upgrade::Policy { origins: config.listen.origins.clone() },
+        upgrade: upgrade::Policy {
+            origins: config.listen.origins.clone(),
+            admits_loopback: config.is_development(),
+        },
         verifier: Arc::new(Verifier::hs256(token_key)),
         recall_within: Duration::from_millis(limits.recall_ms),
         panic_on_msg_id: match fault.panic_in.as_str() {
@@ -164,7 +168,8 @@ fn session_limits(config: &Config) -> session::SessionLimits {
 }
 
 /// Returns the description that the node announces to its peers.
-fn node_description(assign: &AssignConfig) -> NodeDescription {
+fn node_description(config: &Config, addresses: &Addresses) -> NodeDescription {
+    let assign = &config.assign;
     let version = if assign.version.is_empty() { env!("CARGO_PKG_VERSION") } else { &assign.version };
     NodeDescription {
         weight: assign.weight,
@@ -175,5 +180,6 @@ fn node_description(assign: &AssignConfig) -> NodeDescription {
         accepts: assign.accepts,
         drain: None,
         node_topic: None,
+        console: if config.is_development() { format!("http://{}", addresses.admin) } else { String::new() },
     }
 }

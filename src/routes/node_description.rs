@@ -23,6 +23,9 @@ pub struct NodeDescription {
     pub drain: Option<Draining>,
     /// Lag of the node in its own topic; `None` if it has no topic or can't query its end.
     pub node_topic: Option<TopicLag>,
+    /// URL of the node's console; empty unless the node is for development.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub console: String,
 }
 
 /// Position and lag of a node in its own topic.
@@ -73,6 +76,7 @@ impl Default for NodeDescription {
             accepts: 1_000,
             drain: None,
             node_topic: None,
+            console: String::new(),
         }
     }
 }

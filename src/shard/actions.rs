@@ -267,6 +267,8 @@ impl<I: Io> Shard<I> {
     ) {
         while let Some((_, ticket, answer)) = answers.pop_front_if(|(key, ..)| *key == conn.key) {
             let limits = &self.context.limits;
+            let is_acked = matches!(answer, SubmitAnswer::Accepted { .. } | SubmitAnswer::Duplicate { .. });
+            self.context.ack_times.end(conn.key, ticket, is_acked);
             conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);
         }
         self.act(conn);

@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 
 use super::outbox::Caps;
 use crate::{
+    ack_times::AckTimes,
     assign::Assigner,
     auth::Verifier,
     cluster::Cluster,
@@ -63,6 +64,8 @@ pub struct Context {
     pub handles: ShardHandles,
     /// Intake of the log.
     pub intake: Arc<Intake>,
+    /// Times from sends to their acks.
+    pub ack_times: Arc<AckTimes>,
     /// Ports of the node, and its view of the cluster.
     pub cluster: Arc<Cluster>,
     /// Bound on the reads of clients.

@@ -76,6 +76,7 @@ impl<I: Io> Shard<I> {
                 self.release_holds(&groups);
             }
             Mail::Replaced(user, device, epoch, reply) => self.take_replaced(&user, &device, epoch, reply),
+            Mail::Cut(user, device, reply) => self.cut(&user, device.as_ref(), reply),
             Mail::Outdated(outdated) => self.take_outdated(outdated),
             Mail::EpochRenewed(key, done) => self.take_renewed(key, done),
             Mail::Signal(signal) => self.take_signal(signal),
@@ -106,6 +107,16 @@ impl<I: Io> Shard<I> {
             // The caller may have stopped waiting.
             reply.send(!old.is_empty()).ok();
         }
+    }
+
+    /// Resets the sockets of the user's device, or of all its devices, and replies how many there were.
+    fn cut(&mut self, user: &UserId, device: Option<&DeviceId>, reply: Sender<usize>) {
+        let slots = self.slots_of(user, |login| device.is_none_or(|device| login.route.device == *device));
+        for slot in &slots {
+            self.with_conn(*slot, Self::reset);
+        }
+        // The caller may have stopped waiting.
+        reply.send(slots.len()).ok();
     }
 
     /// Passes answers to the sessions of their connections, in order.

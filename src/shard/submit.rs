@@ -57,7 +57,10 @@ impl<I: Io> Shard<I> {
             None => self.reserve(&record),
         };
         match reserved {
-            Ok(()) => self.batch.push(record),
+            Ok(()) => {
+                self.context.ack_times.begin(conn.key, ticket);
+                self.batch.push(record);
+            }
             Err(refusal) => {
                 let limits = &self.context.limits;
                 let actions = &mut self.buffers.actions;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
 use crate::support::{
@@ -303,6 +303,9 @@ fn second_up_on_the_same_data_is_refused_harmlessly() {
     let mut first = place.up(&["--nodes", "2", "--set", &key]);
     let nodes = first.nodes(2);
     assert!(!first.said().iter().any(|line| line.contains("eyJ")), "tokens of a given key are not printed");
+    let wish = json!({"user": "alice"}).to_string();
+    let (status, said) = http::ask(nodes[0].admin, "POST", "/v1/dev/token", &wish);
+    assert_eq!(status, 403, "nor created for a console: {said}");
     let token = place.answer(&first.next(" token alice "));
     Client::connect(nodes[1].clients, Wire::Tcp).login(hello(token.trim(), "phone"));
     let mut second = place.up(&["--nodes", "2"]);
@@ -330,4 +333,53 @@ fn ctrl_c_ends_up_while_it_waits_for_kafka() {
     assert_eq!(up.exit(), Some(1));
     up.says("stopped before a node was started");
     assert!(!place.folder.join("tidegate-cluster/n1").exists());
+}
+
+#[test]
+fn console_of_one_node_reaches_the_others() {
+    let place = Place::new();
+    let mut up = place.up(&["--nodes", "3"]);
+    let nodes = up.nodes(3);
+    let admin = nodes[0].admin;
+    let forward = |node: &str, method: &str, path: &str, body: Value| {
+        let wish = json!({"node": node, "method": method, "path": path, "body": body}).to_string();
+        let (status, said) = http::ask(admin, "POST", "/v1/dev/forward", &wish);
+        (status, serde_json::from_str::<Value>(&said).expect("JSON"))
+    };
+    eventually("the node names the consoles of the others", || {
+        let facts: Value = serde_json::from_str(&http::ask(admin, "GET", "/v1/console", "").1).expect("JSON");
+        let peers = facts["peers"].as_array().expect("a list").iter();
+        let mut consoles: Vec<&str> = peers.filter_map(|peer| peer["admin"].as_str()).collect();
+        consoles.sort_unstable();
+        let mut known = [format!("http://{}", nodes[1].admin), format!("http://{}", nodes[2].admin)];
+        known.sort_unstable();
+        (consoles == known).then_some(())
+    });
+    let page = http::exchange(admin, "GET /try HTTP/1.1\r\nHost: localhost\r\n", "");
+    let policy = page.field("content-security-policy").expect("a policy");
+    for node in &nodes {
+        assert!(policy.contains(&format!(" ws://{}", node.clients)), "{policy}");
+    }
+    let (_, said) = forward("n1", "POST", "/v1/dev/cut", json!({"user": "bob"}));
+    assert_eq!(said["name"], "NOT_FOUND", "its own requests need no forwarding: {said}");
+    let token = http::ask(admin, "POST", "/v1/dev/token", &json!({"user": "bob"}).to_string()).1;
+    let token: Value = serde_json::from_str(&token).expect("JSON");
+    let mut bob = Client::connect(nodes[1].clients, Wire::WsText);
+    bob.login(hello(token["token"].as_str().expect("a token"), "web"));
+    let (status, said) = forward("n2", "POST", "/v1/dev/cut", json!({"user": "bob", "device": "web"}));
+    assert_eq!((status, &said["node"], &said["cut"]), (200, &"n2".into(), &1.into()), "{said}");
+    eventually("the link of bob is cut", || {
+        bob.listen(std::time::Duration::from_millis(10));
+        bob.has_ended().then_some(())
+    });
+    let (status, said) = forward("n3", "POST", "/v1/drain", Value::Null);
+    assert_eq!((status, &said["state"]), (202, &"cordoned".into()), "{said}");
+    up.says("n3 ended (exit status: 0)");
+    let (status, said) = forward("n2", "POST", "/v1/dev/abort", json!({}));
+    assert_eq!((status, said), (200, json!({"node": "n2", "aborted": true})));
+    let ended = up.says("n2 ended");
+    assert!(ended.contains("SIGABRT"), "{ended}");
+    up.signal(Signal::INT);
+    up.exit();
+    place.wait_for_no_nodes();
 }

@@ -19,7 +19,7 @@ const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 const BASE: &str = "Host: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n";
 
 fn policy() -> Policy {
-    Policy { origins: vec!["https://chat.example.org".to_owned()] }
+    Policy { origins: vec!["https://chat.example.org".to_owned()], admits_loopback: false }
 }
 
 /// Returns an acceptable request with additional header lines.
@@ -123,9 +123,22 @@ fn origin_must_be_listed_if_it_is_sent() {
     }
     accepted(&from("https://chat.example.org"));
     accepted(&from("HTTPS://CHAT.example.org"));
-    let any = Policy { origins: vec!["*".to_owned()] };
+    let any = Policy { origins: vec!["*".to_owned()], ..policy() };
     assert!(upgrade(from("null").as_bytes(), &any).is_ok());
     assert!(upgrade(from("null").as_bytes(), &Policy::default()).is_err());
+    let local = Policy { admits_loopback: true, ..policy() };
+    for (origin, is_admitted) in [
+        ("http://127.0.0.1:7801", true),
+        ("http://localhost:7811", true),
+        ("https://chat.example.org", true),
+        ("http://evil.example", false),
+        ("http://localhost.evil.example", false),
+        ("null", false),
+    ] {
+        assert_eq!(upgrade(from(origin).as_bytes(), &local).is_ok(), is_admitted, "{origin}");
+        let is_listed = origin.contains("chat.example.org");
+        assert_eq!(upgrade(from(origin).as_bytes(), &policy()).is_ok(), is_listed, "{origin}");
+    }
     assert!(upgrade(request("").as_bytes(), &Policy::default()).is_ok(), "not a browser");
 }
 
