@@ -1,0 +1,135 @@
+import { capital, count, duration, fine, plural, seqs, short } from "./numbers.ts";
+
+/** What was measured of a break. An absent fact leaves its clause out. */
+export interface Facts {
+  /** The person whose link or client was broken. */
+  who: string;
+  /** The person who went on talking. */
+  other: string;
+  /** How long the break lasted, in ms. */
+  forMs?: number;
+  /** Messages that the other one sent meanwhile and that were acked. */
+  sent?: number;
+  /** The longest wait of those for their ack, in ms. */
+  ackMs?: number;
+  /** The last seq that the person had before. */
+  had?: number;
+  /** Seqs that the person got after coming back. */
+  got?: readonly number[];
+  /** Pushes that were sent again. */
+  again?: number;
+  /** Code with which the node closed the link. */
+  closed?: string;
+  /** The message that was repeated or kept back. */
+  id?: string;
+  seq?: number;
+  duplicate?: boolean;
+  /** How often the message reached the receiver's screen. */
+  shown?: number;
+  /** Messages held by the node behind the missing one. */
+  held?: number;
+  warnedMs?: number;
+  gaveUpMs?: number;
+  /** Code of a refusal. */
+  refused?: string;
+  /** Messages of a flood: all, and those that were accepted at once. */
+  total?: number;
+  atOnce?: number;
+  retryMs?: number;
+  /** Slot that the node gave a client in a drain, in ms. */
+  slotMs?: number;
+  node?: string;
+  to?: string;
+  movedMs?: number;
+  calledOff?: boolean;
+  durable?: boolean;
+}
+
+function all(clauses: readonly (string | false | undefined | 0)[]): string {
+  return clauses.filter(Boolean).join(" ");
+}
+
+function meanwhile({ other, sent, ackMs, durable }: Facts): string | false {
+  if (!sent) return false;
+  const where = durable === false ? "accepted" : "on disk";
+  const was = sent === 1 ? "message was" : "messages were";
+  return `${capital(other)} noticed nothing: ${count(sent)} ${was} ${where}${ackMs === undefined ? "." : ` and acked within ${fine(ackMs)}.`}`;
+}
+
+function cameBack({ who, had, got }: Facts): string | false {
+  if (!got) return false;
+  if (got.length === 0) return `${capital(who)}’s client came back, and had missed nothing.`;
+  const said = had ? `, said it had all up to ${had},` : "";
+  return `${capital(who)}’s client came back${said} and fetched ${seqs(got)}.`;
+}
+
+/** The sentences about the breaks, by the break's name. */
+export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
+  cut: (it) => all([it.forMs !== undefined && `${capital(it.who)}’s link was cut for ${duration(it.forMs)}.`, meanwhile(it), cameBack(it)]),
+
+  freeze: (it) =>
+    all([
+      it.sent ? `${capital(it.who)} took ${it.sent === 1 ? "the push" : "the pushes"} but never acked.` : `${capital(it.who)}’s client acked nothing${it.forMs ? ` for ${duration(it.forMs)}` : ""}.`,
+      it.again ? `The broker sent ${it.sent === 1 ? "it" : "them"} again, ${plural(it.again, "push").replace("pushs", "pushes")} in all${it.closed ? "," : "."}` : false,
+      it.closed && `${it.again ? "then" : "The broker"} closed the link as ${it.closed}${it.forMs ? ` after ${duration(it.forMs)}` : ""}.`,
+      it.shown !== undefined && it.sent && (it.sent === 1 ? "When the link was back, the message was on screen once." : "When the link was back, each message was on screen once."),
+    ]),
+
+  offline: (it) =>
+    all([
+      it.forMs !== undefined && `${capital(it.who)} was away for ${duration(it.forMs)}.`,
+      it.sent && `${capital(plural(it.sent, "message"))} ${it.sent === 1 ? "was kept with its number" : "were kept with their numbers"}.`,
+      it.got && it.got.length > 0 && `${capital(it.who)} fetched ${seqs(it.got)} in order.`,
+    ]),
+
+  twice: (it) =>
+    all([
+      it.id && `${capital(it.who)}’s client sent ${short(it.id)} again.`,
+      it.seq && it.duplicate && `It is the same message: same number ${it.seq}, marked as a duplicate${it.shown === 1 ? `, shown to ${it.other} once` : ""}.`,
+      it.seq && it.duplicate === false && `The node did not mark it as a duplicate, and gave it number ${it.seq}.`,
+    ]),
+
+  skip: (it) =>
+    all([
+      it.id && `${capital(it.who)}’s client kept ${short(it.id)} back.`,
+      it.held && `The broker held the ${count(it.held)} behind it${it.warnedMs ? `, warned ${it.who} after ${duration(it.warnedMs)}` : ""}${it.gaveUpMs ? `, gave it up after ${duration(it.gaveUpMs)} and let them through in order` : ""}.`,
+      it.refused && `When it came, it was refused: ${it.refused}.`,
+    ]),
+
+  flood: (it) =>
+    all([
+      it.total && it.atOnce !== undefined && it.atOnce < it.total && `${capital(count(it.atOnce))} of ${it.total} were taken at once.`,
+      it.total && it.atOnce === it.total && `${capital(it.who)} sent ${it.total} messages${it.forMs ? ` in ${duration(it.forMs)}` : ""}. All were taken${it.ackMs ? `, and the slowest ack came after ${duration(it.ackMs)}` : ""}.`,
+      it.retryMs && `The rest was asked to come back in ${duration(it.retryMs)}, did, and was taken as well.`,
+      it.shown && it.shown === it.total && `${capital(it.other)} saw all of them.`,
+    ]),
+
+  drain: (it) =>
+    all([
+      it.node && it.slotMs !== undefined && `${it.node} asked ${it.who} to leave within ${duration(it.slotMs)}${it.to ? ", and said where to go" : ""}.`,
+      it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} ${duration(it.movedMs)} later.`,
+      it.calledOff && "The drain was called off after the notice, because this node serves this page.",
+      it.got && it.movedMs === undefined && !it.calledOff && cameBack(it),
+      it.sent && it.ackMs !== undefined && `Nobody waited for an ack longer than ${fine(it.ackMs)}.`,
+    ]),
+
+  kill: (it) =>
+    all([
+      it.node && `${it.node} died.`,
+      it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} after ${duration(it.movedMs)}.`,
+      it.again && `${capital(plural(it.again, "send"))} ${it.again === 1 ? "was asked again and kept its number" : "were asked again and kept their numbers"}.`,
+    ]),
+};
+
+/** The bold end of a sentence, once the judgement is complete. */
+export const GOOD = "Nothing lost, doubled or out of order.";
+
+/** The sentence while nothing was broken yet. */
+export function opening(node: string, durable: boolean): string {
+  return `Two people are connected to ${node} by the client library of the project. ${durable ? "A message is acked when it is written and synced." : "Messages are kept in memory."} Write one, then break something.`;
+}
+
+/** The sentence of a broken rule. */
+export function broken(rule: string, what: string): string {
+  return `A promise is broken: ${what}. The rule is ${rule}. Save the recording and report it.`;
+}
