@@ -117,8 +117,7 @@ function owner(name: string): string {
 
 /** Marks in the wire which messages wait, once there are any. */
 function waits(it: Running): void {
-  const found = [...it.stage.messages.values()].filter((shown) => shown.sender !== it.who.name && shown.seq > 0 && !shown.ackedBy.has(it.who.name));
-  const list = found.map((shown) => shown.seq);
+  const list = it.stage.missing(it.who);
   if (list.length > 0) it.mark(`${seqs(list)} ${list.length === 1 ? "waits" : "wait"} ${it.stage.isDurable ? "on disk" : "in memory"}`);
 }
 

@@ -34,8 +34,9 @@ function Judged({ stage, cell, label }: { readonly stage: Stage; readonly cell: 
 }
 
 /** Offers the recording as a file. */
-function save(stage: Stage): void {
-  const url = URL.createObjectURL(new Blob([toLines(stage.recording())], { type: "application/x-ndjson" }));
+async function save(stage: Stage): Promise<void> {
+  const lines = toLines(await stage.recording());
+  const url = URL.createObjectURL(new Blob([lines], { type: "application/x-ndjson" }));
   const link = document.createElement("a");
   link.href = url;
   link.download = `tidegate-${boot.value?.node ?? "node"}.jsonl`;
@@ -65,7 +66,7 @@ export function Counter({ stage, again }: { readonly stage: Stage; readonly agai
         {stage.mode === "room"
           ? "A live room is lossy: dropped frames are counted and announced. Only copies and content are judged. "
           : `Judged by the checker’s rules, against what ${boot.value?.node ?? "the node"} has stored. `}
-        <button type="button" class="link" onClick={() => save(stage)} title="JSON lines, with hashes in place of what was said">Save the recording</button> to judge it yourself, or{" "}
+        <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines, with hashes in place of what was said">Save the recording</button> to judge it yourself, or{" "}
         <button type="button" class="link" onClick={again}>start over</button>.
       </p>
       <p class="phone-counts small">

@@ -125,6 +125,12 @@ export class Stage {
     return this.syncs.get(cid);
   }
 
+  /** Seqs of messages of others that a person's screen lacks so far. */
+  missing(person: Person): number[] {
+    const has = new Set(person.lines.map((line) => ("cid" in line ? line.cid : "")));
+    return [...this.messages.values()].filter((it) => it.sender !== person.name && it.seq > 0 && !has.has(it.cid)).map((it) => it.seq);
+  }
+
   /** The other person of a pair, or the first other one. */
   other(person: Person): Person {
     return this.people.find((it) => it !== person) ?? person;
@@ -158,7 +164,8 @@ export class Stage {
   }
 
   /** Events of the recording, complete with what is stored. */
-  recording(): Stamped[] {
+  async recording(): Promise<Stamped[]> {
+    if (!isRoom(this.conv)) await Promise.all(this.people.filter((it) => it.isLive).map((it) => this.pull(it).catch(() => {})));
     const at = Math.round(performance.now() * 1e6);
     const events = [...this.recorder.events];
     const add = (event: Parameters<Recorder["push"]>[1]) => events.push({ at, ...event });
@@ -207,6 +214,7 @@ export class Stage {
     this.judgement.value = judge(this.recorder.events, this.members, this.pulledNow());
     this.judged = this.recorder.events.length;
     this.isChecked.value = size === this.judged;
+    this.changed();
     return this.isChecked.value;
   }
 
@@ -304,6 +312,9 @@ export class Stage {
   }
 
   private note(person: Person, kind: string, direction: "in" | "out", body: Record<string, unknown>, cid: string): void {
+    // The positions of a sync say what the device has, as an ack does.
+    const positions = kind === "sync" && Array.isArray(body["positions"]) ? (body["positions"] as Record<string, unknown>[]) : [];
+    for (const it of positions) this.note(person, "ack", direction, it, "");
     const seq = number(body, "seq");
     if (kind === "sendAck" && direction === "in") {
       const shown = this.messages.get(cid);
@@ -315,7 +326,8 @@ export class Stage {
     } else if ((kind === "ack" || kind === "read") && direction === "out" && text(body, "conversation") === this.conv) {
       for (const shown of this.messages.values()) {
         if (shown.seq === 0 || shown.seq > seq || shown.sender === person.name) continue;
-        (kind === "ack" ? shown.ackedBy : shown.readBy).add(person.name);
+        shown.ackedBy.add(person.name);
+        if (kind === "read") shown.readBy.add(person.name);
       }
     }
   }

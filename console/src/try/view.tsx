@@ -1,6 +1,6 @@
 import { useEffect } from "preact/hooks";
 import { viewKeys } from "../app/keys.ts";
-import { path, query } from "../app/router.ts";
+import { go, path, query } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { boot } from "../live/boot.ts";
 import { BREAKS } from "./breaks.ts";
@@ -37,6 +37,9 @@ export function TryIt() {
   return (
     <>
       <Header title="Try it">
+        <select class="mode-select" aria-label="Who talks" value={mode} onChange={(event) => go(MODES.find(([name]) => name === event.currentTarget.value)?.[1] ?? "/try")}>
+          {MODES.map(([name, , label]) => <option value={name}>{label}</option>)}
+        </select>
         <nav class="segmented modes" aria-label="Who talks">
           {MODES.map(([name, at, label]) => <a href={at} aria-current={name === mode ? "page" : undefined}>{label}</a>)}
         </nav>

@@ -59,6 +59,7 @@ function Row(props: {
         {props.covers && props.covers.split("|").map((cover, index) => cover && <i class={`band band-${index} ${cover}`} />)}
         {name ? (
           <span class={`arrow ${span(person)} ${isRight ? "right" : "left"} ${props.tone}${props.synced ? " synced" : ""}`}>
+            <span class="phone-arrow" aria-hidden="true"><Icon name={toNode === (person === 0) ? "arrowDown" : "arrowUp"} />{props.who}</span>
             <span class="sr">{toNode ? `${props.who} to the node` : `the node to ${props.who}`}</span>
             <i class="stem" />
             <b>{name}</b>

@@ -49,6 +49,11 @@ function all(clauses: readonly (string | false | undefined | 0)[]): string {
   return clauses.filter(Boolean).join(" ");
 }
 
+function resent(messages: number, again: number): string {
+  if (messages !== 1) return `${count(again)} pushes again`;
+  return again === 1 ? "it once more" : `it ${count(again)} more times`;
+}
+
 function meanwhile({ other, sent, ackMs, durable }: Facts): string | false {
   if (!sent) return false;
   const where = durable === false ? "accepted" : "on disk";
@@ -70,7 +75,7 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
   freeze: (it) =>
     all([
       it.sent ? `${capital(it.who)} took ${it.sent === 1 ? "the push" : "the pushes"} but never acked.` : `${capital(it.who)}’s client acked nothing${it.forMs ? ` for ${duration(it.forMs)}` : ""}.`,
-      it.again ? `The broker sent ${it.sent === 1 ? "it" : "them"} again, ${plural(it.again, "push").replace("pushs", "pushes")} in all${it.closed ? "," : "."}` : false,
+      it.again ? `The broker sent ${resent(it.sent ?? 0, it.again)}${it.closed ? "," : "."}` : false,
       it.closed && `${it.again ? "then" : "The broker"} closed the link as ${it.closed}${it.forMs ? ` after ${duration(it.forMs)}` : ""}.`,
       it.shown !== undefined && it.sent && (it.sent === 1 ? "When the link was back, the message was on screen once." : "When the link was back, each message was on screen once."),
     ]),
@@ -119,6 +124,22 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
       it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} after ${duration(it.movedMs)}.`,
       it.again && `${capital(plural(it.again, "send"))} ${it.again === 1 ? "was asked again and kept its number" : "were asked again and kept their numbers"}.`,
     ]),
+};
+
+/** The sentences about a break that goes on; `got` has the seqs that wait. */
+export const UNDER_WAY: Readonly<Record<string, (facts: Facts) => string>> = {
+  cut: (it) =>
+    all([
+      `${capital(it.who)}’s link is cut, for ${duration(it.forMs ?? 0)}.`,
+      it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "waits" : "wait"} ${it.durable === false ? "in memory" : "on disk"}. ${capital(it.other)} has the ${it.got.length === 1 ? "ack" : "acks"}, and noticed nothing.`,
+    ]),
+  freeze: (it) => `${capital(it.who)}’s client takes what it gets, and has acked nothing for ${duration(it.forMs ?? 0)}. The broker sends again, then closes the link.`,
+  offline: (it) => all([`${capital(it.who)} is offline, for ${duration(it.forMs ?? 0)}.`, it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "is kept with its number" : "are kept with their numbers"}.`]),
+  twice: (it) => `${capital(it.who)}’s client sends a message again, with the same id and the same text.`,
+  skip: (it) => `${capital(it.who)}’s client keeps one message of its chain back. The broker holds what follows, for ${duration(it.forMs ?? 0)} so far.`,
+  flood: (it) => `${capital(it.who)}’s client sends as fast as it can.`,
+  drain: () => "The node asks its clients to leave, each in its slot.",
+  kill: () => "The process of the node is gone. Its clients look for another one.",
 };
 
 /** The bold end of a sentence, once the judgement is complete. */
