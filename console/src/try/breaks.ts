@@ -10,7 +10,7 @@ import { contentText, number, text, type Frame } from "./frames.ts";
 import { seqs, short } from "../words/numbers.ts";
 import type { Band, Tone } from "./items.ts";
 import type { Person } from "./person.ts";
-import type { Stage } from "./stage.ts";
+import type { Mode, Stage } from "./stage.ts";
 
 /** A break on the deck. */
 export interface Break {
@@ -20,7 +20,7 @@ export interface Break {
   readonly note: string;
   readonly tone: Tone;
   /** Why it can't be used now; empty if it can. */
-  blocked(): string;
+  blocked(mode: Mode): string;
   run(it: Running): Promise<void>;
 }
 
@@ -47,7 +47,7 @@ export class Running {
     this.what = what;
     this.who = who;
     this.other = stage.other(who);
-    this.facts = { who: who.name, other: this.other.name, durable: stage.isDurable };
+    this.facts = { who: who.name, other: this.other.name, durable: stage.isDurable, isRoom: stage.mode === "room" };
   }
 
   /** Ends the break as early as it can end. */
@@ -99,7 +99,7 @@ export class Running {
   async measured(): Promise<void> {
     await this.stage.until(() => this.stage.isSettled, 15_000);
     const it = measure(this.stage.recorder.events, this.who.name, this.from, this.to ?? performance.now());
-    Object.assign(this.facts, { sent: it.sent, had: it.had, got: it.got, again: it.again });
+    Object.assign(this.facts, { sent: it.sent, had: it.had, got: it.got, again: it.again, missed: this.stage.mode === "room" ? this.stage.missing(this.who).length : 0 });
     if (it.ackMs !== undefined) this.facts.ackMs = it.ackMs;
     const code = it.closed.find((code) => code > 0);
     if (code !== undefined) this.facts.closed = codeName(code);
@@ -117,6 +117,7 @@ function owner(name: string): string {
 
 /** Marks in the wire which messages wait, once there are any. */
 function waits(it: Running): void {
+  if (it.stage.mode === "room") return;
   const list = it.stage.missing(it.who);
   if (list.length > 0) it.mark(`${seqs(list)} ${list.length === 1 ? "waits" : "wait"} ${it.stage.isDurable ? "on disk" : "in memory"}`);
 }
@@ -158,7 +159,7 @@ function remark(it: Running, words: string): void {
 
 const freeze: Break = {
   name: "freeze", icon: "freeze", label: "Freeze", note: "reads, acks nothing", tone: "amber",
-  blocked: () => "",
+  blocked: (mode) => (mode === "room" ? "a room needs no acks" : ""),
   async run(it) {
     const band = it.band(false);
     it.mark(`You froze ${owner(it.who.name)} client`, "freeze");
@@ -215,7 +216,7 @@ const offline: Break = {
 
 const twice: Break = {
   name: "twice", icon: "twice", label: "Send it twice", note: "same id, same text", tone: "amber",
-  blocked: () => "",
+  blocked: (mode) => (mode === "room" ? "a room keeps no ids" : ""),
   async run(it) {
     const mine = () => [...it.stage.messages.values()].filter((shown) => shown.sender === it.who.name && shown.state === "acked");
     if (mine().length === 0) await it.say(it.who);
@@ -243,7 +244,7 @@ const twice: Break = {
 
 const skip: Break = {
   name: "skip", icon: "skip", label: "Skip an id", note: "keep one back", tone: "amber",
-  blocked: () => "",
+  blocked: (mode) => (mode === "room" ? "a room has no chain" : ""),
   async run(it) {
     const band = it.band(false);
     let [kept, noticed, gaveUp]: [Frame | undefined, number, number] = [undefined, 0, 0];

@@ -48,7 +48,7 @@ function Ticks({ it, stage }: { readonly it: Shown; readonly stage: Stage }) {
   const words = read ? "read" : acked ? "the other client acked the push" : "accepted";
   return (
     <span class={`ticks${read ? " read" : ""}`} title={`${capital(words)}. This page holds both connections, and takes the second tick and its colour from the receiver’s side.`}>
-      <span class="num">{it.seq}</span>
+      {stage.mode !== "room" && <span class="num">{it.seq}</span>}
       <Icon name={acked ? "ticks" : "tick"} />
       <span class="sr">{words}</span>
     </span>
@@ -66,7 +66,7 @@ function Bubble({ stage, person, it }: { readonly stage: Stage; readonly person:
     >
       {!isOwn && stage.people.length > 2 && <span class="from">{it.sender}</span>}
       <p><bdi>{it.text}</bdi></p>
-      {isOwn ? <Ticks it={it} stage={stage} /> : <span class="ticks num">{it.seq}</span>}
+      {isOwn ? <Ticks it={it} stage={stage} /> : <span class="ticks num">{stage.mode === "room" ? "" : it.seq}</span>}
     </li>
   );
 }

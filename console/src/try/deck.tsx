@@ -23,7 +23,7 @@ export function Deck({ stage }: { readonly stage: Stage }) {
       </div>
       <div class="tiles">
         {BREAKS.map((it, index) => {
-          const blocked = it.blocked();
+          const blocked = it.blocked(stage.mode);
           const current = running.value.get(it.name);
           const label = it.name === "drain" || it.name === "kill" ? `${it.label} ${node}` : it.label;
           const note = blocked || (current ? `${current.isStopped ? "ending" : "for"} ${duration(performance.now() - current.from)}` : it.note);

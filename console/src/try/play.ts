@@ -50,7 +50,7 @@ export function shut(): void {
 export function press(index: number): void {
   const what = BREAKS[index];
   const it = stage.value;
-  if (!what || !it || what.blocked()) return;
+  if (!what || !it || what.blocked(it.mode)) return;
   const current = running.value.get(what.name);
   if (current) return current.stop();
   void play(it, what);

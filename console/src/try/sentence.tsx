@@ -9,7 +9,7 @@ import { wordsOf } from "./wire.tsx";
 /** A break that goes on, in words. */
 function underWay(it: Running): string {
   const waits = it.stage.missing(it.who);
-  const facts = { who: it.who.name, other: it.other.name, forMs: performance.now() - it.from, got: waits, durable: it.stage.isDurable };
+  const facts = { who: it.who.name, other: it.other.name, forMs: performance.now() - it.from, got: waits, durable: it.stage.isDurable, isRoom: it.stage.mode === "room" };
   return UNDER_WAY[it.what.name]?.(facts) ?? "";
 }
 
@@ -21,7 +21,7 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
   const finding = stage.judgement.value.findings[0];
   const first = it?.from ?? 0;
   const frames = it ? stage.wire.items.filter((item) => item.key > first && item.kind === "frame" && wordsOf(stage, item)) : [];
-  let words = it?.words ?? opening(boot.value?.node ?? "the node", stage.isDurable);
+  let words = it?.words ?? opening(boot.value?.node ?? "the node", stage.mode, boot.value?.durable ?? true);
   const current = it && running.value.get(it.name);
   if (current && !words) words = underWay(current);
   if (finding) words = broken(finding.rule, finding.what);

@@ -395,6 +395,6 @@ export class Stage {
 
   /** Whether messages survive the process of the node. */
   get isDurable(): boolean {
-    return boot.value?.durable ?? true;
+    return this.mode !== "room" && (boot.value?.durable ?? true);
   }
 }

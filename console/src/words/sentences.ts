@@ -43,6 +43,9 @@ export interface Facts {
   movedMs?: number;
   calledOff?: boolean;
   durable?: boolean;
+  /** Whether the conversation is a live room, which keeps nothing, and how many messages the person missed in it. */
+  isRoom?: boolean;
+  missed?: number;
 }
 
 function all(clauses: readonly (string | false | undefined | 0)[]): string {
@@ -54,15 +57,16 @@ function resent(messages: number, again: number): string {
   return again === 1 ? "it once more" : `it ${count(again)} more times`;
 }
 
-function meanwhile({ other, sent, ackMs, durable }: Facts): string | false {
+function meanwhile({ who, other, sent, ackMs, durable, isRoom, missed }: Facts): string | false {
+  if (isRoom && missed) return `A live room keeps nothing: ${who} missed ${plural(missed, "message")}, and gets what is said from now on.`;
   if (!sent) return false;
   const where = durable === false ? "accepted" : "on disk";
   const was = sent === 1 ? "message was" : "messages were";
   return `${capital(other)} noticed nothing: ${count(sent)} ${was} ${where}${ackMs === undefined ? "." : ` and acked within ${fine(ackMs)}.`}`;
 }
 
-function cameBack({ who, had, got }: Facts): string | false {
-  if (!got) return false;
+function cameBack({ who, had, got, isRoom }: Facts): string | false {
+  if (!got || isRoom) return false;
   if (got.length === 0) return `${capital(who)}’s client came back, and had missed nothing.`;
   const said = had ? `, said it had all up to ${had},` : "";
   return `${capital(who)}’s client came back${said} and fetched ${seqs(got)}.`;
@@ -83,7 +87,8 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
   offline: (it) =>
     all([
       it.forMs !== undefined && `${capital(it.who)} was away for ${duration(it.forMs)}.`,
-      it.sent && `${capital(plural(it.sent, "message"))} ${it.sent === 1 ? "was kept with its number" : "were kept with their numbers"}.`,
+      it.isRoom && it.missed && `A live room keeps nothing: ${it.who} missed ${plural(it.missed, "message")}.`,
+      !it.isRoom && it.sent && `${capital(plural(it.sent, "message"))} ${it.sent === 1 ? "was kept with its number" : "were kept with their numbers"}.`,
       it.got && it.got.length > 0 && `${capital(it.who)} fetched ${seqs(it.got)} in order.`,
     ]),
 
@@ -131,10 +136,11 @@ export const UNDER_WAY: Readonly<Record<string, (facts: Facts) => string>> = {
   cut: (it) =>
     all([
       `${capital(it.who)}’s link is cut, for ${duration(it.forMs ?? 0)}.`,
-      it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "waits" : "wait"} ${it.durable === false ? "in memory" : "on disk"}. ${capital(it.other)} has the ${it.got.length === 1 ? "ack" : "acks"}, and noticed nothing.`,
+      it.isRoom && "A live room keeps nothing for those who are away.",
+      !it.isRoom && it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "waits" : "wait"} ${it.durable === false ? "in memory" : "on disk"}. ${capital(it.other)} has the ${it.got.length === 1 ? "ack" : "acks"}, and noticed nothing.`,
     ]),
   freeze: (it) => `${capital(it.who)}’s client takes what it gets, and has acked nothing for ${duration(it.forMs ?? 0)}. The broker sends again, then closes the link.`,
-  offline: (it) => all([`${capital(it.who)} is offline, for ${duration(it.forMs ?? 0)}.`, it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "is kept with its number" : "are kept with their numbers"}.`]),
+  offline: (it) => all([`${capital(it.who)} is offline, for ${duration(it.forMs ?? 0)}.`, !it.isRoom && it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "is kept with its number" : "are kept with their numbers"}.`]),
   twice: (it) => `${capital(it.who)}’s client sends a message again, with the same id and the same text.`,
   skip: (it) => `${capital(it.who)}’s client keeps one message of its chain back. The broker holds what follows, for ${duration(it.forMs ?? 0)} so far.`,
   flood: (it) => `${capital(it.who)}’s client sends as fast as it can.`,
@@ -146,8 +152,9 @@ export const UNDER_WAY: Readonly<Record<string, (facts: Facts) => string>> = {
 export const GOOD = "Nothing lost, doubled or out of order.";
 
 /** The sentence while nothing was broken yet. */
-export function opening(node: string, durable: boolean): string {
-  return `Two people are connected to ${node} by the client library of the project. ${durable ? "A message is acked when it is written and synced." : "Messages are kept in memory."} Write one, then break something.`;
+export function opening(node: string, mode: "pair" | "group" | "room", durable: boolean): string {
+  if (mode === "room") return `Three people are in a live room on ${node}. What is said reaches those who are in it now, and is stored nowhere. Say something, then cut a link.`;
+  return `${mode === "pair" ? "Two" : "Three"} people are connected to ${node} by the client library of the project. ${durable ? "A message is acked when it is written and synced." : "Messages are kept in memory."} Write one, then break something.`;
 }
 
 /** The sentence of a broken rule. */
