@@ -4,7 +4,7 @@ import { Header } from "../app/shell.tsx";
 import { CopyButton } from "../parts/copy.tsx";
 import { Icon } from "../parts/icon.tsx";
 
-const RECONNECT: Readonly<Record<string, string>> = { now: "at once", after: "after the given time", never: "not by itself" };
+const RECONNECT: Readonly<Record<string, string>> = { now: "reconnects at once", after: "reconnects after the given time", never: "does not reconnect by itself" };
 
 function Entry({ it }: { readonly it: CodeEntry }) {
   return (
@@ -17,7 +17,7 @@ function Entry({ it }: { readonly it: CodeEntry }) {
       </div>
       <div class="code-facts small">
         <span class={`chip ${it.temporary ? "amber" : ""}`}>{it.temporary ? "temporary" : "lasting"}</span>
-        <span class="quiet">reconnects {RECONNECT[it.reconnect]}</span>
+        <span class="quiet">{RECONNECT[it.reconnect]}</span>
         <CopyButton plain label="Copy" text={() => `${it.code} ${it.name}: ${it.cause} ${it.cure}`} />
       </div>
     </li>

@@ -38,7 +38,7 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td><span class="node">{it.node}</span>{it.self && <span class="quiet small"> this one</span>}</td>
       <td><StateChip it={it} /></td>
       <td class="end">{grouped(it.conns)}</td>
-      <td class="wide"><span class="meter"><i class="bar" style={{ width: `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
+      <td class="wide"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
       <td class="end wide">{it.owns.length}</td>
       <td class="end wide">{grouped(lag)}{age > 1000 && <span class="small waits"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>

@@ -161,6 +161,6 @@ export function timeSentence(it: Waterfall): string {
   const most = it.way.reduce((a, b) => (b.ms > a.ms ? b : a));
   const share = Math.round((most.ms / Math.max(it.ackMs, 0.001)) * 100);
   const names: Readonly<Record<string, string>> = { "into the log": "Writing to the log", "read, ordered": "Reading and ordering", "into the store": "The store", back: "The way back" };
-  const rest = it.allMs !== undefined && it.allMs > it.ackMs * 2 ? " The slow part after it is the devices’ network, not Tidegate." : "";
+  const rest = it.allMs !== undefined && it.allMs > it.ackMs * 2 ? " What follows it is the wait for the devices’ acks." : "";
   return `${names[most.name] ?? most.name} took ${Math.min(100, share)} % of the time to the ack.${rest}`;
 }
