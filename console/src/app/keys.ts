@@ -31,7 +31,7 @@ function inField(target: EventTarget | null): boolean {
 
 /** Listens to the keyboard. */
 export function startKeys(): void {
-  let afterG = 0;
+  let afterG = -Infinity;
   addEventListener("keydown", (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
       event.preventDefault();
@@ -46,7 +46,7 @@ export function startKeys(): void {
     }
     if (event.ctrlKey || event.metaKey || event.altKey || inField(event.target) || dialog.value || !letters.value) return;
     if (event.timeStamp - afterG < 1200) {
-      afterG = 0;
+      afterG = -Infinity;
       const entry = entries(boot.value?.development ?? false).find((it) => it.key === event.key);
       if (entry) go(entry.path);
       return;

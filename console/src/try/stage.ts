@@ -275,8 +275,8 @@ export class Stage {
 
   private readAll(person: Person, seq: number): void {
     if (document.hidden || this.isOver || !person.isLive || person.tap.hold) return;
-    const newest = Math.max(...person.lines.map((line) => ("cid" in line ? (this.messages.get(line.cid)?.seq ?? 0) : 0)));
-    if (newest === seq) void person.client.read(this.conv, seq).catch(() => {});
+    const ofOthers = person.lines.flatMap((line) => ("cid" in line ? [this.messages.get(line.cid)] : [])).filter((it) => it !== undefined && it.sender !== person.name);
+    if (ofOthers.at(-1)?.seq === seq) void person.client.read(this.conv, seq).catch(() => {});
   }
 
   private frame(person: Person, index: number, connection: number, direction: "in" | "out", frame: Frame, at: number): void {

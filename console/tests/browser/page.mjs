@@ -10,6 +10,8 @@ const TYPES = { ".js": "text/javascript", ".css": "text/css", ".woff2": "font/wo
 /** Starts the browser. */
 export function launch() {
   const flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+  // A page whose files the test supplies counts as one from elsewhere, which may not connect to loopback.
+  if (process.env.TIDEGATE_CONSOLE !== "embedded") flags.push("--disable-features=LocalNetworkAccessChecks");
   return chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: flags });
 }
 
@@ -43,15 +45,27 @@ export async function open(browser, url, path, options = {}) {
   return { page, context, wrong };
 }
 
+/**
+ * Waits until a function in the page returns true. It is asked from outside, because the policy of the page forbids the
+ * `eval` by which the browser's driver would wait inside.
+ */
+export async function until(page, condition, argument, timeout = 20_000) {
+  const limit = Date.now() + timeout;
+  while (!(await page.evaluate(condition, argument))) {
+    if (Date.now() > limit) throw new Error(`it never held: ${condition}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
 /** Waits until the three figures are judged, and returns them. */
 export async function judged(page, timeout = 20_000) {
-  await page.waitForFunction(() => document.querySelectorAll(".judged[data-checked=true]").length === 3, undefined, { timeout });
+  await until(page, () => document.querySelectorAll(".judged[data-checked=true]").length === 3, undefined, timeout);
   return page.$$eval(".judged .figure", (list) => list.map((it) => it.textContent));
 }
 
 /** Waits until a break is over and judged, and returns its sentence. */
 export async function sentence(page, timeout = 40_000) {
-  await page.waitForFunction(() => document.querySelector(".sentence p[data-over=true] b") !== null, undefined, { timeout });
+  await until(page, () => document.querySelector(".sentence p[data-over=true] b") !== null, undefined, timeout);
   return page.textContent(".sentence p");
 }
 
@@ -59,7 +73,8 @@ export async function sentence(page, timeout = 40_000) {
 export async function say(page, index, text) {
   await page.fill(`.chat-${index} .composer input`, text);
   await page.press(`.chat-${index} .composer input`, "Enter");
-  await page.waitForFunction(
+  await until(
+    page,
     ([person, words]) => [...document.querySelectorAll(`.chat-${person} .bubble.own`)].some((it) => it.textContent.includes(words) && it.querySelector(".ticks svg")),
     [index, text],
   );

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { promisify } from "node:util";
 import { startNode } from "./node.mjs";
-import { judged, launch, open, say, sentence } from "./page.mjs";
+import { judged, launch, open, say, sentence, until } from "./page.mjs";
 
 let node;
 let browser;
@@ -21,10 +21,16 @@ after(async () => {
 function tried(name, path, act) {
   test(name, { timeout: 90_000 }, async () => {
     const { page, context, wrong } = await open(browser, node.url, path, { acceptDownloads: true });
-    await page.waitForFunction(() => document.querySelectorAll(".link-state .dot").length >= 2 && [...document.querySelectorAll(".link-state")].every((it) => it.textContent.includes("Connected")));
-    await act(page);
-    assert.deepEqual(wrong, []);
-    await context.close();
+    try {
+      await until(page, () => document.querySelectorAll(".link-state .dot").length >= 2 && [...document.querySelectorAll(".link-state")].every((it) => it.textContent.includes("Connected")));
+      await act(page);
+      assert.deepEqual(wrong, []);
+    } catch (error) {
+      if (process.env.SHOTS) await page.screenshot({ path: join(process.env.SHOTS, `${name.slice(0, 24)}.png`) });
+      throw error;
+    } finally {
+      await context.close();
+    }
   });
 }
 
@@ -117,7 +123,7 @@ tried("a live room keeps nothing for those who are away", "/try/room", async (pa
   await say(page, 0, "to the room");
   await page.waitForSelector(".chat-2 .bubble >> text=to the room");
   await press(page, "1");
-  await page.waitForFunction(() => document.querySelector(".sentence p")?.textContent?.includes("missed two messages"), undefined, { timeout: 20_000 });
+  await until(page, () => document.querySelector(".sentence p")?.textContent?.includes("missed two messages"));
 });
 
 tried("a planted fault turns Lost red and names the rule", "/try?plant=2", async (page) => {

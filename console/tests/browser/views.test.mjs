@@ -4,7 +4,7 @@ import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
 import { after, before, test } from "node:test";
 import { startNode } from "./node.mjs";
-import { launch, open, say } from "./page.mjs";
+import { launch, open, say, until } from "./page.mjs";
 
 const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let node;
@@ -60,7 +60,7 @@ test("the keyboard opens views, finds codes and changes the theme", { timeout: 6
   await page.keyboard.press("?");
   await page.waitForSelector("dialog[open] >> text=Keys");
   await page.keyboard.press("Escape");
-  await page.waitForFunction(() => document.querySelector("dialog[open]") === null);
+  await until(page, () => document.querySelector("dialog[open]") === null);
   assert.deepEqual(wrong, []);
   await context.close();
 });
