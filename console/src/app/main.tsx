@@ -1,0 +1,31 @@
+import "../styles/tokens.css";
+import "../styles/base.css";
+import "../styles/shell.css";
+import "../styles/try.css";
+import "../styles/views.css";
+import { render } from "preact";
+import { loadBoot } from "../live/boot.ts";
+import { startStats } from "../live/stats.ts";
+import { startKeys } from "./keys.ts";
+import { startRouter } from "./router.ts";
+import { Shell } from "./shell.tsx";
+import { startTheme } from "./theme.ts";
+
+startTheme();
+startRouter();
+startKeys();
+const root = document.getElementById("app");
+if (root) render(<Shell />, root);
+
+async function begin(): Promise<void> {
+  for (;;) {
+    try {
+      await loadBoot();
+      startStats();
+      return;
+    } catch {
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+    }
+  }
+}
+void begin();

@@ -1,0 +1,55 @@
+/** An answer of the node that is no success, or none at all (`code` 0). */
+export class ApiError extends Error {
+  readonly code: number;
+  readonly title: string;
+  readonly cure: string;
+  readonly temporary: boolean;
+
+  constructor(code: number, title: string, message: string, cure: string, temporary: boolean) {
+    super(message);
+    this.code = code;
+    this.title = title;
+    this.cure = cure;
+    this.temporary = temporary;
+  }
+}
+
+async function answer(response: Response): Promise<unknown> {
+  const text = await response.text();
+  let body: unknown = null;
+  try {
+    body = JSON.parse(text);
+  } catch {
+    // A page that is not JSON is described by its status.
+  }
+  if (response.ok) return body;
+  const it = (body ?? {}) as Record<string, unknown>;
+  const name = typeof it["name"] === "string" ? it["name"] : `HTTP ${response.status}`;
+  throw new ApiError(
+    Number(it["code"] ?? response.status), name, String(it["message"] ?? response.statusText), String(it["cure"] ?? ""),
+    it["temporary"] === true,
+  );
+}
+
+async function ask(path: string, init: RequestInit): Promise<unknown> {
+  let response;
+  try {
+    response = await fetch(path, init);
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(0, "No answer", "The node does not answer.", "Check that it runs; the page tries again by itself.", true);
+  }
+  return answer(response);
+}
+
+/** Reads a route of the node. */
+export function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return ask(path, signal ? { signal } : {}) as Promise<T>;
+}
+
+/** Asks the node to do something. */
+export function post<T>(path: string, body?: unknown, method = "POST"): Promise<T> {
+  const init: RequestInit = { method, headers: { "content-type": "application/json" } };
+  if (body !== undefined) init.body = JSON.stringify(body);
+  return ask(path, init) as Promise<T>;
+}

@@ -1,0 +1,83 @@
+import { signal } from "@preact/signals";
+import { ApiError, get } from "./api.ts";
+
+/** An event of a node, as a CloudEvent. */
+export interface CloudEvent {
+  readonly id: string;
+  readonly type: string;
+  readonly subject: string;
+  readonly time: string;
+  readonly data: Readonly<Record<string, unknown>>;
+}
+
+interface Answer {
+  readonly node: string;
+  readonly cursor: string;
+  readonly missed: boolean;
+  readonly events: readonly CloudEvent[];
+}
+
+/** Events that the page keeps. */
+const KEEP = 4096;
+
+/** Events of this node, the newest first. */
+export const list = signal<readonly CloudEvent[]>([]);
+
+/** Why the events could not be read the last time. */
+export const failure = signal<ApiError | undefined>(undefined);
+
+/** Whether the list stands still, and how many events wait. */
+export const pausedEvents = signal(false);
+export const heldBack = signal(0);
+
+let held: CloudEvent[] = [];
+let cursor = "";
+let users = 0;
+let stop: AbortController | undefined;
+
+function add(events: readonly CloudEvent[]): void {
+  if (pausedEvents.value) {
+    held = [...held, ...events].slice(-KEEP);
+    heldBack.value = held.length;
+  } else if (events.length > 0) {
+    const known = new Set(list.value.slice(0, 500).map((it) => it.id));
+    list.value = [...events.filter((it) => !known.has(it.id)).reverse(), ...list.value].slice(0, KEEP);
+  }
+}
+
+/** Lets the list stand still, or go on. */
+export function toggleEvents(): void {
+  pausedEvents.value = !pausedEvents.value;
+  const waiting = held;
+  held = [];
+  heldBack.value = 0;
+  if (!pausedEvents.value) add(waiting);
+}
+
+async function follow(signal: AbortSignal): Promise<void> {
+  while (!signal.aborted) {
+    try {
+      const it = await get<Answer>(`/v1/events?wait_ms=20000${cursor ? `&after=${encodeURIComponent(cursor)}` : ""}`, signal);
+      cursor = it.cursor;
+      failure.value = undefined;
+      add(it.events);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError) failure.value = error;
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+    }
+  }
+}
+
+/** Follows the events of this node as long as a view needs them; returns how to end that. */
+export function followEvents(): () => void {
+  users += 1;
+  if (users === 1) {
+    stop = new AbortController();
+    void follow(stop.signal);
+  }
+  return () => {
+    users -= 1;
+    if (users === 0) stop?.abort();
+  };
+}

@@ -1,0 +1,88 @@
+import { signal } from "@preact/signals";
+import { boot } from "./boot.ts";
+import { lines } from "./events.ts";
+
+/** Seconds that the page keeps of each node. */
+const KEEP = 900;
+
+/** Rows of figures of one node, one a second; the first value of a row is its time. */
+export type Rows = readonly (readonly number[])[];
+
+/** Names of the values of a row, without its time. */
+export const fields = signal<readonly string[]>([]);
+
+/** Rows by node. */
+export const rows = signal<ReadonlyMap<string, Rows>>(new Map());
+
+/** State of the stream: when the node was last heard, by the clock of the page, and whether it is connected. */
+export const stream = signal<{ readonly heard: number; readonly live: boolean }>({ heard: 0, live: false });
+
+/** Whether live updates are paused by the person. */
+export const paused = signal(false);
+
+/** A clock of whole seconds, for texts such as "3 s ago". */
+export const seconds = signal(0);
+
+/** Sum of a field over the nodes in their newest second; undefined if no node reported. */
+export function now(field: string): number | undefined {
+  const column = fields.value.indexOf(field) + 1;
+  if (column === 0 || rows.value.size === 0) return undefined;
+  let sum = 0;
+  for (const list of rows.value.values()) sum += list.at(-1)?.[column] ?? 0;
+  return sum;
+}
+
+/** The last values of a field, summed (or with `max`, the highest) over the nodes by second. */
+export function series(field: string, count: number, max = false): number[] {
+  const column = fields.value.indexOf(field) + 1;
+  const by = new Map<number, number>();
+  if (column > 0) {
+    for (const list of rows.value.values()) {
+      for (const row of list.slice(-count)) {
+        const second = Math.round((row[0] ?? 0) / 1000);
+        const value = row[column] ?? 0;
+        const before = by.get(second) ?? 0;
+        by.set(second, max ? Math.max(before, value) : before + value);
+      }
+    }
+  }
+  return [...by.entries()].sort((a, b) => a[0] - b[0]).slice(-count).map(([, value]) => value);
+}
+
+function take(event: string, data: string): void {
+  const body = JSON.parse(data) as { fields?: string[]; node?: string; rows?: number[][]; row?: number[] };
+  stream.value = { heard: performance.now(), live: true };
+  if (event === "start" && body.fields) fields.value = body.fields;
+  if (!body.node || (paused.value && event === "now")) return;
+  const next = new Map(rows.value);
+  const before = event === "past" ? [] : (next.get(body.node) ?? []);
+  next.set(body.node, [...before, ...(body.rows ?? (body.row ? [body.row] : []))].slice(-KEEP));
+  rows.value = next;
+}
+
+/** Follows the figures of the nodes; connects again by itself. A hidden page closes the stream after a minute. */
+export function startStats(): void {
+  let stop: AbortController | undefined;
+  let hide = 0;
+  const follow = async () => {
+    for (;;) {
+      stop = new AbortController();
+      try {
+        for await (const { event, data } of lines("/v1/stats/stream", stop.signal)) take(event, data);
+      } catch {
+        // The loop connects again; the foot of the page says how old the figures are.
+      }
+      stream.value = { ...stream.value, live: false };
+      if (document.hidden) {
+        await new Promise<void>((resolve) => document.addEventListener("visibilitychange", () => resolve(), { once: true }));
+      } else await new Promise((resolve) => setTimeout(resolve, 2000));
+    }
+  };
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hide);
+    if (document.hidden) hide = window.setTimeout(() => stop?.abort(), 60_000);
+  });
+  const isOffered = boot.value?.features.includes("stats") ?? false;
+  setInterval(() => (seconds.value += 1), 1000);
+  if (isOffered) void follow();
+}

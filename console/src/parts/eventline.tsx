@@ -1,0 +1,27 @@
+import type { CloudEvent } from "../live/cloudevents.ts";
+import { nodeClass } from "../live/boot.ts";
+
+function Node({ name }: { readonly name: string }) {
+  return <span class={nodeClass(name)}><span class="node">{name}</span></span>;
+}
+
+/** An event in words. */
+export function EventLine({ it }: { readonly it: CloudEvent }) {
+  const data = it.data as { device?: string; node?: string; conversation?: string; seq?: number; expected?: string; replaced?: { node?: string } };
+  const kind = it.type.replace("tidegate.", "");
+  const from = data.replaced?.node;
+  return (
+    <span class="event-line">
+      <time class="mono num quiet" title={it.time}>{new Date(it.time).toLocaleTimeString("en-GB")}</time>
+      <i class={`dot ${kind === "online" ? "" : kind === "offline" ? "off" : kind === "read" ? "read" : "amber"}`} />
+      <span class="cut">
+        <b>{it.subject}</b>{" "}
+        {kind === "online" && <>came on {data.device}, to <Node name={data.node ?? ""} />{from ? (from === data.node ? ", in place of an older link" : <>, from <Node name={from} /></>) : ""}</>}
+        {kind === "offline" && <>went offline on {data.device}, at <Node name={data.node ?? ""} /></>}
+        {kind === "read" && <>read <b>{data.conversation}</b> up to {data.seq}</>}
+        {kind === "order-blocked" && <>has a chain that waits for <code>{data.expected}</code>, on {data.device}</>}
+        {!["online", "offline", "read", "order-blocked"].includes(kind) && it.type}
+      </span>
+    </span>
+  );
+}

@@ -1,0 +1,93 @@
+import { connect, type Client, type State } from "@tidegate/client";
+import { signal } from "@preact/signals";
+import { boot } from "../live/boot.ts";
+import { post } from "../live/api.ts";
+import { Tap, type TapSink } from "./tap.ts";
+
+/** A line in a person's chat: a message by its id, or a remark of the page. */
+export type Line = { readonly cid: string } | { readonly remark: string; readonly tone: "red" | "amber" | "quiet" };
+
+/** Device of the people of this page. */
+export const DEVICE = "phone";
+
+/** How long the node waits for an ack of these people's devices before it sends a push again. */
+const ACK_TIMEOUT_MS = 2000;
+
+/** Reads the token of a development node for a user. */
+async function mint(user: string, device: string): Promise<string> {
+  const it = await post<{ token: string }>("/v1/dev/token", { user, device });
+  return it.token;
+}
+
+/** One person of the page: a client of the project's library, its link and its chat. */
+export class Person {
+  readonly name: string;
+  readonly device: string;
+  readonly tap: Tap;
+  readonly state = signal<State>({ name: "connecting" });
+  /** The node that the person is, or was last, connected to. */
+  node = "";
+  /** The connection of the link, as the recording numbers it. */
+  session = 0;
+  /** When the link ended, and how long it was away the last time. */
+  goneAt: number | undefined;
+  away: { readonly ms: number; readonly until: number } | undefined;
+  lines: Line[] = [];
+  /** Sends whose frame has not been seen yet: it names their ids. */
+  readonly unnamed: { text: string; cid: string }[] = [];
+  typingUntil = 0;
+  private it: Client | undefined;
+
+  constructor(name: string, sink: TapSink, device = DEVICE) {
+    this.name = name;
+    this.device = device;
+    this.tap = new Tap(sink);
+  }
+
+  /** Logs in. */
+  start(onState: () => void): Client {
+    const addresses = [...(boot.value?.clients.ws ?? [])];
+    for (const peer of boot.value?.peers ?? []) addresses.push(...peer.ws);
+    const client = connect({
+      addresses,
+      token: () => mint(this.name, this.device),
+      device: this.device,
+      user: this.name,
+      chain: true,
+      from: "now",
+      outbox: "memory",
+      settings: { ackTimeoutMs: ACK_TIMEOUT_MS, ackTries: 3 },
+      webSocket: (url: string, protocols?: string | string[]) => this.tap.open(url, protocols),
+    });
+    this.it = client;
+    client.on("state", (state: State) => {
+      const now = performance.now();
+      if (state.name === "live") {
+        if (this.goneAt !== undefined) this.away = { ms: now - this.goneAt, until: now + 8000 };
+        this.goneAt = undefined;
+        this.node = state.node ?? this.node;
+      } else if (this.state.value.name === "live") this.goneAt = now;
+      this.state.value = state;
+      onState();
+    });
+    return client;
+  }
+
+  /** The client of the library. */
+  get client(): Client {
+    if (!this.it) throw new Error(`${this.name} has not started`);
+    return this.it;
+  }
+
+  /** Whether the person is connected. */
+  get isLive(): boolean {
+    return this.state.value.name === "live" && this.tap.isOpen;
+  }
+
+  /** Ends the client. */
+  stop(): void {
+    this.tap.hold = undefined;
+    this.tap.setCut(false);
+    void this.it?.close().catch(() => {});
+  }
+}

@@ -1,0 +1,47 @@
+import { useState } from "preact/hooks";
+import { boot } from "../live/boot.ts";
+import { UNDER_WAY, broken, opening } from "../words/sentences.ts";
+import type { Running } from "./breaks.ts";
+import { running, said } from "./play.ts";
+import type { Stage } from "./stage.ts";
+import { wordsOf } from "./wire.tsx";
+
+/** A break that goes on, in words. */
+function underWay(it: Running): string {
+  const waits = it.stage.missing(it.who);
+  const facts = { who: it.who.name, other: it.other.name, forMs: performance.now() - it.from, got: waits, durable: it.stage.isDurable, isRoom: it.stage.mode === "room" };
+  return UNDER_WAY[it.what.name]?.(facts) ?? "";
+}
+
+/** What the broker did, in words that are filled from what was measured. */
+export function Sentence({ stage }: { readonly stage: Stage }) {
+  void stage.version.value;
+  const [isOpen, setOpen] = useState(false);
+  const it = said.value;
+  const finding = stage.judgement.value.findings[0];
+  const first = it?.from ?? 0;
+  const frames = it ? stage.wire.items.filter((item) => item.key > first && item.kind === "frame" && wordsOf(stage, item)) : [];
+  let words = it?.words ?? opening(boot.value?.node ?? "the node", stage.mode, boot.value?.durable ?? true);
+  const current = it && running.value.get(it.name);
+  if (current && !words) words = underWay(current);
+  if (finding) words = broken(finding.rule, finding.what);
+  if (stage.problem.value) words = `${stage.problem.value}.`;
+  return (
+    <section class={`sentence${current ? ` on ${current.what.tone}` : ""}`} aria-label="What the broker did">
+      <div class="row small">
+        <span class="quiet grow">What the broker did</span>
+        {stage.isDurable && <span class="row soft"><i class="ink-square" />written and synced</span>}
+        {frames.length > 0 && <button type="button" class="link" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{frames.length} frames as JSON</button>}
+      </div>
+      {isOpen && frames.length > 0 ? (
+        <ol class="frames" tabIndex={0}>
+          {frames.map((item) => item.kind === "frame" && <li class="mono">{item.direction === "out" ? "→" : "←"} {item.frame.raw}</li>)}
+        </ol>
+      ) : (
+        <p class={finding ? "broken" : ""} aria-live={current ? "off" : "polite"} data-over={it?.isOver ?? false}>
+          {words} {it?.end && !finding && <b>{it.end}</b>}
+        </p>
+      )}
+    </section>
+  );
+}

@@ -1,0 +1,400 @@
+import { signal } from "@preact/signals";
+import { get, post } from "../live/api.ts";
+import { boot } from "../live/boot.ts";
+import { direct, hash, number, contentText, text, type Frame } from "./frames.ts";
+import type { StoredEntry, Stamped } from "./history.ts";
+import { Wire } from "./items.ts";
+import { isRoom, judge, type Judgement, type Pulled } from "./judge.ts";
+import { Person } from "./person.ts";
+import { Recorder } from "./recorder.ts";
+
+/** Kinds of a stage. */
+export type Mode = "pair" | "group" | "room";
+
+/** A message as the page knows it. */
+export interface Shown {
+  readonly cid: string;
+  readonly sender: string;
+  readonly text: string;
+  seq: number;
+  state: "waits" | "sent" | "acked" | "refused" | "held";
+  note: string;
+  readonly ackedBy: Set<string>;
+  readonly readBy: Set<string>;
+}
+
+interface Trace {
+  readonly steps: readonly { readonly step: string; readonly timeUs: number; readonly msg?: string; readonly trace?: string }[];
+}
+
+/** Time without news after which the histories are pulled and compared. */
+const QUIET_MS = 700;
+/** Time without news after which a message that has not arrived counts as missing, with everybody connected. */
+const LATE_MS = 4000;
+const WATCH_AGAIN_MS = 9 * 60_000;
+
+/** The people of the page, what they said, and what is known about it. */
+export class Stage {
+  readonly mode: Mode;
+  readonly people: Person[];
+  readonly recorder = new Recorder();
+  readonly wire = new Wire();
+  readonly messages = new Map<string, Shown>();
+  /** Rises when something changed, at most once a frame. */
+  readonly version = signal(0);
+  readonly judgement = signal<Judgement>({ counts: { sent: 0, acked: 0, refused: 0, inFlight: 0, delivered: 0, waiting: new Map() }, findings: [] });
+  /** Whether the newest judgement covers everything, with pulled histories. */
+  readonly isChecked = signal(false);
+  readonly problem = signal("");
+  conv = "";
+  /** Hides the message with this number to the second person, to show that the counter can fail. */
+  plant = 0;
+  private base = 0;
+  private pulled = new Map<string, StoredEntry[]>();
+  private readonly syncs = new Map<string, number>();
+  private readonly sessions = new Map<number, Person>();
+  private readonly waiters = new Set<() => void>();
+  private drawn = 0;
+  private quiet = 0;
+  /** Breaks under way: nothing is missing before they end. */
+  breaks = 0;
+  private newsAt = 0;
+  private watch = 0;
+  private judged = 0;
+  private isOver = false;
+  private toTrace: string[] = [];
+  private isTracing = false;
+
+  constructor(mode: Mode) {
+    this.mode = mode;
+    const names = mode === "pair" ? ["alice", "bob"] : ["alice", "bob", "carol"];
+    this.people = names.map((name, index) => this.person(name, index));
+  }
+
+  /** Connects everybody, and begins the record. */
+  async start(): Promise<void> {
+    this.watchAll();
+    this.watch = window.setInterval(() => this.watchAll(), WATCH_AGAIN_MS);
+    try {
+      this.conv = this.mode === "pair" ? direct("alice", "bob") : await this.makeGroup();
+      for (const person of this.people) this.begin(person);
+      await Promise.all(this.people.map((person) => person.client.live()));
+      const bases = await Promise.all(this.people.map((person) => this.lastSeq(person)));
+      this.base = Math.max(...bases);
+      for (const person of this.people) this.pulled.set(person.name, []);
+      if (this.mode === "room") await Promise.all(this.people.map((person) => person.client.join(this.conv)));
+      this.problem.value = "";
+    } catch (error) {
+      this.problem.value = error instanceof Error ? error.message : String(error);
+    }
+    this.changed();
+  }
+
+  /** Ends all clients. */
+  stop(): void {
+    this.isOver = true;
+    clearInterval(this.watch);
+    clearTimeout(this.quiet);
+    for (const person of this.people) person.stop();
+  }
+
+  /** Sends a text as a person; its bubble appears at once. */
+  say(person: Person, text: string): Promise<string> {
+    const line = { text, cid: `unnamed-${performance.now()}-${Math.random()}` };
+    person.unnamed.push(line);
+    this.messages.set(line.cid, { cid: line.cid, sender: person.name, text, seq: 0, state: "waits", note: "", ackedBy: new Set(), readBy: new Set() });
+    person.lines.push({ cid: line.cid });
+    this.changed();
+    const to = this.mode === "pair" ? (person.name === "alice" ? "bob" : "alice") : this.conv;
+    return person.client.send(to, text).then(
+      (it) => it.msgId,
+      (error: unknown) => {
+        const shown = this.messages.get(line.cid);
+        if (shown && shown.state !== "acked") {
+          shown.state = "refused";
+          shown.note ||= error instanceof Error ? error.name : "";
+        }
+        this.changed();
+        return line.cid;
+      },
+    );
+  }
+
+  /** Milliseconds from receipt to sync of a message. */
+  syncMs(cid: string): number | undefined {
+    return this.syncs.get(cid);
+  }
+
+  /** Seqs of messages of others that a person's screen lacks so far. */
+  missing(person: Person): number[] {
+    const has = new Set(person.lines.map((line) => ("cid" in line ? line.cid : "")));
+    return [...this.messages.values()].filter((it) => it.sender !== person.name && it.seq > 0 && !has.has(it.cid)).map((it) => it.seq);
+  }
+
+  /** The other person of a pair, or the first other one. */
+  other(person: Person): Person {
+    return this.people.find((it) => it !== person) ?? person;
+  }
+
+  /** Resolves once a condition holds, which is looked at after each change. */
+  until(condition: () => boolean, limitMs = 30_000): Promise<boolean> {
+    if (condition()) return Promise.resolve(true);
+    return new Promise((resolve) => {
+      const end = (result: boolean) => {
+        clearTimeout(timer);
+        this.waiters.delete(look);
+        resolve(result);
+      };
+      const look = () => condition() && end(true);
+      const timer = window.setTimeout(() => end(false), limitMs);
+      this.waiters.add(look);
+    });
+  }
+
+  /** Whether everybody is connected and has everything that was acked. */
+  get isSettled(): boolean {
+    const { counts } = this.judgement.value;
+    return this.people.every((person) => person.isLive) && counts.inFlight === 0 && [...counts.waiting.values()].every((it) => it === 0);
+  }
+
+  /** Whether everybody has been connected for long enough without news, and nobody waits for an ack. */
+  private get isLate(): boolean {
+    const isQuiet = performance.now() - this.newsAt >= LATE_MS - 100 && this.breaks === 0;
+    return isQuiet && this.people.every((person) => person.isLive) && this.judgement.value.counts.inFlight === 0;
+  }
+
+  /** Events of the recording, complete with what is stored. */
+  async recording(): Promise<Stamped[]> {
+    if (!isRoom(this.conv)) await Promise.all(this.people.filter((it) => it.isLive).map((it) => this.pull(it).catch(() => {})));
+    const at = Math.round(performance.now() * 1e6);
+    const events = [...this.recorder.events];
+    const add = (event: Parameters<Recorder["push"]>[1]) => events.push({ at, ...event });
+    if (isRoom(this.conv)) return events;
+    for (const person of this.people) if (person.isLive) add({ complete: { user: person.name, device: person.device, hints: true } });
+    if (this.base > 0) add({ log_gap: { conv: this.conv, first: 1, last: this.base } });
+    const stored = [...this.pulled.values()].sort((a, b) => b.length - a.length)[0] ?? [];
+    for (const entry of stored) {
+      const sent = entry.cid === null ? undefined : this.recorder.sends.get(entry.cid);
+      if (!sent || entry.cid === null) add({ log_gap: { conv: this.conv, first: entry.seq, last: entry.seq } });
+      else add({ log_message: { conv: this.conv, seq: entry.seq, sender: entry.sender, device: sent.device, cid: entry.cid, body: entry.body } });
+    }
+    return events;
+  }
+
+  /** Says that something changed: the page is drawn, and judged, once a frame. */
+  changed(): void {
+    if (this.drawn) return;
+    const draw = () => {
+      if (!this.drawn) return;
+      clearTimeout(this.drawn);
+      this.drawn = 0;
+      this.rejudge();
+      this.version.value += 1;
+      for (const look of [...this.waiters]) look();
+    };
+    // A hidden page gets no frames; the timer goes on.
+    this.drawn = window.setTimeout(draw, 60);
+    requestAnimationFrame(draw);
+  }
+
+  /** Pulls every history to its end and compares it with what was acked and shown. */
+  async check(): Promise<boolean> {
+    if (isRoom(this.conv) || this.isOver) return false;
+    const size = this.recorder.events.length;
+    if (!this.isSettled && !this.isLate) {
+      clearTimeout(this.quiet);
+      this.quiet = window.setTimeout(() => void this.check(), LATE_MS);
+      return false;
+    }
+    try {
+      await Promise.all(this.people.map((person) => this.pull(person)));
+    } catch {
+      return false;
+    }
+    this.judgement.value = judge(this.recorder.events, this.members, this.pulledNow());
+    this.judged = this.recorder.events.length;
+    this.isChecked.value = size === this.judged;
+    this.changed();
+    return this.isChecked.value;
+  }
+
+  private readonly members = (): readonly string[] => this.people.map((person) => person.name);
+
+  private pulledNow(): Pulled {
+    return { conv: this.conv, base: this.base, by: this.pulled };
+  }
+
+  private rejudge(): void {
+    if (this.recorder.events.length === this.judged) return;
+    this.judged = this.recorder.events.length;
+    this.newsAt = performance.now();
+    this.judgement.value = judge(this.recorder.events, this.members);
+    this.isChecked.value = false;
+    clearTimeout(this.quiet);
+    this.quiet = window.setTimeout(() => void this.check(), QUIET_MS);
+  }
+
+  private person(name: string, index: number): Person {
+    const person: Person = new Person(name, {
+      opened: (connection) => {
+        this.sessions.set(connection, person);
+        person.session = connection;
+        this.recorder.opened(connection, name, person.device);
+      },
+      frame: (connection, direction, frame, at) => this.frame(person, index, connection, direction, frame, at),
+      closed: (connection, _code, at) => {
+        this.recorder.closed(connection, at);
+        this.changed();
+      },
+    });
+    return person;
+  }
+
+  private begin(person: Person): void {
+    const client = person.start(() => this.changed());
+    client.on("message", (it) => {
+      if (it.conversation !== this.conv) return;
+      const said = it.content.text ?? "";
+      if (this.recorder.hidden.has(`${person.name} ${it.msgId}`)) return;
+      this.recorder.shown(person.session, person.name, person.device, { conversation: it.conversation, seq: it.seq, msgId: it.msgId, text: said }, performance.now());
+      if (!this.messages.has(it.msgId)) {
+        this.messages.set(it.msgId, { cid: it.msgId, sender: it.sender, text: said, seq: it.seq, state: "acked", note: "", ackedBy: new Set(), readBy: new Set() });
+      }
+      person.lines.push({ cid: it.msgId });
+      person.typingUntil = 0;
+      this.changed();
+      if (!it.room) window.setTimeout(() => this.readAll(person, it.seq), 900);
+    });
+    client.on("signal", (it) => {
+      if (it.kind !== "typing") return;
+      person.typingUntil = performance.now() + 3000;
+      this.changed();
+      window.setTimeout(() => this.changed(), 3100);
+    });
+  }
+
+  private readAll(person: Person, seq: number): void {
+    if (document.hidden || this.isOver || !person.isLive || person.tap.hold) return;
+    const ofOthers = person.lines.flatMap((line) => ("cid" in line ? [this.messages.get(line.cid)] : [])).filter((it) => it !== undefined && it.sender !== person.name);
+    if (ofOthers.at(-1)?.seq === seq) void person.client.read(this.conv, seq).catch(() => {});
+  }
+
+  private frame(person: Person, index: number, connection: number, direction: "in" | "out", frame: Frame, at: number): void {
+    const { kind, body } = frame;
+    const cid = text(body, "msgId");
+    if (kind === "send" && direction === "out") this.named(person, cid, contentText(body));
+    if (kind === "push" && index === 1 && this.plant > 0 && cid && this.recorder.sends.has(cid)) {
+      this.plant -= 1;
+      if (this.plant === 0) this.recorder.hidden.add(`${person.name} ${cid}`);
+    }
+    this.recorder.frame(connection, direction, frame, at);
+    this.note(person, kind, direction, body, cid);
+    this.wire.frame(at, index, direction, frame, cid);
+    this.changed();
+  }
+
+  /** Gives a bubble the id that the client chose for its message. */
+  named(person: Person, cid: string, said: string): void {
+    const at = person.unnamed.findIndex((it) => it.text === said);
+    const line = this.messages.has(cid) ? undefined : person.unnamed[at];
+    if (!line) {
+      const again = this.messages.get(cid);
+      if (again?.state === "held") again.state = "sent";
+      return;
+    }
+    person.unnamed.splice(at, 1);
+    const shown = this.messages.get(line.cid);
+    if (!shown) return;
+    this.messages.delete(line.cid);
+    this.messages.set(cid, Object.assign(shown, { cid, state: "sent" as const }));
+    person.lines = person.lines.map((it) => ("cid" in it && it.cid === line.cid ? { cid } : it));
+    line.cid = cid;
+  }
+
+  private note(person: Person, kind: string, direction: "in" | "out", body: Record<string, unknown>, cid: string): void {
+    // The positions of a sync say what the device has, as an ack does.
+    const positions = kind === "sync" && Array.isArray(body["positions"]) ? (body["positions"] as Record<string, unknown>[]) : [];
+    for (const it of positions) this.note(person, "ack", direction, it, "");
+    const seq = number(body, "seq");
+    if (kind === "sendAck" && direction === "in") {
+      const shown = this.messages.get(cid);
+      if (!shown) return;
+      shown.seq = seq;
+      shown.state = "acked";
+      this.toTrace.push(cid);
+      void this.trace();
+    } else if ((kind === "ack" || kind === "read") && direction === "out" && text(body, "conversation") === this.conv) {
+      for (const shown of this.messages.values()) {
+        if (shown.seq === 0 || shown.seq > seq || shown.sender === person.name) continue;
+        shown.ackedBy.add(person.name);
+        if (kind === "read") shown.readBy.add(person.name);
+      }
+    }
+  }
+
+  /** Reads when a message was received and synced, from the node's trace. The newest are enough in a flood. */
+  private async trace(): Promise<void> {
+    if (this.isTracing) return;
+    this.isTracing = true;
+    while (this.toTrace.length > 0 && !this.isOver) {
+      const cid = this.toTrace.splice(0, Math.max(1, this.toTrace.length - 8)).at(-1) ?? "";
+      try {
+        const { steps } = await get<Trace>(`/v1/trace?msg=${encodeURIComponent(cid)}`);
+        const received = steps.find((it) => it.step === "received");
+        const synced = steps.find((it) => it.step === "archived" && it.timeUs >= (received?.timeUs ?? 0));
+        if (received && synced) this.syncs.set(cid, (synced.timeUs - received.timeUs) / 1000);
+        this.changed();
+      } catch {
+        // Without a trace the wire shows the ack alone.
+      }
+    }
+    this.isTracing = false;
+  }
+
+  private watchAll(): void {
+    for (const person of this.people) void post("/v1/trace", { user: person.name }).catch(() => {});
+  }
+
+  private async makeGroup(): Promise<string> {
+    const id = `try-${Date.now().toString(36)}`;
+    if (this.mode === "room") return `r:${id}`;
+    await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
+    return `g:${id}`;
+  }
+
+  private async lastSeq(person: Person): Promise<number> {
+    if (isRoom(this.conv)) return 0;
+    let last = 0;
+    await person.tap.request("pull", { conversation: this.conv, direction: "DIRECTION_BACKWARD", limit: 1 }, (frame) => {
+      if (frame.kind === "page") last = number(frame.body, "completeTo");
+      return true;
+    });
+    return last;
+  }
+
+  /** Continues the pull of a person's history to its end. */
+  private async pull(person: Person): Promise<void> {
+    const entries = this.pulled.get(person.name) ?? [];
+    for (let isMore = true; isMore; ) {
+      isMore = false;
+      const cursor = entries.at(-1)?.seq ?? this.base;
+      const take = (frame: Frame) => {
+        if (frame.kind !== "page") return true;
+        const list = (frame.body["messages"] ?? []) as Record<string, unknown>[];
+        for (const it of list) {
+          const isMessage = !it["event"] && !it["recall"];
+          entries.push({ seq: number(it, "seq"), sender: text(it, "sender"), cid: isMessage ? text(it, "msgId") : null, body: hash(contentText(it)) });
+        }
+        isMore = list.length > 0 && (entries.at(-1)?.seq ?? 0) < number(frame.body, "completeTo");
+        return true;
+      };
+      await person.tap.request("pull", { conversation: this.conv, cursor, direction: "DIRECTION_FORWARD", limit: 200 }, take);
+    }
+    this.pulled.set(person.name, entries);
+  }
+
+  /** Whether messages survive the process of the node. */
+  get isDurable(): boolean {
+    return this.mode !== "room" && (boot.value?.durable ?? true);
+  }
+}

@@ -1,0 +1,168 @@
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { boot, nodeClass } from "../live/boot.ts";
+import { Icon, type IconName } from "../parts/icon.tsx";
+import { describe, type FrameWords } from "../words/wire.ts";
+import type { Item } from "./items.ts";
+import { DEVICE } from "./person.ts";
+import { hovered } from "./chat.tsx";
+import type { Stage } from "./stage.ts";
+
+/** Rows that are drawn at once. */
+const DRAWN = 240;
+
+function clock(at: number): string {
+  const date = new Date(performance.timeOrigin + at);
+  return `${String(date.getSeconds()).padStart(2, "0")}.${String(date.getMilliseconds()).padStart(3, "0")}`;
+}
+
+/** Describes the frame of a row. */
+export function wordsOf(stage: Stage, item: Item): FrameWords | undefined {
+  if (item.kind !== "frame") return undefined;
+  const person = stage.people[item.person];
+  const known = { syncMs: (id: string) => stage.syncMs(id), durable: stage.isDurable, device: DEVICE, node: person?.node ?? "" };
+  return describe(item.frame, item.direction, person?.name ?? "", known);
+}
+
+/** Rows that are worth showing: marks, and frames that have words. */
+export function visible(stage: Stage): Item[] {
+  const found: Item[] = [];
+  for (let index = stage.wire.items.length - 1; index >= 0 && found.length < DRAWN; index -= 1) {
+    const item = stage.wire.items[index];
+    if (item && (item.kind === "mark" || wordsOf(stage, item))) found.push(item);
+  }
+  return found.reverse();
+}
+
+/** Columns of a row: the segment or segments between a person's line and the node's. */
+function span(person: number): string {
+  return person === 0 ? "span-0" : `span-${person}`;
+}
+
+/** A row. Its properties are plain values, so that only rows that change are drawn again. */
+function Row(props: {
+  readonly at: number; readonly who: string; readonly person: number; readonly toNode: boolean; readonly cid: string; readonly raw: string;
+  readonly name: string; readonly words: string; readonly tone: string; readonly synced: boolean; readonly icon: IconName | undefined;
+  readonly covers: string; readonly isOpen: boolean; readonly onOpen: () => void;
+}) {
+  const { cid, person, toNode, name } = props;
+  const isRight = person === 0 ? toNode : !toNode;
+  const isLit = cid !== "" && hovered.value === cid;
+  return (
+    <li>
+      <div
+        class={`wire-row${name ? " pressable" : ""}${isLit ? " lit" : ""}${props.isOpen ? " open" : ""}`}
+        onClick={name ? props.onOpen : undefined}
+        onMouseEnter={() => cid && (hovered.value = cid)}
+        onMouseLeave={() => cid && (hovered.value = "")}
+      >
+        <time class="mono">{clock(props.at)}</time>
+        {props.covers && props.covers.split("|").map((cover, index) => cover && <i class={`band band-${index} ${cover}`} />)}
+        {name ? (
+          <span class={`arrow ${span(person)} ${isRight ? "right" : "left"} ${props.tone}${props.synced ? " synced" : ""}`}>
+            <span class="phone-arrow" aria-hidden="true"><Icon name={toNode === (person === 0) ? "arrowDown" : "arrowUp"} />{props.who}</span>
+            <span class="sr">{toNode ? `${props.who} to the node` : `the node to ${props.who}`}</span>
+            <i class="stem" />
+            <b>{name}</b>
+            {props.words && <span class="cut">{props.words}</span>}
+            <i class="stem" />
+          </span>
+        ) : (
+          <span class={`mark ${span(person)} ${props.tone}`}>
+            {props.icon && <Icon name={props.icon} />}
+            <span class="cut">{props.words}</span>
+          </span>
+        )}
+      </div>
+      {props.isOpen && (
+        <div class="raw">
+          <code>{props.raw}</code>
+          {cid && <a href={`/messages?msg=${encodeURIComponent(cid)}`}>What happened to it</a>}
+        </div>
+      )}
+    </li>
+  );
+}
+
+/** The wire: three lifelines or more, and a row for each frame. */
+export function WireView({ stage }: { readonly stage: Stage }) {
+  void stage.version.value;
+  const box = useRef<HTMLDivElement>(null);
+  const follows = useRef(true);
+  const [open, setOpen] = useState(0);
+  const items = visible(stage);
+  useLayoutEffect(() => {
+    if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
+  });
+  const handlers = useRef(new Map<number, () => void>());
+  const toggles = (key: number) => {
+    const known = handlers.current.get(key) ?? (() => setOpen((before) => (before === key ? 0 : key)));
+    handlers.current.set(key, known);
+    return known;
+  };
+  const covers = (key: number) => {
+    const list = stage.people.map((_, person) => {
+      const cover = stage.wire.cover(person, key);
+      if (!cover) return "";
+      return `${cover.tone}${cover.isGone ? " gone" : ""}${cover.isFirst ? " first" : ""}${cover.isLast ? " last" : ""}`;
+    });
+    return list.some(Boolean) ? list.join("|") : "";
+  };
+  const node = stage.people[0]?.node || (boot.value?.node ?? "");
+  const people = stage.people.length;
+  return (
+    <section class={`wire of-people-${people}`} aria-label="The wire">
+      <div class="wire-head">
+        {stage.people.map((person, index) => (
+          <div class={`head-${index}`}>
+            <b>{person.name}</b>
+            <span class="quiet small">WebSocket</span>
+          </div>
+        ))}
+        <div class={`head-node ${nodeClass(node)}`}>
+          <b class="node">{node}</b>
+          <span class="quiet small">orders, writes, pushes</span>
+        </div>
+      </div>
+      <div
+        class="wire-body"
+        ref={box}
+        tabIndex={0}
+        onScroll={(event) => {
+          const it = event.currentTarget;
+          follows.current = it.scrollHeight - it.scrollTop - it.clientHeight < 30;
+        }}
+      >
+        <div class="wire-inner">
+          <div class="lifelines" aria-hidden="true">
+            {stage.people.map((_, index) => <i class={`line-${index}`} />)}
+            <i class="line-node" />
+          </div>
+          <ol>
+            {items.map((item) => {
+              const words = wordsOf(stage, item);
+              return (
+                <Row
+                  key={item.key}
+                  at={item.at}
+                  person={item.person}
+                  who={stage.people[item.person]?.name ?? ""}
+                  toNode={item.kind === "frame" && item.direction === "out"}
+                  cid={item.kind === "frame" ? item.cid : ""}
+                  raw={item.kind === "frame" ? item.frame.raw : ""}
+                  name={words?.name ?? ""}
+                  words={item.kind === "mark" ? item.text : (words?.words ?? "")}
+                  tone={item.kind === "mark" ? item.tone : (words?.tone ?? "")}
+                  synced={words?.synced ?? false}
+                  icon={item.kind === "mark" ? item.icon : undefined}
+                  covers={covers(item.key)}
+                  isOpen={open === item.key}
+                  onOpen={toggles(item.key)}
+                />
+              );
+            })}
+          </ol>
+        </div>
+      </div>
+    </section>
+  );
+}

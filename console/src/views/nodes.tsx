@@ -1,0 +1,123 @@
+import { signal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { Header } from "../app/shell.tsx";
+import { ApiError, post } from "../live/api.ts";
+import { boot, nodeClass } from "../live/boot.ts";
+import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
+import { series } from "../live/stats.ts";
+import { CopyButton } from "../parts/copy.tsx";
+import { Failed } from "../parts/failed.tsx";
+import { Sparkline } from "../parts/sparkline.tsx";
+import { drainQuestion, drainWords } from "../words/nodes.ts";
+import { duration, grouped } from "../words/numbers.ts";
+import { Partitions } from "./partitions.tsx";
+
+const asked = signal<NodeRow | undefined>(undefined);
+const failed = signal<ApiError | undefined>(undefined);
+
+async function act(method: "POST" | "DELETE"): Promise<void> {
+  try {
+    await post("/v1/drain", undefined, method);
+    failed.value = undefined;
+  } catch (error) {
+    if (error instanceof ApiError) failed.value = error;
+  }
+  await readNodes();
+}
+
+function StateChip({ it }: { readonly it: NodeRow }) {
+  const tone = it.lease !== "live" ? "red" : it.state === "ready" ? "tide" : "amber";
+  return <span class={`chip ${tone}`}>{it.lease === "live" ? it.state : it.lease}</span>;
+}
+
+function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean }) {
+  const lag = it.stands.reduce((sum, stand) => sum + stand.behindRecords, 0);
+  const age = Math.max(0, ...it.stands.map((stand) => stand.behindMs));
+  return (
+    <tr class={nodeClass(it.node)}>
+      <td><span class="node">{it.node}</span>{it.self && <span class="quiet small"> this one</span>}</td>
+      <td><StateChip it={it} /></td>
+      <td class="end">{grouped(it.conns)}</td>
+      <td class="wide"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
+      <td class="end wide">{it.owns.length}</td>
+      <td class="end wide">{grouped(lag)}{age > 1000 && <span class="small waits"> {duration(age)}</span>}</td>
+      <td class="wide mono">{it.version}</td>
+      <td class="wide soft grow">{drainWords(it) || (it.lease === "live" ? "" : "its run has ended")}</td>
+      <td class="wide">{it.zone}</td>
+      <td class="end">
+        {it.self && mayAct && (it.drain || it.state !== "ready" && it.state !== "full" && it.state !== "starting"
+          ? <button type="button" class="link" onClick={() => void act("DELETE")}>Call off</button>
+          : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
+        {!it.self && <OtherConsole node={it.node} />}
+      </td>
+    </tr>
+  );
+}
+
+function OtherConsole({ node }: { readonly node: string }) {
+  const admin = boot.value?.peers.find((peer) => peer.node === node)?.admin;
+  return admin ? <a href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a> : <span class="quiet small">on its own port</span>;
+}
+
+function Ask({ others }: { readonly others: number }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const it = asked.value;
+  useEffect(() => {
+    if (it && !dialog.current?.open) dialog.current?.showModal();
+    else if (!it) dialog.current?.close();
+  }, [it]);
+  return (
+    <dialog ref={dialog} aria-label="Drain" onClose={() => (asked.value = undefined)}>
+      {it && (
+        <>
+          <h2>Drain {it.node}?</h2>
+          <p class="soft">{drainQuestion(it, others)} You can call it off until the clients are being closed.</p>
+          <div class="actions">
+            <CopyButton label="Copy as curl" text={() => `curl -X POST ${location.origin}/v1/drain -H 'content-type: application/json'`} />
+            <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
+            <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act("POST"); }}>Drain {it.node}</button>
+          </div>
+        </>
+      )}
+    </dialog>
+  );
+}
+
+/** The nodes: their state, their clients, the partitions they own; drain and call off. */
+export default function NodesView() {
+  useEffect(followNodes, []);
+  const it = nodes.value;
+  const live = it?.nodes.filter((node) => node.lease === "live") ?? [];
+  const clients = live.reduce((sum, node) => sum + node.conns, 0);
+  const mayAct = boot.value?.console === "full";
+  const history = series("clients", 480);
+  return (
+    <>
+      <Header title="Nodes"><span class="quiet lead-note">{it ? `${live.filter((node) => node.state === "ready").length} of ${live.length} ready` : ""}</span></Header>
+      <div class="view">
+        {nodesFailure.value && <Failed error={nodesFailure.value} again={() => void readNodes()} />}
+        {failed.value && <Failed error={failed.value} again={() => (failed.value = undefined)} />}
+        {it?.stale && <p class="banner">Redis is unavailable. This is what {boot.value?.node} saw last.</p>}
+        <div class="figures">
+          <div class="count"><span class="label">Clients</span><span class="figure">{it ? grouped(clients) : "–"}</span></div>
+          <div class="count"><span class="label">Nodes</span><span class="figure">{it ? live.length : "–"}</span></div>
+          <div class="count"><span class="label">Partitions</span><span class="figure">{it ? it.partitions : "–"}</span></div>
+          {history.length > 1 && <div class="count grow"><span class="label">Clients, the last {duration(history.length * 1000)}</span><Sparkline values={history} label="Clients" width={480} height={36} /></div>}
+        </div>
+        <div class="scroll-x pad">
+          <table>
+            <thead>
+              <tr>
+                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide" /><th class="end wide">Owns</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide">Zone</th><th class="end"><span class="sr">Actions</span></th>
+              </tr>
+            </thead>
+            <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} />)}</tbody>
+          </table>
+        </div>
+        {it && <Partitions it={it} />}
+        {!mayAct && boot.value && <p class="note quiet">This console may only read. Set <code>admin.console = "full"</code> to act here, or use <code>tidegate drain</code>.</p>}
+      </div>
+      <Ask others={live.length - 1} />
+    </>
+  );
+}

@@ -1,0 +1,79 @@
+import { useEffect } from "preact/hooks";
+import { Header } from "../app/shell.tsx";
+import { allows, nodeClass } from "../live/boot.ts";
+import { followEvents, list } from "../live/cloudevents.ts";
+import { followNodes, nodes, nodesFailure, readNodes } from "../live/nodes.ts";
+import { now, series } from "../live/stats.ts";
+import { EventLine } from "../parts/eventline.tsx";
+import { Failed } from "../parts/failed.tsx";
+import { Sparkline } from "../parts/sparkline.tsx";
+import { verdict } from "../words/nodes.ts";
+import { grouped } from "../words/numbers.ts";
+
+const LINES: readonly (readonly [string, string, string])[] = [
+  ["clients", "Clients", ""],
+  ["logins", "Logins", "/s"],
+  ["accepted", "Accepted", "/s"],
+  ["pushes", "Pushed", "/s"],
+  ["ackP99Us", "Send to ack, p99", "ms"],
+  ["refused", "Refused", "/s"],
+];
+
+/** Seconds that a sparkline shows. */
+const SPAN = 300;
+
+function Line({ field, label, unit }: { readonly field: string; readonly label: string; readonly unit: string }) {
+  const isMs = unit === "ms";
+  const values = series(field, SPAN, isMs);
+  const newest = isMs ? values.at(-1) : now(field);
+  const text = newest === undefined ? "–" : isMs ? (newest / 1000).toFixed(newest < 10_000 ? 1 : 0) : grouped(newest);
+  return (
+    <div class="spark">
+      <span class="label">{label}</span>
+      <span class="figure">{text}<small>{newest === undefined ? "" : unit}</small></span>
+      <Sparkline values={values.length > 0 ? values : [0, 0]} label={label} width={160} height={28} />
+    </div>
+  );
+}
+
+/** Whether all is well, in one sentence; then the figures, the nodes and the newest events. */
+export default function Overview() {
+  useEffect(followNodes, []);
+  useEffect(followEvents, []);
+  const it = nodes.value;
+  const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs") });
+  return (
+    <>
+      <Header title="Overview" />
+      <div class="view">
+        {nodesFailure.value && <Failed error={nodesFailure.value} again={() => void readNodes()} />}
+        <section class="verdict" role="status">
+          <i class={`dot ${said.tone}`} />
+          <div>
+            <p class="first">{said.sentence}</p>
+            <p class="soft">{said.more}</p>
+          </div>
+        </section>
+        {allows("stats") && <section class="sparks" aria-label="The last five minutes">{LINES.map(([field, label, unit]) => <Line field={field} label={label} unit={unit} />)}</section>}
+        <section class="pad">
+          <h2>Nodes</h2>
+          <ul class="node-row">
+            {it?.nodes.map((node) => (
+              <li class={nodeClass(node.node)}>
+                <a href="/nodes"><span class="node">{node.node}</span></a>
+                <span class={`chip ${node.lease !== "live" ? "red" : node.state === "ready" ? "tide" : "amber"}`}>{node.lease === "live" ? node.state : node.lease}</span>
+                <span class="num soft">{grouped(node.conns)} {node.conns === 1 ? "client" : "clients"}</span>
+                <span class="quiet small">{node.version}</span>
+              </li>
+            ))}
+          </ul>
+        </section>
+        <section class="pad">
+          <h2>Newest events <a class="small" href="/events">all</a></h2>
+          <ol class="events">{list.value.slice(0, 20).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>
+          {list.value.length === 0 && <p class="quiet">No event yet.</p>}
+        </section>
+      </div>
+    </>
+  );
+}

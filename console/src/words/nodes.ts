@@ -1,0 +1,49 @@
+import type { NodeRow, Nodes } from "../live/nodes.ts";
+import { capital, count, duration, grouped, plural } from "./numbers.ts";
+
+/** What a node's drain is doing. */
+export function drainWords({ drain }: Pick<NodeRow, "drain">): string {
+  if (!drain) return "";
+  const noticed = drain.unnoticed > 0 ? `, ${grouped(drain.unnoticed)} not notified yet` : "";
+  const rest = drain.rate > 0 && drain.left > 0 ? `, done in about ${duration(Math.max(1000, (drain.left / drain.rate) * 1000))}` : "";
+  return `${drain.phase}: ${grouped(drain.left)} left of ${grouped(drain.from)}${noticed}${rest}`;
+}
+
+/** What a drain will do, before a person confirms it. */
+export function drainQuestion(it: NodeRow, others: number): string {
+  const people = it.conns === 0 ? "It has no clients now." : `Its ${it.conns === 1 ? "client is" : `${grouped(it.conns)} clients are`} asked to leave, each in a slot of its own.`;
+  const after = others > 0 ? "They connect to the other nodes." : "It is the only node: nobody takes them over, and this page ends with it.";
+  return `${it.node} drains, and its process exits. ${people} ${after}`;
+}
+
+/** A verdict about the cluster: what a person has to know first. */
+export interface Verdict {
+  readonly tone: "" | "amber" | "red";
+  readonly sentence: string;
+  readonly more: string;
+}
+
+/** Judges the state of the nodes, and the figures of the last second where they are known. */
+export function verdict(it: Nodes | undefined, figures: { readonly refused: number | undefined; readonly lagMs: number | undefined }): Verdict {
+  if (!it) return { tone: "", sentence: "Reading the state of the nodes.", more: "" };
+  const live = it.nodes.filter((node) => node.lease === "live");
+  const gone = it.nodes.filter((node) => node.lease === "lapsed");
+  const owned = new Set(live.flatMap((node) => [...node.owns]));
+  const orphans = Array.from({ length: it.partitions }, (_, index) => index).filter((index) => !owned.has(index));
+  const draining = live.filter((node) => node.drain);
+  const full = live.filter((node) => node.state === "full");
+  const clients = live.reduce((sum, node) => sum + node.conns, 0);
+  const calm = `${capital(plural(live.length, "node"))}, ${grouped(clients)} ${clients === 1 ? "client" : "clients"}, ${plural(it.partitions, "partition")} owned.`;
+  if (it.archiveBehind.length > 0) {
+    return { tone: "red", sentence: `The archive is behind in ${plural(it.archiveBehind.length, "partition")}: sends to ${it.archiveBehind.length === 1 ? "it" : "them"} are refused.`, more: "See ARCHIVE_BEHIND (4011), and whether Postgres keeps up." };
+  }
+  if (orphans.length > 0) {
+    return { tone: "red", sentence: `${capital(plural(orphans.length, "partition"))} ${orphans.length === 1 ? "has" : "have"} no owner.`, more: "A live node takes them over within seconds. If this lasts, check that nodes reach Kafka and Redis." };
+  }
+  if (gone.length > 0) return { tone: "amber", sentence: `${gone.map((node) => node.node).join(", ")} stopped without a drain; others take over.`, more: calm };
+  if (it.stale) return { tone: "amber", sentence: "Redis is unavailable. This is what the node saw last.", more: "Connected clients are served; new logins find their nodes by the last known state." };
+  if (draining.length > 0) return { tone: "amber", sentence: `${draining.map((node) => node.node).join(" and ")} ${draining.length === 1 ? "drains" : "drain"}. Nothing needs you.`, more: draining.map((node) => `${node.node}: ${drainWords(node)}`).join("; ") };
+  if (full.length > 0) return { tone: "amber", sentence: `${capital(count(full.length))} of ${live.length} nodes ${full.length === 1 ? "is" : "are"} full and ${full.length === 1 ? "takes" : "take"} no new clients.`, more: calm };
+  if ((figures.lagMs ?? 0) > 1000) return { tone: "amber", sentence: `The archive is ${duration(figures.lagMs ?? 0)} behind.`, more: calm };
+  return { tone: "", sentence: "All is well.", more: `${calm}${figures.refused ? ` ${grouped(figures.refused)} refused in the last second.` : ""}` };
+}

@@ -1,0 +1,163 @@
+import { capital, count, duration, fine, plural, seqs, short } from "./numbers.ts";
+
+/** What was measured of a break. An absent fact leaves its clause out. */
+export interface Facts {
+  /** The person whose link or client was broken. */
+  who: string;
+  /** The person who went on talking. */
+  other: string;
+  /** How long the break lasted, in ms. */
+  forMs?: number;
+  /** Messages that the other one sent meanwhile and that were acked. */
+  sent?: number;
+  /** The longest wait of those for their ack, in ms. */
+  ackMs?: number;
+  /** The last seq that the person had before. */
+  had?: number;
+  /** Seqs that the person got after coming back. */
+  got?: readonly number[];
+  /** Pushes that were sent again. */
+  again?: number;
+  /** Code with which the node closed the link. */
+  closed?: string;
+  /** The message that was repeated or kept back. */
+  id?: string;
+  seq?: number;
+  duplicate?: boolean;
+  /** How often the message reached the receiver's screen. */
+  shown?: number;
+  /** Messages held by the node behind the missing one. */
+  held?: number;
+  warnedMs?: number;
+  gaveUpMs?: number;
+  /** Code of a refusal. */
+  refused?: string;
+  /** Messages of a flood: all, and those that were accepted at once. */
+  total?: number;
+  atOnce?: number;
+  retryMs?: number;
+  /** Slot that the node gave a client in a drain, in ms. */
+  slotMs?: number;
+  node?: string;
+  to?: string;
+  movedMs?: number;
+  calledOff?: boolean;
+  durable?: boolean;
+  /** Whether the conversation is a live room, which keeps nothing, and how many messages the person missed in it. */
+  isRoom?: boolean;
+  missed?: number;
+}
+
+function all(clauses: readonly (string | false | undefined | 0)[]): string {
+  return clauses.filter(Boolean).join(" ");
+}
+
+function resent(messages: number, again: number): string {
+  if (messages !== 1) return `${count(again)} pushes again`;
+  return again === 1 ? "it once more" : `it ${count(again)} more times`;
+}
+
+function meanwhile({ who, other, sent, ackMs, durable, isRoom, missed }: Facts): string | false {
+  if (isRoom && missed) return `A live room keeps nothing: ${who} missed ${plural(missed, "message")}, and gets what is said from now on.`;
+  if (!sent) return false;
+  const where = durable === false ? "accepted" : "on disk";
+  const was = sent === 1 ? "message was" : "messages were";
+  return `${capital(other)} noticed nothing: ${count(sent)} ${was} ${where}${ackMs === undefined ? "." : ` and acked within ${fine(ackMs)}.`}`;
+}
+
+function cameBack({ who, had, got, isRoom }: Facts): string | false {
+  if (!got || isRoom) return false;
+  if (got.length === 0) return `${capital(who)}’s client came back, and had missed nothing.`;
+  const said = had ? `, said it had all up to ${had},` : "";
+  return `${capital(who)}’s client came back${said} and fetched ${seqs(got)}.`;
+}
+
+/** The sentences about the breaks, by the break's name. */
+export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
+  cut: (it) => all([it.forMs !== undefined && `${capital(it.who)}’s link was cut for ${duration(it.forMs)}.`, meanwhile(it), cameBack(it)]),
+
+  freeze: (it) =>
+    all([
+      it.sent ? `${capital(it.who)} took ${it.sent === 1 ? "the push" : "the pushes"} but never acked.` : `${capital(it.who)}’s client acked nothing${it.forMs ? ` for ${duration(it.forMs)}` : ""}.`,
+      it.again ? `The broker sent ${resent(it.sent ?? 0, it.again)}${it.closed ? "," : "."}` : false,
+      it.closed && `${it.again ? "then" : "The broker"} closed the link as ${it.closed}${it.forMs ? ` after ${duration(it.forMs)}` : ""}.`,
+      it.shown !== undefined && it.sent && (it.sent === 1 ? "When the link was back, the message was on screen once." : "When the link was back, each message was on screen once."),
+    ]),
+
+  offline: (it) =>
+    all([
+      it.forMs !== undefined && `${capital(it.who)} was away for ${duration(it.forMs)}.`,
+      it.isRoom && it.missed && `A live room keeps nothing: ${it.who} missed ${plural(it.missed, "message")}.`,
+      !it.isRoom && it.sent && `${capital(plural(it.sent, "message"))} ${it.sent === 1 ? "was kept with its number" : "were kept with their numbers"}.`,
+      it.got && it.got.length > 0 && `${capital(it.who)} fetched ${seqs(it.got)} in order.`,
+    ]),
+
+  twice: (it) =>
+    all([
+      it.id && `${capital(it.who)}’s client sent ${short(it.id)} again.`,
+      it.seq && it.duplicate && `It is the same message: same number ${it.seq}, marked as a duplicate${it.shown === 1 ? `, shown to ${it.other} once` : ""}.`,
+      it.seq && it.duplicate === false && `The node did not mark it as a duplicate, and gave it number ${it.seq}.`,
+    ]),
+
+  skip: (it) =>
+    all([
+      it.id && `${capital(it.who)}’s client kept ${short(it.id)} back.`,
+      it.held && `The broker held the ${count(it.held)} behind it${it.warnedMs ? `, warned ${it.who} after ${duration(it.warnedMs)}` : ""}${it.gaveUpMs ? `, gave it up after ${duration(it.gaveUpMs)} and let them through in order` : ""}.`,
+      it.refused && `When it came, it was refused: ${it.refused}.`,
+    ]),
+
+  flood: (it) =>
+    all([
+      it.total && it.atOnce !== undefined && it.atOnce < it.total && `${capital(count(it.atOnce))} of ${it.total} were taken at once.`,
+      it.total && it.atOnce === it.total && `${capital(it.who)} sent ${it.total} messages${it.forMs ? ` in ${duration(it.forMs)}` : ""}. All were taken${it.ackMs ? `, and the slowest ack came after ${duration(it.ackMs)}` : ""}.`,
+      it.retryMs && `The rest was asked to come back in ${duration(it.retryMs)}, did, and was taken as well.`,
+      it.shown && it.shown === it.total && `${capital(it.other)} saw all of them.`,
+    ]),
+
+  drain: (it) =>
+    all([
+      it.node && it.slotMs !== undefined && `${it.node} asked ${it.who} to leave within ${duration(it.slotMs)}${it.to ? ", and said where to go" : ""}.`,
+      it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} ${duration(it.movedMs)} later.`,
+      it.calledOff && "The drain was called off after the notice, because this node serves this page.",
+      it.got && it.movedMs === undefined && !it.calledOff && cameBack(it),
+      it.sent && it.ackMs !== undefined && `Nobody waited for an ack longer than ${fine(it.ackMs)}.`,
+    ]),
+
+  kill: (it) =>
+    all([
+      it.node && `${it.node} died.`,
+      it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} after ${duration(it.movedMs)}.`,
+      it.again && `${capital(plural(it.again, "send"))} ${it.again === 1 ? "was asked again and kept its number" : "were asked again and kept their numbers"}.`,
+    ]),
+};
+
+/** The sentences about a break that goes on; `got` has the seqs that wait. */
+export const UNDER_WAY: Readonly<Record<string, (facts: Facts) => string>> = {
+  cut: (it) =>
+    all([
+      `${capital(it.who)}’s link is cut, for ${duration(it.forMs ?? 0)}.`,
+      it.isRoom && "A live room keeps nothing for those who are away.",
+      !it.isRoom && it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "waits" : "wait"} ${it.durable === false ? "in memory" : "on disk"}. ${capital(it.other)} has the ${it.got.length === 1 ? "ack" : "acks"}, and noticed nothing.`,
+    ]),
+  freeze: (it) => `${capital(it.who)}’s client takes what it gets, and has acked nothing for ${duration(it.forMs ?? 0)}. The broker sends again, then closes the link.`,
+  offline: (it) => all([`${capital(it.who)} is offline, for ${duration(it.forMs ?? 0)}.`, !it.isRoom && it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "is kept with its number" : "are kept with their numbers"}.`]),
+  twice: (it) => `${capital(it.who)}’s client sends a message again, with the same id and the same text.`,
+  skip: (it) => `${capital(it.who)}’s client keeps one message of its chain back. The broker holds what follows, for ${duration(it.forMs ?? 0)} so far.`,
+  flood: (it) => `${capital(it.who)}’s client sends as fast as it can.`,
+  drain: () => "The node asks its clients to leave, each in its slot.",
+  kill: () => "The process of the node is gone. Its clients look for another one.",
+};
+
+/** The bold end of a sentence, once the judgement is complete. */
+export const GOOD = "Nothing lost, doubled or out of order.";
+
+/** The sentence while nothing was broken yet. */
+export function opening(node: string, mode: "pair" | "group" | "room", durable: boolean): string {
+  if (mode === "room") return `Three people are in a live room on ${node}. What is said reaches those who are in it now, and is stored nowhere. Say something, then cut a link.`;
+  return `${mode === "pair" ? "Two" : "Three"} people are connected to ${node} by the client library of the project. ${durable ? "A message is acked when it is written and synced." : "Messages are kept in memory."} Write one, then break something.`;
+}
+
+/** The sentence of a broken rule. */
+export function broken(rule: string, what: string): string {
+  return `A promise is broken: ${what}. The rule is ${rule}. Save the recording and report it.`;
+}

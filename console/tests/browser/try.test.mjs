@@ -1,0 +1,134 @@
+// The try-out page against a real node: TIDEGATE_BIN names its program.
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { promisify } from "node:util";
+import { startNode } from "./node.mjs";
+import { judged, launch, open, say, sentence, until } from "./page.mjs";
+
+let node;
+let browser;
+before(async () => {
+  [node, browser] = await Promise.all([startNode(), launch()]);
+});
+after(async () => {
+  await browser?.close();
+  await node?.stop();
+});
+
+/** Opens the page, lets both talk, and hands over to a test; nothing may have gone wrong at its end. */
+function tried(name, path, act) {
+  test(name, { timeout: 90_000 }, async () => {
+    const { page, context, wrong } = await open(browser, node.url, path, { acceptDownloads: true });
+    try {
+      await until(page, () => document.querySelectorAll(".link-state .dot").length >= 2 && [...document.querySelectorAll(".link-state")].every((it) => it.textContent.includes("Connected")));
+      await act(page);
+      assert.deepEqual(wrong, []);
+    } catch (error) {
+      if (process.env.SHOTS) await page.screenshot({ path: join(process.env.SHOTS, `${name.slice(0, 24)}.png`) });
+      throw error;
+    } finally {
+      await context.close();
+    }
+  });
+}
+
+const press = async (page, key) => {
+  await page.evaluate(() => document.activeElement?.blur());
+  await page.keyboard.press(key);
+};
+const texts = (page, index) => page.$$eval(`.chat-${index} .bubble:not(.own) p`, (list) => list.map((it) => it.textContent));
+
+tried("two people chat, and the counter ends checked at zero", "/try", async (page) => {
+  assert.equal(await page.evaluate(() => document.getSelection()?.toString() ?? ""), "hello");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector(".chat-1 .bubble >> text=hello");
+  await say(page, 1, "hey <b>alice</b>");
+  await page.waitForSelector(".chat-0 .bubble >> text=hey <b>alice</b>");
+  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+  await page.waitForSelector(".chat-0 .ticks.read");
+  await page.waitForSelector(".arrow.synced >> text=/synced in [0-9.]+ m?s/");
+});
+
+tried("a recording is judged clean by the history checker", "/try", async (page) => {
+  await say(page, 0, "one");
+  await say(page, 1, "two");
+  await press(page, "4");
+  await sentence(page);
+  const [download] = await Promise.all([page.waitForEvent("download"), page.click("text=Save the recording")]);
+  const file = join(node.data, "recording.jsonl");
+  await download.saveAs(file);
+  if (process.env.TIDEGATE_LAB) await promisify(execFile)(process.env.TIDEGATE_LAB, ["check", file]);
+});
+
+tried("a cut heals, and the sentence says what was fetched", "/try", async (page) => {
+  await say(page, 0, "before the cut");
+  await press(page, "1");
+  await page.waitForSelector(".band.gone");
+  await say(page, 0, "during the cut");
+  await page.waitForSelector(".counter .waits");
+  assert.match(await sentence(page), /^Bob’s link was cut for [0-9.]+ s\. Alice noticed nothing: .+ on disk and acked within .+ fetched .+\. Nothing lost, doubled or out of order\.$/);
+  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+  const got = await texts(page, 1);
+  assert.equal(got.filter((it) => it === "during the cut").length, 1);
+  await page.waitForSelector(".remark.red >> text=/fetched/");
+});
+
+tried("the same message sent twice is the same message", "/try", async (page) => {
+  await say(page, 1, "only once");
+  await press(page, "4");
+  assert.match(await sentence(page), /It is the same message: same number \d+, marked as a duplicate, shown to alice once\. Nothing lost/);
+  assert.equal((await texts(page, 0)).filter((it) => it === "only once").length, 1);
+});
+
+tried("a frozen client gets pushes again and is closed as SLOW", "/try", async (page) => {
+  await press(page, "2");
+  assert.match(await sentence(page), /never acked\. The broker sent it .+ more times?, then closed the link as SLOW after .+ Nothing lost/);
+});
+
+tried("a skipped id is given up, and refused when it comes", "/try", async (page) => {
+  await press(page, "5");
+  assert.match(await sentence(page), /held the two behind it, warned bob after .+, gave it up after .+ refused: ORDER_SKIPPED\. Nothing lost/);
+  await page.waitForSelector(".bubble.refused >> text=refused, came too late");
+  await page.waitForSelector(".count .label >> text=Refused");
+});
+
+tried("a person who was offline fetches what was kept; pressing again ends it", "/try", async (page) => {
+  await press(page, "3");
+  await page.waitForSelector(".chat-1 >> text=Offline");
+  await say(page, 0, "for later");
+  await press(page, "3");
+  assert.match(await sentence(page), /^Bob was away for .+ fetched .+ in order\. Nothing lost/);
+});
+
+tried("a flood arrives whole and in order", "/try", async (page) => {
+  await press(page, "6");
+  assert.match(await sentence(page), /300 .*Alice saw all of them\. Nothing lost/);
+});
+
+tried("a drain of the only node is called off after the notice", "/try", async (page) => {
+  await press(page, "7");
+  assert.match(await sentence(page), /^n1 asked bob to leave within .+ called off .+ Nothing lost/);
+  await page.waitForSelector(".tile.blocked[data-break=kill] >> text=only in a cluster");
+});
+
+tried("a group of three", "/try/group", async (page) => {
+  await say(page, 0, "to both");
+  for (const index of [1, 2]) await page.waitForSelector(`.chat-${index} .bubble >> text=to both`);
+  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+});
+
+tried("a live room keeps nothing for those who are away", "/try/room", async (page) => {
+  await say(page, 0, "to the room");
+  await page.waitForSelector(".chat-2 .bubble >> text=to the room");
+  await press(page, "1");
+  await until(page, () => document.querySelector(".sentence p")?.textContent?.includes("missed two messages"));
+});
+
+tried("a planted fault turns Lost red and names the rule", "/try?plant=2", async (page) => {
+  await say(page, 0, "arrives");
+  await say(page, 0, "is hidden");
+  await page.waitForSelector(".judged.broken[data-cell=lost] code >> text=never-got", { timeout: 20_000 });
+  assert.match((await page.textContent(".sentence p")) ?? "", /^A promise is broken: bob never got .+ The rule is never-got\./);
+});

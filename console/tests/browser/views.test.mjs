@@ -1,0 +1,79 @@
+// All views in both themes: no error, no violation of the policy, no sideways scroll, no finding of axe.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { after, before, test } from "node:test";
+import { startNode } from "./node.mjs";
+import { launch, open, say, until } from "./page.mjs";
+
+const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+let node;
+let browser;
+before(async () => {
+  [node, browser] = await Promise.all([startNode(), launch()]);
+  const { page, context } = await open(browser, node.url, "/try");
+  await page.waitForSelector("text=Connected");
+  await say(page, 0, "something to show");
+  await context.close();
+});
+after(async () => {
+  await browser?.close();
+  await node?.stop();
+});
+
+const READY = {
+  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
+  "/errors": ".code", "/nodes": ".cell",
+};
+for (const [path, ready] of Object.entries(READY)) {
+  for (const colorScheme of ["light", "dark"]) {
+    for (const width of [1440, 360]) {
+      test(`${path}, ${colorScheme}, ${width} px`, { timeout: 60_000 }, async () => {
+        const { page, context, wrong } = await open(browser, node.url, path, { viewport: { width, height: 800 }, colorScheme });
+        await page.waitForSelector(ready);
+        assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, "it scrolls sideways");
+        await page.evaluate(axe);
+        const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"] }));
+        assert.deepEqual(violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`)), []);
+        assert.deepEqual(wrong, []);
+        await context.close();
+      });
+    }
+  }
+}
+
+test("the keyboard opens views, finds codes and changes the theme", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await open(browser, node.url, "/errors");
+  await page.waitForSelector(".code");
+  await page.keyboard.press("g");
+  await page.keyboard.press("n");
+  await page.waitForSelector("h1 >> text=Nodes");
+  await page.keyboard.press("Control+k");
+  await page.keyboard.type("token_exp");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector(".code >> text=TOKEN_EXPIRED");
+  assert.equal(new URL(page.url()).search, "?code=2002");
+  const theme = () => page.evaluate(() => document.documentElement.dataset.theme);
+  const first = await theme();
+  await page.keyboard.press("d");
+  assert.notEqual(await theme(), first);
+  await page.keyboard.press("?");
+  await page.waitForSelector("dialog[open] >> text=Keys");
+  await page.keyboard.press("Escape");
+  await until(page, () => document.querySelector("dialog[open]") === null);
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("the page says that the node is gone, and is live again without a load", { timeout: 60_000 }, async () => {
+  const own = await startNode();
+  const { page, context } = await open(browser, own.url, "/overview");
+  await page.waitForSelector(".foot >> text=Live");
+  await own.end();
+  await page.waitForSelector(".banner >> text=does not answer", { timeout: 20_000 });
+  const again = await startNode({ data: own.data, ports: own.ports });
+  await page.waitForSelector(".foot >> text=Live", { timeout: 20_000 });
+  assert.equal(await page.$(".banner"), null);
+  await context.close();
+  await again.stop();
+});

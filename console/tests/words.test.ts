@@ -1,0 +1,88 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { parseFrame } from "../src/try/frames.ts";
+import type { Nodes } from "../src/live/nodes.ts";
+import { drainQuestion, verdict } from "../src/words/nodes.ts";
+import { count, duration, seqs } from "../src/words/numbers.ts";
+import { SENTENCES } from "../src/words/sentences.ts";
+import { describe } from "../src/words/wire.ts";
+
+const say = (name: string, facts: object) => SENTENCES[name]?.({ who: "bob", other: "alice", ...facts });
+
+test("numbers read well", () => {
+  assert.deepEqual([count(2), count(13), count(1300)], ["two", "13", "1,300"]);
+  assert.deepEqual([duration(0.4), duration(18), duration(3240)], ["1 ms", "18 ms", "3.2 s"]);
+  assert.deepEqual([seqs([411]), seqs([412, 411]), seqs([411, 412, 413]), seqs([411, 413, 415])], ["411", "411 and 412", "411 to 413", "411, 413 and 415"]);
+});
+
+test("the sentence about a cut", () => {
+  assert.equal(
+    say("cut", { forMs: 3240, sent: 2, ackMs: 0.9, had: 410, got: [411, 412] }),
+    "Bob’s link was cut for 3.2 s. Alice noticed nothing: two messages were on disk and acked within 0.9 ms. Bob’s client came back, said it had all up to 410, and fetched 411 and 412.",
+  );
+  assert.equal(say("cut", { forMs: 3240 }), "Bob’s link was cut for 3.2 s.");
+  assert.equal(say("cut", { forMs: 3240, sent: 2, missed: 2, isRoom: true, got: [] }), "Bob’s link was cut for 3.2 s. A live room keeps nothing: bob missed two messages, and gets what is said from now on.");
+});
+
+test("the sentences about the other breaks", () => {
+  assert.equal(
+    say("freeze", { sent: 1, again: 3, closed: "SLOW", forMs: 8700, shown: 1 }),
+    "Bob took the push but never acked. The broker sent it three more times, then closed the link as SLOW after 8.7 s. When the link was back, the message was on screen once.",
+  );
+  assert.equal(say("offline", { forMs: 10_100, sent: 3, got: [314, 315, 316] }), "Bob was away for 10.1 s. Three messages were kept with their numbers. Bob fetched 314 to 316 in order.");
+  assert.equal(
+    say("twice", { id: "a-220", seq: 10, duplicate: true, shown: 1 }),
+    "Bob’s client sent a-220 again. It is the same message: same number 10, marked as a duplicate, shown to alice once.",
+  );
+  assert.equal(
+    say("skip", { id: "a-220", held: 2, warnedMs: 5100, gaveUpMs: 10_300, refused: "ORDER_SKIPPED" }),
+    "Bob’s client kept a-220 back. The broker held the two behind it, warned bob after 5.1 s, gave it up after 10.3 s and let them through in order. When it came, it was refused: ORDER_SKIPPED.",
+  );
+  assert.equal(say("flood", { total: 300, atOnce: 300, forMs: 1200, shown: 300 }), "Bob sent 300 messages in 1.2 s. All were taken. Alice saw all of them.");
+  assert.equal(
+    say("flood", { total: 300, atOnce: 40, retryMs: 900, shown: 300 }),
+    "40 of 300 were taken at once. The rest was asked to come back in 900 ms, did, and was taken as well. Alice saw all of them.",
+  );
+  assert.equal(say("drain", { node: "n1", slotMs: 900, to: "n2", movedMs: 40 }), "n1 asked bob to leave within 900 ms, and said where to go. Bob was on n2 40 ms later.");
+  assert.equal(
+    say("drain", { node: "n1", slotMs: 59, calledOff: true }),
+    "n1 asked bob to leave within 59 ms. The drain was called off after the notice, because this node serves this page.",
+  );
+  assert.equal(say("kill", { node: "n1", to: "n2", movedMs: 400 }), "n1 died. Bob was on n2 after 400 ms.");
+});
+
+test("a sentence without facts claims nothing", () => {
+  for (const [name, sentence] of Object.entries(SENTENCES)) {
+    const words = sentence({ who: "bob", other: "alice" });
+    assert.doesNotMatch(words, /undefined|NaN|null/, name);
+    assert.doesNotMatch(words, /acked within|duplicate|refused|fetched|same number/, name);
+  }
+});
+
+test("frames in words", () => {
+  const known = { syncMs: (id: string) => (id === "m1" ? 0.83 : undefined), durable: true, device: "phone", node: "n1" };
+  const words = (raw: string, direction: "in" | "out" = "in") => {
+    const frame = parseFrame(raw);
+    return frame && describe(frame, direction, "bob", known);
+  };
+  assert.deepEqual(words('{"id":2,"sendAck":{"conversation":"d:a:b","msgId":"m1","seq":412}}'), { name: "sendAck", words: "412, synced in 0.8 ms", tone: "", synced: true });
+  assert.equal(words('{"id":2,"sendAck":{"conversation":"d:a:b","msgId":"m1","seq":412,"duplicate":true}}')?.words, "412, the same one");
+  assert.equal(words('{"id":2,"sendAck":{"conversation":"r:hall","msgId":"m1","seq":412}}')?.synced, false);
+  assert.deepEqual(words('{"id":3,"error":{"code":4003,"name":"ORDER_SKIPPED"}}'), { name: "error", words: "4003 ORDER_SKIPPED", tone: "red", synced: false });
+  assert.equal(words('{"conversationState":{"maxSeq":412}}')?.name, "state");
+  assert.equal(words('{"page":{"messages":[{"seq":411},{"seq":412}]}}')?.words, "411 and 412");
+  assert.equal(words('{"pong":{}}'), undefined);
+  assert.equal(parseFrame(""), undefined);
+});
+
+test("the verdict names what a person has to know first", () => {
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, zone: "", drain: null, stands: [] };
+  const all: Nodes = { nodes: [node], partitions: 2, archiveBehind: [], stale: false };
+  const of = (change: Partial<Nodes>) => verdict({ ...all, ...change }, { refused: 0, lagMs: 0 });
+  assert.deepEqual(of({}), { tone: "", sentence: "All is well.", more: "One node, 3 clients, two partitions owned." });
+  assert.equal(of({ archiveBehind: [1] }).tone, "red");
+  assert.equal(of({ partitions: 3 }).sentence, "One partition has no owner.");
+  assert.equal(of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }).sentence, "n2 stopped without a drain; others take over.");
+  assert.equal(of({ nodes: [{ ...node, state: "draining", drain: { phase: "draining", from: 10, left: 3, unnoticed: 0, rate: 5, forMs: 100 } }] }).tone, "amber");
+  assert.match(drainQuestion(node, 0), /only node/);
+});
