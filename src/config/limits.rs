@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct LimitsConfig {
-    /// Connections of this node. 0: the limit of open files, less 512.
+    /// Connections of this node. 0: the limit of open files, less 640.
     pub conns_max: usize,
     /// Connections from one IPv4 address or one IPv6 /64. 0: no limit.
     pub conns_per_ip: usize,
