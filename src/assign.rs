@@ -12,12 +12,12 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tidegate_protocol::{
-    Code,
+    id::UserId,
     machine::assign::{self, Candidate},
 };
 
 use crate::{
-    auth::Verifier,
+    auth::TokenRefusal,
     cluster::Cluster,
     net::upgrade::{AssignAsked, Transport},
     routes::{NodeDescription, NodeInfo, NodeState},
@@ -98,17 +98,10 @@ impl Assigner {
         (all > 0).then(|| u32::try_from(all / (draining + 1)).unwrap_or(u32::MAX).max(1))
     }
 
-    /// Returns the HTTP response to an assign request at the wall-clock time `wall_ms`.
-    pub fn answer(&self, request: &AssignAsked, verifier: &Verifier, wall_ms: u64) -> Vec<u8> {
-        if request.preflight {
-            return response("204 No Content", request, None);
-        }
-        let identity = match verifier.verify(&request.token, wall_ms) {
-            Ok(identity) => identity,
-            Err((code, why)) => return response("401 Unauthorized", request, Some(refusal(code, why))),
-        };
+    /// Returns the HTTP response to an assign request of `user`.
+    pub fn answer(&self, request: &AssignAsked, user: &UserId) -> Vec<u8> {
         self.request_refresh();
-        let endpoints = self.endpoints(identity.user.as_str(), &request.zone, request.transport);
+        let endpoints = self.endpoints(user.as_str(), &request.zone, request.transport);
         let endpoints: Vec<Value> = endpoints
             .into_iter()
             .take(request.count)
@@ -117,7 +110,7 @@ impl Assigner {
         let stale = self.cluster.peers.snapshot().stale;
         let ttl = u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX);
         let body = json!({"addresses": endpoints, "ttlMs": ttl, "stale": stale});
-        response("200 OK", request, Some(body))
+        response("200 OK", "", request, Some(body))
     }
 
     fn endpoints(&self, user: &str, zone: &str, transport: Option<Transport>) -> Vec<Endpoint> {
@@ -178,14 +171,24 @@ pub(crate) fn address_for(address: &str, transport: Option<Transport>) -> Option
     }
 }
 
-fn refusal(code: Code, why: &str) -> Value {
-    let message = if why.is_empty() { code.what() } else { why };
-    json!({"code": code.number(), "name": code.name(), "message": message, "cure": code.cure()})
+/// Returns the HTTP response to a browser's preflight.
+pub fn preflight_response(request: &AssignAsked) -> Vec<u8> {
+    response("204 No Content", "", request, None)
 }
 
-/// Builds a complete response that closes the connection.
-fn response(status: &str, request: &AssignAsked, body: Option<Value>) -> Vec<u8> {
-    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nCache-Control: no-store\r\n");
+/// Returns the HTTP response to an assign request whose token is refused.
+pub fn refusal_response(request: &AssignAsked, refusal: &TokenRefusal) -> Vec<u8> {
+    let TokenRefusal { code, reason, wait } = *refusal;
+    let message = if reason.is_empty() { code.what() } else { reason };
+    let body = json!({"code": code.number(), "name": code.name(), "message": message, "cure": code.cure()});
+    let Some(wait) = wait else { return response("401 Unauthorized", "", request, Some(body)) };
+    let seconds = wait.as_millis().div_ceil(1_000);
+    response("429 Too Many Requests", &format!("Retry-After: {seconds}\r\n"), request, Some(body))
+}
+
+/// Builds a complete response, with further headers, that closes the connection.
+fn response(status: &str, headers: &str, request: &AssignAsked, body: Option<Value>) -> Vec<u8> {
+    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nCache-Control: no-store\r\n{headers}");
     if let Some(origin) = &request.origin {
         head += &format!("Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n");
         if request.preflight {

@@ -47,6 +47,17 @@ pub struct TokenIdentity {
     pub device: Option<DeviceId>,
 }
 
+/// Refusal of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenRefusal {
+    /// Code for the client.
+    pub code: Code,
+    /// Reason in words; empty if the code says enough.
+    pub reason: &'static str,
+    /// Time until another refused token of the address is answered with its own code, if too many were refused.
+    pub wait: Option<Duration>,
+}
+
 impl Verifier {
     /// Creates a verifier of HS256 tokens signed with `key`.
     pub fn hs256(key: &[u8]) -> Self {
@@ -87,7 +98,12 @@ impl Verifier {
 /// Signs a development token for `user` that expires after `ttl`.
 pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let claims = Claims { sub: user.to_owned(), exp: (now + ttl).as_secs(), dev: device.map(str::to_owned) };
+    sign_until(key, user, device, (now + ttl).as_secs())
+}
+
+/// Signs a development token for `user` that expires at `exp`, in seconds since 1970.
+pub fn sign_until(key: &[u8], user: &str, device: Option<&str>, exp: u64) -> String {
+    let claims = Claims { sub: user.to_owned(), exp, dev: device.map(str::to_owned) };
     jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &EncodingKey::from_secret(key))
         .expect("HS256 over a small JSON object can't fail")
 }

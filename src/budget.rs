@@ -22,9 +22,9 @@ pub use cache::{CacheBudget, CacheShare};
 pub use memory::{memory_limit, memory_used};
 
 /// File descriptors reserved for other uses than client connections: 64 table files that the store keeps open
-/// (`embedded/database.rs`) and 32 that it writes and merges, 128 for the API ports, 256 for the link, and 32 for services,
+/// (`embedded/database.rs`) and 32 that it writes and merges, 128 for the API ports, 384 for the link, and 32 for services,
 /// polls and standard streams.
-pub const DESCRIPTORS_RESERVED: usize = 512;
+pub const DESCRIPTORS_RESERVED: usize = 640;
 
 /// Share of the memory budget from which new clients are refused.
 const MEMORY_REFUSE_PERCENT: u64 = 80;

@@ -416,13 +416,13 @@ impl Engine {
         Some((filter.position(fence)?, needs.iter().map(is_new).collect()))
     }
 
-    /// Runs `read` on a thread that may block on the disk.
+    /// Runs `read` on a thread that may block on the disk. A panic goes on in the caller.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Database) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let core = Arc::clone(&self.core);
-        let call = supervised::spawn_blocking("a read of the store", move || {
+        let call = supervised::run_blocking(move || {
             let database = core.database.read();
             match &*database {
                 Some(database) => read(database),
@@ -491,3 +491,6 @@ fn open_error(config: &EngineConfig, error: DatabaseError) -> EmbeddedOpenError 
         DatabaseError::Damaged(what) => EmbeddedOpenError::Damaged { path, what },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,7 +37,7 @@ const PAIRS_MAX: usize = 256 * 1_024;
 /// Numbers of a node's limits; 0 for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimits {
-    /// Logins per second from one address, or IPv6 /64.
+    /// Refused tokens per second from one address, or IPv6 /64.
     pub address_logins: u32,
     /// Logins per second of one user.
     pub user_logins: u32,
@@ -91,12 +91,12 @@ impl Limiter {
         Self { hasher, stripes, limits, metrics }
     }
 
-    /// Counts an attempt to log in from the address. Loopback addresses are exempt: proxies and tools of this machine
-    /// have them.
+    /// Counts a refused token of the address. Valid tokens never count, so strangers leave the others behind their
+    /// address alone. Loopback addresses are exempt: proxies and tools of this machine have them.
     ///
     /// # Errors
     /// The limit of the address is reached.
-    pub fn login_from(&self, address: IpAddr, now: Time) -> Result<(), Wait> {
+    pub fn refused_token_from(&self, address: IpAddr, now: Time) -> Result<(), Wait> {
         if self.limits.address_logins == 0 || address.to_canonical().is_loopback() {
             return Ok(());
         }
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn limiter_exempts_loopback_and_counts_an_ipv6_network_as_one_address() {
         let limiter = limiter(RateLimits { address_logins: 1, ..RateLimits::default() });
-        let from = |address: &str| limiter.login_from(address.parse().unwrap(), at(5));
+        let from = |address: &str| limiter.refused_token_from(address.parse().unwrap(), at(5));
         for _ in 0..100 {
             for address in ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"] {
                 assert_eq!(from(address), Ok(()));

@@ -13,7 +13,7 @@ mod redis;
 mod redis_numbers;
 
 pub use self::{
-    chain::{ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX},
+    chain::{CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX},
     memory::MemoryScratch,
     numbers::{Block, ClockNumbers, FloorError, Floors, MemoryFloors, Numbers},
     redis::RedisScratch,
@@ -59,7 +59,8 @@ pub enum ScratchError {
 /// Store of state that may be lost.
 #[async_trait]
 pub trait Scratch: Send + Sync {
-    /// Saves whole chain states, each independently. A state with an older epoch than the saved one, or with the same
+    /// Saves whole chain states, each independently. Of one user, the states of the [`CHAINS_PER_USER_MAX`] devices are kept
+    /// whose chains were saved or advanced last. A state with an older epoch than the saved one, or with the same
     /// epoch and fewer changes, changes nothing and is no error.
     async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError>;
 

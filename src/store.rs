@@ -291,6 +291,14 @@ pub trait Store: Send + Sync {
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError>;
 
+    /// Returns the offset below which the partition is archived, in a snapshot that lacks the conversation; `None` if the
+    /// snapshot has it.
+    async fn archived_without(
+        &self,
+        partition: u32,
+        conversation: &ConversationId,
+    ) -> Result<Option<u64>, StoreError>;
+
     /// Applies changes to users' personal states ([`UserState::apply`]); marks only move forward.
     ///
     /// On return the changes are visible to every read and as durable as an archive. Reads may see them slightly

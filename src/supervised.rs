@@ -12,7 +12,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::{
     runtime::Handle,
     sync::watch,
-    task::{self, AbortHandle, JoinHandle, JoinSet},
+    task::{self, AbortHandle, JoinError, JoinHandle, JoinSet},
 };
 
 /// Most panics that are kept; the first one ends the process.
@@ -60,6 +60,20 @@ pub fn spawn_blocking<T: Send + 'static>(
     task::spawn_blocking(move || caught(name, work))
 }
 
+/// Runs `work` for its caller on a thread of the present runtime that may block. A panic goes on in the caller: it ends
+/// the process if the caller is a supervised part, and is answered if the caller is contained.
+///
+/// # Errors
+/// The runtime shuts down.
+pub async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    match task::spawn_blocking(work).await {
+        Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+        other => other,
+    }
+}
+
 /// Runs `work` on a thread with that name.
 ///
 /// # Errors
@@ -74,12 +88,19 @@ pub fn spawn_thread<T: Send + 'static>(
 
 /// Returns the output of `future`, or its panic for a caller that answers it. The panic was printed when it happened.
 pub async fn contained<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
-    AssertUnwindSafe(future).catch_unwind().await.map_err(|_| Panicked)
+    AssertUnwindSafe(future).catch_unwind().await.map_err(Panicked)
 }
 
-/// Contained work panicked.
-#[derive(Clone, Copy, Debug)]
-pub struct Panicked;
+/// Panic of contained work.
+#[derive(Debug)]
+pub struct Panicked(Box<dyn Any + Send>);
+
+impl Panicked {
+    /// Continues the panic in the caller whose work it was.
+    pub fn resume(self) -> ! {
+        resume_unwind(self.0)
+    }
+}
 
 /// Boxed, so that the compiler makes one task for each type of output and not for each future: half of what it would
 /// generate for this crate.
@@ -140,6 +161,12 @@ mod tests {
         assert_eq!(spawn("part that ends", async { 1 }).await.unwrap(), 1);
         assert!(contained(async { panic!("planted in contained work") }).await.is_err());
         assert_eq!(contained(future::ready(2)).await.unwrap(), 2);
+        // Work on another thread belongs to its caller, which is a part of the node or contained.
+        let blocking = async |name: &'static str| run_blocking(move || panic!("planted in {name}")).await;
+        assert!(contained(blocking("work of a contained caller")).await.is_err());
+        assert!(spawn("owner", run_blocking(|| panic!("planted in {}", "owner"))).await.is_err());
+        expect("owner").await;
+        assert_eq!(run_blocking(|| 3).await.unwrap(), 3);
         let aborted = spawn("aborted part", future::pending::<()>());
         aborted.abort();
         assert!(aborted.await.unwrap_err().is_cancelled());

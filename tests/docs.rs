@@ -129,7 +129,10 @@ fn spec_timers_and_limits_are_the_defaults() {
             "| frames of a connection, accepted `send`s and first `ack`s of tracked pushes aside | {} a second, ",
             limits.frames_per_second
         ),
-        format!("| logins from one address, or IPv6 /64 | {} a second |", limits.address_logins_per_second),
+        format!(
+            "| refused tokens from one address, or IPv6 /64; expired ones aside | {} a second |",
+            limits.address_logins_per_second
+        ),
         format!("| logins of a user | {} a second |", limits.user_logins_per_second),
         format!("| `join`s of a device | {} a second |", limits.joins_per_second),
         format!(

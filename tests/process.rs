@@ -110,7 +110,7 @@ fn open_file_limit_is_raised_and_a_shortage_reported() {
     let ready: Value = serde_json::from_str(&node.http("GET", "/readyz?verbose", "")).expect("JSON");
     let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let clients = ready["connsMax"].as_u64().expect("a number");
-    assert_eq!(clients, allowed.map_or(100_000_000, |files| (files - 512).min(100_000_000)));
+    assert_eq!(clients, allowed.map_or(100_000_000, |files| (files - 640).min(100_000_000)));
     let warns = node.stderr().contains("limits.conns_max 100000000: the limit of open files allows");
     assert_eq!(warns, clients < 100_000_000, "{}", node.stderr());
     node.signal(Signal::TERM);

@@ -187,7 +187,7 @@ async fn respond(mut router: Router, request: Request) -> axum::response::Respon
     match time::timeout(RESPONSE_TIMEOUT, supervised::contained(router.call(request))).await {
         Ok(Ok(Ok(response))) => response,
         Ok(Ok(Err(never))) => match never {},
-        Ok(Err(supervised::Panicked)) => {
+        Ok(Err(_panicked)) => {
             let problem = Problem(Code::Internal, "the request failed by an error of the broker".into());
             (StatusCode::INTERNAL_SERVER_ERROR, problem).into_response()
         }

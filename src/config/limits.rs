@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct LimitsConfig {
-    /// Connections of this node. 0: the limit of open files, less 512.
+    /// Connections of this node. 0: the limit of open files, less 640.
     pub conns_max: usize,
     /// Connections from one IPv4 address or one IPv6 /64. 0: no limit.
     pub conns_per_ip: usize,
@@ -46,7 +46,8 @@ pub struct LimitsConfig {
     pub signals_per_second: u32,
     /// Frames per second and connection, accepted sends and due acks aside; those of 4 s may come at once. 0: no limit.
     pub frames_per_second: u32,
-    /// Logins per second from one IPv4 address or one IPv6 /64; loopback is exempt. 0: no limit.
+    /// Refused tokens per second from one IPv4 address or one IPv6 /64, in logins and in `GET /v1/assign`. Valid and
+    /// expired ones do not count; loopback is exempt. 0: no limit.
     pub address_logins_per_second: u32,
     /// Logins per second of one user, on this node. 0: no limit.
     pub user_logins_per_second: u32,

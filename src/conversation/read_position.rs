@@ -25,7 +25,12 @@ pub enum BeyondHead {
     Nothing,
     /// There is nothing if the store has archived the partition below this offset, as its owner has. A store that fell
     /// back to an older state has not.
-    NothingIfArchived(u64),
+    NothingIfArchived {
+        /// Partition of the conversation.
+        partition: u32,
+        /// Offset below which the owner has archived it.
+        below: u64,
+    },
     /// There may be entries that were pushed to the user. A seq there is refused, since a change up to the last stored
     /// seq would not be the requested one.
     Unknown,
@@ -48,9 +53,22 @@ impl BeyondHead {
     pub(crate) fn may_be_more(self, archived: Option<u64>) -> bool {
         match self {
             Self::Nothing => false,
-            Self::NothingIfArchived(offset) => archived.is_none_or(|archived| archived < offset),
+            Self::NothingIfArchived { below, .. } => archived.is_none_or(|archived| archived < below),
             Self::Unknown => true,
         }
+    }
+
+    /// Returns whether there may be a conversation that the store lacks altogether, as a copy from before its creation
+    /// does.
+    pub(crate) async fn may_exist(
+        self,
+        store: &dyn Store,
+        conversation: &ConversationId,
+    ) -> Result<bool, Refusal> {
+        let Self::NothingIfArchived { partition, .. } = self else { return Ok(self.may_be_more(None)) };
+        let archived = store.archived_without(partition, conversation).await.map_err(store_unavailable)?;
+        // It may have been archived since the store was found to lack it.
+        Ok(self.may_be_more(archived))
     }
 }
 
@@ -111,6 +129,8 @@ pub(crate) async fn checked_view(
     let Some(summary) = summary else {
         return Err(if direct {
             (Code::NotYet, "the conversation has no messages yet")
+        } else if above.may_exist(store, conversation).await? {
+            NOT_STORED
         } else {
             (Code::NotAMember, "")
         });

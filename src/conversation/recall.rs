@@ -108,10 +108,10 @@ async fn find(
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let nothing = (Code::NotFound, "there is no message with this seq");
     let Some(summary) = summary else {
-        return Err(match (conversation.is_direct_of(user), above.may_be_more(None)) {
-            (true, false) => nothing,
-            (true, true) => NOT_STORED,
-            (false, _) => (Code::NotAMember, ""),
+        return Err(match (above.may_exist(store, conversation).await?, conversation.is_direct_of(user)) {
+            (true, _) => NOT_STORED,
+            (false, true) => nothing,
+            (false, false) => (Code::NotAMember, ""),
         });
     };
     let is_in = summary.member_view.filter(|it| it.member.is_in());

@@ -204,6 +204,14 @@ impl<'a> SnapshotReader<'a> {
         Ok(Some(Summary { head, members, member_view, archived: None }))
     }
 
+    fn archived_without(&self, partition: u32, id: &ConversationId) -> Result<Option<u64>, DatabaseError> {
+        if self.head(id)?.is_some() {
+            return Ok(None);
+        }
+        let state = self.database.partition_state_in(&self.view, partition)?;
+        Ok(Some(state.map_or(0, |it| it.position.offset)))
+    }
+
     fn settings(&self, user: &UserId) -> Result<UserSettings, DatabaseError> {
         let value = self.view.get(&self.database.state, embedded::user_settings_key(user))?;
         Ok(value.map(|value| embedded::user_settings(&value)).transpose()?.unwrap_or_default())
@@ -385,6 +393,15 @@ impl Store for EmbeddedStore {
     ) -> Result<Option<Summary>, StoreError> {
         let (id, of) = (conversation.clone(), of.cloned());
         self.0.read(move |it| Ok(SnapshotReader::new(it).summary(&id, of.as_ref())?)).await
+    }
+
+    async fn archived_without(
+        &self,
+        partition: u32,
+        conversation: &ConversationId,
+    ) -> Result<Option<u64>, StoreError> {
+        let id = conversation.clone();
+        self.0.read(move |it| Ok(SnapshotReader::new(it).archived_without(partition, &id)?)).await
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {

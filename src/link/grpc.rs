@@ -31,6 +31,7 @@ mod handshake;
 mod listener;
 mod peer;
 mod service;
+mod strangers;
 mod traces;
 
 pub use handshake::Secret;

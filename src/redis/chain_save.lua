@@ -11,4 +11,5 @@ end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'state', ARGV[2], 'at', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
+note_saved(KEYS[1], ARGV[3])
 return 1

@@ -45,4 +45,5 @@ local count = tonumber(redis.call('HGET', key, ring) or '0')
 redis.call('HSET', key, ring .. count, id, ring, count + 1, 'next', ARGV[3], 'epoch', ARGV[1], 'at', ARGV[2])
 redis.call('HDEL', key, ring .. (count - 256))
 redis.call('PEXPIRE', key, ARGV[4])
+note_saved(key, ARGV[4])
 return 1

@@ -10,6 +10,10 @@ use super::{Scratch, ScratchError};
 /// Limit on the stored done ids of a chain, and on the skipped ones: the largest number in flight (SPEC section 6).
 pub const DONE_IDS_MAX: usize = 256;
 
+/// Limit on the saved chains of one user: those of the devices whose chains were saved last. It is more than the devices
+/// that a user may connect, and a connected device whose chain was dropped saves its whole state again.
+pub const CHAINS_PER_USER_MAX: usize = 64;
+
 /// State of a device's nextId chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainState {

@@ -1,4 +1,5 @@
-//! `Scratch` adapter in memory, bounded by evicting the least recently written entries.
+//! `Scratch` adapter in memory, bounded by evicting the least recently written entries; chains count by user, and each
+//! user has few.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,7 +15,10 @@ use tidegate_protocol::{
     id::{DeviceId, UserId},
 };
 
-use super::{ChainSave, ChainState, ChainStep, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule};
+use super::{
+    CHAINS_PER_USER_MAX, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, Hit, Scratch, ScratchError,
+    WindowRule,
+};
 
 /// Approximate size of an entry in addition to its ids and times.
 const ENTRY_BYTES: usize = 128;
@@ -26,7 +30,7 @@ pub struct MemoryScratch {
 }
 
 struct State {
-    chains: GenerationMap<(UserId, DeviceId), ChainState>,
+    chains: GenerationMap<UserId, UserChains>,
     windows: GenerationMap<(String, Duration), VecDeque<Time>>,
 }
 
@@ -54,10 +58,58 @@ impl MemoryScratch {
     }
 }
 
+/// Chains of one user, the one saved longest ago first.
+#[derive(Default)]
+struct UserChains {
+    chains: Vec<SavedChain>,
+    /// Sum of the bytes charged for each.
+    bytes: usize,
+}
+
+struct SavedChain {
+    device: DeviceId,
+    state: ChainState,
+    bytes: usize,
+}
+
+impl UserChains {
+    fn get(&self, device: &DeviceId) -> Option<&ChainState> {
+        self.chains.iter().find(|it| it.device == *device).map(|it| &it.state)
+    }
+
+    fn take(&mut self, device: &DeviceId) -> Option<ChainState> {
+        let at = self.chains.iter().position(|it| it.device == *device)?;
+        Some(self.remove(at).state)
+    }
+
+    fn put(&mut self, device: DeviceId, state: ChainState) {
+        drop(self.take(&device));
+        let ids = state.done.iter().chain(&state.skipped);
+        let bytes = ENTRY_BYTES + ids.map(|id| id.as_str().len() + 32).sum::<usize>();
+        self.bytes += bytes;
+        self.chains.push(SavedChain { device, state, bytes });
+        if self.chains.len() > CHAINS_PER_USER_MAX {
+            drop(self.remove(0));
+        }
+    }
+
+    fn remove(&mut self, at: usize) -> SavedChain {
+        let removed = self.chains.remove(at);
+        self.bytes -= removed.bytes;
+        removed
+    }
+}
+
 impl State {
-    fn put_chain(&mut self, key: (UserId, DeviceId), chain: ChainState) {
-        let bytes = chain.done.iter().chain(&chain.skipped).map(|id| id.as_str().len() + 32).sum();
-        self.chains.put(key, chain, bytes);
+    fn chain(&self, user: &UserId, device: &DeviceId) -> Option<&ChainState> {
+        self.chains.get(user)?.get(device)
+    }
+
+    fn put_chain(&mut self, user: UserId, device: DeviceId, chain: ChainState) {
+        let mut chains = self.chains.take(&user).unwrap_or_default();
+        chains.put(device, chain);
+        let bytes = chains.bytes;
+        self.chains.put(user, chains, bytes);
     }
 }
 
@@ -71,22 +123,21 @@ impl Scratch for MemoryScratch {
     async fn save_chains(&self, saves: Vec<ChainSave>) -> Result<(), ScratchError> {
         let mut state = self.lock();
         for ChainSave { user, device, state: mut chain } in saves {
-            let key = (user, device);
-            if state.chains.get(&key).is_some_and(|saved| order(saved) > order(&chain)) {
+            if state.chain(&user, &device).is_some_and(|saved| order(saved) > order(&chain)) {
                 continue;
             }
             for ids in [&mut chain.done, &mut chain.skipped] {
                 ids.drain(..ids.len().saturating_sub(DONE_IDS_MAX));
             }
-            state.put_chain(key, chain);
+            state.put_chain(user, device, chain);
         }
         Ok(())
     }
 
     async fn advance_chain(&self, step: ChainStep) -> Result<bool, ScratchError> {
         let mut state = self.lock();
-        let key = (step.user.clone(), step.device.clone());
-        let Some(saved) = state.chains.get(&key) else { return Ok(false) };
+        let (user, device) = (step.user.clone(), step.device.clone());
+        let Some(saved) = state.chain(&user, &device) else { return Ok(false) };
         if saved.epoch > step.epoch || (saved.epoch == step.epoch && saved.changes >= step.number) {
             return Ok(true);
         }
@@ -94,14 +145,18 @@ impl Scratch for MemoryScratch {
         if saved.epoch != step.epoch || saved.changes + 1 != step.number {
             return Ok(false);
         }
-        let Some(mut chain) = state.chains.take(&key) else { return Ok(false) };
-        chain.apply(step);
-        state.put_chain(key, chain);
+        let Some(mut chains) = state.chains.take(&user) else { return Ok(false) };
+        if let Some(mut chain) = chains.take(&device) {
+            chain.apply(step);
+            chains.put(device, chain);
+        }
+        let bytes = chains.bytes;
+        state.chains.put(user, chains, bytes);
         Ok(true)
     }
 
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError> {
-        Ok(self.lock().chains.get(&(user.clone(), device.clone())).cloned())
+        Ok(self.lock().chain(user, device).cloned())
     }
 
     async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {

@@ -14,8 +14,10 @@ use crate::{
     redis::{Call, CallError, ConnectError, RedisClient, Script},
 };
 
-static CHAIN_SAVE: Script = Script::new(include_str!("../redis/chain_save.lua"));
-static CHAIN_STEP: Script = Script::new(include_str!("../redis/chain_step.lua"));
+static CHAIN_SAVE: Script =
+    Script::new(concat!(include_str!("../redis/chain_index.lua"), include_str!("../redis/chain_save.lua")));
+static CHAIN_STEP: Script =
+    Script::new(concat!(include_str!("../redis/chain_index.lua"), include_str!("../redis/chain_step.lua")));
 static WINDOW_COUNTED: Script = Script::new(include_str!("../redis/window_counted.lua"));
 static WINDOW_EXACT: Script = Script::new(include_str!("../redis/window_exact.lua"));
 

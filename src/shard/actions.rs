@@ -14,6 +14,7 @@ use super::{
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
+    auth::{TokenIdentity, TokenRefusal},
     log_limit::log_limited,
     login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail},
@@ -91,21 +92,21 @@ impl<I: Io> Shard<I> {
             shard.context.metrics.login_refusals.increment(1);
             conn.session.login_refused(code, reason, &mut shard.buffers.actions);
         };
-        if let Err(wait) = self.context.limiter.login_from(conn.address, self.now) {
-            return self.limit_login(conn, "too many logins from this address", wait);
-        }
-        let identity = match self.context.verifier.verify(&hello.token, self.wall_ms) {
+        let identity = match self.verify(conn, &hello.token) {
             Ok(identity) => identity,
-            Err((code, reason)) => return refused(self, conn, code, reason),
+            Err(TokenRefusal { reason, wait: Some(wait), .. }) => {
+                return self.limit_login(conn, reason, wait);
+            }
+            Err(TokenRefusal { code, reason, wait: None }) => return refused(self, conn, code, reason),
         };
+        if let Err(wait) = self.context.limiter.login(&identity.user, self.now) {
+            return self.limit_login(conn, "too many logins of this user", wait);
+        }
         let Ok(device) = DeviceId::new(&hello.device) else {
             return refused(self, conn, Code::BadId, "device: name the device, [A-Za-z0-9_.-]{1,64}");
         };
         if identity.device.as_ref().is_some_and(|only| *only != device) {
             return refused(self, conn, Code::DeviceMismatch, "");
-        }
-        if let Err(wait) = self.context.limiter.login(&identity.user, self.now) {
-            return self.limit_login(conn, "too many logins of this user", wait);
         }
         let key = conn.key;
         let settings = conn.session.requested_settings();
@@ -115,6 +116,25 @@ impl<I: Io> Shard<I> {
         if let Some(done) = self.context.ask(work, move |done| Mail::LoginDone(key, done)) {
             self.on_login(conn, done);
         }
+    }
+
+    /// Verifies a token. A refused one counts against the address of the connection, except an expired one: a client
+    /// behind a busy address has to learn that it needs a new token.
+    pub(super) fn verify(&self, conn: &Conn, token: &str) -> Result<TokenIdentity, TokenRefusal> {
+        self.context.verifier.verify(token, self.wall_ms).map_err(|(code, reason)| {
+            let refusal = TokenRefusal { code, reason, wait: None };
+            if code == Code::TokenExpired {
+                return refusal;
+            }
+            match self.context.limiter.refused_token_from(conn.address, self.now) {
+                Ok(()) => refusal,
+                Err(wait) => TokenRefusal {
+                    code: Code::RateLimited,
+                    reason: "too many refused tokens from this address",
+                    wait: Some(wait),
+                },
+            }
+        })
     }
 
     fn limit_login(&mut self, conn: &mut Conn, reason: &'static str, wait: Duration) {

@@ -256,8 +256,9 @@ fn beyond_head_before_barrier(cluster: &Cluster) -> BeyondHead {
 
 /// Passes the read barrier of the partition, then returns what is known of seqs above the store's last one (ADR 16).
 async fn beyond_head_after_barrier(cluster: &Cluster, conversation: &ConversationId) -> BeyondHead {
-    match cluster.barrier_of(partition_in(cluster, conversation)).await {
-        Some(archived) => BeyondHead::NothingIfArchived(archived),
+    let partition = partition_in(cluster, conversation);
+    match cluster.barrier_of(partition).await {
+        Some(below) => BeyondHead::NothingIfArchived { partition, below },
         None => BeyondHead::Unknown,
     }
 }

@@ -14,9 +14,12 @@ use super::{
     conn::{Conn, Ending, PartialFrame, Stage},
     write::REPLY_CHUNK_BYTES,
 };
-use crate::net::{
-    io::Io,
-    upgrade::{self, UpgradeProgress},
+use crate::{
+    assign,
+    net::{
+        io::Io,
+        upgrade::{self, UpgradeProgress},
+    },
 };
 
 /// Result of parsing the start of the buffered bytes.
@@ -246,7 +249,14 @@ impl<I: Io> Shard<I> {
                 Ok(ParseStep::Consumed(consumed))
             }
             Ok(UpgradeProgress::Assign(request)) => {
-                let response = self.context.assigner.answer(&request, &self.context.verifier, self.wall_ms);
+                let response = if request.preflight {
+                    assign::preflight_response(&request)
+                } else {
+                    match self.verify(conn, &request.token) {
+                        Ok(identity) => self.context.assigner.answer(&request, &identity.user),
+                        Err(refusal) => assign::refusal_response(&request, &refusal),
+                    }
+                };
                 self.buffers.reply.extend_from_slice(&response);
                 self.finish(conn, Code::Bye);
                 Ok(ParseStep::Consumed(input.len()))

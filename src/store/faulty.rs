@@ -82,6 +82,14 @@ impl Store for Faulty<dyn Store> {
         self.call("summary", self.inner.summary(conversation, of)).await
     }
 
+    async fn archived_without(
+        &self,
+        partition: u32,
+        conversation: &ConversationId,
+    ) -> Result<Option<u64>, StoreError> {
+        self.call("archived_without", self.inner.archived_without(partition, conversation)).await
+    }
+
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.call("save_marks", self.inner.save_marks(changes)).await
     }

@@ -342,6 +342,18 @@ impl Store for MemoryStore {
         Ok(self.lock().summary(conversation, of))
     }
 
+    async fn archived_without(
+        &self,
+        partition: u32,
+        conversation: &ConversationId,
+    ) -> Result<Option<u64>, StoreError> {
+        let state = self.lock();
+        if state.conversations.get(conversation).is_some_and(|it| it.head.is_some()) {
+            return Ok(None);
+        }
+        Ok(Some(state.partitions.get(&partition).map_or(0, |it| it.position.offset)))
+    }
+
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         let mut state = self.lock();
         for (user, conversation, change) in changes {

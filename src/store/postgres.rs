@@ -313,6 +313,18 @@ impl Store for PostgresStore {
         send(&self.core, SummaryQuery { conversation: conversation.clone(), of: of.cloned() }).await
     }
 
+    async fn archived_without(
+        &self,
+        partition: u32,
+        conversation: &ConversationId,
+    ) -> Result<Option<u64>, StoreError> {
+        let (core, partition) = (&*self.core, number(partition)?);
+        core.run(move || async move {
+            queries::archived_without(&mut core.client_reads().await?, partition, conversation).await
+        })
+        .await
+    }
+
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         if changes.is_empty() {
             return Ok(());

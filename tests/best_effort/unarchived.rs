@@ -1,11 +1,17 @@
 //! Messages that are published before they are archived (ADR 16): a reader of the store waits for everything published.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use tidegate::fault::{Fault, Gate, Rates};
+use tidegate::{
+    fault::{Fault, Gate, Rates},
+    scratch::Numbers,
+};
 use tidegate_protocol::{Code, codec::Wire};
 
-use super::{ServerBody, ask, eventually, mesh, text_of};
+use super::{Counter, Mesh, ServerBody, ask, eventually, mesh, text_of};
 use crate::support::Client;
 
 /// Receives and acks the next push, so that it is not resent.
@@ -172,6 +178,36 @@ fn change_beyond_the_archived_seq_is_refused_not_truncated() {
     let before = link.calls("archive_status");
     bob.expect_done(ask::leave_group("g:team"));
     assert_eq!(link.calls("archive_status"), before, "leaving reads nothing");
+}
+
+/// K2, S75.
+#[test]
+fn k2_group_that_the_store_lacks_altogether_is_not_yet() {
+    for answers_first in [true, false] {
+        let numbers: Arc<dyn Numbers> = Arc::new(Counter::default());
+        let mesh = Mesh::start_in_order(2, &numbers, answers_first);
+        let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+        let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
+        assert_eq!(ann.text("bob", "m1", "before"), 1);
+        assert_eq!(bob.page(ask::after("d:ann:bob", 0, 10)).complete_to, 1, "the message is archived");
+        let copy = mesh.store().save();
+        let group = mesh.group("team", &["ann", "bob"]);
+        assert_eq!(ann.text(&group, "m2", "hi"), 2);
+        assert_eq!(bob.page(ask::after(&group, 0, 10)).complete_to, 2, "it is archived");
+        let present = mesh.store().save();
+        let changes = |group: &str| [ask::read(group, 2), ask::clear(group, 2), ask::hide(group, &[2])];
+        // The store fails over to a copy from before the creation, which then catches up.
+        mesh.store().restore(copy);
+        for asked in changes(&group) {
+            assert_eq!(bob.refused(asked), Code::NotYet);
+        }
+        assert_eq!(ann.refused(ask::recall(&group, 2)), Code::NotYet);
+        mesh.store().restore(present);
+        for asked in changes("g:none").into_iter().chain([ask::recall("g:none", 2)]) {
+            assert_eq!(bob.refused(asked), Code::NotAMember);
+        }
+        changes(&group).into_iter().for_each(|asked| bob.expect_done(asked));
+    }
 }
 
 #[test]

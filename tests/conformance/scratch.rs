@@ -8,8 +8,8 @@ use std::{
 use tidegate::{
     fault::{FaultPlan, Faulty},
     scratch::{
-        ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX, Hit, MemoryScratch,
-        RedisScratch, Scratch, WindowRule,
+        CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX, Hit,
+        MemoryScratch, RedisScratch, Scratch, WindowRule,
     },
 };
 use tidegate_protocol::id::MsgId;
@@ -67,6 +67,7 @@ suite! {
         s37_save_of_an_older_conn_changes_nothing
         s37_only_the_newest_done_ids_are_kept
         s37_each_device_has_its_own_chain
+        s74_user_keeps_the_chains_that_were_saved_last
         x10_change_is_added_to_the_saved_state
         x10_change_may_be_saved_twice
         x10_change_without_the_state_before_it_is_refused
@@ -165,6 +166,33 @@ async fn s37_each_device_has_its_own_chain(world: &World) {
     world.scratch.save_chains(saves).await.unwrap();
     assert_eq!(loaded(world, "phone").await, Some(state(5, 1)));
     assert_eq!(loaded(world, "web").await, Some(state(1, 2)));
+}
+
+async fn s74_user_keeps_the_chains_that_were_saved_last(world: &World) {
+    let kept = async |name: &str| loaded(world, name).await.is_some();
+    let bob = |state| vec![ChainSave { user: user("bob"), device: device("phone"), state }];
+    world.scratch.save_chains(bob(state(1, 1))).await.unwrap();
+    world.scratch.save_chains(save("phone", state(1, 1))).await.unwrap();
+    world.scratch.save_chains(save("tablet", state(1, 1))).await.unwrap();
+    for n in 0..CHAINS_PER_USER_MAX - 2 {
+        world.scratch.save_chains(save(&format!("new-{n}"), state(1, 1))).await.unwrap();
+    }
+    assert!(kept("phone").await && kept("tablet").await && kept("new-0").await);
+    // A change counts as a save.
+    assert!(world.advance(1, 2, ChainChange::ExpectedDone, 2).await);
+    for n in 0..CHAINS_PER_USER_MAX - 1 {
+        world.scratch.save_chains(save(&format!("newer-{n}"), state(1, 1))).await.unwrap();
+        assert!(!kept("tablet").await, "the chain that was saved longest ago is removed");
+    }
+    assert!(kept("phone").await && kept("newer-0").await && !kept("new-61").await);
+    world.scratch.save_chains(save("last", state(1, 1))).await.unwrap();
+    assert!(!kept("phone").await && kept("newer-0").await);
+    // Its connection saves the whole state then.
+    assert!(!world.advance(1, 3, ChainChange::ExpectedDone, 3).await);
+    world.scratch.save_chains(save("phone", state(1, 3))).await.unwrap();
+    assert!(world.advance(1, 4, ChainChange::ExpectedDone, 4).await);
+    assert!(kept("phone").await && !kept("newer-0").await);
+    assert!(world.scratch.load_chain(&user("bob"), &device("phone")).await.unwrap().is_some());
 }
 
 /// Change of the phone's chain.
@@ -417,12 +445,28 @@ fn memory_answers_at_the_first_poll() {
 #[test]
 fn memory_is_bounded_and_drops_the_least_recently_used() {
     let scratch = MemoryScratch::new(64 << 10, Default::default);
+    let save = |name: &str, state| {
+        at_once(scratch.save_chains(vec![ChainSave { user: user(name), device: device("phone"), state }]))
+            .unwrap();
+    };
     for n in 0..10_000 {
-        at_once(scratch.save_chains(save(&format!("d{n}"), state(1, 1)))).unwrap();
-        at_once(scratch.save_chains(save("busy", state(n as u64 + 1, n % 4)))).unwrap();
+        save(&format!("u{n}"), state(1, 1));
+        save("busy", state(n as u64 + 1, n % 4));
     }
-    let kept = |name: &str| at_once(scratch.load_chain(&user("ann"), &device(name))).unwrap().is_some();
-    assert!(kept("busy") && kept("d9999") && !kept("d0"));
-    let count = (0..10_000).filter(|n| kept(&format!("d{n}"))).count();
+    let kept = |name: &str| at_once(scratch.load_chain(&user(name), &device("phone"))).unwrap().is_some();
+    assert!(kept("busy") && kept("u9999") && !kept("u0"));
+    let count = (0..10_000).filter(|n| kept(&format!("u{n}"))).count();
     assert!(count <= 512, "{count} chains of 128 bytes and more in 64 KiB");
+}
+
+#[test]
+fn s74_devices_of_one_user_leave_the_chains_of_others_in_memory() {
+    // A chain counts about 18 KiB here, so 64 are 1.2 MiB, and 1,000 would be 18 MiB.
+    let scratch = MemoryScratch::new(4 << 20, Default::default);
+    let of_bob = vec![ChainSave { user: user("bob"), device: device("phone"), state: state(1, 1) }];
+    at_once(scratch.save_chains(of_bob)).unwrap();
+    for n in 0..1_000 {
+        at_once(scratch.save_chains(save(&format!("d{n}"), state(1, DONE_IDS_MAX)))).unwrap();
+    }
+    assert!(at_once(scratch.load_chain(&user("bob"), &device("phone"))).unwrap().is_some());
 }

@@ -68,6 +68,7 @@ suite! {
         lost_archive_reply_is_resolved_by_a_repeat
         s9_conflicting_row_fails_the_archive_atomically
         takeover_with_another_log_is_refused_and_keeps_the_fence
+        k2_archived_offset_is_known_without_the_conversation
         load_returns_each_need_in_order_with_the_position
         s20_s21_s22_retry_at_a_new_owner_finds_its_key
         keys_and_heads_are_scanned_in_pages
@@ -219,6 +220,17 @@ async fn s9_conflicting_row_fails_the_archive_atomically(store: &Arc<dyn Store>)
     assert_eq!(store.load(0, owner.fence, &[]).await.unwrap().position, delta.from);
     store.archive(0, owner.fence, &delta).await.unwrap();
     assert_eq!(history(store, &direct()).await, [1, 2, 3]);
+}
+
+/// K2: whether the store lags is known although it lacks the conversation.
+async fn k2_archived_offset_is_known_without_the_conversation(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2")]).await;
+    let archived = store.load(0, owner.fence, &[]).await.unwrap().position.offset;
+    assert!(archived > 0);
+    assert_eq!(store.archived_without(0, &group("g")).await, Ok(Some(archived)));
+    assert_eq!(store.archived_without(0, &direct()).await, Ok(None), "the store has it");
+    assert_eq!(store.archived_without(7, &group("g")).await, Ok(Some(0)), "nothing is archived");
 }
 
 async fn takeover_with_another_log_is_refused_and_keeps_the_fence(store: &Arc<dyn Store>) {

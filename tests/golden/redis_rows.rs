@@ -14,8 +14,8 @@ use tidegate::{
     config,
     routes::{Lapses, Leases, NodeBoot, RedisRoutes, Registration, Retire, Route, Routes as _, RoutesError},
     scratch::{
-        Block, ChainChange, ChainSave, ChainState, ChainStep, FloorError, Floors, Hit, Numbers as _,
-        RedisNumbers, RedisScratch, Scratch as _, WindowRule,
+        Block, CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainState, ChainStep, FloorError, Floors, Hit,
+        Numbers as _, RedisNumbers, RedisScratch, Scratch as _, WindowRule,
     },
 };
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
@@ -432,6 +432,42 @@ async fn x10_chains_of_every_version_go_on() {
             folder.version
         );
         assert_eq!(overwritten.expected, golden.expected);
+    }
+}
+
+/// Chains of a version without the index of a user's chains stay readable, and count from their first change on.
+#[tokio::test]
+async fn s74_chains_of_every_version_are_counted_once_they_change() {
+    for folder in versions() {
+        let (rows, prefix) = (folder.json::<Vec<Row>>(FILE), Prefix::fresh());
+        load(&prefix.0, &rows, true);
+        let (scratch, ann) = (prefix.scratch(), user("ann"));
+        let saved = async |name: &str| scratch.load_chain(&ann, &device(name)).await.expect("Redis answers");
+        let golden = saved("tablet").await.expect("saved");
+        let fill = async |prefix: &str| {
+            for n in 0..CHAINS_PER_USER_MAX {
+                let device = device(&format!("{prefix}-{n}"));
+                let save = ChainSave { user: ann.clone(), device, state: golden.clone() };
+                scratch.save_chains(vec![save]).await.expect("Redis answers");
+            }
+        };
+        fill("new").await;
+        assert_eq!(saved("tablet").await, Some(golden.clone()), "{}", folder.version);
+        let step = ChainStep {
+            user: ann.clone(),
+            device: device("tablet"),
+            epoch: golden.epoch + 1,
+            number: golden.changes + 1,
+            change: ChainChange::ExpectedDone,
+            expected: tidegate_protocol::id::MsgId::new("k4").expect("an id"),
+        };
+        assert_eq!(scratch.advance_chain(step).await, Ok(true));
+        assert_eq!(saved("new-0").await, None, "the oldest makes room");
+        fill("newer").await;
+        assert_eq!(saved("tablet").await, None, "{}", folder.version);
+        let chains = keys(&mut connect(), &prefix.0).expect("Redis answers");
+        let chains = chains.iter().filter(|key| key.contains(":chain:{ann}:")).count();
+        assert_eq!(chains, CHAINS_PER_USER_MAX);
     }
 }
 

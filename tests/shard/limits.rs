@@ -9,6 +9,7 @@ use tidegate_protocol::pb;
 use crate::{
     manual_shards::ManualShards,
     network::{Memory, Network as _},
+    pipes::Received,
     support::{Client, ClientBody, ServerBody, ask, hello, send},
 };
 
@@ -83,24 +84,98 @@ fn two_shards(rates: RateLimits) -> (ManualShards<Memory>, [Client; 2], Client) 
     (shards, [phone, laptop], other)
 }
 
+/// Sends a token that is no good; returns the code, and the wait if there is one.
+fn refused_login(
+    shards: &mut ManualShards<Memory>,
+    shard: usize,
+    token: &str,
+    address: Option<IpAddr>,
+) -> (String, Duration) {
+    let mut client = Memory::connect(shards);
+    shards.accept_from(shard, address);
+    client.say(ask::hello(hello(token, "d")));
+    (0..2).for_each(|_| shards.turn(shard));
+    let ServerBody::Error(error) = client.reply(1) else { panic!("a refusal") };
+    (error.name, Duration::from_millis(error.retry_after_ms.into()))
+}
+
+/// Returns the response to `GET /v1/assign`, or to the preflight without a token.
+fn assign(shards: &mut ManualShards<Memory>, token: Option<&str>, address: Option<IpAddr>) -> String {
+    let request = match token {
+        Some(token) => format!("GET /v1/assign HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n"),
+        None => "OPTIONS /v1/assign HTTP/1.1\r\nHost: h\r\n\r\n".to_owned(),
+    };
+    let end = Memory::connect_raw(shards, request.as_bytes());
+    shards.accept_from(0, address);
+    let mut response = Vec::new();
+    for _ in 0..3 {
+        shards.turn(0);
+        while let Received::Bytes(bytes) = end.read() {
+            response.extend(bytes);
+        }
+    }
+    String::from_utf8(response).expect("text")
+}
+
 #[test]
-fn x2_logins_of_an_address_are_limited_and_loopback_is_exempt() {
+fn s72_refused_tokens_of_an_address_are_limited_and_loopback_is_exempt() {
     let mut shards = limited(2, RateLimits { address_logins: 3, ..RateLimits::default() });
     let address = Some(IpAddr::from([192, 0, 2, 1]));
-    let user = |n: usize| format!("user-{n}");
-    let mut clients = Vec::new();
+    let invalid = ("TOKEN_INVALID".to_owned(), Duration::ZERO);
+    let limited = |wait: Duration| ("RATE_LIMITED".to_owned(), wait);
     for n in 0..3 {
-        clients.push(login(&mut shards, n % 2, (&user(n), "d"), address).expect("below the limit"));
+        assert_eq!(refused_login(&mut shards, n % 2, "forged", address), invalid);
         shards.now = shards.now + 10 * MS;
     }
-    assert_eq!(login(&mut shards, 0, (&user(3), "d"), address).err(), Some(971 * MS));
-    for n in 10..20 {
-        clients.push(login(&mut shards, n % 2, (&user(n), "d"), None).expect("loopback"));
+    assert_eq!(refused_login(&mut shards, 0, "forged", address), limited(971 * MS));
+    for _ in 0..10 {
+        assert_eq!(refused_login(&mut shards, 0, "forged", None), invalid, "loopback");
     }
     shards.now = shards.now + 970 * MS;
-    assert_eq!(login(&mut shards, 1, (&user(3), "d"), address).err(), Some(MS));
+    assert_eq!(refused_login(&mut shards, 1, "forged", address), limited(MS));
     shards.now = shards.now + MS;
-    clients.push(login(&mut shards, 1, (&user(3), "d"), address).expect("after the wait"));
+    assert_eq!(refused_login(&mut shards, 1, "forged", address), invalid, "after the wait");
+}
+
+#[test]
+fn s72_stranger_leaves_the_logins_of_others_at_its_address_alone() {
+    let mut shards = limited(1, RateLimits { address_logins: 3, user_logins: 3, ..RateLimits::default() });
+    let address = Some(IpAddr::from([192, 0, 2, 1]));
+    let expired = shards.expired_token("ann");
+    let mut clients = Vec::new();
+    for n in 0..50 {
+        refused_login(&mut shards, 0, "forged", address);
+        clients.push(login(&mut shards, 0, (&format!("user-{n}"), "d"), address).expect("a valid token"));
+        // It says that the client needs another token.
+        assert_eq!(refused_login(&mut shards, 0, &expired, address).0, "TOKEN_EXPIRED");
+    }
+    assert_eq!(refused_login(&mut shards, 0, "forged", address).0, "RATE_LIMITED");
+    for _ in 1..3 {
+        clients.push(login(&mut shards, 0, ("user-0", "d"), address).expect("below the limit of the user"));
+    }
+    assert!(
+        login(&mut shards, 0, ("user-0", "d"), address).is_err(),
+        "a valid token counts against its user"
+    );
+}
+
+#[test]
+fn s72_refused_tokens_of_assign_count_as_those_of_logins() {
+    let mut shards = limited(1, RateLimits { address_logins: 3, ..RateLimits::default() });
+    let address = Some(IpAddr::from([192, 0, 2, 1]));
+    let valid = shards.token("ann");
+    for _ in 0..3 {
+        assert!(assign(&mut shards, Some(&valid), address).starts_with("HTTP/1.1 200 "));
+        assert!(assign(&mut shards, None, address).starts_with("HTTP/1.1 204 "));
+        let refused = assign(&mut shards, Some("forged"), address);
+        assert!(refused.starts_with("HTTP/1.1 401 ") && refused.contains("TOKEN_INVALID"), "{refused}");
+    }
+    let limited = assign(&mut shards, Some("forged"), address);
+    assert!(limited.starts_with("HTTP/1.1 429 ") && limited.contains("RATE_LIMITED"), "{limited}");
+    assert!(limited.contains("\r\nRetry-After: 2\r\n"), "{limited}");
+    assert_eq!(refused_login(&mut shards, 0, "forged", address).0, "RATE_LIMITED");
+    assert!(assign(&mut shards, Some(&valid), address).starts_with("HTTP/1.1 200 "));
+    assert!(assign(&mut shards, Some("forged"), None).starts_with("HTTP/1.1 401 "), "loopback");
 }
 
 #[test]

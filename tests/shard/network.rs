@@ -57,6 +57,14 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Connects a client that has sent these bytes.
+    pub(crate) fn connect_raw(shards: &mut ManualShards<Self>, bytes: &[u8]) -> ClientEnd {
+        let (stream, end) = pipes::connection(INPUT_MAX, shards.transport.output_max);
+        shards.transport.backlog.push_back(stream);
+        end.write(bytes);
+        end
+    }
+
     /// Returns the transport of a shard.
     pub(crate) fn pipes(&self, shard: usize) -> &Pipes {
         &self.shards[shard].1
@@ -92,9 +100,7 @@ impl Transport for Memory {
 
 impl Network for Memory {
     fn connect(shards: &mut ManualShards<Self>) -> Client {
-        let (stream, end) = pipes::connection(INPUT_MAX, shards.transport.output_max);
-        shards.transport.backlog.push_back(stream);
-        end.write(b"TG/1\n");
+        let end = Self::connect_raw(shards, b"TG/1\n");
         let framing = Framing::Proto;
         let end = Box::new(MemoryClient { end, buffer: Vec::new(), framing });
         Client::over(Link::Memory { end, framing }, Wire::Tcp)

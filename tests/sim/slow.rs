@@ -151,6 +151,15 @@ impl Store for SlowStore {
         self.inner.summary(conversation, of).await
     }
 
+    async fn archived_without(
+        &self,
+        partition: u32,
+        conversation: &ConversationId,
+    ) -> Result<Option<u64>, StoreError> {
+        self.round_trip().await;
+        self.inner.archived_without(partition, conversation).await
+    }
+
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
         self.inner.save_marks(changes).await
     }

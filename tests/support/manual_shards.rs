@@ -162,6 +162,11 @@ impl<T: Transport> ManualShards<T> {
         auth::sign(KEY, user, None, Duration::from_secs(3_600))
     }
 
+    /// Returns a token of the user that has expired before the time of the turns.
+    pub fn expired_token(&self, user: &str) -> String {
+        auth::sign_until(KEY, user, None, 1_000)
+    }
+
     /// Queues the connection that waits longest at a shard, as the listener does.
     pub fn accept(&mut self, shard: usize) {
         self.accept_from(shard, None);

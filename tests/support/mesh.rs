@@ -62,6 +62,7 @@ pub struct Mesh {
     routes: Arc<MemoryRoutes>,
     link: MemoryLink,
     bus: Arc<LocalBus>,
+    answers_first: bool,
     runtime: Runtime,
 }
 
@@ -82,8 +83,14 @@ pub struct MeshNode {
 }
 
 impl Mesh {
-    /// Starts `count` nodes that share these room numbers.
+    /// Starts `count` nodes that share these room numbers. Their owners reply before they archive, which is the harder
+    /// order (ADR 16).
     pub fn start(count: usize, numbers: &Arc<dyn Numbers>) -> Self {
+        Self::start_in_order(count, numbers, true)
+    }
+
+    /// Starts `count` nodes whose owners reply before they archive, or after it.
+    pub fn start_in_order(count: usize, numbers: &Arc<dyn Numbers>, answers_first: bool) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -103,6 +110,7 @@ impl Mesh {
             routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
             link: MemoryLink::default(),
             bus: Arc::new(LocalBus::new(log)),
+            answers_first,
             runtime,
         };
         for nth in 0..count {
@@ -111,6 +119,11 @@ impl Mesh {
         }
         mesh.set_peers(false, 0);
         mesh
+    }
+
+    /// Returns the store that the nodes share.
+    pub fn store(&self) -> &MemoryStore {
+        &self.store
     }
 
     /// Returns a running node, counted from 0.
@@ -229,8 +242,9 @@ impl Mesh {
                 link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
             },
         ));
-        // Owners of a mesh always reply before they archive, which is the harder order (ADR 16).
-        cluster.owned.unarchived().allow();
+        if self.answers_first {
+            cluster.owned.unarchived().allow();
+        }
         let feed = self.runtime.block_on(cluster.ports.bus.consume_node(&me)).expect("a topic");
         let metrics = metrics::install().0;
         let (broker, outlets) = Broker::assemble(Parts {

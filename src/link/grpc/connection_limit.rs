@@ -1,13 +1,12 @@
-//! Connection limits of the link listener. Each connection holds a permit, and without a free one it is closed at once.
+//! Connection limits of the link listener. Each connection holds one of the places of strangers until it is
+//! authenticated, and then one of those of peers.
 //!
-//! Until a connection is authenticated, it also holds one of a few places of its network, may send few bytes and is
-//! closed at its deadline, which counts from its acceptance and covers TLS, HTTP/2 and the handshake. So silent callers
-//! can't keep peers out, and the memory that they can use is bounded below TLS, whatever they send.
+//! Until a connection is authenticated, it may send few bytes, and it is closed at its deadline, which counts from its
+//! acceptance and covers TLS, HTTP/2 and the handshake, or earlier for another stranger. So silent callers can't keep
+//! peers out, and the memory that they can use is bounded below TLS, whatever they send.
 
 use std::{
-    collections::HashMap,
     io::{self, IoSlice},
-    net::IpAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -21,19 +20,16 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot},
     time::{Sleep, sleep},
 };
 use tonic::transport::server::Connected;
 
-use crate::{budget::network_of, metrics::Metrics};
+use super::strangers::{Place, Strangers};
+use crate::metrics::Metrics;
 
-/// Limit on concurrent connections, authenticated or not. A peer has one, or two while it reconnects.
-const CONNECTIONS_MAX: usize = 256;
-
-/// Limit on concurrent connections of one address, or IPv6 /64, that are not authenticated. A peer needs milliseconds
-/// to authenticate, and reconnects soon if it is refused.
-const UNAUTHENTICATED_PER_NETWORK_MAX: usize = 8;
+/// Limit on concurrent connections that are authenticated. A peer has one, or two while it reconnects.
+const PEERS_MAX: usize = 256;
 
 /// Limit on the bytes read from a connection before its authentication: certificates, HTTP/2 frames, hello and proof.
 const UNAUTHENTICATED_BYTES_MAX: usize = 64 * 1024;
@@ -43,34 +39,27 @@ const HANDSHAKES_PER_CONNECTION_MAX: usize = 3;
 
 /// Admits the connections of the listener.
 pub(super) struct ConnectionLimit {
-    permits: Arc<Semaphore>,
-    unauthenticated: UnauthenticatedCounts,
+    strangers: Strangers,
+    peers: Arc<Semaphore>,
     handshake: Duration,
     metrics: Metrics,
 }
 
-/// Number of connections that are not authenticated, by network.
-type UnauthenticatedCounts = Arc<Mutex<HashMap<IpAddr, usize>>>;
-
-/// Place of an unauthenticated connection among those of its network, released on drop.
-struct NetworkPlace {
-    counts: UnauthenticatedCounts,
-    network: IpAddr,
-}
-
-/// Connection that holds a permit, with limits until its authentication.
+/// Connection that holds a place, with limits until its authentication.
 pub(super) struct PermittedConnection {
     stream: TcpStream,
     authenticated: Authenticated,
     /// Limits until the authentication; `None` once it has succeeded.
     probation: Option<Probation>,
     metrics: Metrics,
-    _permit: OwnedSemaphorePermit,
 }
 
 /// Limits of a connection until its authentication.
 struct Probation {
     deadline: Pin<Box<Sleep>>,
+    /// Gets a value when the connection is closed for another stranger; `None` once its place is left.
+    closed: Option<oneshot::Receiver<()>>,
+    has_closed: bool,
     bytes_left: usize,
     /// Whether a limit was exceeded.
     has_failed: bool,
@@ -82,72 +71,84 @@ pub(super) struct Authenticated(Arc<AuthenticationState>);
 
 struct AuthenticationState {
     is_set: AtomicBool,
-    /// Place that the connection holds until the authentication.
-    place: Mutex<Option<NetworkPlace>>,
+    standing: Mutex<Standing>,
+    peers: Arc<Semaphore>,
     handshakes: Semaphore,
 }
 
+/// Place that a connection holds.
+enum Standing {
+    Stranger(Place),
+    Peer {
+        _permit: OwnedSemaphorePermit,
+    },
+    /// None: the connection has ended.
+    Ended,
+}
+
 impl ConnectionLimit {
-    /// Creates the limits, with all permits free. Each connection must be authenticated within `handshake`.
+    /// Creates the limits, with all places free. Each connection must be authenticated within `handshake`.
     pub(super) fn new(handshake: Duration, metrics: Metrics) -> Self {
-        let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        Self { permits, unauthenticated: UnauthenticatedCounts::default(), handshake, metrics }
+        let peers = Arc::new(Semaphore::new(PEERS_MAX));
+        Self { strangers: Strangers::default(), peers, handshake, metrics }
     }
 
-    /// Admits a connection. Returns `None` if there is no free permit or no free place for its network; dropping the
-    /// stream closes the connection.
+    /// Admits a connection. Returns `None` if there is no free place for its network; dropping the stream closes the
+    /// connection.
     pub(super) fn admit(&self, stream: TcpStream) -> Option<PermittedConnection> {
-        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-        let place = NetworkPlace::take(&self.unauthenticated, stream.peer_addr().ok()?.ip())?;
-        let state = AuthenticationState { place: Mutex::new(Some(place)), ..AuthenticationState::default() };
-        let deadline = Box::pin(sleep(self.handshake));
+        let (place, closed) = self.strangers.enter(stream.peer_addr().ok()?.ip())?;
+        let state = AuthenticationState::new(Standing::Stranger(place), Arc::clone(&self.peers));
+        let probation = Probation {
+            deadline: Box::pin(sleep(self.handshake)),
+            closed: Some(closed),
+            has_closed: false,
+            bytes_left: UNAUTHENTICATED_BYTES_MAX,
+            has_failed: false,
+        };
         Some(PermittedConnection {
             stream,
             authenticated: Authenticated(Arc::new(state)),
-            probation: Some(Probation { deadline, bytes_left: UNAUTHENTICATED_BYTES_MAX, has_failed: false }),
+            probation: Some(probation),
             metrics: self.metrics.clone(),
-            _permit: permit,
         })
     }
 }
 
-impl NetworkPlace {
-    fn take(counts: &UnauthenticatedCounts, address: IpAddr) -> Option<Self> {
-        let network = network_of(address);
-        let mut by_network = counts.lock();
-        let count = by_network.entry(network).or_default();
-        if *count >= UNAUTHENTICATED_PER_NETWORK_MAX {
-            return None;
-        }
-        *count += 1;
-        Some(Self { counts: Arc::clone(counts), network })
-    }
-}
-
-impl Drop for NetworkPlace {
-    fn drop(&mut self) {
-        let mut by_network = self.counts.lock();
-        if let Some(count) = by_network.get_mut(&self.network) {
-            *count -= 1;
-            if *count == 0 {
-                by_network.remove(&self.network);
-            }
-        }
+impl AuthenticationState {
+    fn new(standing: Standing, peers: Arc<Semaphore>) -> Self {
+        let handshakes = Semaphore::new(HANDSHAKES_PER_CONNECTION_MAX);
+        Self { is_set: AtomicBool::new(false), standing: Mutex::new(standing), peers, handshakes }
     }
 }
 
 impl Default for AuthenticationState {
     fn default() -> Self {
-        let handshakes = Semaphore::new(HANDSHAKES_PER_CONNECTION_MAX);
-        Self { is_set: AtomicBool::new(false), place: Mutex::new(None), handshakes }
+        Self::new(Standing::Ended, Arc::new(Semaphore::new(0)))
     }
 }
 
 impl Authenticated {
-    /// Marks the connection as authenticated, and releases its place among those that are not.
-    pub(super) fn set(&self) {
+    /// Marks the connection as authenticated, and moves it from the strangers to the peers.
+    ///
+    /// # Errors
+    /// The connection has ended or lost its place to another stranger, or there are too many peers.
+    pub(super) fn set(&self) -> Result<(), &'static str> {
+        let mut standing = self.0.standing.lock();
+        match &*standing {
+            Standing::Peer { .. } => return Ok(()),
+            Standing::Ended => return Err("the connection has ended"),
+            Standing::Stranger(place) => {
+                let permit = Arc::clone(&self.0.peers).try_acquire_owned();
+                let permit = permit.map_err(|_| "too many peers are connected")?;
+                if !place.leave() {
+                    return Err("the connection is closed for another caller");
+                }
+                *standing = Standing::Peer { _permit: permit };
+            }
+        }
         self.0.is_set.store(true, Ordering::Release);
-        self.0.place.lock().take();
+        drop(standing);
+        Ok(())
     }
 
     /// Returns whether the connection is authenticated.
@@ -162,14 +163,23 @@ impl Authenticated {
 }
 
 impl PermittedConnection {
-    /// Checks that the connection is authenticated or before its deadline. Called by reads and writes: a caller that
+    /// Checks that the connection is authenticated, or before its deadline and not closed for another. Called by reads and writes: a caller that
     /// accepts no bytes is not read from.
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if self.authenticated.is_set() {
             self.probation = None;
         }
         let Some(probation) = &mut self.probation else { return Ok(()) };
-        if probation.has_failed || probation.deadline.as_mut().poll(context).is_ready() {
+        if let Some(closed) = &mut probation.closed
+            && let Poll::Ready(reason) = Pin::new(closed).poll(context)
+        {
+            probation.has_closed = reason.is_ok();
+            probation.closed = None;
+        }
+        if probation.has_closed
+            || probation.has_failed
+            || probation.deadline.as_mut().poll(context).is_ready()
+        {
             return Err(self.refused(io::ErrorKind::TimedOut));
         }
         Ok(())
@@ -192,6 +202,13 @@ impl PermittedConnection {
             self.probation.as_mut().is_some_and(|it| std::mem::replace(&mut it.has_failed, true));
         self.metrics.link_refused.increment(u64::from(!failed_before));
         why.into()
+    }
+}
+
+impl Drop for PermittedConnection {
+    fn drop(&mut self) {
+        // Requests that outlive the connection hold its state, too.
+        *self.authenticated.0.standing.lock() = Standing::Ended;
     }
 }
 
@@ -257,7 +274,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::metrics;
+    use crate::{link::grpc::strangers::PER_NETWORK_MAX, metrics};
 
     async fn connections(limit: &ConnectionLimit) -> (TcpStream, Option<PermittedConnection>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -282,7 +299,7 @@ mod tests {
             let (mut caller, connection) = connections(&limit).await;
             let mut connection = connection.unwrap();
             if is_authenticated {
-                connection.authenticated.set();
+                connection.authenticated.set().unwrap();
             }
             let mut read = vec![0; many.len()];
             let (sent, received) = tokio::join!(caller.write_all(&many), connection.read_exact(&mut read));
@@ -296,17 +313,35 @@ mod tests {
     async fn x15_places_of_a_network_are_released_by_authentication_and_by_the_end() {
         let limit = ConnectionLimit::new(Duration::from_secs(600), metrics::install().0);
         let mut open = Vec::new();
-        for _ in 0..UNAUTHENTICATED_PER_NETWORK_MAX {
+        for _ in 0..PER_NETWORK_MAX {
             open.push(connections(&limit).await.1.unwrap());
         }
         assert!(connections(&limit).await.1.is_none(), "all places are taken");
-        open[0].authenticated.set();
+        open[0].authenticated.set().unwrap();
         open.push(connections(&limit).await.1.unwrap());
         assert!(connections(&limit).await.1.is_none(), "all places are taken again");
         drop(open.pop());
         open.push(connections(&limit).await.1.unwrap());
+        assert_eq!(limit.peers.available_permits(), PEERS_MAX - 1);
+        let state = open[0].authenticated.clone();
         drop(open);
-        assert!(limit.unauthenticated.lock().is_empty());
-        assert_eq!(limit.permits.available_permits(), CONNECTIONS_MAX);
+        assert_eq!(state.set(), Err("the connection has ended"));
+        assert_eq!((limit.strangers.count(), limit.peers.available_permits()), (0, PEERS_MAX));
+    }
+
+    #[tokio::test]
+    async fn s73_authenticated_connections_are_limited_apart_from_the_others() {
+        let limit = ConnectionLimit::new(Duration::from_secs(600), metrics::install().0);
+        let (_caller, connection) = connections(&limit).await;
+        let connection = connection.unwrap();
+        let count = u32::try_from(PEERS_MAX).unwrap();
+        let all = Arc::clone(&limit.peers).try_acquire_many_owned(count).unwrap();
+        assert_eq!(connection.authenticated.set(), Err("too many peers are connected"));
+        assert!(!connection.authenticated.is_set());
+        drop(all);
+        for _ in 0..3 {
+            assert_eq!(connection.authenticated.set(), Ok(()), "each stream of a peer sets it");
+        }
+        assert_eq!((limit.strangers.count(), limit.peers.available_permits()), (0, PEERS_MAX - 1));
     }
 }

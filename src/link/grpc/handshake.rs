@@ -165,7 +165,7 @@ pub(super) async fn accept(
     if hello.to.as_ref().and_then(node_boot).as_ref() != Some(me) {
         return Err(Status::not_found("another run of that node is at this address"));
     }
-    authenticated.set();
+    authenticated.set().map_err(Status::resource_exhausted)?;
     let response = pb::ExchangeResponse { step: Some(ResponseStep::Ready(pb::LinkReady {})) };
     responses.send(Ok(response)).await.map_err(|_| closed())?;
     Ok(from)

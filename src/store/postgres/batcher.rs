@@ -14,7 +14,10 @@ use tokio::{
 };
 
 use super::Core;
-use crate::{store::StoreError, supervised};
+use crate::{
+    store::StoreError,
+    supervised::{self, Panicked, contained},
+};
 
 /// Queries of a failed batch that may fail individually before the rest fail without an attempt. With a hung server
 /// each attempt takes the full timeout.
@@ -85,8 +88,11 @@ enum Next<Q: BatchedQuery> {
 
 struct Job<Q: BatchedQuery> {
     query: Q,
-    reply: oneshot::Sender<Result<Q::Reply, StoreError>>,
+    reply: oneshot::Sender<Outcome<Q::Reply>>,
 }
+
+/// Reply to one query, or the panic of its work.
+type Outcome<T> = Result<Result<T, StoreError>, Panicked>;
 
 impl<Q: BatchedQuery> Default for Batcher<Q> {
     fn default() -> Self {
@@ -176,7 +182,7 @@ impl<Q: BatchedQuery> Drop for BatchTask<Q> {
     }
 }
 
-/// Queues a query and returns its reply. If the caller is dropped, a query that was already sent still takes effect.
+/// Queues a query and returns its reply. A panic of its work goes on in the caller. If the caller is dropped, a query that was already sent still takes effect.
 pub(super) async fn send<Q: BatchedQuery>(core: &Arc<Core>, query: Q) -> Result<Q::Reply, StoreError> {
     let (reply, done) = oneshot::channel();
     let starts_task = {
@@ -195,7 +201,10 @@ pub(super) async fn send<Q: BatchedQuery>(core: &Arc<Core>, query: Q) -> Result<
     if starts_task {
         spawn_task::<Q>(Arc::clone(core));
     }
-    done.await.unwrap_or_else(|_| Err(StoreError::Unknown("the store was closed during the call".to_owned())))
+    match done.await {
+        Ok(outcome) => outcome.unwrap_or_else(|panicked| panicked.resume()),
+        Err(_) => Err(StoreError::Unknown("the store was closed during the call".to_owned())),
+    }
 }
 
 /// Spawns a task that is already counted in [`State::tasks`].
@@ -226,20 +235,28 @@ async fn run_task<Q: BatchedQuery>(mut task: BatchTask<Q>) {
         };
         task.state = TaskState::Executing;
         let all: Vec<&Q> = jobs.iter().map(|job| &job.query).collect();
-        match Q::execute(&core, &all).await {
-            Ok(answers) => {
+        match contained(Q::execute(&core, &all)).await {
+            Ok(Ok(answers)) => {
                 for (job, answer) in jobs.into_iter().zip(answers) {
                     // The caller may have stopped waiting.
-                    job.reply.send(Ok(answer)).ok();
+                    job.reply.send(Ok(Ok(answer))).ok();
                 }
             }
-            Err(error) => execute_individually(&core, jobs, error).await,
+            Ok(Err(error)) => execute_individually(&core, jobs, error).await,
+            Err(panicked) => match <[Job<Q>; 1]>::try_from(jobs) {
+                Ok([job]) => drop(job.reply.send(Err(panicked))),
+                Err(jobs) => {
+                    let error = StoreError::Unavailable("a query of the same batch panicked".to_owned());
+                    execute_individually(&core, jobs, error).await;
+                }
+            },
         }
     }
     task.is_done = true;
 }
 
-/// Executes the queries of a failed batch one by one, so that an invalid or locked row fails only its own query.
+/// Executes the queries of a failed batch one by one, so that an invalid or locked row fails only its own query, and a
+/// panic goes on only in the caller whose query causes it.
 ///
 /// If the server is unavailable, that concerns all of them, and they are not retried.
 async fn execute_individually<Q: BatchedQuery>(core: &Core, jobs: Vec<Job<Q>>, error: StoreError) {
@@ -247,13 +264,13 @@ async fn execute_individually<Q: BatchedQuery>(core: &Core, jobs: Vec<Job<Q>>, e
         jobs.len() == 1 || matches!(error, StoreError::NoConnection(_) | StoreError::Unknown(_));
     let mut failures = if concerns_all { SINGLE_FAILURES_MAX } else { 0 };
     for job in jobs {
-        let mut done = Err(error.clone());
+        let mut done = Ok(Err(error.clone()));
         if failures < SINGLE_FAILURES_MAX {
-            let alone = Q::execute(core, &[&job.query]).await;
-            done = alone.and_then(|mut answers| answers.pop().ok_or_else(|| error.clone()));
+            let alone = contained(Q::execute(core, &[&job.query])).await;
+            done = alone.map(|it| it.and_then(|mut answers| answers.pop().ok_or_else(|| error.clone())));
             failures += usize::from(matches!(
                 done,
-                Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_))
+                Ok(Err(StoreError::Unavailable(_) | StoreError::NoConnection(_) | StoreError::Unknown(_)))
             ));
         }
         job.reply.send(done).ok();

@@ -79,6 +79,11 @@ const SUMMARIES: &str =
 const SUMMARY: &str =
     summaries!("(SELECT $1::text AS conversation, $2::text AS user_id, 1::bigint AS place) n");
 
+/// Position of a partition, from the statement that finds no head.
+const ARCHIVED_WITHOUT: &str = "
+SELECT coalesce((SELECT p.log_offset FROM partitions p WHERE p.partition = $1), 0)
+WHERE NOT EXISTS (SELECT FROM heads h WHERE h.conversation = $2)";
+
 const MEMBERS: &str = "
 SELECT user_id, role, muted, joined_seq, left_seq, sent, joined_messages, left_messages, stays FROM members
 WHERE conversation = $1 AND user_id > $2 AND left_seq = 0 ORDER BY user_id LIMIT $3";
@@ -169,6 +174,17 @@ pub(super) async fn summaries(
         *found.get_mut(index).ok_or_else(damaged)? = Some(Summary { head, members, member_view, archived });
     }
     Ok(found)
+}
+
+pub(super) async fn archived_without(
+    session: &mut Session,
+    partition: i32,
+    conversation: &ConversationId,
+) -> Result<Option<u64>, PostgresError> {
+    let found = session.read(&[call(ARCHIVED_WITHOUT, &[&partition, &conversation.as_str()])]).await?;
+    let row = found.iter().flatten().next();
+    let offset = row.map(|row| Reader::new(row).big()).transpose()?;
+    Ok(offset)
 }
 
 pub(super) async fn page(

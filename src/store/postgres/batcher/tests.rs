@@ -40,7 +40,7 @@ impl BatchedQuery for Probe {
 
     async fn execute(_: &Core, batch: &[&Self]) -> Result<Vec<usize>, StoreError> {
         let sizes: Vec<usize> = batch.iter().map(|it| it.0).collect();
-        assert!(!sizes.contains(&0), "panic planned by the test");
+        assert!(!sizes.contains(&0), "panic planned by the test of batches");
         BATCHES.with_borrow_mut(|batches| batches.push((now(), sizes.clone())));
         sleep(batch.iter().map(|it| it.1).max().unwrap_or_default()).await;
         Ok(sizes)
@@ -112,25 +112,40 @@ async fn slow_batch_does_not_block_later_queries() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn aborted_batch_fails_its_queries_and_no_others() {
+async fn s76_panic_goes_on_in_the_caller_of_its_query_and_fails_no_others() {
     let core = core();
-    let lost = async {
-        sleep(ms(1)).await;
-        send(&core, Probe(0, ms(1))).await
+    let panics = supervised::panics();
+    let panicking = async |after| {
+        sleep(ms(after)).await;
+        contained(send(&core, Probe(0, ms(1)))).await
     };
-    // It is still waiting when its caller gives up, and no query follows it.
-    let abandoned = async {
-        sleep(ms(26)).await;
-        tokio::time::timeout(ms(5), send(&core, Probe(1, ms(1)))).await.is_err()
-    };
-    let (_, lost, abandoned) = tokio::join!(send_after(&core, 0, 3, 50), lost, abandoned);
-    assert!(matches!(lost, Err(StoreError::Unknown(_))) && abandoned, "{lost:?}");
-    advance(ms(100)).await;
+    // The first batch is in flight when the next three queries come, which share one.
+    let neighbours = join_all([2, 3].map(|at| send_after(&core, at, 2, 1)));
+    let (_, panicked, _) = tokio::join!(send_after(&core, 0, 3, 20), panicking(1), neighbours);
+    assert!(panicked.is_err());
+    assert!(panicking(0).await.is_err(), "alone in its batch");
+    let sizes: Vec<_> = batches().into_iter().map(|(_, sizes)| sizes).collect();
+    assert_eq!(sizes, [[3], [2], [2]], "the neighbours are executed alone");
     for _ in 0..3 {
         let start = now();
         assert_eq!(send(&core, Probe(2, ms(1))).await, Ok(2));
         assert!(now() - start <= ms(2));
     }
+    assert!(!panics.borrow().iter().any(|it| it.contains("planned by the test of batches")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn query_whose_caller_gives_up_is_not_executed() {
+    let core = core();
+    // It is still waiting when its caller gives up, and no query follows it.
+    let abandoned = async {
+        sleep(ms(1)).await;
+        tokio::time::timeout(ms(5), send(&core, Probe(1, ms(1)))).await.is_err()
+    };
+    let (_, abandoned) = tokio::join!(send_after(&core, 0, 3, 50), abandoned);
+    assert!(abandoned);
+    advance(ms(100)).await;
+    assert_eq!(send(&core, Probe(2, ms(1))).await, Ok(2));
     let sizes: Vec<_> = batches().into_iter().map(|(_, sizes)| sizes).collect();
-    assert_eq!(sizes, [[3], [2], [2], [2]]);
+    assert_eq!(sizes, [[3], [2]]);
 }
