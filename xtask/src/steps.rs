@@ -13,6 +13,7 @@ pub(crate) mod nextest;
 pub(crate) mod rehearse;
 mod third_party;
 mod user;
+mod web;
 
 use std::time::Duration;
 
@@ -116,6 +117,13 @@ pub(crate) const STEPS: &[TestStep] = &[
         Needs::Nothing,
         plain!(third_party::schema),
     ),
+    step(
+        "web",
+        "the TypeScript client and the console: types, size, built page, tests without a node",
+        90,
+        Needs::Nothing,
+        counted!(web::build),
+    ),
     step("tests", "all tests, with real Kafka, Redis and Postgres", 480, Needs::Build, nextest::run),
     gentle(step("clippy", "lints, warnings are errors", 300, Needs::Nothing, plain!(lint::clippy))),
     gentle(step(
@@ -156,7 +164,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     step(
         "user",
         "the tests of processes and of the store on disk, as an ordinary user",
-        60,
+        40,
         Needs::Build,
         counted!(user::run),
     ),
@@ -174,15 +182,22 @@ pub(crate) const STEPS: &[TestStep] = &[
         Needs::Build,
         plain!(rehearse::step),
     ),
-    step("autobahn", "WebSocket conformance of examples/ws_echo", 40, Needs::Build, counted!(autobahn::run)),
+    step(
+        "browser",
+        "client and console with a node, in Node and Chromium, and the conformance kit",
+        75,
+        Needs::Build,
+        counted!(web::browser),
+    ),
+    step("autobahn", "WebSocket conformance of examples/ws_echo", 20, Needs::Build, counted!(autobahn::run)),
     step(
         "third-party",
         "other people's clients talk through a node",
-        30,
+        15,
         Needs::Build,
         counted!(third_party::run),
     ),
-    step("counts", "instructions against benches/counts.toml", 60, Needs::Build, counted!(counts::run)),
+    step("counts", "instructions against benches/counts.toml", 40, Needs::Build, counted!(counts::run)),
     step(
         "rolling",
         "three nodes restart one after the other under 1,500 clients, one of them while something breaks",
@@ -195,10 +210,10 @@ pub(crate) const STEPS: &[TestStep] = &[
 /// Schedule: consecutive phases of parallel lanes, whose steps run one after the other. Steps that wait share
 /// the machine with steps that compute; rolling restarts judge the pauses of clients, so they run alone.
 pub(crate) const PHASES: &[&[&[&str]]] = &[
-    &[&["fmt", "build"], &["tools", "deny", "schema"]],
+    &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
     &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
     &[&["chaos"], &["cluster"]],
-    &[&["rehearsal"], &["autobahn", "third-party", "counts", "user"], &["brokers"]],
+    &[&["rehearsal"], &["autobahn", "third-party", "counts", "user", "browser"], &["brokers"]],
     &[&["rolling"]],
 ];
 

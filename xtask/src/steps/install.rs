@@ -17,6 +17,7 @@ pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
     tools::hadolint(shell)?;
     tools::buf(shell)?;
     tools::node(shell)?;
+    tools::ensure_program(shell, "chromium", "chromium")?;
     if !shell::have("kubectl") {
         tools::kustomize(shell)?;
     }

@@ -1,6 +1,9 @@
 //! Installation of npm packages.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
@@ -10,18 +13,36 @@ use crate::shell::{self, Shell};
 
 /// The folder below which the packages of `tests/third_party/package-lock.json` are installed.
 pub(crate) fn node(shell: &Shell) -> anyhow::Result<PathBuf> {
-    let ours = shell.root.join("tests/third_party");
+    locked(shell, "tests/third_party")
+}
+
+/// Puts the locked packages of a folder of this repository into its `node_modules`, unless they are there.
+pub(crate) fn node_modules(shell: &Shell, folder: &str) -> anyhow::Result<PathBuf> {
+    let cached = locked(shell, folder)?;
+    let ours = shell.root.join(folder);
+    let lock = Path::new("node_modules/.package-lock.json");
+    // A copy: a bundler names modules by their real paths.
+    if fs::read(ours.join(lock)).ok() != Some(fs::read(cached.join(lock))?) {
+        fs::remove_dir_all(ours.join("node_modules")).ok();
+        shell::run(shell.command("cp").arg("-a").arg(cached.join("node_modules")).arg(&ours))?;
+    }
+    Ok(ours)
+}
+
+/// The folder below which the packages of a `package-lock.json` of this repository are installed.
+fn locked(shell: &Shell, folder: &str) -> anyhow::Result<PathBuf> {
+    let ours = shell.root.join(folder);
     let lock = fs::read_to_string(ours.join("package-lock.json"))?;
-    Cached::new("npm", "", &lock)?.ensure(|folder| {
+    Cached::new("npm", "", &lock)?.ensure(|cache| {
         ensure_npm(shell)?;
         for file in ["package.json", "package-lock.json"] {
-            fs::copy(ours.join(file), folder.join(file))?;
+            fs::copy(ours.join(file), cache.join(file))?;
         }
         let mut npm = shell.command("npm");
         npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"])
-            .current_dir(folder);
+            .current_dir(cache);
         shell::run(&mut npm)
-            .context("installing the packages of tests/third_party/package-lock.json with npm")
+            .with_context(|| format!("installing the packages of {folder}/package-lock.json with npm"))
     })
 }
 

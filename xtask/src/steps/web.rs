@@ -1,0 +1,86 @@
+//! Steps `web` and `browser`: the TypeScript client and the console page, alone and against real nodes.
+
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+use crate::{
+    shell::{self, Shell},
+    tools,
+};
+
+/// Folders of the packages.
+const CLIENT: &str = "clients/typescript";
+const CONSOLE: &str = "console";
+
+/// Tests of the client that need a node.
+const CLIENT_WITH_NODE: &[&str] =
+    &["test/node.test.mjs", "test/readme.test.mjs", "test/browser/tabs.test.mjs"];
+/// Tests of the console in a browser.
+const CONSOLE_IN_BROWSER: &[&str] = &["tests/browser/try.test.mjs", "tests/browser/views.test.mjs"];
+
+/// Tests of both packages that need no node: types, size, tables generated from other files, state machines.
+pub(crate) fn build(shell: &Shell) -> anyhow::Result<usize> {
+    let client = node_tests(script_of(shell, CLIENT, "test")?)?;
+    shell::run(&mut script_of(shell, CONSOLE, "check")?)?;
+    built_page_is_committed(shell)?;
+    Ok(client + node_tests(script_of(shell, CONSOLE, "test")?)?)
+}
+
+/// Tests of both packages with a real node, in Node and in Chromium, and the conformance kit in both.
+pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
+    tools::ensure_program(shell, "chromium", "chromium")?;
+    shell::run(&mut script_of(shell, CLIENT, "build")?)?;
+    let mut passed = kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?;
+    for (package, files) in [(CLIENT, CLIENT_WITH_NODE), (CONSOLE, CONSOLE_IN_BROWSER)] {
+        let mut node = shell.command("node");
+        node.args(["--test", "--test-concurrency=1"]).args(files);
+        node.current_dir(tools::node_modules(shell, package)?).env("TIDEGATE_BIN", shell.built("tidegate"));
+        passed += node_tests(node)?;
+    }
+    Ok(passed)
+}
+
+/// Fails if `console/dist`, which the broker embeds, is not what its sources give.
+fn built_page_is_committed(shell: &Shell) -> anyhow::Result<()> {
+    shell::run(&mut script_of(shell, CONSOLE, "build")?)?;
+    let dist = format!("{CONSOLE}/dist");
+    let mut git = shell.command("git");
+    let (changed, _) = shell::output(git.args(["status", "--porcelain", "--", &dist]))?;
+    ensure!(changed.is_empty(), "{dist} is not what its sources give; commit the built page:\n{changed}");
+    Ok(())
+}
+
+/// Judges the client by the conformance kit, and returns the number of cases.
+fn kit(shell: &Shell, adapter: &str) -> anyhow::Result<usize> {
+    let lab = shell.built("tidegate-lab");
+    let adapter = format!("node {CLIENT}/kit/{adapter}");
+    // Other steps run at the same time.
+    let (output, _) =
+        shell::output(shell.command(lab).args(["kit", "--slack", "2000", "--adapter", &adapter]))?;
+    print!("{output}");
+    let all = output.lines().rev().find_map(|line| line.strip_prefix("all "));
+    let passed = all.and_then(|counts| counts.split_whitespace().next()?.parse().ok());
+    passed.with_context(|| format!("the kit printed no sum:\n{output}"))
+}
+
+/// Returns the command that runs a script of a package.
+fn script_of(shell: &Shell, package: &str, script: &str) -> anyhow::Result<Command> {
+    let folder = tools::node_modules(shell, package)?;
+    let mut npm = shell.command("npm");
+    npm.args(["run", "--silent", script]).current_dir(folder).env_remove("TIDEGATE_BIN");
+    Ok(npm)
+}
+
+/// Runs tests in Node, and returns the number of those that passed. Only tests without a node may be skipped.
+fn node_tests(mut command: Command) -> anyhow::Result<usize> {
+    let has_node = command.get_envs().any(|(name, value)| name == "TIDEGATE_BIN" && value.is_some());
+    let (output, errors) = shell::output(&mut command)?;
+    print!("{output}{errors}");
+    let count = |word: &str| -> Option<usize> {
+        let plain = |line: &str| line.trim_start_matches(|it: char| !it.is_ascii_alphabetic()).to_owned();
+        output.lines().rev().map(plain).find_map(|line| line.strip_prefix(word)?.trim().parse().ok())
+    };
+    ensure!(!has_node || count("skipped ") == Some(0), "tests were skipped:\n{output}");
+    count("pass ").with_context(|| format!("no summary of tests:\n{output}"))
+}
