@@ -1,7 +1,7 @@
 import { Engine, randomId, type Core, type EngineOptions, type Transport } from './engine.js';
 import { local, TidegateError } from './error.js';
 import type { Method } from './methods.js';
-import type { Emitted } from './session.js';
+import type { Emitted } from './feed.js';
 import { indexedDbStore } from './stores.js';
 import type { Lent } from './tabs.js';
 import type {

@@ -3,7 +3,8 @@ import { askAssign } from './assign.js';
 import type { Dial, Socket } from './dial.js';
 import { local } from './error.js';
 import { METHODS, type Method } from './methods.js';
-import { Session, type Emitted } from './session.js';
+import type { Emitted } from './feed.js';
+import { Session } from './session.js';
 import type { Options, OutboxItem, OutboxStore } from './types.js';
 import type { ServerFrame } from './wire.js';
 
@@ -129,7 +130,7 @@ export class Engine implements Core {
   run<T>(what: (now: number, session: Session) => T): T {
     const session = this.#session!;
     const value = what(Date.now(), session);
-    for (let event; (event = session.events.shift()); ) {
+    for (let event; (event = session.feed.events.shift()); ) {
       const moved = this.#moved;
       this.#moved = {};
       if (!this.#isOver || event.name === 'state') this.#deliver(event, moved);
@@ -199,7 +200,7 @@ export class Engine implements Core {
       const { token: source } = this.#options;
       const token = typeof source === 'string' ? source : await source();
       if (!this.#conns.has(conn)) return;
-      if (!this.run((now, session) => ((session.user ??= userOf(token)), session.authorized(now, conn, token)))) {
+      if (!this.run((now, session) => ((session.feed.user ??= userOf(token)), session.authorized(now, conn, token)))) {
         this.#conns.delete(conn);
         return;
       }

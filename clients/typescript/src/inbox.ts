@@ -15,6 +15,8 @@ const ACK_COUNT = 64;
 const PULL_LIMIT = 200;
 /** Most positions in one frame. */
 const POSITIONS_MAX = 1000;
+/** Pushes that are held above a hole; further ones are pulled once the hole is filled. */
+const HELD_MAX = 1000;
 /** Messages of a room that are remembered to recognise copies. */
 const ROOM_MEMORY = 256;
 
@@ -169,7 +171,7 @@ export class Inbox {
       place.floor = undefined;
     }
     if (seq > place.position) {
-      this.#hold(place, push, own);
+      if (place.held.size < HELD_MAX || seq === place.position + 1) this.#hold(place, push, own);
       place.target = Math.max(place.target, seq);
       this.#advance(conversation, place, now, false);
     }
@@ -178,6 +180,7 @@ export class Inbox {
 
   #hold(place: Place, push: WirePush, own: boolean): void {
     const seq = push.seq ?? 0;
+    place.target = Math.max(place.target, seq);
     if (!place.held.has(seq)) place.held.set(seq, { push, own });
     const recalled = push.recall?.seq;
     if (recalled !== undefined && recalled > (place.position ?? 0)) place.held.set(recalled, null);
@@ -232,7 +235,6 @@ export class Inbox {
     const position = place.position!;
     for (const seq of place.held.keys()) if (seq <= position) place.held.delete(seq);
     place.gone = place.gone.filter((it) => it.last > position);
-    place.target = Math.max(place.target, ...place.held.keys());
   }
 
   #later(conversation: string, place: Place, at: number): void {

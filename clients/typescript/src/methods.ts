@@ -45,8 +45,8 @@ async function pull(engine: Engine, [conversation, options]: [string, PullOption
 
 async function read(engine: Engine, [conversation, seq]: [string, number?]): Promise<void> {
   const to = engine.run((now, session) => {
-    const at = seq ?? session.conversations.get(conversation).maxSeq;
-    session.marked(now, conversation, at);
+    const at = seq ?? session.feed.conversations.get(conversation).maxSeq;
+    session.marked(now, 'read', conversation, at);
     return at;
   });
   if (to > 0) await ask(engine, { body: { read: { conversation, seq: to } } });
@@ -54,7 +54,7 @@ async function read(engine: Engine, [conversation, seq]: [string, number?]): Pro
 
 async function leave(engine: Engine, [key]: [string]): Promise<void> {
   if (key.startsWith('r:')) {
-    await new Promise((done, fail) => engine.run((now, session) => session.leave(now, key.slice(2), { done, fail })));
+    await new Promise((done, fail) => engine.run((now, session) => session.rooms.leave(now, key.slice(2), { done, fail })));
     return;
   }
   await ask(engine, { body: { leave: { conversation: key } }, doneBy: 'NOT_A_MEMBER' });
@@ -82,16 +82,16 @@ export const METHODS = {
   },
   async clear(engine: Engine, [conversation, seq]: [string, number]): Promise<void> {
     await ask(engine, { body: { clear: { conversation, seq } } });
-    engine.run((now, session) => session.cleared(now, conversation, seq));
+    engine.run((now, session) => session.marked(now, 'clear', conversation, seq));
   },
   async hide(engine: Engine, [conversation, seqs]: [string, number[]]): Promise<void> {
     for (let at = 0; at < seqs.length; at += HIDE_MAX) {
       await ask(engine, { body: { hide: { conversation, seqs: seqs.slice(at, at + HIDE_MAX) } } });
     }
-    engine.run((now, session) => session.hidden(now, conversation, seqs));
+    engine.run((now, session) => session.marked(now, 'hide', conversation, seqs));
   },
   async join(engine: Engine, [key]: [string]): Promise<void> {
-    await new Promise((done, fail) => engine.run((now, session) => session.join(now, key.replace(/^r:/, ''), { done, fail })));
+    await new Promise((done, fail) => engine.run((now, session) => session.rooms.join(now, key.replace(/^r:/, ''), { done, fail })));
   },
   async signal(engine: Engine, [to, kind, content]: [Target, string, Content?]): Promise<void> {
     const signal = { ...to, kind, content: content && toWire(content) };

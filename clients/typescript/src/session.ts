@@ -1,13 +1,14 @@
 import { reconnectWait, SETTLED_MS } from './backoff.js';
-import { Conversations } from './conversations.js';
-import { change, fromWireContent, isRoom, message, recall } from './entries.js';
+import { fromWireContent } from './entries.js';
 import { fromClose, local, TidegateError } from './error.js';
+import { Feed } from './feed.js';
 import { Inbox } from './inbox.js';
 import { Outbox } from './outbox.js';
 import { Requests, type Request } from './requests.js';
+import { Rooms } from './rooms.js';
 import { Timers } from './timers.js';
-import type { EventName, Events, OutboxItem, Sent, State } from './types.js';
-import type { ClientFrame, ServerFrame, WireClose, WireGoAway, WirePush, WireSettings, WireState, WireWelcome } from './wire.js';
+import type { OutboxItem, Sent, State } from './types.js';
+import type { ClientFrame, ServerFrame, WireClose, WireGoAway, WireSettings, WireWelcome } from './wire.js';
 
 /** Longest time from opening a connection to its welcome. */
 const LOGIN_MS = 15_000;
@@ -51,22 +52,17 @@ interface Link {
   moved: boolean;
 }
 
-/** One event for the application. */
-export type Emitted = { [N in EventName]: { name: N; value: Events[N] } }[EventName];
-
 /**
  * The client as a state machine without sockets or clocks: it is given what happens and the time, writes frames
- * through its port, and queues events for the application in `events`.
+ * through its port, and queues events for the application in its feed.
  */
 export class Session {
   readonly timers = new Timers();
-  readonly conversations = new Conversations();
+  readonly feed: Feed;
   readonly inbox: Inbox;
   readonly outbox: Outbox;
-  /** Events that the driver hands over after each call, in order. */
-  readonly events: Emitted[] = [];
+  readonly rooms: Rooms;
   state: State = { name: 'offline' };
-  user: string | undefined;
   #requests: Requests;
   #options: SessionOptions;
   #port: SessionPort;
@@ -84,9 +80,6 @@ export class Session {
   #liveAt: number | undefined;
   /** Attempts in a row that failed. */
   #tries = 0;
-  /** Rooms that were asked for, and whether the join was answered. */
-  #rooms = new Map<string, boolean>();
-  #unreadSetting = 'all';
   /** Token that the node has refused, so another one is needed. */
   #refused: string | undefined;
   #byeDone: (() => void) | undefined;
@@ -94,7 +87,11 @@ export class Session {
   constructor(options: SessionOptions, port: SessionPort) {
     this.#options = options;
     this.#port = port;
-    this.user = options.user;
+    this.feed = new Feed(
+      (conversation, seq, seqs) => this.inbox.removed(conversation, seq, seqs),
+      () => this.#soonSync(),
+    );
+    this.feed.user = options.user;
     const write = (frame: ClientFrame) => this.#write(this.#link, frame);
     const frameId = () => ++this.#frames;
     this.outbox = new Outbox(options.chain, this.timers, {
@@ -104,16 +101,17 @@ export class Session {
       accepted: (item, sent) => this.#accepted(item, sent),
       failed: (item, error) => {
         port.answered(item.msgId);
-        this.#emit('failed', { msgId: item.msgId, to: item.to, content: fromWireContent(item.content), error });
+        this.feed.emit('failed', { msgId: item.msgId, to: item.to, content: fromWireContent(item.content), error });
       },
     });
     this.#requests = new Requests(this.timers, { write, frameId });
+    this.rooms = new Rooms(this.#requests);
     this.inbox = new Inbox(options.positions, options.fresh, options.fromStart, this.timers, {
-      isOwn: (push) => !!push.msgId && this.outbox.has(push.msgId) && (!this.user || push.sender === this.user),
-      deliver: (push, own) => this.#deliver(push, own),
+      isOwn: (push) => !!push.msgId && this.outbox.has(push.msgId) && [undefined, push.sender].includes(this.feed.user),
+      deliver: (push, own) => this.feed.deliver(push, own),
       moved: (conversation, seq) => port.moved(conversation, seq),
       ack: (conversation, seq) => this.#write(this.#link, { ack: { conversation, seq } }),
-      gap: (conversation, first, last) => this.#emit('gap', { conversation, first, last }),
+      gap: (conversation, first, last) => this.feed.emit('gap', { conversation, first, last }),
       pull: (conversation, cursor, limit, done, fail) =>
         this.#requests.add(
           {
@@ -130,13 +128,9 @@ export class Session {
   /** Time of the call that is being handled. */
   #now = 0;
 
-  #emit<N extends EventName>(name: N, value: Events[N]): void {
-    this.events.push({ name, value } as Emitted);
-  }
-
   #become(state: State): void {
     this.state = state;
-    this.#emit('state', state);
+    this.feed.emit('state', state);
   }
 
   #write(link: Link | undefined, frame: ClientFrame): void {
@@ -210,64 +204,29 @@ export class Session {
     this.#requests.add(request, now);
   }
 
-  /** Enters a room, and enters it again after each login until `leave`. */
-  join(now: number, room: string, request: Pick<Request, 'done' | 'fail'>): void {
-    this.#rooms.set(room, false);
-    this.ask(now, {
-      body: { join: { room } },
-      done: (frame, then) => {
-        if (this.#rooms.has(room)) this.#rooms.set(room, true);
-        request.done(frame, then);
-      },
-      fail: (error, then) => {
-        this.#rooms.delete(room);
-        request.fail(error, then);
-      },
-    });
-  }
-
-  leave(now: number, room: string, request: Pick<Request, 'done' | 'fail'>): void {
-    this.#rooms.delete(room);
-    this.ask(now, { ...request, body: { leave: { room } } });
-  }
-
   /** Asks for the states of all conversations. */
   sync(now: number, done: () => void, fail: (error: TidegateError) => void): void {
     this.ask(now, {
       body: { sync: { positions: this.inbox.positions() } },
       once: 'connection',
-      part: (frame, then) => frame.conversationState && this.#conversation(frame.conversationState, then),
+      part: ({ conversationState: state }, then) => {
+        if (!state) return;
+        this.feed.state(state);
+        this.inbox.state(state, then);
+      },
       done: (frame, then) => {
         this.inbox.synced(then);
-        this.#emit('synced', { unread: frame.syncEnd?.unread ?? 0 });
+        this.feed.emit('synced', { unread: frame.syncEnd?.unread ?? 0 });
         done();
       },
       fail,
     });
   }
 
-  /** Moves the user's own read mark at once, as a screen needs it; the node learns of it by the request. */
-  marked(now: number, conversation: string, seq: number): void {
+  /** What the user has done here to a conversation: `read`, `clear` or `hide`, with the arguments of the feed. */
+  marked<M extends 'read' | 'clear' | 'hide'>(now: number, method: M, ...args: Parameters<Feed[M]>): void {
     this.#now = now;
-    this.#read(conversation, seq);
-  }
-
-  /** The user has cleared up to `seq` here. */
-  cleared(now: number, conversation: string, seq: number): void {
-    this.#now = now;
-    this.conversations.cleared(conversation, seq);
-    this.inbox.removed(conversation, seq, []);
-    this.#changed(conversation);
-    this.#soonSync();
-  }
-
-  /** The user has hidden `seqs` here. */
-  hidden(now: number, conversation: string, seqs: readonly number[]): void {
-    this.#now = now;
-    this.conversations.hidden(conversation, seqs);
-    this.inbox.removed(conversation, 0, seqs);
-    this.#changed(conversation);
-    this.#soonSync();
+    (this.feed[method] as (...args: Parameters<Feed[M]>) => void)(...args);
   }
 
   // Connections.
@@ -402,11 +361,11 @@ export class Session {
     this.#refused = undefined;
     this.#session = welcome.session;
     this.#heartbeat = welcome.heartbeatMs || HEARTBEAT_MS;
-    this.#unreadSetting = welcome.settings?.unread || 'all';
+    this.feed.counting = welcome.settings?.unread || 'all';
     this.#liveAt = this.#heardAt = now;
-    this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.user });
+    this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.feed.user });
     this.outbox.live(welcome, now);
-    this.#rejoin();
+    this.rooms.rejoin(now);
     this.inbox.syncStarted(now);
     this.sync(now, () => {}, () => {});
     this.#requests.live(now);
@@ -422,16 +381,6 @@ export class Session {
       this.#old = undefined;
       this.#port.end(link.conn);
     });
-  }
-
-  #rejoin(): void {
-    for (const [room, answered] of this.#rooms) {
-      if (!answered) continue;
-      const fail = (error: TidegateError) => {
-        if (!error.temporary) this.#rooms.delete(room);
-      };
-      this.#requests.add({ body: { join: { room } }, once: 'connection', done: () => {}, fail }, this.#now);
-    }
   }
 
   /** Pings when nothing else was written, and gives up a connection that is silent. */
@@ -463,7 +412,7 @@ export class Session {
 
   #goAway(wire: WireGoAway): void {
     const { afterMs = 0, windowMs = 0, alternates = [], reason = '' } = wire;
-    this.#emit('goAway', { afterMs, windowMs, alternates, reason });
+    this.feed.emit('goAway', { afterMs, windowMs, alternates, reason });
     const at = this.#now + afterMs + this.#port.random() * windowMs;
     this.timers.set('goAway', at, () => {
       if (!this.#next && this.#link && !this.#byeDone) this.#open(alternates);
@@ -491,90 +440,31 @@ export class Session {
       if (link === this.#old && !frame.sendAck) return;
       if (this.outbox.answer(frame, now)) return;
     }
-    if (frame.push) return this.#push(frame.push);
+    if (frame.push) return this.inbox.push(frame.push, false, now);
     if (link === this.#old) return;
     if (this.#requests.answer(frame, now)) return;
     if (frame.behind) this.inbox.exists(frame.behind.conversation, frame.behind.maxSeq ?? 0, now);
     else if (frame.goAway) this.#goAway(frame.goAway);
-    else this.#inform(frame);
+    else if (frame.notice) this.#notice(frame.notice);
+    else this.feed.inform(frame);
   }
 
-  #inform(frame: ServerFrame): void {
-    const { shed, notice, receipt, cleared, hidden, signal } = frame;
-    if (shed) this.#emit('shed', { room: shed.room, count: shed.count ?? 0 });
-    if (notice) {
-      // A kind that is newer than the node's table comes as a number.
-      const kind = String(notice.kind ?? '');
-      this.#emit('notice', { ...notice, kind });
-      // A skipped id gets its answer without a repeat.
-      if (!kind.endsWith('_SKIPPED')) this.outbox.expected(notice.expected, this.#now);
-    }
-    if (receipt) {
-      this.#read(receipt.conversation, receipt.seq ?? 0);
-      this.#emit('receipt', { conversation: receipt.conversation, seq: receipt.seq ?? 0 });
-    }
-    if (cleared) {
-      this.#emit('cleared', { conversation: cleared.conversation, seq: cleared.seq ?? 0 });
-      this.cleared(this.#now, cleared.conversation, cleared.seq ?? 0);
-    }
-    if (hidden) {
-      this.#emit('hidden', { conversation: hidden.conversation, seqs: hidden.seqs ?? [] });
-      this.hidden(this.#now, hidden.conversation, hidden.seqs ?? []);
-    }
-    if (signal) {
-      const { conversation, sender = '', kind = '', content } = signal;
-      this.#emit('signal', { conversation, sender, kind, content: content && fromWireContent(content) });
-    }
-  }
-
-  #push(push: WirePush): void {
-    this.inbox.push(push, false, this.#now);
+  #notice(notice: NonNullable<ServerFrame['notice']>): void {
+    // A kind that is newer than the node's table comes as a number.
+    const kind = String(notice.kind ?? '');
+    this.feed.emit('notice', { ...notice, kind });
+    // A skipped id gets its answer without a repeat.
+    if (!kind.endsWith('_SKIPPED')) this.outbox.expected(notice.expected, this.#now);
   }
 
   /** A message of this client has its place, which fills a hole like a push. */
   #accepted(item: OutboxItem, sent: Sent): void {
     this.#port.answered(item.msgId);
-    this.#emit('accepted', sent);
+    this.feed.emit('accepted', sent);
     if (!sent.conversation) return;
     const { conversation, msgId, seq, time } = sent;
-    const push: WirePush = { conversation, seq, sender: this.user ?? '', msgId, time, content: item.content };
+    const push = { conversation, seq, sender: this.feed.user ?? '', msgId, time, content: item.content };
     this.inbox.push(push, true, this.#now);
-  }
-
-  #deliver(push: WirePush, own: boolean): void {
-    if (!isRoom(push.conversation)) {
-      const counts = this.#unreadSetting === 'all' || (this.#unreadSetting === 'direct' && push.conversation.startsWith('d:'));
-      const others = !own && !push.event && !push.recall && push.sender !== this.user && counts;
-      this.conversations.push(push, others);
-      this.#say(push, own);
-      this.#changed(push.conversation);
-    } else {
-      this.#say(push, own);
-    }
-  }
-
-  #changed(conversation: string): void {
-    this.#emit('conversation', { ...this.conversations.get(conversation) });
-  }
-
-  #say(push: WirePush, own: boolean): void {
-    if (push.event) this.#emit('change', change(push));
-    else if (push.recall) this.#emit('recall', recall(push));
-    else this.#emit(own ? 'sent' : 'message', message(push));
-  }
-
-  #conversation(state: WireState, now: number): void {
-    const news = this.conversations.state(state);
-    const { conversation } = state;
-    if (news.cleared) this.#emit('cleared', { conversation, seq: news.cleared });
-    if (news.hidden.length > 0) this.#emit('hidden', { conversation, seqs: news.hidden });
-    this.#changed(conversation);
-    this.inbox.state(state, now);
-  }
-
-  #read(conversation: string, seq: number): void {
-    if (this.conversations.read(conversation, seq)) this.#soonSync();
-    this.#changed(conversation);
   }
 
   /** Unread counts can't be derived after every change: asks for them, once for several changes. */

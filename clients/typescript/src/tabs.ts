@@ -2,7 +2,7 @@
 import type { Core, Engine, Inherited } from './engine.js';
 import type { TidegateError } from './error.js';
 import type { Method } from './methods.js';
-import type { Emitted } from './session.js';
+import type { Emitted } from './feed.js';
 import type { Conversation, OutboxItem, State } from './types.js';
 
 /** Names that tabs with devices of their own share; the node allows 32 devices to a user. */

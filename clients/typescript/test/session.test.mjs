@@ -263,6 +263,21 @@ test('hands over a push that the state of the first sync covers', () => {
   assert.deepEqual(machine.of('message').map((it) => it.seq), [5, 6]);
 });
 
+test('holds a limited number of pushes above a hole, and pulls the others', () => {
+  const machine = new Machine();
+  machine.login();
+  const last = 1200;
+  for (let seq = 2; seq <= last; seq++) machine.push(seq);
+  for (let pulls = 0; machine.of('message').length < last && pulls < 10; pulls++) {
+    machine.tick(250);
+    const { id, pull } = machine.frames('pull').at(-1);
+    const messages = Array.from({ length: 200 }, (_, at) => ({ conversation: KEY, seq: pull.cursor + 1 + at, sender: 'bob', msgId: `b${pull.cursor + 1 + at}` }));
+    machine.frame({ id, page: { conversation: KEY, messages: messages.filter((it) => it.seq <= last), completeTo: last } });
+  }
+  assert.deepEqual(machine.of('message').map((it) => it.seq), Array.from({ length: last }, (_, at) => at + 1));
+  assert.deepEqual(machine.frames('pull').map((it) => it.pull.cursor), [0, 1001]);
+});
+
 test('goes on behind a hole that can never be filled', () => {
   const machine = new Machine();
   machine.login();
@@ -296,7 +311,7 @@ test('counts unread messages between two syncs', () => {
   machine.login({}, [{ conversation: KEY, maxSeq: 4, minSeq: 1, readSeq: 2, unread: 2 }]);
   machine.push(5);
   machine.push(6, { sender: 'alice', msgId: 'of another device' });
-  assert.equal(machine.session.conversations.unread(), 3);
+  assert.equal(machine.session.feed.conversations.unread(), 3);
   machine.frame({ receipt: { conversation: KEY, seq: 6 } });
-  assert.equal(machine.session.conversations.unread(), 0);
+  assert.equal(machine.session.feed.conversations.unread(), 0);
 });

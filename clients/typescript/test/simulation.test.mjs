@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { baseSeed } from './support/random.mjs';
 import { World } from './support/world.mjs';
 
-const RUNS = Number(process.env.RUNS ?? 150);
+const RUNS = Number(process.env.RUNS ?? 100);
 const MESSAGES = 40;
 
 /** Checks what a run has left behind. */

@@ -28,7 +28,7 @@ export class Machine {
   }
 
   #drain() {
-    this.events.push(...this.session.events.splice(0));
+    this.events.push(...this.session.feed.events.splice(0));
   }
 
   get conn() {

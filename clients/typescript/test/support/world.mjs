@@ -107,7 +107,7 @@ export class World {
   }
 
   drain(client) {
-    for (let event; (event = client.session.events.shift()); ) {
+    for (let event; (event = client.session.feed.events.shift()); ) {
       if (['message', 'sent'].includes(event.name)) client.heard.push(event);
       if (event.name === 'state') client.states.push(event.value.name);
       if (event.name === 'gap') throw new Error(`gap ${JSON.stringify(event.value)}`);
