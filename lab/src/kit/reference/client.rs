@@ -12,7 +12,7 @@ use tidegate_protocol::codec::Wire;
 use tokio::{io::AsyncReadExt as _, sync::mpsc, task::JoinHandle, time::timeout};
 
 use super::{
-    Faults, PlantedFault, Stores, emit,
+    Faults, Members, PlantedFault, Stores, emit,
     machine::Machine,
     pace::{Next, Pace},
 };
@@ -27,7 +27,8 @@ const BYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A client of the adapter.
 pub(super) struct Client {
-    name: String,
+    /// Tabs to which events go.
+    members: Members,
     faults: Faults,
     stores: Stores,
     store: Option<String>,
@@ -76,7 +77,8 @@ enum End {
 }
 
 impl Client {
-    pub(super) fn new(name: &str, command: &Value, faults: &Faults, stores: &Stores) -> Result<Self> {
+    pub(super) fn new(command: &Value, members: &Members, faults: &Faults, stores: &Stores) -> Result<Self> {
+        let name = command["client"].as_str().unwrap_or_default();
         let strings = |key: &str| command[key].as_array().into_iter().flatten().cloned();
         let options = &command["options"];
         let addresses: Vec<String> =
@@ -99,7 +101,7 @@ impl Client {
         let kept = store.as_ref().and_then(|store| stores.lock().remove(store));
         let fresh = || Machine::new(format!("m{name}"), chained, options["history"] == "all", faults.clone());
         Ok(Self {
-            name: name.to_owned(),
+            members: members.clone(),
             faults: faults.clone(),
             stores: stores.clone(),
             store,
@@ -185,10 +187,11 @@ impl Client {
                     }
                     Some("close") => {
                         self.state("closed", None);
-                        self.event(json!({"event": "done", "as": command["as"]}));
+                        self.event(json!({"event": "done", "as": tag(&command)}));
                         return false;
                     }
-                    _ => self.machine.command(&command, Instant::now()),
+                    Some("attach") => {}
+                    _ => self.request(command),
                 },
             }
         }
@@ -311,12 +314,15 @@ impl Client {
             Some("drop") => return Some(End::Dropped),
             Some("close") => {
                 link.plan = Move::None;
-                link.bye = Some((command["as"].clone(), Instant::now() + BYE_TIMEOUT));
+                link.bye = Some((tag(&command), Instant::now() + BYE_TIMEOUT));
                 // Without an answer, the time ends the connection.
                 write(&mut link.session, vec![json!({"bye": {}})]).await.ok();
             }
             Some("online") => {}
-            _ => self.machine.command(&command, Instant::now()),
+            Some("attach") => {
+                emit(&json!({"event": "state", "client": command["client"], "state": "live"}));
+            }
+            _ => self.request(command),
         }
         None
     }
@@ -388,10 +394,33 @@ impl Client {
         self.event(json!({"event": "state", "state": state, "code": code, "name": name}));
     }
 
-    fn event(&self, mut event: Value) {
-        event["client"] = self.name.as_str().into();
-        emit(&event);
+    /// Hands a request of a tab to the machine.
+    fn request(&mut self, mut command: Value) {
+        command["as"] = tag(&command);
+        self.machine.command(&command, Instant::now());
     }
+
+    /// Writes an event for the tab whose request it answers, or else for each one.
+    fn event(&self, mut event: Value) {
+        let tag = event.as_object_mut().and_then(|event| event.remove("as")).unwrap_or_default();
+        let members = self.members.lock().clone();
+        // The request of a former process has no tab that waits for it.
+        if members.iter().any(|member| tag["client"] == member.as_str()) {
+            event["client"] = tag["client"].clone();
+            event["as"] = tag["as"].clone();
+            emit(&event);
+            return;
+        }
+        for member in &members {
+            event["client"] = member.as_str().into();
+            emit(&event);
+        }
+    }
+}
+
+/// Returns the tab of a command, and the name of the command.
+fn tag(command: &Value) -> Value {
+    json!({"client": command["client"], "as": command["as"]})
 }
 
 async fn write(session: &mut Session, frames: Vec<Value>) -> Result<()> {
