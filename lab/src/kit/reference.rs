@@ -6,6 +6,7 @@ mod conversation;
 mod machine;
 mod outbox;
 mod pace;
+mod session;
 
 use std::{
     collections::{HashMap, HashSet},

@@ -2,19 +2,19 @@
 
 use std::{
     collections::VecDeque,
-    net::SocketAddr,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
-use tokio::{io::AsyncReadExt as _, sync::mpsc, task::JoinHandle, time::timeout};
+use tokio::{sync::mpsc, time::timeout};
 
 use super::{
     Faults, Members, PlantedFault, Stores, emit,
     machine::Machine,
     pace::{Next, Pace},
+    session::{Link, Move, Session, log_in, next_of, opened, write},
 };
 use crate::link::ClientSocket;
 
@@ -42,31 +42,6 @@ pub(super) struct Client {
     /// Address that a `goAway` named.
     alternate: Option<String>,
     failed: usize,
-}
-
-/// A connection that is logged in.
-struct Session {
-    socket: ClientSocket,
-    heartbeat: Duration,
-    received: Instant,
-    sent: Instant,
-}
-
-/// Move to another connection that `goAway` asked for.
-enum Move {
-    None,
-    Planned(Instant, String),
-    Opening(JoinHandle<Result<(ClientSocket, Value)>>),
-}
-
-/// Connections of a client that is live.
-struct Link {
-    session: Session,
-    /// Connection that it moved from, and its last request.
-    old: Option<(Session, u64)>,
-    plan: Move,
-    /// Final command, and how long it waits for the node.
-    bye: Option<(Value, Instant)>,
 }
 
 /// Why a client's loop ends, or its connection.
@@ -421,65 +396,4 @@ impl Client {
 /// Returns the tab of a command, and the name of the command.
 fn tag(command: &Value) -> Value {
     json!({"client": command["client"], "as": command["as"]})
-}
-
-async fn write(session: &mut Session, frames: Vec<Value>) -> Result<()> {
-    if frames.is_empty() {
-        return Ok(());
-    }
-    session.sent = Instant::now();
-    let frames = frames.into_iter().map(serde_json::from_value).collect::<Result<Vec<_>, _>>()?;
-    session.socket.send(&frames).await
-}
-
-/// Connects and sends `hello`. Returns the first frame of the node.
-async fn log_in(address: &str, wire: Wire, hello: &Value) -> Result<(ClientSocket, Value)> {
-    let (_, rest) = address.split_once("://").context("no scheme")?;
-    let address: SocketAddr = rest.trim_end_matches('/').parse()?;
-    let mut socket = ClientSocket::connect(address, wire).await?;
-    if let Err(error) = socket.send(&[serde_json::from_value(hello.clone())?]).await {
-        return refusal(socket, wire).await.ok_or(error);
-    }
-    loop {
-        if wire == Wire::Tcp && let ClientSocket::Stream { stream, .. } = &socket {
-            // A node that does not know the framing yet answers with a JSON line. A `welcome` is longer than its length
-            // byte says then, and no frame begins with the tag that a quote is.
-            let mut first = [0; 2];
-            if stream.peek(&mut first).await? > 1 && first == *b"{\"" {
-                return refusal(socket, wire).await.context("no line");
-            }
-        }
-        let frame = serde_json::to_value(&socket.next().await?)?;
-        if !frame["error"].is_object() {
-            return Ok((socket, frame));
-        }
-    }
-}
-
-/// Reads the `close` that a node sends as a JSON line before it knows the framing.
-async fn refusal(socket: ClientSocket, wire: Wire) -> Option<(ClientSocket, Value)> {
-    let ClientSocket::Stream { mut stream, buffer, framing } = socket else { return None };
-    let mut line = Vec::new();
-    if wire == Wire::Tcp {
-        stream.read_to_end(&mut line).await.ok()?;
-    }
-    let frame = serde_json::from_slice(&line).ok()?;
-    Some((ClientSocket::Stream { stream, buffer, framing }, frame))
-}
-
-async fn next_of(old: &mut Option<(Session, u64)>) -> Result<tidegate_protocol::pb::ServerFrame> {
-    match old {
-        Some((session, _)) => session.socket.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn opened(plan: &mut Move) -> Result<(ClientSocket, Value)> {
-    match plan {
-        Move::Opening(task) => match task.await {
-            Ok(result) => result,
-            Err(_) => bail!("the task ended"),
-        },
-        Move::None | Move::Planned(..) => std::future::pending().await,
-    }
 }
