@@ -61,7 +61,11 @@ fn each_planted_fault_fails_the_case_about_it() {
                 assert!(!intact.contains("FAILED"), "{case} without a fault: {intact}");
                 let output = kit(&format!("--fault {fault}"), &["--case", case]);
                 let failed = format!("FAILED {case} ");
-                assert!(!output.status.success() && said(&output).contains(&failed), "{fault}: {}", said(&output));
+                assert!(
+                    !output.status.success() && said(&output).contains(&failed),
+                    "{fault}: {}",
+                    said(&output)
+                );
             });
         }
     });

@@ -114,9 +114,7 @@ fn vectors() -> Result<Vec<Value>> {
         ["welcome", "goAway", "close"].iter().any(|kind| vector["json"].get(*kind).is_some())
     };
     let chosen = all.into_iter().filter(|vector| !is_of_connection(vector));
-    let value = |vector: Value| {
-        json!({"row": vector["name"], "json": vector["json"].to_string(), "proto": vector["hex"]})
-    };
+    let value = |vector: Value| json!({"row": vector["name"], "json": vector["json"].to_string(), "proto": vector["hex"]});
     Ok(chosen.map(value).collect())
 }
 

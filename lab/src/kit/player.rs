@@ -231,9 +231,11 @@ impl<'a> Player<'a> {
                 .and_then(|name| self.ports.get(name).cloned().or_else(|| long_text(name)))
                 .unwrap_or_else(|| value.clone()),
             Value::Array(items) => items.iter().map(|item| self.addressed(item)).collect(),
-            Value::Object(map) => {
-                map.iter().map(|(key, item)| (key.clone(), self.addressed(item))).collect::<Map<_, _>>().into()
-            }
+            Value::Object(map) => map
+                .iter()
+                .map(|(key, item)| (key.clone(), self.addressed(item)))
+                .collect::<Map<_, _>>()
+                .into(),
             other => other.clone(),
         }
     }

@@ -93,13 +93,10 @@ impl Player<'_> {
     /// Writes frames, or the part of them that the step names, and ends the connection after a `close` or a part.
     fn write(&mut self, index: usize, frames: &[Value], step: &Step) -> Result<(), String> {
         let mut bytes = Vec::new();
-        let form = FrameForm {
-            fragments: step.fragments.unwrap_or(1),
-            unknown_fields: step.unknown == Some(true),
-        };
+        let form =
+            FrameForm { fragments: step.fragments.unwrap_or(1), unknown_fields: step.unknown == Some(true) };
         for frame in frames {
-            wire::put(frame, self.transport, form, &mut bytes)
-                .map_err(|error| format!("{error:#}"))?;
+            wire::put(frame, self.transport, form, &mut bytes).map_err(|error| format!("{error:#}"))?;
         }
         self.board.look(|log| {
             log.sent.extend(frames.iter().map(|frame| (Instant::now(), index, frame.clone())));

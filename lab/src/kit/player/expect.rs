@@ -29,7 +29,8 @@ impl Player<'_> {
         let deadline = self.deadline(step)?;
         let probe = |log: &mut Log| {
             let found = log.connections.iter_mut().enumerate();
-            let mut found = found.filter(|(_, it)| (listener == "*" || it.listener == listener) && !it.is_taken);
+            let mut found =
+                found.filter(|(_, it)| (listener == "*" || it.listener == listener) && !it.is_taken);
             let (index, entry) = found.next()?;
             if entry.is_ready {
                 entry.is_taken = true;
@@ -54,8 +55,7 @@ impl Player<'_> {
         let pattern = &self.addressed(pattern);
         let sign = json!("sign");
         let kind = pattern.as_object().and_then(|map| map.keys().find(|key| *key != "id")).cloned();
-        let is_loose =
-            step.any == Some(true) || kind.as_deref().is_none_or(|kind| LOOSE.contains(&kind));
+        let is_loose = step.any == Some(true) || kind.as_deref().is_none_or(|kind| LOOSE.contains(&kind));
         let mut bindings = self.bindings.clone();
         let mut nearest = None;
         let probe = |log: &mut Log| {
@@ -96,7 +96,8 @@ impl Player<'_> {
         let mut bindings = self.bindings.clone();
         let mut nearest = None;
         let probe = |log: &mut Log| {
-            let is_open = |it: &&mut EventLog| !it.is_taken && it.client == client && it.event["event"] == kind;
+            let is_open =
+                |it: &&mut EventLog| !it.is_taken && it.client == client && it.event["event"] == kind;
             for entry in log.events.iter_mut().filter(is_open) {
                 match pattern::bind(&with, &entry.event, &mut bindings) {
                     Ok(()) => {
@@ -110,8 +111,9 @@ impl Player<'_> {
         };
         let found = self.board.until(deadline, probe).await;
         let late = || format!("it did not come; nearest: {nearest:?}");
-        let at =
-            found.unwrap_or_else(|| Err(late())).map_err(|why| format!("expected event {kind} {with}: {why}"))?;
+        let at = found
+            .unwrap_or_else(|| Err(late()))
+            .map_err(|why| format!("expected event {kind} {with}: {why}"))?;
         self.bindings = bindings;
         self.in_time(step, at)
     }
@@ -132,8 +134,8 @@ impl Player<'_> {
         let index = self.connection(step)?;
         self.board.look(|log| {
             let mut frames = log.connections[index].frames.iter().filter(|arrived| !arrived.is_taken);
-            let found = frames
-                .find(|arrived| pattern::bind(pattern, &arrived.frame, &mut Bindings::new()).is_ok());
+            let found =
+                frames.find(|arrived| pattern::bind(pattern, &arrived.frame, &mut Bindings::new()).is_ok());
             found.map_or(Ok(()), |found| Err(format!("came too early, or at all: {}", found.frame)))
         })
     }

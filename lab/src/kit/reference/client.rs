@@ -138,7 +138,9 @@ impl Client {
             return Some(self.pace.back_off());
         }
         match self.pace.after(close, now) {
-            Next::Wait(wait) if self.faults.contains(&PlantedFault::Hurry) => Some(wait.min(Duration::from_millis(50))),
+            Next::Wait(wait) if self.faults.contains(&PlantedFault::Hurry) => {
+                Some(wait.min(Duration::from_millis(50)))
+            }
             Next::Wait(wait) => Some(wait),
             Next::Never => None,
         }

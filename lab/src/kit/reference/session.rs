@@ -55,7 +55,9 @@ pub(super) async fn log_in(address: &str, wire: Wire, hello: &Value) -> Result<(
         return refusal(socket, wire).await.ok_or(error);
     }
     loop {
-        if wire == Wire::Tcp && let ClientSocket::Stream { stream, .. } = &socket {
+        if wire == Wire::Tcp
+            && let ClientSocket::Stream { stream, .. } = &socket
+        {
             // A node that does not know the framing yet answers with a JSON line. A `welcome` is longer than its length
             // byte says then, and no frame begins with the tag that a quote is.
             let mut first = [0; 2];
