@@ -103,7 +103,8 @@ async fn play(args: &Args, cases: &[Case]) -> Result<()> {
             (number, case, outcome)
         }
     }));
-    let mut results: Vec<(usize, &Case, Outcome)> = results.buffer_unordered(args.jobs.max(1)).collect().await;
+    let mut results: Vec<(usize, &Case, Outcome)> =
+        results.buffer_unordered(args.jobs.max(1)).collect().await;
     results.sort_by_key(|(number, _, _)| *number);
     let failed = report::print(&results);
     adapter.finish().await?;

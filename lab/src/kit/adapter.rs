@@ -64,8 +64,8 @@ impl Adapter {
         let mut line = String::new();
         let read = tokio::time::timeout(START_TIMEOUT, stdout.read_line(&mut line)).await;
         read.map_err(|_| anyhow!("the adapter does not describe itself within 10 s"))??;
-        let value: Value =
-            serde_json::from_str(&line).with_context(|| format!("the first line of the adapter is {line:?}"))?;
+        let value: Value = serde_json::from_str(&line)
+            .with_context(|| format!("the first line of the adapter is {line:?}"))?;
         if value["event"] != "description" {
             bail!("the first event of the adapter is not `description`: {value}");
         }

@@ -28,8 +28,7 @@ impl Answers {
         match kind {
             "empty" | "ping" => vec![json!({"id": id, "pong": {"time": 1_763_712_000_000_u64}})],
             "sync" => {
-                let states =
-                    self.states.iter().map(|state| json!({"id": id, "conversationState": state}));
+                let states = self.states.iter().map(|state| json!({"id": id, "conversationState": state}));
                 let unread: u64 =
                     self.states.iter().map(|state| state["unread"].as_u64().unwrap_or_default()).sum();
                 states.chain([json!({"id": id, "syncEnd": {"unread": unread}})]).collect()
@@ -52,14 +51,15 @@ impl Answers {
         let history = self.history.get(conversation).unwrap_or(&empty);
         let entries = messages(&history.messages, conversation);
         let message = |seq: u64| entries.iter().find(|message| message["seq"] == seq);
-        let is_expired = |seq: u64| history.expired.iter().any(|[first, last]| (*first..=*last).contains(&seq));
-        let mut seqs: BTreeSet<u64> =
-            entries.iter().filter_map(|message| message["seq"].as_u64()).collect();
+        let is_expired =
+            |seq: u64| history.expired.iter().any(|[first, last]| (*first..=*last).contains(&seq));
+        let mut seqs: BTreeSet<u64> = entries.iter().filter_map(|message| message["seq"].as_u64()).collect();
         seqs.extend(&history.recalled);
         history.expired.iter().for_each(|[first, last]| seqs.extend(*first..=*last));
         let complete_to = seqs.last().copied().unwrap_or_default();
         let cursor = pull["cursor"].as_u64().unwrap_or_default();
-        let limit = pull["limit"].as_u64().map_or(PAGE, |limit| usize::try_from(limit).unwrap_or(PAGE).min(200));
+        let limit =
+            pull["limit"].as_u64().map_or(PAGE, |limit| usize::try_from(limit).unwrap_or(PAGE).min(200));
         let chosen: Vec<u64> = if let Some(wanted) = pull["seqs"].as_array() {
             let wanted: BTreeSet<u64> = wanted.iter().filter_map(Value::as_u64).collect();
             seqs.intersection(&wanted).copied().collect()

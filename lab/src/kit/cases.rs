@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::step::{Case, Family};
 
@@ -15,7 +15,7 @@ macro_rules! file {
 }
 
 /// Files of cases, one for each family.
-const FILES: [(&str, &str); 17] = [
+const FILES: [(&str, &str); 18] = [
     file!("login"),
     file!("send"),
     file!("receive"),
@@ -33,6 +33,7 @@ const FILES: [(&str, &str); 17] = [
     file!("signals"),
     file!("outbox"),
     file!("tabs"),
+    file!("vectors"),
 ];
 
 /// Returns the cases of the kit, or of the JSON files of a folder.
@@ -106,10 +107,24 @@ fn combinations(parameters: &Value) -> Result<Vec<Map<String, Value>>> {
     Ok(made)
 }
 
-/// Returns the values of a parameter: a list, or a range with `from`, `to` (included) and `step`.
+/// Returns the golden frames of a node, apart from those that begin or end a connection.
+fn vectors() -> Result<Vec<Value>> {
+    let all: Vec<Value> = serde_json::from_str(include_str!("../../../protocol/vectors/server.json"))?;
+    let is_of_connection = |vector: &Value| {
+        ["welcome", "goAway", "close"].iter().any(|kind| vector["json"].get(*kind).is_some())
+    };
+    let chosen = all.into_iter().filter(|vector| !is_of_connection(vector));
+    let value = |vector: Value| json!({"row": vector["name"], "json": vector["json"].to_string(), "proto": vector["hex"]});
+    Ok(chosen.map(value).collect())
+}
+
+/// Returns the values of a parameter: a list, a range with `from`, `to` (included) and `step`, or the golden frames.
 fn values_of(values: &Value) -> Result<Vec<Value>> {
     if let Value::Array(list) = values {
         return Ok(list.clone());
+    }
+    if values == "vectors" {
+        return vectors();
     }
     let bound = |key: &str| values[key].as_i64().with_context(|| format!("a range has `{key}`"));
     let step = usize::try_from(values["step"].as_u64().unwrap_or(1).max(1))?;

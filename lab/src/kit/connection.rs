@@ -35,12 +35,7 @@ const LINGER: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(30);
 
 /// Accepts the connections to an address of the case.
-pub(super) async fn listen(
-    listener: TcpListener,
-    name: String,
-    transport: KitTransport,
-    board: Arc<Board>,
-) {
+pub(super) async fn listen(listener: TcpListener, name: String, transport: KitTransport, board: Arc<Board>) {
     let mut tasks = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         stream.set_nodelay(true).ok();
@@ -292,7 +287,10 @@ impl Connection {
                     }
                 }
                 let body = format!("{}\n", refusal["body"]);
-                format!("HTTP/1.1 {status} Refused\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+                format!(
+                    "HTTP/1.1 {status} Refused\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                    body.len()
+                )
             }
             _ if refusal["close"].is_object() => {
                 wire::server_frame(refusal)?;

@@ -32,9 +32,8 @@ impl Ban {
     }
 
     fn check(&self, log: &Log) -> Result<(), String> {
-        let matches = |pattern: &Value, value: &Value| {
-            pattern::bind(pattern, value, &mut Bindings::new()).is_ok()
-        };
+        let matches =
+            |pattern: &Value, value: &Value| pattern::bind(pattern, value, &mut Bindings::new()).is_ok();
         if let Some(kind) = &self.never.event {
             let client = self.never.client.as_deref().unwrap_or("c");
             let with = self.never.with.clone().unwrap_or_else(|| json!({}));

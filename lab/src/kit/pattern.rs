@@ -149,7 +149,10 @@ mod tests {
         bind(&json!({"send": {"msgId": "$m"}}), &json!({"id": 2, "send": {"msgId": "x"}}), &mut bindings)
             .expect("the frame has the field");
         assert!(bind(&json!({"msgId": "$m"}), &json!({"msgId": "y"}), &mut bindings).is_err());
-        assert_eq!(fill(&json!({"sendAck": {"msgId": "$m"}}), &bindings), Ok(json!({"sendAck": {"msgId": "x"}})));
+        assert_eq!(
+            fill(&json!({"sendAck": {"msgId": "$m"}}), &bindings),
+            Ok(json!({"sendAck": {"msgId": "x"}}))
+        );
         assert!(fill(&json!("$other"), &bindings).is_err());
     }
 

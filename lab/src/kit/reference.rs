@@ -6,6 +6,7 @@ mod conversation;
 mod machine;
 mod outbox;
 mod pace;
+mod session;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -94,47 +95,110 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 async fn serve(faults: Faults) -> Result<()> {
-    let mut clients: HashMap<String, (mpsc::Sender<Value>, JoinHandle<()>)> = HashMap::new();
-    let stores = Stores::default();
+    let mut hub = Hub { faults, stores: Stores::default(), groups: HashMap::new(), keys: HashMap::new() };
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
         let command: Value = serde_json::from_str(&line)?;
-        let name = command["client"].as_str().unwrap_or_default().to_owned();
         match command["do"].as_str().unwrap_or_default() {
             "describe" => emit(&json!({
                 "event": "description", "name": "reference", "version": env!("CARGO_PKG_VERSION"),
                 "levels": ["L0", "L1", "L2", "L3"],
                 "transports": ["tcp-json", "ws-json", "tcp-proto", "ws-proto"],
-                "can": ["random", "store", "online"],
+                "can": ["random", "store", "tabs", "online"],
             })),
-            "connect" => {
-                let (sender, inbox) = mpsc::channel(COMMANDS_MAX);
-                match Client::new(&name, &command, &faults, &stores) {
-                    Ok(client) => {
-                        let task = tokio::spawn(Box::pin(client.run(inbox)));
-                        clients.insert(name, (sender, task));
-                    }
-                    Err(error) => eprintln!("{name}: {error:#}"),
-                }
-            }
-            "drop" => {
-                if let Some((client, task)) = clients.remove(&name) {
-                    client.try_send(command).ok();
-                    // What the client leaves in its store is there for the next one.
-                    timeout(DROP_TIMEOUT, task).await.ok();
-                }
-            }
-            known if machine::COMMANDS.contains(&known) => {
-                if let Some((client, _)) = clients.get(&name) {
-                    client.try_send(command).ok();
-                }
-            }
+            "connect" => hub.connect(command),
+            "drop" => hub.leave(&command).await,
+            known if machine::COMMANDS.contains(&known) => hub.forward(command),
             other => emit(&json!({
-                "event": "unsupported", "do": other, "client": name, "as": command["as"],
+                "event": "unsupported", "do": other, "client": command["client"], "as": command["as"],
             })),
         }
     }
     Ok(())
+}
+
+/// Tabs that share a client; an ordinary client has one.
+type Members = Arc<Mutex<Vec<String>>>;
+
+/// A client that runs in one of its tabs.
+struct Group {
+    /// The command that a tab which takes over connects with.
+    connect: Value,
+    members: Members,
+    commands: mpsc::Sender<Value>,
+    task: JoinHandle<()>,
+}
+
+/// All clients of the process.
+struct Hub {
+    faults: Faults,
+    stores: Stores,
+    groups: HashMap<String, Group>,
+    /// Group of each tab.
+    keys: HashMap<String, String>,
+}
+
+impl Hub {
+    fn connect(&mut self, mut command: Value) {
+        let name = command["client"].as_str().unwrap_or_default().to_owned();
+        let key = match command["options"]["tabs"].as_str() {
+            Some(tabs) => format!("tabs {tabs}"),
+            None => format!("client {name}"),
+        };
+        self.keys.insert(name.clone(), key.clone());
+        if let Some(group) = self.groups.get(&key) {
+            group.members.lock().push(name);
+            command["do"] = "attach".into();
+            group.commands.try_send(command).ok();
+            return;
+        }
+        if command["options"]["tabs"].is_string() {
+            // What the tab with the connection knows is there for the one that takes over.
+            command["options"]["store"] = key.as_str().into();
+        }
+        self.start(key, command, Arc::new(Mutex::new(vec![name])));
+    }
+
+    fn start(&mut self, key: String, connect: Value, members: Members) {
+        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+        match Client::new(&connect, &members, &self.faults, &self.stores) {
+            Ok(client) => {
+                let task = tokio::spawn(Box::pin(client.run(inbox)));
+                self.groups.insert(key, Group { connect, members, commands, task });
+            }
+            Err(error) => eprintln!("{connect}: {error:#}"),
+        }
+    }
+
+    /// Ends a tab, and with the first one its connection, which the next tab takes over.
+    async fn leave(&mut self, command: &Value) {
+        let name = command["client"].as_str().unwrap_or_default();
+        let Some(key) = self.keys.remove(name) else { return };
+        let Some(group) = self.groups.get(&key) else { return };
+        let is_first = {
+            let mut members = group.members.lock();
+            let is_first = members.first().is_some_and(|first| first == name);
+            members.retain(|member| member != name);
+            is_first
+        };
+        if !is_first {
+            return;
+        }
+        let Some(Group { connect, members, commands, task }) = self.groups.remove(&key) else { return };
+        commands.try_send(command.clone()).ok();
+        // What the client leaves in its store is there for the next one.
+        timeout(DROP_TIMEOUT, task).await.ok();
+        if !members.lock().is_empty() {
+            self.start(key, connect, members);
+        }
+    }
+
+    fn forward(&self, command: Value) {
+        let key = self.keys.get(command["client"].as_str().unwrap_or_default());
+        if let Some(group) = key.and_then(|key| self.groups.get(key)) {
+            group.commands.try_send(command).ok();
+        }
+    }
 }
 
 /// Writes an event as one line.

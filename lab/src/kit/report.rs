@@ -51,7 +51,10 @@ pub(super) fn print(results: &[(usize, &Case, Outcome)]) -> usize {
             Outcome::Passed => 0,
             Outcome::Failed(reason, history) => {
                 failed += 1;
-                println!("FAILED {} ({:?})\n    {}\n    {reason}\n{history}", case.name, case.level, case.about);
+                println!(
+                    "FAILED {} ({:?})\n    {}\n    {reason}\n{history}",
+                    case.name, case.level, case.about
+                );
                 1
             }
             Outcome::Skipped(why) => {

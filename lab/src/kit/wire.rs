@@ -124,12 +124,7 @@ fn with_unknown_proto(frame: &pb::ServerFrame, payload: &[u8]) -> Option<Vec<u8>
 }
 
 /// Appends a frame to `out`, in this form. After `close` follows the close of the WebSocket.
-pub(super) fn put(
-    frame: &Value,
-    transport: KitTransport,
-    form: FrameForm,
-    out: &mut Vec<u8>,
-) -> Result<()> {
+pub(super) fn put(frame: &Value, transport: KitTransport, form: FrameForm, out: &mut Vec<u8>) -> Result<()> {
     let value = frame;
     let frame = server_frame(frame)?;
     let mut payload = Vec::new();
@@ -170,8 +165,7 @@ fn put_payload(payload: &[u8], transport: KitTransport, fragments: usize, out: &
             out.extend_from_slice(payload);
         }
         KitTransport::WsJson | KitTransport::WsProto => {
-            let opcode =
-                if transport.framing() == Framing::Json { Opcode::Text } else { Opcode::Binary };
+            let opcode = if transport.framing() == Framing::Json { Opcode::Text } else { Opcode::Binary };
             let parts: Vec<&[u8]> = match payload.len().div_ceil(fragments.max(1)) {
                 0 => vec![payload],
                 size => payload.chunks(size).collect(),

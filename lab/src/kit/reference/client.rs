@@ -2,19 +2,19 @@
 
 use std::{
     collections::VecDeque,
-    net::SocketAddr,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
-use tokio::{io::AsyncReadExt as _, sync::mpsc, task::JoinHandle, time::timeout};
+use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    Faults, PlantedFault, Stores, emit,
+    Faults, Members, PlantedFault, Stores, emit,
     machine::Machine,
     pace::{Next, Pace},
+    session::{Link, Move, Session, log_in, next_of, opened, write},
 };
 use crate::link::ClientSocket;
 
@@ -27,7 +27,8 @@ const BYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A client of the adapter.
 pub(super) struct Client {
-    name: String,
+    /// Tabs to which events go.
+    members: Members,
     faults: Faults,
     stores: Stores,
     store: Option<String>,
@@ -43,31 +44,6 @@ pub(super) struct Client {
     failed: usize,
 }
 
-/// A connection that is logged in.
-struct Session {
-    socket: ClientSocket,
-    heartbeat: Duration,
-    received: Instant,
-    sent: Instant,
-}
-
-/// Move to another connection that `goAway` asked for.
-enum Move {
-    None,
-    Planned(Instant, String),
-    Opening(JoinHandle<Result<(ClientSocket, Value)>>),
-}
-
-/// Connections of a client that is live.
-struct Link {
-    session: Session,
-    /// Connection that it moved from, and its last request.
-    old: Option<(Session, u64)>,
-    plan: Move,
-    /// Final command, and how long it waits for the node.
-    bye: Option<(Value, Instant)>,
-}
-
 /// Why a client's loop ends, or its connection.
 enum End {
     Lost(Option<Value>),
@@ -76,7 +52,8 @@ enum End {
 }
 
 impl Client {
-    pub(super) fn new(name: &str, command: &Value, faults: &Faults, stores: &Stores) -> Result<Self> {
+    pub(super) fn new(command: &Value, members: &Members, faults: &Faults, stores: &Stores) -> Result<Self> {
+        let name = command["client"].as_str().unwrap_or_default();
         let strings = |key: &str| command[key].as_array().into_iter().flatten().cloned();
         let options = &command["options"];
         let addresses: Vec<String> =
@@ -99,7 +76,7 @@ impl Client {
         let kept = store.as_ref().and_then(|store| stores.lock().remove(store));
         let fresh = || Machine::new(format!("m{name}"), chained, options["history"] == "all", faults.clone());
         Ok(Self {
-            name: name.to_owned(),
+            members: members.clone(),
             faults: faults.clone(),
             stores: stores.clone(),
             store,
@@ -161,7 +138,9 @@ impl Client {
             return Some(self.pace.back_off());
         }
         match self.pace.after(close, now) {
-            Next::Wait(wait) if self.faults.contains(&PlantedFault::Hurry) => Some(wait.min(Duration::from_millis(50))),
+            Next::Wait(wait) if self.faults.contains(&PlantedFault::Hurry) => {
+                Some(wait.min(Duration::from_millis(50)))
+            }
             Next::Wait(wait) => Some(wait),
             Next::Never => None,
         }
@@ -185,10 +164,11 @@ impl Client {
                     }
                     Some("close") => {
                         self.state("closed", None);
-                        self.event(json!({"event": "done", "as": command["as"]}));
+                        self.event(json!({"event": "done", "as": tag(&command)}));
                         return false;
                     }
-                    _ => self.machine.command(&command, Instant::now()),
+                    Some("attach") => {}
+                    _ => self.request(command),
                 },
             }
         }
@@ -311,12 +291,15 @@ impl Client {
             Some("drop") => return Some(End::Dropped),
             Some("close") => {
                 link.plan = Move::None;
-                link.bye = Some((command["as"].clone(), Instant::now() + BYE_TIMEOUT));
+                link.bye = Some((tag(&command), Instant::now() + BYE_TIMEOUT));
                 // Without an answer, the time ends the connection.
                 write(&mut link.session, vec![json!({"bye": {}})]).await.ok();
             }
             Some("online") => {}
-            _ => self.machine.command(&command, Instant::now()),
+            Some("attach") => {
+                emit(&json!({"event": "state", "client": command["client"], "state": "live"}));
+            }
+            _ => self.request(command),
         }
         None
     }
@@ -388,69 +371,31 @@ impl Client {
         self.event(json!({"event": "state", "state": state, "code": code, "name": name}));
     }
 
+    /// Hands a request of a tab to the machine.
+    fn request(&mut self, mut command: Value) {
+        command["as"] = tag(&command);
+        self.machine.command(&command, Instant::now());
+    }
+
+    /// Writes an event for the tab whose request it answers, or else for each one.
     fn event(&self, mut event: Value) {
-        event["client"] = self.name.as_str().into();
-        emit(&event);
-    }
-}
-
-async fn write(session: &mut Session, frames: Vec<Value>) -> Result<()> {
-    if frames.is_empty() {
-        return Ok(());
-    }
-    session.sent = Instant::now();
-    let frames = frames.into_iter().map(serde_json::from_value).collect::<Result<Vec<_>, _>>()?;
-    session.socket.send(&frames).await
-}
-
-/// Connects and sends `hello`. Returns the first frame of the node.
-async fn log_in(address: &str, wire: Wire, hello: &Value) -> Result<(ClientSocket, Value)> {
-    let (_, rest) = address.split_once("://").context("no scheme")?;
-    let address: SocketAddr = rest.trim_end_matches('/').parse()?;
-    let mut socket = ClientSocket::connect(address, wire).await?;
-    if let Err(error) = socket.send(&[serde_json::from_value(hello.clone())?]).await {
-        return refusal(socket, wire).await.ok_or(error);
-    }
-    loop {
-        if wire == Wire::Tcp && let ClientSocket::Stream { stream, .. } = &socket {
-            // A node that does not know the framing yet answers with a JSON line. A `welcome` is longer than its length
-            // byte says then, and no frame begins with the tag that a quote is.
-            let mut first = [0; 2];
-            if stream.peek(&mut first).await? > 1 && first == *b"{\"" {
-                return refusal(socket, wire).await.context("no line");
-            }
+        let tag = event.as_object_mut().and_then(|event| event.remove("as")).unwrap_or_default();
+        let members = self.members.lock().clone();
+        // The request of a former process has no tab that waits for it.
+        if members.iter().any(|member| tag["client"] == member.as_str()) {
+            event["client"] = tag["client"].clone();
+            event["as"] = tag["as"].clone();
+            emit(&event);
+            return;
         }
-        let frame = serde_json::to_value(&socket.next().await?)?;
-        if !frame["error"].is_object() {
-            return Ok((socket, frame));
+        for member in &members {
+            event["client"] = member.as_str().into();
+            emit(&event);
         }
     }
 }
 
-/// Reads the `close` that a node sends as a JSON line before it knows the framing.
-async fn refusal(socket: ClientSocket, wire: Wire) -> Option<(ClientSocket, Value)> {
-    let ClientSocket::Stream { mut stream, buffer, framing } = socket else { return None };
-    let mut line = Vec::new();
-    if wire == Wire::Tcp {
-        stream.read_to_end(&mut line).await.ok()?;
-    }
-    let frame = serde_json::from_slice(&line).ok()?;
-    Some((ClientSocket::Stream { stream, buffer, framing }, frame))
-}
-
-async fn next_of(old: &mut Option<(Session, u64)>) -> Result<tidegate_protocol::pb::ServerFrame> {
-    match old {
-        Some((session, _)) => session.socket.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn opened(plan: &mut Move) -> Result<(ClientSocket, Value)> {
-    match plan {
-        Move::Opening(task) => match task.await {
-            Ok(result) => result,
-            Err(_) => bail!("the task ended"),
-        },
-        Move::None | Move::Planned(..) => std::future::pending().await,
-    }
+/// Returns the tab of a command, and the name of the command.
+fn tag(command: &Value) -> Value {
+    json!({"client": command["client"], "as": command["as"]})
 }

@@ -117,7 +117,8 @@ impl Machine {
 
     /// Returns the positions for `sync` and `ping`.
     pub(super) fn positions(&self) -> Vec<Value> {
-        let position = |(key, it): (&String, &Conversation)| json!({"conversation": key, "seq": it.position()});
+        let position =
+            |(key, it): (&String, &Conversation)| json!({"conversation": key, "seq": it.position()});
         self.conversations.iter().map(position).collect()
     }
 
