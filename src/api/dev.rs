@@ -7,10 +7,10 @@ use axum::{
     Json,
     extract::{State, rejection::JsonRejection},
     http::{StatusCode, header::CACHE_CONTROL},
-    response::{IntoResponse as _, Response},
+    response::{IntoResponse, Response},
 };
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
     id::{DeviceId, UserId},
@@ -36,6 +36,45 @@ pub struct DevTools {
     pub cutter: ConnectionCutter,
 }
 
+/// Refusal of a development request, with a cure of its own if it has one.
+pub(super) enum DevRefusal {
+    /// Refusal with the cure of its code.
+    Problem(Problem),
+    /// Status, code, message and cure.
+    Cured(StatusCode, Code, &'static str, &'static str),
+}
+
+/// Refusal of a node that is for something else than development.
+pub(super) const NOT_FOR_DEVELOPMENT: DevRefusal = DevRefusal::Cured(
+    StatusCode::FORBIDDEN,
+    Code::Forbidden,
+    "the node is not for development",
+    "Use a node for development: listen.client on loopback, and admin.development = `yes`.",
+);
+
+/// Refusal of a node that no `tidegate up` started.
+const NOT_FOR_CRASHES: DevRefusal = DevRefusal::Cured(
+    StatusCode::FORBIDDEN,
+    Code::Forbidden,
+    "only a node that `tidegate up` started can be crashed by its console",
+    "Start a cluster for development with `tidegate up`, or kill the process.",
+);
+
+impl From<Problem> for DevRefusal {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl IntoResponse for DevRefusal {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Problem(problem) => problem.into_response(),
+            Self::Cured(status, code, message, cure) => refusal(status, code, message, cure).into_response(),
+        }
+    }
+}
+
 /// Request for a token.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -57,14 +96,14 @@ pub(super) struct CutWish {
 pub(super) async fn token(
     State(api): State<Api>,
     wish: Result<Json<TokenWish>, JsonRejection>,
-) -> Result<Response, Response> {
+) -> Result<Response, DevRefusal> {
     let tools = tools(&api)?;
-    let Json(TokenWish { user, device, ttl_ms }) = wish.map_err(|error| bad_body(error).into_response())?;
+    let Json(TokenWish { user, device, ttl_ms }) = wish.map_err(bad_body)?;
     let (user, device) = ids(&user, device.as_deref())?;
     let ttl_ms = ttl_ms.unwrap_or(TTL_MAX_MS);
     if !(TTL_MIN_MS..=TTL_MAX_MS).contains(&ttl_ms) {
         let message = format!("ttlMs: between {TTL_MIN_MS} and {TTL_MAX_MS}");
-        return Err(Problem(Code::BadContent, message).into_response());
+        return Err(Problem(Code::BadContent, message).into());
     }
     let device = device.as_ref().map(DeviceId::as_str);
     let token = auth::sign(&tools.token_key, user.as_str(), device, Duration::from_millis(ttl_ms));
@@ -81,45 +120,37 @@ pub(super) async fn token(
 pub(super) async fn cut(
     State(api): State<Api>,
     wish: Result<Json<CutWish>, JsonRejection>,
-) -> Result<Response, Response> {
+) -> Result<Json<Value>, DevRefusal> {
     let tools = tools(&api)?;
-    let Json(CutWish { user, device }) = wish.map_err(|error| bad_body(error).into_response())?;
+    let Json(CutWish { user, device }) = wish.map_err(bad_body)?;
     let (user, device) = ids(&user, device.as_deref())?;
     let cut = tokio::time::timeout(CUT_TIMEOUT, tools.cutter.cut(&user, device.as_ref())).await;
-    let late = |_| Problem(Code::Busy, "the shards are busy; some connections may be cut later".into());
-    let cut = cut.map_err(|elapsed| late(elapsed).into_response())?;
+    let late = "the shards are busy; some connections may be cut later";
+    let cut = cut.map_err(|_| Problem(Code::Busy, late.into()))?;
     let device = device.as_ref().map(DeviceId::as_str);
     let node = api.cluster.me.node.as_str();
-    Ok(Json(json!({"node": node, "user": user.as_str(), "device": device, "cut": cut})).into_response())
+    Ok(Json(json!({"node": node, "user": user.as_str(), "device": device, "cut": cut})))
 }
 
 /// Ends the process at once, as a crash does. Only a node that `tidegate up` started does so.
-pub(super) async fn abort(State(api): State<Api>) -> Result<Response, Response> {
-    tools(&api)?;
+pub(super) async fn abort(State(api): State<Api>) -> DevRefusal {
+    if let Err(refusal) = tools(&api) {
+        return refusal;
+    }
     if api.console.may_abort {
         tracing::error!("aborting, as the console requested");
         process::abort();
     }
-    let cure = "Start a cluster for development with `tidegate up`, or kill the process.";
-    let message = "only a node that `tidegate up` started can be crashed by its console";
-    Err(refusal(StatusCode::FORBIDDEN, Code::Forbidden, message, cure).into_response())
+    NOT_FOR_CRASHES
 }
 
 /// Returns the means of development, or the refusal of a node that is for something else.
-pub(super) fn tools(api: &Api) -> Result<&Arc<DevTools>, Response> {
-    api.dev.as_ref().ok_or_else(not_for_development)
+pub(super) fn tools(api: &Api) -> Result<&Arc<DevTools>, DevRefusal> {
+    api.dev.as_ref().ok_or(NOT_FOR_DEVELOPMENT)
 }
 
-/// Returns the refusal of a node that is for something else than development.
-pub(super) fn not_for_development() -> Response {
-    let cure = "Use a node for development: listen.client on loopback, and admin.development = `yes`.";
-    refusal(StatusCode::FORBIDDEN, Code::Forbidden, "the node is not for development", cure).into_response()
-}
-
-fn ids(user: &str, device: Option<&str>) -> Result<(UserId, Option<DeviceId>), Response> {
-    let bad = |name: &str, error: &dyn std::fmt::Display| {
-        Problem(Code::BadId, format!("{name}: {error}")).into_response()
-    };
+fn ids(user: &str, device: Option<&str>) -> Result<(UserId, Option<DeviceId>), Problem> {
+    let bad = |name: &str, error: &dyn std::fmt::Display| Problem(Code::BadId, format!("{name}: {error}"));
     let user = UserId::new(user).map_err(|error| bad("user", &error))?;
     let device = device.map(DeviceId::new).transpose().map_err(|error| bad("device", &error))?;
     Ok((user, device))

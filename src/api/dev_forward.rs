@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tidegate_protocol::Code;
 use tokio::{net::TcpStream, time::timeout};
 
-use super::{Api, Problem, bad_body, dev, refusal};
+use super::{Api, Problem, bad_body, dev, dev::DevRefusal};
 
 /// Requests that may be forwarded.
 const FORWARDED: [(&str, &str); 5] = [
@@ -52,31 +52,35 @@ pub(super) struct ForwardWish {
     body: Value,
 }
 
+/// Refusal of a request for a node that is not known.
+const NO_SUCH_NODE: DevRefusal = DevRefusal::Cured(
+    StatusCode::NOT_FOUND,
+    Code::NotFound,
+    "there is no such live node, apart from this one",
+    "Use the name of a node that GET /v1/console lists in `peers`.",
+);
+
 /// Sends the request to the node and passes its response on.
 pub(super) async fn forward(
     State(api): State<Api>,
     wish: Result<Json<ForwardWish>, JsonRejection>,
-) -> Result<Response, Response> {
+) -> Result<Response, DevRefusal> {
     dev::tools(&api)?;
-    let Json(wish) = wish.map_err(|error| bad_body(error).into_response())?;
-    let bad = |why: &str| Problem(Code::BadContent, why.into()).into_response();
+    let Json(wish) = wish.map_err(bad_body)?;
     if !FORWARDED.contains(&(wish.method.as_str(), wish.path.as_str())) {
-        return Err(bad("only cuts, crashes, drains and weights of docs/http.md can be forwarded"));
+        let why = "only cuts, crashes, drains and weights of docs/http.md can be forwarded";
+        return Err(Problem(Code::BadContent, why.into()).into());
     }
     let others = api.cluster.peers.others();
-    let Some(peer) = others.iter().find(|row| row.info.boot.node.as_str() == wish.node) else {
-        let cure = "Use the name of a node that GET /v1/console lists in `peers`.";
-        let message = "there is no such live node, apart from this one";
-        return Err(refusal(StatusCode::NOT_FOUND, Code::NotFound, message, cure).into_response());
-    };
-    let address = address(&peer.info.description.console).ok_or_else(|| dev::not_for_development())?;
+    let peer = others.iter().find(|row| row.info.boot.node.as_str() == wish.node).ok_or(NO_SUCH_NODE)?;
+    let address = address(&peer.info.description.console).ok_or(dev::NOT_FOR_DEVELOPMENT)?;
     match timeout(FORWARD_TIMEOUT, send(address, &wish)).await {
         Ok(Ok((status, body))) => Ok((status, [(CONTENT_TYPE, "application/json")], body).into_response()),
         // The connection of a crashed node ends without a response.
         Ok(Err(_)) if wish.path == ABORT => {
             Ok(Json(json!({"node": wish.node, "aborted": true})).into_response())
         }
-        _ => Err(Problem(Code::NotYet, "the other node does not answer".into()).into_response()),
+        _ => Err(Problem(Code::NotYet, "the other node does not answer".into()).into()),
     }
 }
 
