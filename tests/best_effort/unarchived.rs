@@ -189,10 +189,13 @@ fn k2_group_that_the_store_lacks_altogether_is_not_yet() {
         let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
         let mut bob = mesh.login(1, Wire::Tcp, "bob", "phone");
         assert_eq!(ann.text("bob", "m1", "before"), 1);
+        expect_acked_push(&mut bob, "before");
         assert_eq!(bob.page(ask::after("d:ann:bob", 0, 10)).complete_to, 1, "the message is archived");
         let copy = mesh.store().save();
         let group = mesh.group("team", &["ann", "bob"]);
+        assert!(bob.expect_push().event.is_some());
         assert_eq!(ann.text(&group, "m2", "hi"), 2);
+        expect_acked_push(&mut bob, "hi");
         assert_eq!(bob.page(ask::after(&group, 0, 10)).complete_to, 2, "it is archived");
         let present = mesh.store().save();
         let changes = |group: &str| [ask::read(group, 2), ask::clear(group, 2), ask::hide(group, &[2])];

@@ -14,8 +14,7 @@ use tidegate::{
     config,
     routes::{Lapses, Leases, NodeBoot, RedisRoutes, Registration, Retire, Route, Routes as _, RoutesError},
     scratch::{
-        Block, CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainState, ChainStep, FloorError, Floors, Hit,
-        Numbers as _, RedisNumbers, RedisScratch, Scratch as _, WindowRule,
+        Block, FloorError, Floors, Hit, Numbers as _, RedisNumbers, RedisScratch, Scratch as _, WindowRule,
     },
 };
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
@@ -25,6 +24,9 @@ use crate::{
     folder::{Folder, versions},
     support::{service_text, unique_name},
 };
+
+#[path = "redis_chains.rs"]
+mod redis_chains;
 
 /// Keys that the nodes left.
 pub(crate) const FILE: &str = "redis.json";
@@ -383,97 +385,6 @@ async fn redis_rows_of_every_version_change_as_before() {
         let numbers = RedisNumbers::connect(&prefix.config(), floors, block).expect("a valid configuration");
         assert_eq!(numbers.take("r:hall", NonZeroU64::MIN).await, Ok(curr + 1..=curr + 1));
     }
-}
-
-/// Changes the chain of a version in every way: a node of the present version saves steps, or the whole state while one
-/// of that version is live, and a node of that version overwrites both.
-#[tokio::test]
-async fn x10_chains_of_every_version_go_on() {
-    for folder in versions() {
-        let (rows, prefix) = (folder.json::<Vec<Row>>(FILE), Prefix::fresh());
-        load(&prefix.0, &rows, true);
-        let (scratch, ann, tablet) = (prefix.scratch(), user("ann"), device("tablet"));
-        let chain = async || scratch.load_chain(&ann, &tablet).await.expect("Redis answers").expect("saved");
-        let golden = chain().await;
-        let next = |text: &str| tidegate_protocol::id::MsgId::new(text).expect("an id");
-        let step = |number, expected| ChainStep {
-            user: ann.clone(),
-            device: tablet.clone(),
-            epoch: golden.epoch + 1,
-            number,
-            change: ChainChange::ExpectedDone,
-            expected: next(expected),
-        };
-        assert_eq!(scratch.advance_chain(step(golden.changes + 1, "k4")).await, Ok(true));
-        assert_eq!(scratch.advance_chain(step(golden.changes + 2, "k5")).await, Ok(true));
-        let mut after = golden.clone();
-        after.done.extend([golden.expected.clone(), next("k4")]);
-        (after.epoch, after.changes, after.expected) = (golden.epoch + 1, golden.changes + 2, next("k5"));
-        assert_eq!(chain().await, after, "{}", folder.version);
-        // The whole state has the form that the version reads.
-        let state = ChainState { epoch: after.epoch, changes: after.changes, ..golden.clone() };
-        let whole = ChainSave { user: ann.clone(), device: tablet.clone(), state: state.clone() };
-        scratch.save_chains(vec![whole]).await.expect("Redis answers");
-        assert_eq!(chain().await, state);
-        let (row, present) = (chain_row(&rows), dump(&prefix.0));
-        assert_eq!(lacks(&shape(row).1, &shape(chain_row(&present)).1), None, "{}", folder.version);
-        // A node of the version writes its fields over a chain that was saved in steps.
-        assert_eq!(scratch.advance_chain(step(golden.changes + 3, "k6")).await, Ok(true));
-        let key = format!("{}:{}", prefix.0, row.key);
-        for field in ["epoch", "state"] {
-            let value = row.value[field].as_str().expect("a golden row in the whole form");
-            ask::<()>(&mut connect(), &["HSET", &key, field, value]);
-        }
-        let overwritten = chain().await;
-        assert_eq!(
-            (overwritten.epoch, &overwritten.done),
-            (golden.epoch, &golden.done),
-            "{}",
-            folder.version
-        );
-        assert_eq!(overwritten.expected, golden.expected);
-    }
-}
-
-/// Chains of a version without the index of a user's chains stay readable, and count from their first change on.
-#[tokio::test]
-async fn s74_chains_of_every_version_are_counted_once_they_change() {
-    for folder in versions() {
-        let (rows, prefix) = (folder.json::<Vec<Row>>(FILE), Prefix::fresh());
-        load(&prefix.0, &rows, true);
-        let (scratch, ann) = (prefix.scratch(), user("ann"));
-        let saved = async |name: &str| scratch.load_chain(&ann, &device(name)).await.expect("Redis answers");
-        let golden = saved("tablet").await.expect("saved");
-        let fill = async |prefix: &str| {
-            for n in 0..CHAINS_PER_USER_MAX {
-                let device = device(&format!("{prefix}-{n}"));
-                let save = ChainSave { user: ann.clone(), device, state: golden.clone() };
-                scratch.save_chains(vec![save]).await.expect("Redis answers");
-            }
-        };
-        fill("new").await;
-        assert_eq!(saved("tablet").await, Some(golden.clone()), "{}", folder.version);
-        let step = ChainStep {
-            user: ann.clone(),
-            device: device("tablet"),
-            epoch: golden.epoch + 1,
-            number: golden.changes + 1,
-            change: ChainChange::ExpectedDone,
-            expected: tidegate_protocol::id::MsgId::new("k4").expect("an id"),
-        };
-        assert_eq!(scratch.advance_chain(step).await, Ok(true));
-        assert_eq!(saved("new-0").await, None, "the oldest makes room");
-        fill("newer").await;
-        assert_eq!(saved("tablet").await, None, "{}", folder.version);
-        let chains = keys(&mut connect(), &prefix.0).expect("Redis answers");
-        let chains = chains.iter().filter(|key| key.contains(":chain:{ann}:")).count();
-        assert_eq!(chains, CHAINS_PER_USER_MAX);
-    }
-}
-
-/// Returns the chain that every version saves.
-fn chain_row(rows: &[Row]) -> &Row {
-    rows.iter().find(|row| row.key == "chain:{ann}:tablet").expect("the chain was saved")
 }
 
 /// Returns a row without what differs between runs: its kind and form.

@@ -257,7 +257,7 @@ impl Mesh {
         self.link.add(me, Arc::new(broker.peer()));
         let (newcomers, mut threads) = run_shards(&broker);
         // The in-memory log does not distribute its partitions, so the other nodes own none.
-        broker.start(outlets, (nth == 0).then(owner_settings));
+        broker.start(outlets, (nth == 0).then(|| owner_settings(self.answers_first)));
         let (address, stopper, acceptor) = open_listener(newcomers, metrics);
         threads.push(acceptor);
         MeshNode { broker, routes, link, bus, store, address, stopper, threads }
@@ -283,7 +283,7 @@ fn open_listener(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (Socket
     (address, stopper, thread::spawn(|| acceptor.run()))
 }
 
-fn owner_settings() -> owner::Settings {
+fn owner_settings(answers_first: bool) -> owner::Settings {
     let retention = retention::Settings {
         node: Keep::parse("forever").expect("it is sound"),
         every: Duration::from_secs(86_400),
@@ -294,7 +294,7 @@ fn owner_settings() -> owner::Settings {
         small_group_max: SMALL_GROUP_MAX,
         retention,
         rules: rules::Settings::default(),
-        answers_first: Some(Duration::ZERO),
+        answers_first: answers_first.then_some(Duration::ZERO),
         cache: Arc::default(),
         panic_on_msg_id: String::new(),
     }
