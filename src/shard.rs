@@ -62,8 +62,9 @@ const READ_BUDGET_FRAMES: usize = 256;
 /// Cost of the mail handled in one turn: one per mail, delivered item, answer or route.
 const MAIL_BUDGET: usize = 256;
 
-/// Members served by fan-out in one turn, before the sockets are polled again.
-const FAN_OUT_BUDGET: usize = 1_024;
+/// Cost of the fan-out in one turn, before the sockets are polled again: one for each member served, and one for each KiB
+/// written to it.
+const FAN_OUT_BUDGET: usize = 256;
 
 /// Interval between sweeps over the connections' deadlines.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(100);

@@ -26,6 +26,9 @@ mod limits;
 #[path = "shard/network.rs"]
 mod network;
 
+#[path = "shard/rooms.rs"]
+mod rooms;
+
 use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;

@@ -32,19 +32,19 @@ struct BatchSlices<'a> {
 }
 
 impl<I: Io> Shard<I> {
-    /// Serves approximately `budget` members.
+    /// Does approximately `budget` of work: one for each member, and one for each KiB of its pushes.
     pub(super) fn fan_out(&mut self, budget: usize) {
         let mut left = budget;
         while left > 0 {
             match self.hub.next_work(left) {
                 None => return,
                 Some(Work::Change(item)) => self.apply_change(item),
-                Some(Work::Members { group, batch, start, end }) => {
-                    left = left.saturating_sub(end - start).min(left - 1);
+                Some(Work::Members { group, batch, start, end, cost }) => {
+                    left = left.saturating_sub(cost.max(1));
                     self.serve(group, &batch, start, end);
                 }
-                Some(Work::Named { batch, start, end }) => {
-                    left = left.saturating_sub(end - start).min(left - 1);
+                Some(Work::Named { batch, start, end, cost }) => {
+                    left = left.saturating_sub(cost.max(1));
                     batch.iter().for_each(|delivery| self.push_to_named(delivery, start, end));
                 }
             }
@@ -77,7 +77,7 @@ impl<I: Io> Shard<I> {
                 self.hub.push(delivery.clone());
             } else if let Some(handle) = self.context.shards().get(shard).cloned()
                 && !(self.report_missed(shard, &delivery.conversation)
-                    && handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())])))
+                    && handle.try_post(Mail::RoomFrames(vec![delivery.clone()])))
             {
                 self.context.metrics.shed.increment(1);
                 *self.missed.entry((shard, delivery.conversation.clone())).or_default() += 1;

@@ -31,8 +31,10 @@ const SHED_CONNS_MAX: usize = 256;
 const SHED_BYTES_MIN: usize = 4 << 10;
 
 impl<I: Io> Shard<I> {
-    /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, all but
-    /// urgent mail waits in the bounded mailbox, so that its senders wait too.
+    /// Handles mail of other threads worth `budget`, as much with room frames, and all mail of this shard to itself.
+    ///
+    /// What waits for fan-out is bounded without stopping other mail: room frames wait in their lane of the mailbox, and
+    /// the hub replaces pushes to conversations by hints. Common mail waits only behind very many membership changes.
     pub(super) fn handle_mail(&mut self, budget: usize) {
         let mut left = budget;
         while left > 0
@@ -41,7 +43,7 @@ impl<I: Io> Shard<I> {
             left -= 1;
             self.handle(mail);
         }
-        while left > 0 && !self.hub.is_full() {
+        while left > 0 && !self.hub.is_overfull() {
             let Some(mail) = self.mailbox.take() else { break };
             // A mail costs what it contains.
             let cost = match &mail {
@@ -50,6 +52,13 @@ impl<I: Io> Shard<I> {
                 Mail::Reassert(Reassert::Settle(routes)) => routes.len(),
                 _ => 1,
             };
+            left = left.saturating_sub(cost.max(1));
+            self.handle(mail);
+        }
+        let mut left = budget;
+        while left > 0 && !self.hub.is_full_of_room_frames() {
+            let Some(mail) = self.mailbox.take_room_frames() else { break };
+            let cost = if let Mail::RoomFrames(frames) = &mail { frames.len() } else { 1 };
             left = left.saturating_sub(cost.max(1));
             self.handle(mail);
         }
@@ -65,6 +74,7 @@ impl<I: Io> Shard<I> {
                 Item::Behind(lag) if lag.audience != Audience::Members => self.on_lag(&lag),
                 item => self.take_item(item),
             }),
+            Mail::RoomFrames(frames) => frames.into_iter().for_each(|frame| self.hub.push(frame)),
             Mail::LoginDone(key, done) => match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| {
                     shard.on_login(conn, done);
