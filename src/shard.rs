@@ -49,17 +49,15 @@ pub use self::{
 pub use crate::clock::Now;
 use crate::{
     log_limit::log_limited,
-    mail::{Mail, Mailbox, mailbox},
+    mail::{Item, Mail, Mailbox, mailbox},
     net::io::{Io, Ready},
 };
 
 /// Bytes read from one connection in a turn before the others are read.
 const READ_BUDGET_BYTES: usize = 256 * 1024;
 
-/// Frames handled for one connection before the others are read.
-const READ_BUDGET_FRAMES: usize = 256;
-
-/// Cost of the mail handled in one turn: one per mail, delivered item, answer or route.
+/// Cost of the mail handled in one turn: one per mail, answer, route or delivered item, and for an item one per connection
+/// that it is pushed to.
 const MAIL_BUDGET: usize = 256;
 
 /// Cost of the fan-out in one turn, before the sockets are polled again: one for each member served, and one for each KiB
@@ -83,8 +81,11 @@ pub struct Shard<I: Io> {
     buffers: Buffers,
     /// Connections to flush at the end of the turn, without duplicates.
     dirty: Vec<u32>,
-    /// Connections to read without a poll event: over budget, resumed, or with an open query to continue.
-    revisit: Vec<u32>,
+    /// Connections to read without a poll event, without duplicates: over budget, resumed, or with an open query to
+    /// continue. The first has waited longest.
+    revisit: VecDeque<u32>,
+    /// Pushes and membership changes that are taken from the mailbox and not handled yet.
+    items: VecDeque<Item>,
     /// Log records of this turn's sends.
     batch: Vec<Record>,
     /// Logins whose connections wait for their memberships.
@@ -153,7 +154,8 @@ impl<I: Io> Shard<I> {
             hub,
             buffers,
             dirty: Vec::new(),
-            revisit: Vec::new(),
+            revisit: VecDeque::new(),
+            items: VecDeque::new(),
             batch: Vec::new(),
             logins: Vec::new(),
             own_mail: Vec::new(),
@@ -195,6 +197,7 @@ impl<I: Io> Shard<I> {
             || !self.newcomers.is_empty()
             || self.hub.has_work()
             || !self.revisit.is_empty()
+            || !self.items.is_empty()
             || !self.own_mail.is_empty()
             || self.room_queue.is_ready()
             || !self.dirty.is_empty()
@@ -212,25 +215,8 @@ impl<I: Io> Shard<I> {
     /// `is_complete` returns whether `ready` contains all of them. It is called only after a freeze.
     pub fn turn(&mut self, now: Now, ready: impl Iterator<Item = Ready>, is_complete: impl FnOnce() -> bool) {
         (self.now, self.wall_ms) = (now.at, now.wall_ms);
-        // 1. Ready connections.
-        for Ready { slot, readable, writable, ended } in ready {
-            self.with_conn(slot, |shard, conn| {
-                if writable {
-                    conn.refused = false;
-                    if conn.outbox.is_some() {
-                        shard.flush(conn);
-                    }
-                }
-                // The poll reports the end of input once; reading continues until it is reached.
-                conn.peer_ended |= ended;
-                if readable {
-                    shard.read(conn);
-                }
-            });
-        }
-        for slot in std::mem::take(&mut self.revisit) {
-            self.with_conn(slot, Self::read);
-        }
+        // 1. Ready connections, and those that wait to be read.
+        self.visit_conns(ready);
         // 2. Mail. It precedes new connections, so that the end of a drain precedes those admitted after it.
         self.handle_mail(MAIL_BUDGET);
         // 3. New connections, the drain, and numbers for room messages.
@@ -268,7 +254,8 @@ impl<I: Io> Shard<I> {
             self.catching_up_since = Some(self.now);
             return false;
         };
-        if !is_complete() && self.now < since + FREEZE_THRESHOLD {
+        let is_read = self.revisit.is_empty() && is_complete();
+        if !is_read && self.now < since + FREEZE_THRESHOLD {
             return false;
         }
         self.catching_up_since = None;

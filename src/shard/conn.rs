@@ -28,6 +28,9 @@ pub(super) const DIRTY: u8 = 4;
 /// Flag: everything is sent, the connection only lingers.
 pub(super) const LINGERING: u8 = 8;
 
+/// Flag: listed to be read without a poll event.
+pub(super) const LISTED: u8 = 16;
+
 /// Part of a connection that a fan-out touches, small enough that four share a cache line.
 pub(super) struct Hot<S> {
     pub(super) stream: Option<S>,

@@ -45,29 +45,31 @@ impl<I: Io> Shard<I> {
                 }
                 Some(Work::Named { batch, start, end, cost }) => {
                     left = left.saturating_sub(cost.max(1));
-                    batch.iter().for_each(|delivery| self.push_to_named(delivery, start, end));
+                    for delivery in batch.iter() {
+                        self.push_to_named(delivery, start, end);
+                    }
                 }
             }
         }
     }
 
-    /// Handles a delivery or a membership change, in log order.
-    pub(super) fn take_item(&mut self, item: Item) {
+    /// Handles a delivery or a membership change, in log order. Returns the number of connections that it was pushed to.
+    pub(super) fn take_item(&mut self, item: Item) -> usize {
         match item {
-            Item::Push(delivery) => match &delivery.audience {
-                Audience::Members => self.hub.push(delivery),
-                Audience::Users(_) | Audience::Sessions(_) => {
-                    if let Some(delivery) = self.hub.push_named(delivery) {
-                        self.push_to_named(&delivery, 0, delivery.audience.named());
-                    }
+            Item::Push(delivery) if delivery.audience == Audience::Members => self.hub.push(delivery),
+            Item::Push(delivery) => {
+                if let Some(delivery) = self.hub.push_named(delivery) {
+                    return self.push_to_named(&delivery, 0, delivery.audience.named());
                 }
-            },
+            }
+            Item::Behind(lag) if lag.audience != Audience::Members => self.on_lag(&lag),
             change => {
                 if let Some(change) = self.hub.queue_change(change) {
                     self.apply_change(change);
                 }
             }
         }
+        0
     }
 
     /// Pushes a room frame of one of this shard's connections to all shards that have members.
@@ -222,19 +224,23 @@ impl<I: Io> Shard<I> {
         });
     }
 
-    /// Pushes to the named recipients in `start..end`.
-    fn push_to_named(&mut self, delivery: &Delivery, start: usize, end: usize) {
+    /// Pushes to the named recipients in `start..end`; returns the number of their connections.
+    fn push_to_named(&mut self, delivery: &Delivery, start: usize, end: usize) -> usize {
         match &delivery.audience {
-            Audience::Members => {}
+            Audience::Members => 0,
             Audience::Users(users) => {
+                let mut conns = 0;
                 for user in users.get(start..end).unwrap_or_default() {
                     let slots: SmallVec<[u32; 4]> = self.hub.slots(user).into();
                     self.push_to(&slots, delivery);
+                    conns += slots.len();
                 }
+                conns
             }
             Audience::Sessions(sessions) => {
                 let slots = self.slots_of_sessions(sessions.get(start..end).unwrap_or_default());
                 self.push_to(&slots, delivery);
+                slots.len()
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     link::RoutedSession,
     log_limit::log_limited,
-    mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
+    mail::{Audience, ConnKey, Lag, Mail, Reassert},
     net::io::Io,
 };
 
@@ -44,10 +44,13 @@ impl<I: Io> Shard<I> {
             self.handle(mail);
         }
         while left > 0 && !self.hub.is_overfull() {
+            if let Some(item) = self.items.pop_front() {
+                left = left.saturating_sub(self.take_item(item).max(1));
+                continue;
+            }
             let Some(mail) = self.mailbox.take() else { break };
-            // A mail costs what it contains.
+            // A mail costs what it contains; items are charged one by one.
             let cost = match &mail {
-                Mail::Deliver(items) => items.len(),
                 Mail::Answers(answers) => answers.len(),
                 Mail::Reassert(Reassert::Settle(routes)) => routes.len(),
                 _ => 1,
@@ -70,10 +73,7 @@ impl<I: Io> Shard<I> {
     fn handle(&mut self, mail: Mail) {
         match mail {
             Mail::Answers(answers) => self.answers(answers.into()),
-            Mail::Deliver(items) => items.into_iter().for_each(|item| match item {
-                Item::Behind(lag) if lag.audience != Audience::Members => self.on_lag(&lag),
-                item => self.take_item(item),
-            }),
+            Mail::Deliver(items) => self.items.extend(items),
             Mail::RoomFrames(frames) => frames.into_iter().for_each(|frame| self.hub.push(frame)),
             Mail::LoginDone(key, done) => match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| {

@@ -15,7 +15,7 @@ const MEMBERS: usize = 30;
 
 /// Creates a shard with members of a room.
 fn with_members(room: &str) -> (ManualShards<Memory>, Vec<Client>) {
-    let mut shards = ManualShards::new(1, |_, _| {});
+    let mut shards = ManualShards::new(1, |context, _| context.mailbox_bytes = 16 << 20);
     let members = (0..MEMBERS).map(|n| {
         let mut member = login(&mut shards, 0, &format!("member-{n}"), &[]);
         join(&mut shards, 0, &mut member, room);
