@@ -86,6 +86,8 @@ pub struct Shard<I: Io> {
     revisit: VecDeque<u32>,
     /// Pushes and membership changes that are taken from the mailbox and not handled yet.
     items: VecDeque<Item>,
+    /// Connections whose next send waits for others of the same user.
+    held: VecDeque<u32>,
     /// Log records of this turn's sends.
     batch: Vec<Record>,
     /// Logins whose connections wait for their memberships.
@@ -156,6 +158,7 @@ impl<I: Io> Shard<I> {
             dirty: Vec::new(),
             revisit: VecDeque::new(),
             items: VecDeque::new(),
+            held: VecDeque::new(),
             batch: Vec::new(),
             logins: Vec::new(),
             own_mail: Vec::new(),
@@ -201,8 +204,10 @@ impl<I: Io> Shard<I> {
             || !self.own_mail.is_empty()
             || self.room_queue.is_ready()
             || !self.dirty.is_empty()
-            || !self.signals.is_empty();
-        let backlog = !self.batch.is_empty() || !self.logins.is_empty();
+            || !self.signals.is_empty()
+            || self.held.iter().any(|slot| self.is_released(*slot));
+        // What another shard answers releases sends here.
+        let backlog = !self.batch.is_empty() || !self.logins.is_empty() || !self.held.is_empty();
         match (busy, backlog) {
             (true, _) => Duration::ZERO,
             (false, true) => Duration::from_millis(1),
@@ -215,7 +220,8 @@ impl<I: Io> Shard<I> {
     /// `is_complete` returns whether `ready` contains all of them. It is called only after a freeze.
     pub fn turn(&mut self, now: Now, ready: impl Iterator<Item = Ready>, is_complete: impl FnOnce() -> bool) {
         (self.now, self.wall_ms) = (now.at, now.wall_ms);
-        // 1. Ready connections, and those that wait to be read.
+        // 1. Sends that waited, ready connections, and those that wait to be read.
+        self.submit_held();
         self.visit_conns(ready);
         // 2. Mail. It precedes new connections, so that the end of a drain precedes those admitted after it.
         self.handle_mail(MAIL_BUDGET);
@@ -277,6 +283,9 @@ impl<I: Io> Shard<I> {
                 self.buffers = Buffers::new(&self.context);
                 self.abort(&mut conn);
             }
+        }
+        if let Some(login) = &mut conn.login {
+            login.sends.count(conn.session.in_flight());
         }
         if conn.is_closed() {
             self.free(conn);

@@ -29,6 +29,9 @@ mod network;
 #[path = "shard/rooms.rs"]
 mod rooms;
 
+#[path = "shard/user_sends.rs"]
+mod user_sends;
+
 use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;

@@ -15,7 +15,11 @@ use tidegate_protocol::{
 
 use super::outbox::Outbox;
 use crate::{
-    budget::ConnectionPermit, conversation::sync, mail::ConnKey, routes::Route, scratch::ChainSaver,
+    budget::{ConnectionPermit, SendShare},
+    conversation::sync,
+    mail::ConnKey,
+    routes::Route,
+    scratch::ChainSaver,
 };
 
 /// Flag: logged in and indexed, so it may be pushed to.
@@ -83,6 +87,8 @@ pub(super) enum Ending {
 /// State of a connection that has registered a route.
 pub(super) struct LoginState {
     pub(super) route: Route,
+    /// Its share in the sends of its user.
+    pub(super) sends: SendShare,
     /// Chain of the device, if it has one.
     pub(super) chain: Option<Arc<ChainSaver>>,
     /// Tickets of void sends that wait for a newer epoch.

@@ -39,7 +39,7 @@ impl<I: Io> Shard<I> {
             self.unpause(conn, budget);
         }
         loop {
-            if conn.is_open() && (conn.paused || !conn.session.wants_read(&self.context.limits)) {
+            if conn.is_open() && (conn.paused || !self.wants_read(conn)) {
                 conn.paused = true;
                 break;
             }
@@ -91,15 +91,21 @@ impl<I: Io> Shard<I> {
 
     /// Lists a paused connection to be read again, if its session allows it.
     pub(super) fn resume(&mut self, conn: &Conn) {
-        if conn.paused && conn.is_open() && conn.session.wants_read(&self.context.limits) {
+        if conn.paused && conn.is_open() && self.wants_read(conn) {
             self.list(conn);
         }
+    }
+
+    /// Returns whether the session allows reading, and no send waits for others of its user.
+    fn wants_read(&self, conn: &Conn) -> bool {
+        conn.session.wants_read(&self.context.limits)
+            && conn.login.as_ref().is_none_or(|login| !login.sends.is_waiting())
     }
 
     /// Ends a pause, if the session allows reading, and handles the frames that were received before it. They come
     /// first, and may fill the buffer. More of them than `budget` covers pause the connection again.
     fn unpause(&mut self, conn: &mut Conn, budget: &mut usize) {
-        if !conn.session.wants_read(&self.context.limits) {
+        if !self.wants_read(conn) {
             return;
         }
         conn.paused = false;
@@ -162,7 +168,7 @@ impl<I: Io> Shard<I> {
         let mut scanned = conn.partial.as_ref().map_or(0, |partial| partial.scanned);
         let mut at = 0;
         while at < end && conn.is_open() {
-            if !conn.session.wants_read(&self.context.limits) {
+            if !self.wants_read(conn) {
                 conn.paused = true;
                 break;
             }

@@ -154,6 +154,13 @@ impl Session {
         submit
     }
 
+    /// Returns whether a submission waits to be polled. A driver that polls it later reads nothing meanwhile.
+    pub fn has_submit(&self) -> bool {
+        let is_ready = |it: &Ordered| it.chain.is_ready() || it.parked.is_some();
+        matches!(self.state, State::Live)
+            && (self.pending.is_some() || self.ordered.as_deref().is_some_and(is_ready))
+    }
+
     fn next_submit(
         &mut self,
         limits: &SessionLimits,
