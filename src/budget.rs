@@ -16,10 +16,12 @@ use tidegate_protocol::Code;
 
 mod cache;
 mod memory;
+mod sends;
 pub(crate) mod shed;
 
 pub use cache::{CacheBudget, CacheShare};
 pub use memory::{memory_limit, memory_used};
+pub use sends::{SendShare, UserSends};
 
 /// File descriptors reserved for other uses than client connections: 64 table files that the store keeps open
 /// (`embedded/database.rs`) and 32 that it writes and merges, 128 for the API ports, 384 for the link, and 32 for services,

@@ -1,8 +1,9 @@
 //! Mail: the messages from other threads to a shard, its mailbox, and the handle that posts to it.
 //!
-//! A mailbox is bounded in mails and in bytes. When it is full, the owner turns pushes into `Behind` and waits with
-//! other mail. A shard never waits for another: room frames are shed and counted, other mail comes from the owner.
-//! Bytes are charged until the shard takes the mail; after that the limit of its hub applies (`shard/hub.rs`).
+//! A mailbox has three lanes, each bounded. Frames of live rooms have one of their own, so that a busy room fills only
+//! that. When the common lane is full, the owner turns pushes into `Behind` and waits with other mail. A shard never
+//! waits for another: room frames are shed and counted, other mail comes from the owner. Bytes are charged until the
+//! shard takes the mail; after that the limits of its hub apply (`shard/hub.rs`).
 
 use std::{
     collections::HashSet,
@@ -36,6 +37,12 @@ pub const MAILBOX_MAX: usize = 4_096;
 
 /// Most urgent mails that wait for one shard.
 const URGENT_MAX: usize = 1_024;
+
+/// Most mails with room frames that wait for one shard.
+pub const ROOM_MAILS_MAX: usize = 1_024;
+
+/// Part of a mailbox's bytes that room frames may take, in addition to those of other mail.
+const ROOM_BYTES_DIVISOR: usize = 4;
 
 /// Bytes that an id, a count or a position counts in a mail.
 const ENTRY_BYTES: usize = 64;
@@ -178,6 +185,8 @@ pub enum Mail {
     EpochRenewed(ConnKey, Result<Route, RoutesError>),
     /// Pushes and membership changes, in log order.
     Deliver(Vec<Item>),
+    /// Pushes to the members of live rooms, in the order of each room.
+    RoomFrames(Vec<Delivery>),
     /// Outcome of a login.
     LoginDone(ConnKey, Result<LoginDone, LoginError>),
     /// Result of the connection's open query, or its refusal.
@@ -325,17 +334,32 @@ impl Volatile {
     }
 }
 
+/// Lane of a mailbox; mail of one lane is taken in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    /// Logins, drains and memory alarms, which overtake everything that waits. A login that overtakes a push gets a
+    /// push that it would have read from the store.
+    Urgent,
+    /// Frames of live rooms and their losses, which wait for a busy fan-out.
+    Rooms,
+    /// All other mail.
+    Common,
+}
+
 impl Mail {
-    /// Returns whether the mail overtakes what waits for a busy fan-out: logins, drains and memory alarms, which are ordered
-    /// among themselves only. A login that overtakes a push gets a push that it would have read from the store.
-    fn is_urgent(&self) -> bool {
-        matches!(self, Self::LoginDone(..) | Self::EpochRenewed(..) | Self::Drain(_) | Self::ShedMemory)
+    fn lane(&self) -> Lane {
+        match self {
+            Self::LoginDone(..) | Self::EpochRenewed(..) | Self::Drain(_) | Self::ShedMemory => Lane::Urgent,
+            Self::RoomFrames(_) | Self::RoomLoss(..) => Lane::Rooms,
+            _ => Lane::Common,
+        }
     }
 
     /// Returns the approximate bytes that it holds; 0 for mail that is bounded well enough by the number of mails.
     pub fn weight(&self) -> usize {
         match self {
             Self::Deliver(items) => items.iter().map(Item::weight).sum(),
+            Self::RoomFrames(frames) => frames.iter().map(Delivery::weight).sum(),
             Self::Answers(answers) => answers.len() * ENTRY_BYTES,
             Self::Outdated(outdated) => outdated.len() * ENTRY_BYTES,
             Self::Memberships(_, groups) => groups.len() * ENTRY_BYTES,

@@ -49,21 +49,20 @@ pub use self::{
 pub use crate::clock::Now;
 use crate::{
     log_limit::log_limited,
-    mail::{Mail, Mailbox, mailbox},
+    mail::{Item, Mail, Mailbox, mailbox},
     net::io::{Io, Ready},
 };
 
 /// Bytes read from one connection in a turn before the others are read.
 const READ_BUDGET_BYTES: usize = 256 * 1024;
 
-/// Frames handled for one connection before the others are read.
-const READ_BUDGET_FRAMES: usize = 256;
-
-/// Cost of the mail handled in one turn: one per mail, delivered item, answer or route.
+/// Cost of the mail handled in one turn: one per mail, answer, route or delivered item, and for an item one per connection
+/// that it is pushed to.
 const MAIL_BUDGET: usize = 256;
 
-/// Members served by fan-out in one turn, before the sockets are polled again.
-const FAN_OUT_BUDGET: usize = 1_024;
+/// Cost of the fan-out in one turn, before the sockets are polled again: one for each member served, and one for each KiB
+/// written to it.
+const FAN_OUT_BUDGET: usize = 256;
 
 /// Interval between sweeps over the connections' deadlines.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
@@ -82,8 +81,13 @@ pub struct Shard<I: Io> {
     buffers: Buffers,
     /// Connections to flush at the end of the turn, without duplicates.
     dirty: Vec<u32>,
-    /// Connections to read without a poll event: over budget, resumed, or with an open query to continue.
-    revisit: Vec<u32>,
+    /// Connections to read without a poll event, without duplicates: over budget, resumed, or with an open query to
+    /// continue. The first has waited longest.
+    revisit: VecDeque<u32>,
+    /// Pushes and membership changes that are taken from the mailbox and not handled yet.
+    items: VecDeque<Item>,
+    /// Connections whose next send waits for others of the same user.
+    held: VecDeque<u32>,
     /// Log records of this turn's sends.
     batch: Vec<Record>,
     /// Logins whose connections wait for their memberships.
@@ -152,7 +156,9 @@ impl<I: Io> Shard<I> {
             hub,
             buffers,
             dirty: Vec::new(),
-            revisit: Vec::new(),
+            revisit: VecDeque::new(),
+            items: VecDeque::new(),
+            held: VecDeque::new(),
             batch: Vec::new(),
             logins: Vec::new(),
             own_mail: Vec::new(),
@@ -194,11 +200,14 @@ impl<I: Io> Shard<I> {
             || !self.newcomers.is_empty()
             || self.hub.has_work()
             || !self.revisit.is_empty()
+            || !self.items.is_empty()
             || !self.own_mail.is_empty()
             || self.room_queue.is_ready()
             || !self.dirty.is_empty()
-            || !self.signals.is_empty();
-        let backlog = !self.batch.is_empty() || !self.logins.is_empty();
+            || !self.signals.is_empty()
+            || self.held.iter().any(|slot| self.is_released(*slot));
+        // What another shard answers releases sends here.
+        let backlog = !self.batch.is_empty() || !self.logins.is_empty() || !self.held.is_empty();
         match (busy, backlog) {
             (true, _) => Duration::ZERO,
             (false, true) => Duration::from_millis(1),
@@ -211,25 +220,9 @@ impl<I: Io> Shard<I> {
     /// `is_complete` returns whether `ready` contains all of them. It is called only after a freeze.
     pub fn turn(&mut self, now: Now, ready: impl Iterator<Item = Ready>, is_complete: impl FnOnce() -> bool) {
         (self.now, self.wall_ms) = (now.at, now.wall_ms);
-        // 1. Ready connections.
-        for Ready { slot, readable, writable, ended } in ready {
-            self.with_conn(slot, |shard, conn| {
-                if writable {
-                    conn.refused = false;
-                    if conn.outbox.is_some() {
-                        shard.flush(conn);
-                    }
-                }
-                // The poll reports the end of input once; reading continues until it is reached.
-                conn.peer_ended |= ended;
-                if readable {
-                    shard.read(conn);
-                }
-            });
-        }
-        for slot in std::mem::take(&mut self.revisit) {
-            self.with_conn(slot, Self::read);
-        }
+        // 1. Sends that waited, ready connections, and those that wait to be read.
+        self.submit_held();
+        self.visit_conns(ready);
         // 2. Mail. It precedes new connections, so that the end of a drain precedes those admitted after it.
         self.handle_mail(MAIL_BUDGET);
         // 3. New connections, the drain, and numbers for room messages.
@@ -267,7 +260,8 @@ impl<I: Io> Shard<I> {
             self.catching_up_since = Some(self.now);
             return false;
         };
-        if !is_complete() && self.now < since + FREEZE_THRESHOLD {
+        let is_read = self.revisit.is_empty() && is_complete();
+        if !is_read && self.now < since + FREEZE_THRESHOLD {
             return false;
         }
         self.catching_up_since = None;
@@ -289,6 +283,9 @@ impl<I: Io> Shard<I> {
                 self.buffers = Buffers::new(&self.context);
                 self.abort(&mut conn);
             }
+        }
+        if let Some(login) = &mut conn.login {
+            login.sends.count(conn.session.in_flight());
         }
         if conn.is_closed() {
             self.free(conn);

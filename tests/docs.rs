@@ -126,7 +126,7 @@ fn spec_timers_and_limits_are_the_defaults() {
         format!("| messages waiting to be written | {} |", kib(limits.outbox_bytes_max)),
         format!("| answers waiting to be written | {} |", kib(limits.control_bytes_max)),
         format!(
-            "| frames of a connection, accepted `send`s and first `ack`s of tracked pushes aside | {} a second, ",
+            "| frames of a connection, accepted `send`s (not those to live rooms) and first `ack`s of tracked pushes aside | {} a second, ",
             limits.frames_per_second
         ),
         format!(

@@ -26,6 +26,12 @@ mod limits;
 #[path = "shard/network.rs"]
 mod network;
 
+#[path = "shard/rooms.rs"]
+mod rooms;
+
+#[path = "shard/user_sends.rs"]
+mod user_sends;
+
 use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
@@ -40,6 +46,7 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
     machine::drain::Pace,
+    pb,
 };
 
 /// Runs each story over both transports.
@@ -80,10 +87,23 @@ fn id(text: &str) -> ConversationId {
 
 /// Connects and sends Hello; the shard has the user but not the groups.
 fn connect<N: Network>(shards: &mut ManualShards<N>, shard: usize, user: &str) -> Client {
+    let hello = hello(&shards.token(user), "d");
+    connect_as(shards, shard, hello)
+}
+
+fn connect_as<N: Network>(shards: &mut ManualShards<N>, shard: usize, hello: pb::Hello) -> Client {
     let mut client = N::connect(shards);
     shards.accept(shard);
     shards.turn(shard);
-    client.say(ask::hello(hello(&shards.token(user), "d")));
+    client.say(ask::hello(hello));
+    client
+}
+
+/// Logs in on the first shard as a user in no group.
+fn login_as<N: Network>(shards: &mut ManualShards<N>, hello: pb::Hello) -> Client {
+    let mut client = connect_as(shards, 0, hello);
+    shards.admit(0, &[]);
+    assert!(matches!(client.reply(1), ServerBody::Welcome(_)));
     client
 }
 

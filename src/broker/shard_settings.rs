@@ -102,6 +102,7 @@ impl Broker {
             ack_times: Arc::clone(&self.ack_times),
             cluster: Arc::clone(&self.cluster),
             reads: Arc::new(ReadBudget::new(if self.is_clustered { READS_CLUSTERED } else { READS_SINGLE })),
+            user_sends: Arc::default(),
             recaller: Recaller { admin: self.admin.clone(), within: settings.recall_within },
             rooms: Arc::clone(&self.rooms),
             best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),

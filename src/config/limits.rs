@@ -44,7 +44,7 @@ pub struct LimitsConfig {
     /// Signals per second and connection, also all at once, and twice as many of a user on a node; more are dropped.
     /// 0: none are accepted.
     pub signals_per_second: u32,
-    /// Frames per second and connection, accepted sends and due acks aside; those of 4 s may come at once. 0: no limit.
+    /// Frames per second and connection, accepted sends (not those to live rooms) and due acks aside; those of 4 s may come at once. 0: no limit.
     pub frames_per_second: u32,
     /// Refused tokens per second from one IPv4 address or one IPv6 /64, in logins and in `GET /v1/assign`. Valid and
     /// expired ones do not count; loopback is exempt. 0: no limit.

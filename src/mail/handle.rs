@@ -11,16 +11,14 @@ use std::{
 
 use tokio::sync::{Semaphore, mpsc};
 
-use super::{MAILBOX_MAX, Mail, URGENT_MAX};
+use super::{Lane, MAILBOX_MAX, Mail, ROOM_BYTES_DIVISOR, ROOM_MAILS_MAX, URGENT_MAX};
 
 /// Handle with which other threads post to one shard.
 #[derive(Clone)]
 pub struct ShardHandle {
-    mailbox: mpsc::Sender<(u32, Mail)>,
+    common: BoundedSender,
+    rooms: BoundedSender,
     urgent: mpsc::Sender<Mail>,
-    /// Bytes that still fit into the mailbox.
-    capacity: Arc<Semaphore>,
-    bytes_max: u32,
     waker: Waker,
     awake: Arc<AtomicBool>,
     conns: Arc<AtomicUsize>,
@@ -29,9 +27,9 @@ pub struct ShardHandle {
 
 /// Receiving side of a [`ShardHandle`], owned by the shard.
 pub struct Mailbox {
-    mails: mpsc::Receiver<(u32, Mail)>,
+    common: BoundedReceiver,
+    rooms: BoundedReceiver,
     urgent: mpsc::Receiver<Mail>,
-    capacity: Arc<Semaphore>,
     awake: Arc<AtomicBool>,
     /// Number of the shard's connections, from which the acceptor picks the least loaded shard.
     pub conns: Arc<AtomicUsize>,
@@ -39,24 +37,89 @@ pub struct Mailbox {
     pub lingering: Arc<AtomicUsize>,
 }
 
-/// Creates a mailbox of at most `bytes_max` bytes; a post wakes `waker` if the shard sleeps.
-pub fn mailbox(waker: Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
+/// Sending side of a lane that is bounded in mails and in bytes.
+#[derive(Clone)]
+struct BoundedSender {
+    mails: mpsc::Sender<(u32, Mail)>,
+    /// Bytes that still fit.
+    capacity: Arc<Semaphore>,
+    bytes_max: u32,
+}
+
+/// Receiving side of a [`BoundedSender`].
+struct BoundedReceiver {
+    mails: mpsc::Receiver<(u32, Mail)>,
+    capacity: Arc<Semaphore>,
+}
+
+fn bounded_lane(mails_max: usize, bytes_max: usize) -> (BoundedSender, BoundedReceiver) {
     let bytes_max = u32::try_from(bytes_max).unwrap_or(u32::MAX);
     let capacity = Arc::new(Semaphore::new(bytes_max as usize));
-    let (sender, mails) = mpsc::channel(MAILBOX_MAX);
+    let (sender, mails) = mpsc::channel(mails_max);
+    (
+        BoundedSender { mails: sender, capacity: Arc::clone(&capacity), bytes_max },
+        BoundedReceiver { mails, capacity },
+    )
+}
+
+impl BoundedSender {
+    async fn post(&self, mail: Mail) -> io::Result<()> {
+        let charge = self.charge(mail.weight());
+        let permit = self.capacity.acquire_many(charge).await.map_err(|_| stopped())?;
+        let slot = self.mails.reserve().await.map_err(|_| stopped())?;
+        permit.forget();
+        slot.send((charge, mail));
+        Ok(())
+    }
+
+    fn try_post(&self, mail: Mail) -> bool {
+        let charge = self.charge(mail.weight());
+        let Ok(permit) = self.capacity.try_acquire_many(charge) else { return false };
+        if self.mails.try_send((charge, mail)).is_err() {
+            return false;
+        }
+        permit.forget();
+        true
+    }
+
+    /// Returns the bytes to charge for a mail; one that is larger than the lane is charged all of it.
+    fn charge(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes).unwrap_or(u32::MAX).min(self.bytes_max)
+    }
+}
+
+impl BoundedReceiver {
+    fn take(&mut self) -> Option<Mail> {
+        let (charge, mail) = self.mails.try_recv().ok()?;
+        self.capacity.add_permits(charge as usize);
+        Some(mail)
+    }
+}
+
+impl Drop for BoundedReceiver {
+    /// Fails the callers that wait for the capacity of a stopped shard.
+    fn drop(&mut self) {
+        self.capacity.close();
+    }
+}
+
+/// Creates a mailbox of at most `bytes_max` bytes, and a part of that for room frames in addition; a post wakes `waker`
+/// if the shard sleeps.
+pub fn mailbox(waker: Waker, bytes_max: usize) -> (ShardHandle, Mailbox) {
+    let (common_sender, common) = bounded_lane(MAILBOX_MAX, bytes_max);
+    let (rooms_sender, rooms) = bounded_lane(ROOM_MAILS_MAX, bytes_max / ROOM_BYTES_DIVISOR);
     let (urgent_sender, urgent) = mpsc::channel(URGENT_MAX);
     let (awake, conns, lingering): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
     let handle = ShardHandle {
-        mailbox: sender,
+        common: common_sender,
+        rooms: rooms_sender,
         urgent: urgent_sender,
-        capacity: Arc::clone(&capacity),
-        bytes_max,
         waker,
         awake: Arc::clone(&awake),
         conns: Arc::clone(&conns),
         lingering: Arc::clone(&lingering),
     };
-    (handle, Mailbox { mails, urgent, capacity, awake, conns, lingering })
+    (handle, Mailbox { common, rooms, urgent, awake, conns, lingering })
 }
 
 impl ShardHandle {
@@ -65,45 +128,29 @@ impl ShardHandle {
     /// # Errors
     /// Fails if the shard has stopped. That happens only when the node stops, so callers may ignore the error.
     pub async fn post(&self, mail: Mail) -> io::Result<()> {
-        if mail.is_urgent() {
-            self.urgent.send(mail).await.map_err(|_| stopped())?;
-            self.wake();
-            return Ok(());
+        match mail.lane() {
+            Lane::Urgent => self.urgent.send(mail).await.map_err(|_| stopped())?,
+            Lane::Rooms => self.rooms.post(mail).await?,
+            Lane::Common => self.common.post(mail).await?,
         }
-        let charge = self.charge(mail.weight());
-        let permit = self.capacity.acquire_many(charge).await.map_err(|_| stopped())?;
-        let slot = self.mailbox.reserve().await.map_err(|_| stopped())?;
-        permit.forget();
-        slot.send((charge, mail));
         self.wake();
         Ok(())
     }
 
     /// Posts if the mailbox has capacity now; returns whether it did.
     pub fn try_post(&self, mail: Mail) -> bool {
-        if mail.is_urgent() {
-            let is_posted = self.urgent.try_send(mail).is_ok();
-            self.wake();
-            return is_posted;
-        }
-        let charge = self.charge(mail.weight());
-        let Ok(permit) = self.capacity.try_acquire_many(charge) else { return false };
-        if self.mailbox.try_send((charge, mail)).is_err() {
-            return false;
-        }
-        permit.forget();
+        let is_posted = match mail.lane() {
+            Lane::Urgent => self.urgent.try_send(mail).is_ok(),
+            Lane::Rooms => self.rooms.try_post(mail),
+            Lane::Common => self.common.try_post(mail),
+        };
         self.wake();
-        true
+        is_posted
     }
 
-    /// Returns whether `bytes` fit now; mail that is posted meanwhile may use the capacity.
+    /// Returns whether `bytes` of common mail fit now; mail that is posted meanwhile may use the capacity.
     pub fn has_room(&self, bytes: usize) -> bool {
-        self.capacity.available_permits() >= self.charge(bytes) as usize
-    }
-
-    /// Returns the bytes to charge for a mail; one that is larger than the mailbox is charged all of it.
-    fn charge(&self, bytes: usize) -> u32 {
-        u32::try_from(bytes).unwrap_or(u32::MAX).min(self.bytes_max)
+        self.common.capacity.available_permits() >= self.common.charge(bytes) as usize
     }
 
     /// Returns the number of the shard's connections.
@@ -136,14 +183,14 @@ impl Mailbox {
         self.urgent.try_recv().ok()
     }
 
-    /// Takes the next mail, if any; urgent mail first.
+    /// Takes the next mail that holds no room frames, if any; urgent mail first.
     pub fn take(&mut self) -> Option<Mail> {
-        if let Some(mail) = self.take_urgent() {
-            return Some(mail);
-        }
-        let (charge, mail) = self.mails.try_recv().ok()?;
-        self.capacity.add_permits(charge as usize);
-        Some(mail)
+        self.take_urgent().or_else(|| self.common.take())
+    }
+
+    /// Takes the next mail with room frames, or with losses of such, if any.
+    pub fn take_room_frames(&mut self) -> Option<Mail> {
+        self.rooms.take()
     }
 
     /// Marks the shard as asleep; call it before the last check of the mailbox.
@@ -159,14 +206,7 @@ impl Mailbox {
 
     /// Returns whether no mail waits.
     pub fn is_empty(&self) -> bool {
-        self.mails.is_empty() && self.urgent.is_empty()
-    }
-}
-
-impl Drop for Mailbox {
-    /// Fails the callers that wait for the capacity of a stopped shard.
-    fn drop(&mut self) {
-        self.capacity.close();
+        self.common.mails.is_empty() && self.rooms.mails.is_empty() && self.urgent.is_empty()
     }
 }
 

@@ -97,3 +97,36 @@ fn xp1_urgent_mail_overtakes_what_waits_and_fits_into_a_full_mailbox() {
     }
     assert!(!handle.try_post(Mail::ShedMemory), "the lane is bounded");
 }
+
+/// S69.
+#[test]
+fn s69_room_frames_fill_a_lane_of_their_own() {
+    let (handle, mut mailbox) = letterbox(640 * ROOM_BYTES_DIVISOR);
+    let room = ConversationId::parse("r:hall").unwrap();
+    let frame = |seq| Delivery {
+        conversation: room.clone(),
+        seq,
+        audience: Audience::Members,
+        frame: Arc::new(PushFrame::new(&pb::ServerFrame::default())),
+        origin: None,
+        tracked: false,
+    };
+    let mut fitted = 0;
+    while handle.try_post(Mail::RoomFrames(vec![frame(fitted + 1)])) {
+        fitted += 1;
+    }
+    assert!(fitted > 0 && handle.has_room(640 * ROOM_BYTES_DIVISOR));
+    assert!(handle.try_post(answers(10 * ROOM_BYTES_DIVISOR)), "other mail has all of its bytes");
+    assert!(!handle.try_post(answers(1)));
+    while handle.try_post(Mail::RoomLoss(room.clone(), 1)) {}
+    assert!(matches!(mailbox.take(), Some(Mail::Answers(_))) && mailbox.take().is_none());
+    for seq in 1..=fitted {
+        let Some(Mail::RoomFrames(frames)) = mailbox.take_room_frames() else { panic!("a frame") };
+        assert_eq!(frames[0].seq, seq);
+    }
+    assert!(!mailbox.is_empty());
+    while let Some(mail) = mailbox.take_room_frames() {
+        assert!(matches!(mail, Mail::RoomLoss(..)));
+    }
+    assert!(mailbox.is_empty());
+}

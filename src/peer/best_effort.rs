@@ -32,14 +32,15 @@ impl Peer {
     /// Passes messages, in order, to the shards with recipients; messages without local recipients are dropped.
     pub(super) fn deliver_best_effort(&self, messages: Vec<BestEffortMessage>) {
         self.report_missed();
-        let mut items: BTreeMap<usize, Vec<Item>> = BTreeMap::new();
+        let mut marks: BTreeMap<usize, Vec<Delivery>> = BTreeMap::new();
+        let mut frames: BTreeMap<usize, Vec<Delivery>> = BTreeMap::new();
         for message in messages {
             match message {
                 BestEffortMessage::RoomMessage { room, push } => {
                     let to = self.members_of_room(&room);
                     // Decode only if there are recipients.
                     let push = (!to.is_empty()).then(|| room_push(&room, &push)).flatten();
-                    add(&mut items, to, push);
+                    add(&mut frames, to, push);
                 }
                 BestEffortMessage::RoomLoss { room, count } => {
                     self.members_of_room(&room)
@@ -56,12 +57,15 @@ impl Peer {
                 }
                 BestEffortMessage::Mark { conversation, user, seq, frame } => {
                     let to = self.directory.user(&user);
-                    add(&mut items, to, marker_push(conversation, user, seq, &frame));
+                    add(&mut marks, to, marker_push(conversation, user, seq, &frame));
                 }
             }
         }
-        for (shard, items) in items {
-            self.post(shard, items);
+        for (shard, marks) in marks {
+            self.post_marks(shard, marks);
+        }
+        for (shard, frames) in frames {
+            self.post_frames(shard, frames);
         }
         self.report_missed();
     }
@@ -99,21 +103,22 @@ impl Peer {
         self.shards.get().and_then(|shards| shards.get(shard))
     }
 
-    fn post(&self, shard: usize, items: Vec<Item>) {
+    fn post_marks(&self, shard: usize, marks: Vec<Delivery>) {
         let Some(handle) = self.handle(shard) else { return };
-        if handle.has_room(items.iter().map(Item::weight).sum())
-            && handle.try_post(Mail::Deliver(items.clone()))
-        {
+        let count = marks.len() as u64;
+        if !handle.try_post(Mail::Deliver(marks.into_iter().map(Item::Push).collect())) {
+            self.metrics.peer_marks_lost.increment(count);
+        }
+    }
+
+    fn post_frames(&self, shard: usize, frames: Vec<Delivery>) {
+        let Some(handle) = self.handle(shard) else { return };
+        if handle.try_post(Mail::RoomFrames(frames.clone())) {
             return;
         }
-        for item in items {
-            let Item::Push(push) = item else { continue };
-            if push.audience == Audience::Members {
-                self.metrics.shed.increment(1);
-                self.note_missed(shard, &push.conversation, 1);
-            } else {
-                self.metrics.peer_marks_lost.increment(1);
-            }
+        for frame in frames {
+            self.metrics.shed.increment(1);
+            self.note_missed(shard, &frame.conversation, 1);
         }
     }
 
@@ -134,10 +139,10 @@ impl Peer {
     }
 }
 
-fn add(items: &mut BTreeMap<usize, Vec<Item>>, to: ShardSet, push: Option<Delivery>) {
+fn add(pushes: &mut BTreeMap<usize, Vec<Delivery>>, to: ShardSet, push: Option<Delivery>) {
     for shard in to.iter() {
         if let Some(push) = &push {
-            items.entry(shard).or_default().push(Item::Push(push.clone()));
+            pushes.entry(shard).or_default().push(push.clone());
         }
     }
 }

@@ -205,41 +205,39 @@ async fn best_effort_messages_reach_only_their_recipients() {
     assert_eq!((found.audience, found.origin), (Audience::Members, None));
     assert_eq!(found.only.as_deref(), Some(&[user("ann")].into()));
     let Some(Mail::Deliver(items)) = mailbox.take() else { panic!("a delivery") };
-    let delivered: Vec<_> = items
-        .iter()
-        .map(|item| match item {
-            Item::Push(push) => (push.conversation.clone(), push.seq, push.audience.clone()),
-            _ => panic!("pushes only"),
-        })
-        .collect();
+    let [Item::Push(mark)] = &items[..] else { panic!("one push") };
     let anns = Audience::Users([user("ann")].into());
-    assert_eq!(delivered, [(hall.clone(), 5, Audience::Members), (tea.clone(), 2, anns)]);
-    let Some(Mail::RoomLoss(room, 3)) = mailbox.take() else { panic!("no report of the loss") };
+    assert_eq!((&mark.conversation, mark.seq, &mark.audience), (&tea, 2, &anns));
+    let Some(Mail::RoomFrames(frames)) = mailbox.take_room_frames() else { panic!("a frame") };
+    let [frame] = &frames[..] else { panic!("one frame") };
+    assert_eq!((&frame.conversation, frame.seq, &frame.audience), (&hall, 5, &Audience::Members));
+    let Some(Mail::RoomLoss(room, 3)) = mailbox.take_room_frames() else { panic!("no report of the loss") };
     assert_eq!(room, hall);
-    assert!(mailbox.take().is_none());
+    assert!(mailbox.take().is_none() && mailbox.take_room_frames().is_none());
 }
 
 #[tokio::test]
 async fn full_shard_delays_no_message_and_room_losses_are_reported() {
     let (peer, mut mailbox) = peer();
+    let tea = ConversationId::parse("r:tea").unwrap();
     peer.directory.hold_conversation(&ConversationId::parse("r:hall").unwrap(), 0);
-    for _ in 0..mail::MAILBOX_MAX {
-        assert!(peer.shards.get().unwrap()[0].try_post(Mail::Stop(tidegate_protocol::Code::Draining)));
+    for _ in 0..mail::ROOM_MAILS_MAX {
+        assert!(peer.shards.get().unwrap()[0].try_post(Mail::RoomLoss(tea.clone(), 1)));
     }
     for _ in 0..2 {
         peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall"); 2]).await.unwrap();
     }
-    while let Some(mail) = mailbox.take() {
-        assert!(matches!(mail, Mail::Stop(_)));
+    while let Some(mail) = mailbox.take_room_frames() {
+        assert!(matches!(mail, Mail::RoomLoss(room, _) if room == tea));
     }
     // A loss of unknown size is reported separately.
     peer.report_possible_loss(vec![ConversationId::parse("r:hall").unwrap()]);
-    let mut delivered = [mailbox.take(), mailbox.take()].map(|mail| match mail {
+    let mut delivered = [mailbox.take_room_frames(), mailbox.take_room_frames()].map(|mail| match mail {
         Some(Mail::RoomLoss(_, count)) => count,
         _ => panic!("a report of losses"),
     });
     delivered.sort_unstable();
     assert_eq!(delivered, [0, 4]);
     peer.send_best_effort(&me(), vec![talk("r:hall", "r:hall")]).await.unwrap();
-    assert!(matches!(mailbox.take(), Some(Mail::Deliver(items)) if items.len() == 1));
+    assert!(matches!(mailbox.take_room_frames(), Some(Mail::RoomFrames(frames)) if frames.len() == 1));
 }

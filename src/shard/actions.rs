@@ -36,7 +36,12 @@ impl<I: Io> Shard<I> {
                 self.buffers.actions = actions;
             }
             let limits = &self.context.limits;
-            let submit = conn.session.poll_submit(limits, self.now, &mut self.buffers.actions);
+            let submit = if self.may_submit(conn) {
+                conn.session.poll_submit(limits, self.now, &mut self.buffers.actions)
+            } else {
+                self.hold_sends(conn);
+                None
+            };
             match submit {
                 Some(submit) => self.submit(conn, *submit),
                 None if self.buffers.actions.is_empty() => return,
@@ -167,6 +172,7 @@ impl<I: Io> Shard<I> {
         self.logins.push((conn.key, done.route.clone()));
         let chain = done.chain.map(|state| Arc::new(saver(&done.route, Some(state))));
         conn.login = Some(Box::new(LoginState {
+            sends: self.context.user_sends.connect(&done.route.user),
             route: done.route,
             chain,
             outdated: Vec::new(),

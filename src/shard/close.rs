@@ -76,7 +76,7 @@ impl<I: Io> Shard<I> {
         } else {
             conn.ending = Some(Ending::Lingering(self.now + linger));
             // The poll has already reported input that arrived while reading was paused, and does not report it again.
-            self.revisit.push(conn.key.slot);
+            self.list(conn);
             self.conns.hot[conn.key.slot as usize].flags |= LINGERING;
             self.mailbox.lingering.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }

@@ -15,7 +15,10 @@ use tidegate_protocol::{
 
 use super::outbox::Outbox;
 use crate::{
-    budget::ConnectionPermit, budget::shed::Weight, conversation::sync, mail::ConnKey, routes::Route,
+    budget::{ConnectionPermit, SendShare, shed::Weight},
+    conversation::sync,
+    mail::ConnKey,
+    routes::Route,
     scratch::ChainSaver,
 };
 
@@ -28,6 +31,9 @@ pub(super) const DIRTY: u8 = 4;
 
 /// Flag: everything is sent, the connection only lingers.
 pub(super) const LINGERING: u8 = 8;
+
+/// Flag: listed to be read without a poll event.
+pub(super) const LISTED: u8 = 16;
 
 /// Part of a connection that a fan-out touches, small enough that four share a cache line.
 pub(super) struct Hot<S> {
@@ -81,6 +87,8 @@ pub(super) enum Ending {
 /// State of a connection that has registered a route.
 pub(super) struct LoginState {
     pub(super) route: Route,
+    /// Its share in the sends of its user.
+    pub(super) sends: SendShare,
     /// Chain of the device, if it has one.
     pub(super) chain: Option<Arc<ChainSaver>>,
     /// Tickets of void sends that wait for a newer epoch.

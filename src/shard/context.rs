@@ -10,6 +10,7 @@ use crate::{
     ack_times::AckTimes,
     assign::Assigner,
     auth::Verifier,
+    budget::UserSends,
     cluster::Cluster,
     conversation::{read_budget::ReadBudget, recall::Recaller},
     delivery::best_effort::BestEffortSender,
@@ -70,6 +71,8 @@ pub struct Context {
     pub cluster: Arc<Cluster>,
     /// Bound on the reads of clients.
     pub reads: Arc<ReadBudget>,
+    /// Bound on the sends in flight of users, shared by all shards.
+    pub user_sends: Arc<UserSends>,
     /// Checker and sender of recalls.
     pub recaller: Recaller,
     /// Numbers of live rooms, and the nodes that have members of them.

@@ -32,42 +32,44 @@ struct BatchSlices<'a> {
 }
 
 impl<I: Io> Shard<I> {
-    /// Serves approximately `budget` members.
+    /// Does approximately `budget` of work: one for each member, and one for each KiB of its pushes.
     pub(super) fn fan_out(&mut self, budget: usize) {
         let mut left = budget;
         while left > 0 {
             match self.hub.next_work(left) {
                 None => return,
                 Some(Work::Change(item)) => self.apply_change(item),
-                Some(Work::Members { group, batch, start, end }) => {
-                    left = left.saturating_sub(end - start).min(left - 1);
+                Some(Work::Members { group, batch, start, end, cost }) => {
+                    left = left.saturating_sub(cost.max(1));
                     self.serve(group, &batch, start, end);
                 }
-                Some(Work::Named { batch, start, end }) => {
-                    left = left.saturating_sub(end - start).min(left - 1);
-                    batch.iter().for_each(|delivery| self.push_to_named(delivery, start, end));
+                Some(Work::Named { batch, start, end, cost }) => {
+                    left = left.saturating_sub(cost.max(1));
+                    for delivery in batch.iter() {
+                        self.push_to_named(delivery, start, end);
+                    }
                 }
             }
         }
     }
 
-    /// Handles a delivery or a membership change, in log order.
-    pub(super) fn take_item(&mut self, item: Item) {
+    /// Handles a delivery or a membership change, in log order. Returns the number of connections that it was pushed to.
+    pub(super) fn take_item(&mut self, item: Item) -> usize {
         match item {
-            Item::Push(delivery) => match &delivery.audience {
-                Audience::Members => self.hub.push(delivery),
-                Audience::Users(_) | Audience::Sessions(_) => {
-                    if let Some(delivery) = self.hub.push_named(delivery) {
-                        self.push_to_named(&delivery, 0, delivery.audience.named());
-                    }
+            Item::Push(delivery) if delivery.audience == Audience::Members => self.hub.push(delivery),
+            Item::Push(delivery) => {
+                if let Some(delivery) = self.hub.push_named(delivery) {
+                    return self.push_to_named(&delivery, 0, delivery.audience.named());
                 }
-            },
+            }
+            Item::Behind(lag) if lag.audience != Audience::Members => self.on_lag(&lag),
             change => {
                 if let Some(change) = self.hub.queue_change(change) {
                     self.apply_change(change);
                 }
             }
         }
+        0
     }
 
     /// Pushes a room frame of one of this shard's connections to all shards that have members.
@@ -77,7 +79,7 @@ impl<I: Io> Shard<I> {
                 self.hub.push(delivery.clone());
             } else if let Some(handle) = self.context.shards().get(shard).cloned()
                 && !(self.report_missed(shard, &delivery.conversation)
-                    && handle.try_post(Mail::Deliver(vec![Item::Push(delivery.clone())])))
+                    && handle.try_post(Mail::RoomFrames(vec![delivery.clone()])))
             {
                 self.context.metrics.shed.increment(1);
                 *self.missed.entry((shard, delivery.conversation.clone())).or_default() += 1;
@@ -222,19 +224,23 @@ impl<I: Io> Shard<I> {
         });
     }
 
-    /// Pushes to the named recipients in `start..end`.
-    fn push_to_named(&mut self, delivery: &Delivery, start: usize, end: usize) {
+    /// Pushes to the named recipients in `start..end`; returns the number of their connections.
+    fn push_to_named(&mut self, delivery: &Delivery, start: usize, end: usize) -> usize {
         match &delivery.audience {
-            Audience::Members => {}
+            Audience::Members => 0,
             Audience::Users(users) => {
+                let mut conns = 0;
                 for user in users.get(start..end).unwrap_or_default() {
                     let slots: SmallVec<[u32; 4]> = self.hub.slots(user).into();
                     self.push_to(&slots, delivery);
+                    conns += slots.len();
                 }
+                conns
             }
             Audience::Sessions(sessions) => {
                 let slots = self.slots_of_sessions(sessions.get(start..end).unwrap_or_default());
                 self.push_to(&slots, delivery);
+                slots.len()
             }
         }
     }

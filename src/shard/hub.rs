@@ -16,20 +16,26 @@ use smallvec::SmallVec;
 use std::hash::RandomState;
 use tidegate_protocol::{
     Time,
-    id::{ConversationId, UserId},
+    id::{ConversationId, ConversationKind, UserId},
 };
 
 use crate::{
     directory::Directory,
-    mail::{Audience, Delivery, GroupSize, Item},
+    mail::{Audience, Delivery, GroupSize, Item, Lag},
 };
 
 /// Most pushes of one group that are written together.
 const BATCH_PUSHES_MAX: usize = 64;
 
-/// Bytes of pushes and changes that wait for fan-out or are in it. Above this, mail stays in
-/// the mailbox and room sends are refused.
+/// Bytes of pushes and changes to conversations that wait for fan-out or are in it, and of room frames. Above this, the
+/// members of conversations get hints instead of pushes, and room frames wait in the mailbox.
 const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Part of these bytes that one conversation or room may take.
+const GROUP_BYTES_MAX: usize = 1024 * 1024;
+
+/// Bytes for which a member of a fan-out counts once more.
+const COST_BYTES: usize = 1024;
 
 /// Most named recipients that are served at once; a push with more is queued and served in slices.
 const NAMED_INLINE_MAX: usize = 1_000;
@@ -53,12 +59,17 @@ pub(super) struct Hub {
     removed: HashMap<u32, VecDeque<ConversationId>, RandomState>,
     /// Groups with pending work, without duplicates.
     ready: VecDeque<u32>,
-    /// Bytes of all pushes and changes whose fan-out is not complete.
+    /// Bytes of pushes and changes to conversations whose fan-out is not complete.
     waiting_bytes: usize,
+    /// Bytes of room frames whose fan-out is not complete.
+    room_bytes: usize,
 }
 
 struct Group {
     id: ConversationId,
+    is_room: bool,
+    /// Bytes of its pushes and changes whose fan-out is not complete.
+    waiting_bytes: usize,
     members: Vec<u32>,
     pending: VecDeque<Item>,
     job: Option<Job>,
@@ -97,6 +108,8 @@ pub(super) enum Work {
         start: usize,
         /// Index after the last member.
         end: usize,
+        /// Cost, of a fan-out's budget.
+        cost: usize,
     },
     /// Write the single push to its named recipients in `start..end`.
     Named {
@@ -106,6 +119,8 @@ pub(super) enum Work {
         start: usize,
         /// Index after the last recipient.
         end: usize,
+        /// Cost, of a fan-out's budget.
+        cost: usize,
     },
     /// Apply a membership change, or a hint about omitted pushes.
     Change(Item),
@@ -124,12 +139,29 @@ impl Hub {
             removed: HashMap::default(),
             ready: VecDeque::new(),
             waiting_bytes: 0,
+            room_bytes: 0,
         }
     }
 
-    /// Returns whether so much waits for fan-out that work which can wait elsewhere must not be added.
-    pub(super) fn is_full(&self) -> bool {
-        self.waiting_bytes >= WAITING_BYTES_MAX
+    /// Returns whether so many changes wait, which no hint can replace, that no more may be added.
+    pub(super) fn is_overfull(&self) -> bool {
+        self.waiting_bytes >= 2 * WAITING_BYTES_MAX
+    }
+
+    /// Returns whether so many room frames wait for fan-out that no more may be added.
+    pub(super) fn is_full_of_room_frames(&self) -> bool {
+        self.room_bytes >= WAITING_BYTES_MAX
+    }
+
+    /// Returns whether so much waits in the group or room, or in all of its kind, that no push may be added to it.
+    pub(super) fn is_full(&self, conversation: &ConversationId) -> bool {
+        self.ids.get(conversation).is_some_and(|group| self.is_group_full(*group))
+    }
+
+    fn is_group_full(&self, index: u32) -> bool {
+        let group = &self.groups[index as usize];
+        let of_kind = if group.is_room { self.room_bytes } else { self.waiting_bytes };
+        group.waiting_bytes >= GROUP_BYTES_MAX || of_kind >= WAITING_BYTES_MAX
     }
 
     /// Indexes the connection `slot` under `user`.
@@ -223,7 +255,7 @@ impl Hub {
     /// Queues a push for the members of its conversation; drops it if there are none on this shard.
     pub(super) fn push(&mut self, delivery: Delivery) {
         if let Some(group) = self.ids.get(&delivery.conversation).copied() {
-            self.enqueue(group, Item::Push(delivery));
+            self.enqueue_push(group, delivery);
         }
     }
 
@@ -234,7 +266,7 @@ impl Hub {
         let is_queued = |group: &u32| self.groups[*group as usize].queued;
         match group.filter(|group| delivery.audience.named() > NAMED_INLINE_MAX || is_queued(group)) {
             Some(group) => {
-                self.enqueue(group, Item::Push(delivery));
+                self.enqueue_push(group, delivery);
                 None
             }
             None => Some(delivery),
@@ -287,7 +319,8 @@ impl Hub {
         !self.ready.is_empty()
     }
 
-    /// Returns the next piece of work, at most `budget` members of one group; groups alternate.
+    /// Returns the next piece of work, for at least one member of a group and otherwise within `budget`: a member costs
+    /// one, and one more for each KiB of its pushes. Groups alternate.
     pub(super) fn next_work(&mut self, budget: usize) -> Option<Work> {
         while let Some(index) = self.ready.pop_front() {
             self.finish_job(index);
@@ -296,7 +329,7 @@ impl Hub {
                 let (batch, named) = take_batch(&mut group.pending);
                 if batch.is_empty() {
                     if let Some(change) = group.pending.pop_front() {
-                        self.waiting_bytes -= change.weight();
+                        self.uncount(index, change.weight());
                         self.ready.push_front(index);
                         return Some(Work::Change(change));
                     }
@@ -309,13 +342,15 @@ impl Hub {
                 group.job = Some(Job { batch, bytes, next: 0, end, named });
             }
             let job = group.job.as_mut().expect("set above or before");
-            let (start, end) = (job.next, job.end.min(job.next + budget));
+            let each = 1 + job.bytes / COST_BYTES;
+            let (start, end) = (job.next, job.end.min(job.next + (budget / each).max(1)));
+            let cost = (end - start) * each;
             job.next = end;
             let (batch, named) = (Arc::clone(&job.batch), job.named);
             self.ready.push_back(index);
             return Some(match named {
-                true => Work::Named { batch, start, end },
-                false => Work::Members { group: index, batch, start, end },
+                true => Work::Named { batch, start, end, cost },
+                false => Work::Members { group: index, batch, start, end, cost },
             });
         }
         None
@@ -324,6 +359,8 @@ impl Hub {
     fn open(&mut self, conversation: &ConversationId) -> u32 {
         let group = Group {
             id: conversation.clone(),
+            is_room: matches!(conversation.kind(), ConversationKind::Room(_)),
+            waiting_bytes: 0,
             members: Vec::new(),
             pending: VecDeque::new(),
             job: None,
@@ -337,14 +374,39 @@ impl Hub {
         index
     }
 
+    /// Queues a push. In a conversation that is full, a hint takes its place; room frames are bounded by those that add
+    /// them.
+    fn enqueue_push(&mut self, index: u32, delivery: Delivery) {
+        if self.groups[index as usize].is_room || !self.is_group_full(index) {
+            return self.enqueue(index, Item::Push(delivery));
+        }
+        let Delivery { conversation, seq: max_seq, audience, .. } = delivery;
+        let lag = Lag { conversation, max_seq, audience };
+        match self.groups[index as usize].pending.back_mut() {
+            Some(Item::Behind(last)) if last.audience == lag.audience => {
+                last.max_seq = last.max_seq.max(lag.max_seq);
+            }
+            _ => self.enqueue(index, Item::Behind(lag)),
+        }
+    }
+
     fn enqueue(&mut self, index: u32, item: Item) {
-        self.waiting_bytes += item.weight();
+        let bytes = item.weight();
         let group = &mut self.groups[index as usize];
+        group.waiting_bytes += bytes;
+        *if group.is_room { &mut self.room_bytes } else { &mut self.waiting_bytes } += bytes;
         group.pending.push_back(item);
         if !group.queued {
             group.queued = true;
             self.ready.push_back(index);
         }
+    }
+
+    /// Subtracts the bytes of work that is done.
+    fn uncount(&mut self, index: u32, bytes: usize) {
+        let group = &mut self.groups[index as usize];
+        group.waiting_bytes -= bytes;
+        *if group.is_room { &mut self.room_bytes } else { &mut self.waiting_bytes } -= bytes;
     }
 
     fn unlink(&mut self, link: Link, slot: u32) {
@@ -372,10 +434,12 @@ impl Hub {
     fn finish_job(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
         let Some(job) = group.job.take_if(|job| job.next >= job.end) else { return };
-        self.waiting_bytes -= job.bytes;
-        if !std::mem::take(&mut group.holes) {
+        let has_holes = std::mem::take(&mut group.holes);
+        self.uncount(index, job.bytes);
+        if !has_holes {
             return;
         }
+        let group = &mut self.groups[index as usize];
         group.members.retain(|slot| *slot != VACANT);
         for position in 0..self.groups[index as usize].members.len() {
             let slot = self.groups[index as usize].members[position];

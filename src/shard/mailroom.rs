@@ -14,13 +14,15 @@ use crate::{
     budget::shed,
     link::RoutedSession,
     log_limit::log_limited,
-    mail::{Audience, ConnKey, Item, Lag, Mail, Reassert},
+    mail::{Audience, ConnKey, Lag, Mail, Reassert},
     net::io::Io,
 };
 
 impl<I: Io> Shard<I> {
-    /// Handles mail of other threads worth `budget`, and all mail of this shard to itself. While the hub is full, all but
-    /// urgent mail waits in the bounded mailbox, so that its senders wait too.
+    /// Handles mail of other threads worth `budget`, as much with room frames, and all mail of this shard to itself.
+    ///
+    /// What waits for fan-out is bounded without stopping other mail: room frames wait in their lane of the mailbox, and
+    /// the hub replaces pushes to conversations by hints. Common mail waits only behind very many membership changes.
     pub(super) fn handle_mail(&mut self, budget: usize) {
         let mut left = budget;
         while left > 0
@@ -29,15 +31,25 @@ impl<I: Io> Shard<I> {
             left -= 1;
             self.handle(mail);
         }
-        while left > 0 && !self.hub.is_full() {
+        while left > 0 && !self.hub.is_overfull() {
+            if let Some(item) = self.items.pop_front() {
+                left = left.saturating_sub(self.take_item(item).max(1));
+                continue;
+            }
             let Some(mail) = self.mailbox.take() else { break };
-            // A mail costs what it contains.
+            // A mail costs what it contains; items are charged one by one.
             let cost = match &mail {
-                Mail::Deliver(items) => items.len(),
                 Mail::Answers(answers) => answers.len(),
                 Mail::Reassert(Reassert::Settle(routes)) => routes.len(),
                 _ => 1,
             };
+            left = left.saturating_sub(cost.max(1));
+            self.handle(mail);
+        }
+        let mut left = budget;
+        while left > 0 && !self.hub.is_full_of_room_frames() {
+            let Some(mail) = self.mailbox.take_room_frames() else { break };
+            let cost = if let Mail::RoomFrames(frames) = &mail { frames.len() } else { 1 };
             left = left.saturating_sub(cost.max(1));
             self.handle(mail);
         }
@@ -49,10 +61,8 @@ impl<I: Io> Shard<I> {
     fn handle(&mut self, mail: Mail) {
         match mail {
             Mail::Answers(answers) => self.answers(answers.into()),
-            Mail::Deliver(items) => items.into_iter().for_each(|item| match item {
-                Item::Behind(lag) if lag.audience != Audience::Members => self.on_lag(&lag),
-                item => self.take_item(item),
-            }),
+            Mail::Deliver(items) => self.items.extend(items),
+            Mail::RoomFrames(frames) => frames.into_iter().for_each(|frame| self.hub.push(frame)),
             Mail::LoginDone(key, done) => match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| {
                     shard.on_login(conn, done);

@@ -226,7 +226,7 @@ impl<I: Io> Shard<I> {
             && conn.open_query.as_ref().is_some_and(|open_query| open_query.is_sent)
     }
 
-    /// Continues with the next part of the answer, or ends the query.
+    /// Continues with the next part of the answer, or ends the query; the caller reads on.
     pub(super) fn continue_query(&mut self, conn: &mut Conn) {
         if !Self::is_answer_taken(conn) {
             return;
@@ -240,7 +240,6 @@ impl<I: Io> Shard<I> {
             return self.act(conn);
         }
         conn.session.query_over(&self.context.limits, self.now);
-        self.resume(conn);
     }
 }
 

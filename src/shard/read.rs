@@ -1,5 +1,7 @@
 //! Reading: reads bytes into the shard's buffer, splits and decodes frames, and passes each to the session.
 
+mod visits;
+
 use std::io;
 
 use tidegate_protocol::{
@@ -9,8 +11,9 @@ use tidegate_protocol::{
     pb, ws,
 };
 
+use self::visits::COST_BYTES;
 use super::{
-    READ_BUDGET_BYTES, READ_BUDGET_FRAMES, Shard,
+    READ_BUDGET_BYTES, Shard,
     conn::{Conn, Ending, PartialFrame, Stage},
     write::REPLY_CHUNK_BYTES,
 };
@@ -31,16 +34,20 @@ enum ParseStep {
 }
 
 impl<I: Io> Shard<I> {
-    /// Reads the socket, and handles complete frames, within the budgets of a turn.
-    pub(super) fn read(&mut self, conn: &mut Conn) {
+    /// Reads the socket, and handles complete frames that cost `budget`: one for each frame, and one for each KiB.
+    pub(super) fn read(&mut self, conn: &mut Conn, budget: &mut usize) {
         self.continue_query(conn);
-        let (mut budget, mut frames) = (READ_BUDGET_BYTES, READ_BUDGET_FRAMES);
+        let mut bytes_left = READ_BUDGET_BYTES;
         if conn.paused && conn.is_open() {
-            self.unpause(conn, &mut frames);
+            self.unpause(conn, budget);
         }
         loop {
-            if conn.is_open() && (conn.paused || !conn.session.wants_read(&self.context.limits)) {
+            if conn.is_open() && (conn.paused || !self.wants_read(conn)) {
                 conn.paused = true;
+                break;
+            }
+            if *budget == 0 {
+                self.list(conn);
                 break;
             }
             let partial_len = self.restore_partial(conn);
@@ -54,14 +61,16 @@ impl<I: Io> Shard<I> {
                     let end = partial_len + received;
                     let whole_buffer = end == self.buffers.read.len();
                     if conn.is_open() {
-                        self.consume(conn, end, &mut frames);
+                        self.consume(conn, end, budget);
+                    } else {
+                        *budget = budget.saturating_sub(received / COST_BYTES);
                     }
-                    budget = budget.saturating_sub(received);
+                    bytes_left = bytes_left.saturating_sub(received);
                     if (!whole_buffer && !conn.peer_ended) || conn.is_closed() {
                         break;
                     }
-                    if budget == 0 {
-                        self.revisit.push(conn.key.slot);
+                    if bytes_left == 0 {
+                        self.list(conn);
                         break;
                     }
                 }
@@ -83,21 +92,23 @@ impl<I: Io> Shard<I> {
         self.flush(conn);
     }
 
-    /// Resumes reading on a paused connection, if its session allows it.
-    pub(super) fn resume(&mut self, conn: &mut Conn) {
-        if conn.paused && conn.is_open() {
-            let mut frames = READ_BUDGET_FRAMES;
-            self.unpause(conn, &mut frames);
-            if !conn.paused {
-                self.revisit.push(conn.key.slot);
-            }
+    /// Lists a paused connection to be read again, if its session allows it.
+    pub(super) fn resume(&mut self, conn: &Conn) {
+        if conn.paused && conn.is_open() && self.wants_read(conn) {
+            self.list(conn);
         }
     }
 
+    /// Returns whether the session allows reading, and no send waits for others of its user.
+    fn wants_read(&self, conn: &Conn) -> bool {
+        conn.session.wants_read(&self.context.limits)
+            && conn.login.as_ref().is_none_or(|login| !login.sends.is_waiting())
+    }
+
     /// Ends a pause, if the session allows reading, and handles the frames that were received before it. They come
-    /// first, and may fill the buffer. More of them than `frames` pause the connection again.
-    fn unpause(&mut self, conn: &mut Conn, frames: &mut usize) {
-        if !conn.session.wants_read(&self.context.limits) {
+    /// first, and may fill the buffer. More of them than `budget` covers pause the connection again.
+    fn unpause(&mut self, conn: &mut Conn, budget: &mut usize) {
+        if !self.wants_read(conn) {
             return;
         }
         conn.paused = false;
@@ -107,7 +118,7 @@ impl<I: Io> Shard<I> {
         }
         let partial_len = self.restore_partial(conn);
         if partial_len > 0 {
-            self.consume(conn, partial_len, frames);
+            self.consume(conn, partial_len, budget);
         }
     }
 
@@ -154,26 +165,26 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    /// Handles at most `frames` complete frames among the first `end` bytes of the shared buffer, and saves the rest.
-    fn consume(&mut self, conn: &mut Conn, end: usize, frames: &mut usize) {
+    /// Handles complete frames that cost `budget` among the first `end` bytes of the shared buffer, and saves the rest.
+    fn consume(&mut self, conn: &mut Conn, end: usize, budget: &mut usize) {
         let mut buffer = std::mem::take(&mut self.buffers.read);
         let mut scanned = conn.partial.as_ref().map_or(0, |partial| partial.scanned);
         let mut at = 0;
         while at < end && conn.is_open() {
-            if !conn.session.wants_read(&self.context.limits) {
+            if !self.wants_read(conn) {
                 conn.paused = true;
                 break;
             }
-            if *frames == 0 {
+            if *budget == 0 {
                 conn.paused = true;
-                self.revisit.push(conn.key.slot);
+                self.list(conn);
                 break;
             }
             match self.parse(conn, &mut buffer[at..end], scanned) {
                 Ok(ParseStep::Consumed(bytes)) => {
                     at += bytes;
                     scanned = 0;
-                    *frames -= 1;
+                    *budget = budget.saturating_sub(1 + bytes / COST_BYTES);
                     if self.buffers.reply.len() >= REPLY_CHUNK_BYTES {
                         self.flush(conn);
                     }

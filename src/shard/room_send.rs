@@ -28,6 +28,9 @@ use crate::{
 /// Most bytes of room messages that wait for their numbers on one shard.
 const ROOM_QUEUE_BYTES_MAX: usize = 1024 * 1024;
 
+/// Part of these bytes that the messages of one room may take.
+const ROOM_BYTES_MAX: usize = 256 * 1024;
+
 /// Bytes that a message counts in addition to its content.
 const POST_OVERHEAD_BYTES: usize = 256;
 
@@ -47,6 +50,8 @@ struct PostQueue {
     waiting: Vec<RoomPost>,
     /// Messages of the numbering in flight.
     numbering: Vec<RoomPost>,
+    /// Bytes of all these messages.
+    bytes: usize,
 }
 
 /// Message to a room, with its sender.
@@ -62,8 +67,10 @@ impl RoomQueue {
         !self.ready.is_empty()
     }
 
-    fn is_full(&self) -> bool {
+    /// Returns whether no further message to the room may be queued.
+    fn is_full(&self, room: &ConversationId) -> bool {
         self.bytes >= ROOM_QUEUE_BYTES_MAX
+            || self.rooms.get(room).is_some_and(|queue| queue.bytes >= ROOM_BYTES_MAX)
     }
 
     fn add(&mut self, post: RoomPost) {
@@ -73,6 +80,7 @@ impl RoomQueue {
         if queue.waiting.is_empty() && queue.numbering.is_empty() {
             self.ready.push(room);
         }
+        queue.bytes += weight(&post);
         queue.waiting.push(post);
     }
 
@@ -87,12 +95,14 @@ impl RoomQueue {
     fn finish_numbering(&mut self, room: &ConversationId) -> Vec<RoomPost> {
         let Some(queue) = self.rooms.get_mut(room) else { return Vec::new() };
         let numbered = std::mem::take(&mut queue.numbering);
+        let bytes: usize = numbered.iter().map(weight).sum();
+        queue.bytes -= bytes;
         if queue.waiting.is_empty() {
             self.rooms.remove(room);
         } else {
             self.ready.push(room.clone());
         }
-        self.bytes -= numbered.iter().map(weight).sum::<usize>();
+        self.bytes -= bytes;
         numbered
     }
 }
@@ -105,8 +115,7 @@ impl<I: Io> Shard<I> {
     /// Queues a message to a live room for this turn's numbering, if its sender is in the room.
     pub(super) fn publish(&mut self, conn: &mut Conn, submit: Submit) {
         let limits = &self.context.limits;
-        let full = self.hub.is_full() || self.room_queue.is_full() || self.context.intake.is_short();
-        if full {
+        if self.room_queue.is_full(&submit.conversation) || self.context.intake.is_short() {
             let (ticket, out) = (submit.ticket, &mut self.buffers.actions);
             return conn.session.submit_refused(ticket, Code::Busy.into(), limits, self.now, out);
         }
@@ -129,9 +138,13 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    /// Requests numbers for the waiting messages of all rooms.
+    /// Requests numbers for the waiting messages of all rooms but those whose earlier frames fill the fan-out.
     pub(super) fn number_posts(&mut self) {
         for room in std::mem::take(&mut self.room_queue.ready) {
+            if self.hub.is_full(&room) {
+                self.room_queue.ready.push(room);
+                continue;
+            }
             let Some(count) = self.room_queue.start_numbering(&room) else { continue };
             let rooms = Arc::clone(&self.context.rooms);
             let (requested, named) = (room.clone(), room.clone());

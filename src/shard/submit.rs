@@ -10,7 +10,10 @@ use tidegate_protocol::{
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
-use super::{Shard, conn::Conn};
+use super::{
+    Shard,
+    conn::{Conn, LoginState},
+};
 use crate::{
     fault::planted::{Planted, is_planted},
     ingest::intake,
@@ -70,6 +73,53 @@ impl<I: Io> Shard<I> {
                 conn.session.submit_refused(ticket, refusal, limits, self.now, actions);
             }
         }
+    }
+
+    /// Returns whether the connection may submit its next send now, before those of its user that wait.
+    pub(super) fn may_submit(&self, conn: &Conn) -> bool {
+        let in_flight_max = self.context.limits.in_flight_max;
+        conn.login.as_ref().is_none_or(|login| login.sends.may_send(conn.session.in_flight(), in_flight_max))
+    }
+
+    /// Lists a connection whose next send has to wait, and which is not read until it is submitted.
+    pub(super) fn hold_sends(&mut self, conn: &mut Conn) {
+        if let Some(login) = conn.login.as_deref_mut().filter(|login| !login.sends.is_waiting())
+            && conn.session.has_submit()
+        {
+            login.sends.set_waiting(true);
+            self.held.push_back(conn.key.slot);
+        }
+    }
+
+    /// Submits one send of each connection that waits for others of its user, as far as these may be in flight. The
+    /// connections take turns.
+    pub(super) fn submit_held(&mut self) {
+        for slot in mem::take(&mut self.held) {
+            if !self.is_released(slot) {
+                self.held.push_back(slot);
+                continue;
+            }
+            self.with_conn(slot, |shard, conn| {
+                if let Some(login) = &mut conn.login {
+                    login.sends.set_waiting(false);
+                }
+                let (limits, out) = (&shard.context.limits, &mut shard.buffers.actions);
+                if let Some(submit) = conn.session.poll_submit(limits, shard.now, out) {
+                    shard.submit(conn, *submit);
+                }
+                shard.act(conn);
+                shard.resume(conn);
+                shard.flush(conn);
+            });
+        }
+    }
+
+    /// Returns whether the connection, which has waited, may submit its next send, or has none any more.
+    pub(super) fn is_released(&self, slot: u32) -> bool {
+        let Some(conn) = self.conns.peek(slot) else { return true };
+        let in_flight_max = self.context.limits.in_flight_max;
+        let has_room = |login: &LoginState| login.sends.has_room(conn.session.in_flight(), in_flight_max);
+        !conn.session.has_submit() || conn.login.as_deref().is_none_or(has_room)
     }
 
     /// Reserves capacity for a message and counts it in the limits of its sender; does neither if one refuses it.

@@ -114,7 +114,7 @@ impl<I: Io> Shard<I> {
         }
         hot.flags &= !WAITING;
         if Self::is_answer_taken(conn) {
-            self.revisit.push(conn.key.slot);
+            self.list(conn);
         }
         if let Some(Ending::Flushing(_)) = conn.ending {
             self.shut(conn);

@@ -38,6 +38,7 @@ use tidegate_protocol::{
     codec::PushFrame,
     content::Content,
     id::{ConversationId, NodeId, UserId},
+    record::Record,
 };
 
 /// Events in a turn, unless a test takes fewer.
@@ -199,6 +200,11 @@ impl<T: Transport> ManualShards<T> {
             self.post(shard, Mail::Memberships(key, groups.to_vec()));
         }
         true
+    }
+
+    /// Takes the messages that the shards have handed to the log, which gets none of them.
+    pub fn take_sends(&mut self) -> Vec<Record> {
+        std::iter::from_fn(|| self.outlets.records.try_recv().ok()).flatten().collect()
     }
 
     /// Waits for a login and answers it.

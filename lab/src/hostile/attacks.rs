@@ -23,6 +23,10 @@ const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const ROOM: &str = "hall";
 /// Connections that talk in that room; the others do not read.
 const TALKERS: usize = 2;
+/// Connections of one user that send to a live room without pause.
+const FLOODERS: usize = 12;
+/// Connections of one user that send to conversations and rooms of its own.
+const OWN_DEVICES: usize = 30;
 /// Connections of one user in attacks of several users.
 const DEVICES: usize = 10;
 
@@ -115,7 +119,7 @@ const PLAIN: Attack = Attack {
 };
 
 /// All attacks, in the order of the findings.
-pub(super) const ALL: [Attack; 13] = [
+pub(super) const ALL: [Attack; 16] = [
     Attack {
         name: "x1-recipients",
         what: "sends to recipients that are always new",
@@ -198,6 +202,28 @@ pub(super) const ALL: [Attack; 13] = [
         is_deaf: |conn| conn >= TALKERS,
         ..PLAIN
     },
+    Attack {
+        name: "s69-room",
+        what: "a member of a large live room sends to it without pause",
+        conns: FLOODERS + 500,
+        opening: flooders_and_members,
+        chunk: flood_room,
+        ..PLAIN
+    },
+    Attack {
+        name: "s70-rooms",
+        what: "tiny messages to empty live rooms",
+        conns: OWN_DEVICES,
+        chunk: own_room,
+        ..PLAIN
+    },
+    Attack {
+        name: "s71-devices",
+        what: "messages of a user to itself, on many devices",
+        conns: OWN_DEVICES,
+        chunk: own_messages,
+        ..PLAIN
+    },
 ];
 
 /// Returns the attacks with these names, or all.
@@ -233,6 +259,10 @@ fn one_of_several(conn: usize) -> (String, String) {
 fn several_users(target: &Target, place: Place) -> Vec<u8> {
     let (user, device) = one_of_several(place.conn);
     frames::greeting(target.hello(&user, &device))
+}
+
+fn flooders_and_members(target: &Target, place: Place) -> Vec<u8> {
+    if place.conn < FLOODERS { one_device_each(target, place) } else { several_users(target, place) }
 }
 
 fn chained_device(target: &Target, place: Place) -> Vec<u8> {
@@ -346,11 +376,35 @@ fn scrapes(_: Place) -> Vec<u8> {
     b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".to_vec()
 }
 
+fn join(room: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    frames::put(2, ClientBody::Join(pb::Join { room: room.to_owned() }), &mut out);
+    out
+}
+
+fn flood_room(place: Place) -> Vec<u8> {
+    match place {
+        Place { nth: 0, .. } => join(ROOM),
+        Place { conn: FLOODERS.., .. } => Vec::new(),
+        place => sends(64, place, |id| frames::message(&format!("r:{ROOM}"), &id, 16)),
+    }
+}
+
+fn own_room(place: Place) -> Vec<u8> {
+    let room = format!("own{}", place.conn);
+    if place.nth == 0 {
+        return join(&room);
+    }
+    sends(64, place, |id| frames::message(&format!("r:{room}"), &id, 1))
+}
+
+fn own_messages(place: Place) -> Vec<u8> {
+    sends(64, place, |id| frames::message(&format!("d:{MALLORY}:{MALLORY}"), &id, 16))
+}
+
 fn talk(place: Place) -> Vec<u8> {
     if place.nth == 0 {
-        let mut out = Vec::new();
-        frames::put(2, ClientBody::Join(pb::Join { room: ROOM.to_owned() }), &mut out);
-        return out;
+        return join(ROOM);
     }
     if place.conn >= TALKERS {
         // A ping, by which a connection that was closed is noticed.
@@ -379,7 +433,8 @@ mod tests {
         for attack in named(&[]).unwrap().into_iter().filter(|it| it.port == Port::Users) {
             for conn in 0..attack.conns {
                 let mut chunk = (attack.chunk)(Place { conn, life: 0, nth: 1 });
-                assert!(!chunk.is_empty() || attack.pace == Pace::Churn, "{}", attack.name);
+                let is_member = attack.name == "s69-room" && conn >= FLOODERS;
+                assert!(!chunk.is_empty() || attack.pace == Pace::Churn || is_member, "{}", attack.name);
                 while !chunk.is_empty() {
                     let split = codec::tcp::split(&chunk, 1 << 20).unwrap();
                     let codec::Split::Frame { consumed, .. } = split else {

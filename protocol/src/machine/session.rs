@@ -17,6 +17,9 @@
 //! if !session.wants_read(limits) { stop decoding and reading }
 //! ```
 //!
+//! A driver may poll a submission later, for a limit of its own. Until then it must not read, even where
+//! [`Session::wants_read`] allows it, and it watches [`Session::has_submit`].
+//!
 //! **Refusals before the append.** Submissions are polled one at a time, so after a temporary refusal the chain expects
 //! that id again, and `n` is not used up. Its successors are given back: held ones and those that still arrive get the
 //! same refusal, in chain order, until the id arrives again or the order timeout has passed after the announced wait.
@@ -307,10 +310,13 @@ impl Session {
 
     /// Stops reading, and closes once all submissions, and an open query that appends, are answered.
     ///
-    /// Closes immediately if none is in flight. The driver answers every query within a bounded time.
+    /// Refuses an unchained submission that was not polled yet. Closes immediately if none is in flight. The driver answers every query within a bounded time.
     pub fn leave(&mut self, code: Code, reason: impl Into<Cow<'static, str>>, out: &mut Vec<Action>) {
         match self.state {
             State::Live => {
+                if let Some(submit) = self.pending.take() {
+                    self.push_frame(submit.id, ServerBody::Error(Code::Busy.error("")), out);
+                }
                 self.state = State::Leaving { code, reason: reason.into() };
                 self.close_if_done(out);
             }

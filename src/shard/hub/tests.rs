@@ -28,7 +28,7 @@ fn push(to: &ConversationId, seq: u64) -> Delivery {
 fn serve(hub: &mut Hub, budget: usize) -> Vec<(u32, u64)> {
     let mut served = Vec::new();
     while let Some(work) = hub.next_work(budget) {
-        if let Work::Members { group, batch, start, end } = work {
+        if let Work::Members { group, batch, start, end, .. } = work {
             for index in start..end {
                 let Some(slot) = hub.member(group, index) else { continue };
                 served.extend(batch.iter().map(|delivery| (slot, delivery.seq)));
@@ -90,7 +90,7 @@ fn removal_applies_after_earlier_and_before_later_pushes() {
     let mut served = Vec::new();
     while let Some(work) = hub.next_work(100) {
         match work {
-            Work::Members { group, batch, start, end } => {
+            Work::Members { group, batch, start, end, .. } => {
                 for slot in (start..end).filter_map(|index| hub.member(group, index)) {
                     served.extend(batch.iter().map(|delivery| (slot, delivery.seq)));
                 }
@@ -173,14 +173,14 @@ fn push_to_many_named_users_is_sliced_and_blocks_later_work() {
     let mut done = Vec::new();
     while let Some(work) = hub.next_work(1_000) {
         done.push(match work {
-            Work::Named { batch, start, end } => (batch[0].seq, start, end),
+            Work::Named { batch, start, end, .. } => (batch[0].seq, start, end),
             Work::Members { batch, start, end, .. } => (batch[0].seq, start, end),
             Work::Change(_) => (0, 0, 0),
         });
     }
     let expected = [(2, 0, 1_000), (2, 1_000, 2_000), (2, 2_000, 2_500), (3, 0, 1), (0, 0, 0), (4, 0, 1)];
     assert_eq!(done, expected);
-    assert!(!hub.has_work() && !hub.is_full());
+    assert!(!hub.has_work() && !hub.is_full(&id));
     assert!(hub.push_named(named(5, 1)).is_some(), "nothing waits any longer");
     // This group has no members on the shard.
     let elsewhere = Delivery { conversation: group("y"), ..named(1, 2_500) };
@@ -210,4 +210,56 @@ fn removals_are_remembered_until_rejoin_close_or_overflow() {
     assert!(!hub.was_removed(&g, 3) && hub.was_removed(&group("g1"), 3));
     hub.remove(&user, 3);
     assert!(!hub.was_removed(&group("g1"), 3), "the slot may belong to another connection now");
+}
+
+/// S69.
+#[test]
+fn s69_fan_out_counts_the_bytes_of_a_batch_and_not_only_its_members() {
+    let (mut hub, hall) = (hub(), ConversationId::parse("r:hall").unwrap());
+    (0..200).for_each(|slot| assert!(hub.join(&hall, slot)));
+    let bytes = BATCH_PUSHES_MAX * push(&hall, 1).weight();
+    (0..BATCH_PUSHES_MAX as u64).for_each(|seq| hub.push(push(&hall, seq)));
+    let Some(Work::Members { start: 0, end, cost, .. }) = hub.next_work(100) else { panic!("a slice") };
+    assert_eq!(cost, end * (1 + bytes / 1_024));
+    assert!((1..=100).contains(&cost), "{cost} for {end} members");
+    // A batch that costs more than the whole budget is served to one member at a time.
+    let Some(Work::Members { start, end: next, .. }) = hub.next_work(1) else { panic!("a slice") };
+    assert_eq!((start, next), (end, end + 1));
+}
+
+/// S69.
+#[test]
+fn s69_full_room_and_full_group_leave_others_their_share() {
+    let (mut hub, g, quiet) = (hub(), group("busy"), group("quiet"));
+    let rooms = ["r:hall", "r:tea"].map(|room| ConversationId::parse(room).unwrap());
+    [&g, &quiet, &rooms[0], &rooms[1]].into_iter().for_each(|id| assert!(hub.join(id, 1)));
+    for seq in 1..=5_000 {
+        hub.push(push(&g, seq));
+        if !hub.is_full(&rooms[0]) {
+            hub.push(push(&rooms[0], seq));
+        }
+    }
+    assert!(hub.is_full(&g) && hub.is_full(&rooms[0]));
+    assert!(!hub.is_full(&quiet) && !hub.is_full(&rooms[1]));
+    assert!(!hub.is_full_of_room_frames() && !hub.is_overfull());
+    assert!(hub.waiting_bytes < GROUP_BYTES_MAX + 1_024 && hub.room_bytes < GROUP_BYTES_MAX + 1_024);
+    hub.push(push(&quiet, 1));
+    // One hint stands for all pushes that did not fit, after those that did, before a later change.
+    assert!(hub.queue_change(Item::Part(g.clone(), Arc::default())).is_none());
+    hub.push(push(&g, 5_001));
+    let (mut served, mut hints) = (Vec::new(), Vec::new());
+    while let Some(work) = hub.next_work(1_000) {
+        match work {
+            Work::Members { batch, .. } => {
+                served.extend(batch.iter().filter(|it| it.conversation == g).map(|it| it.seq));
+            }
+            Work::Change(Item::Behind(lag)) => hints.push((served.len() as u64, lag.max_seq)),
+            Work::Change(Item::Part(..)) => hints.push((0, 0)),
+            Work::Change(_) | Work::Named { .. } => panic!("nothing else was queued"),
+        }
+    }
+    let fitted = served.len() as u64;
+    assert_eq!(served, (1..=fitted).collect::<Vec<_>>());
+    assert_eq!(hints, [(fitted, 5_000), (0, 0), (fitted, 5_001)]);
+    assert_eq!((hub.waiting_bytes, hub.room_bytes), (0, 0));
 }

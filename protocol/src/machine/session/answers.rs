@@ -1,6 +1,6 @@
 //! Answers of the broker to submissions: outcomes, refusals and timeouts.
 
-use super::{Action, Session, SessionLimits, State, SubmitAnswer, SubmitRefusal};
+use super::{Action, Session, SessionLimits, State, SubmitAnswer, SubmitRefusal, send::is_exempt};
 use crate::{
     Code, Time,
     pb::{self, server_frame::Body as ServerBody},
@@ -22,7 +22,7 @@ impl Session {
     ) {
         let newest = self.flights.is_newest(ticket);
         let Some(flight) = self.flights.answer(ticket) else { return };
-        let id = flight.id;
+        let (id, was_exempt) = (flight.id, is_exempt(&flight.conversation));
         let mut given_back = None;
         if flight.next_id.is_some()
             && let Some(ordered) = self.ordered.as_mut()
@@ -40,7 +40,9 @@ impl Session {
                 given_back = flight.next_id.take();
             }
         }
-        self.count_frame(limits, now);
+        if was_exempt {
+            self.count_frame(limits, now);
+        }
         self.release_answered(out);
         self.refuse_submit(id, &refusal, limits, out);
         if let Some(next_id) = given_back {
@@ -67,7 +69,7 @@ impl Session {
         }
         let stuck = self.ordered.as_ref().is_some_and(|it| it.is_stuck());
         let Some(flight) = self.flights.answer(ticket) else { return };
-        let id = flight.id;
+        let (id, was_exempt) = (flight.id, is_exempt(&flight.conversation));
         if flight.next_id.is_some() && is_order_broken(&answer) {
             // The ledger accepts no later number of this epoch in that conversation, and this id is not done.
             self.refuse(id, Code::OrderBroken, "", limits, out);
@@ -85,7 +87,7 @@ impl Session {
         if let (Some(id), Some(ordered)) = (resolved, &mut self.ordered) {
             ordered.resolve_unknown(&id, out);
         }
-        if matches!(answer, SubmitAnswer::Duplicate { .. } | SubmitAnswer::Refused { .. }) {
+        if was_exempt && matches!(answer, SubmitAnswer::Duplicate { .. } | SubmitAnswer::Refused { .. }) {
             self.count_frame(limits, now);
         }
         match answer {

@@ -154,6 +154,13 @@ impl Session {
         submit
     }
 
+    /// Returns whether a submission waits to be polled. A driver that polls it later reads nothing meanwhile.
+    pub fn has_submit(&self) -> bool {
+        let is_ready = |it: &Ordered| it.chain.is_ready() || it.parked.is_some();
+        matches!(self.state, State::Live)
+            && (self.pending.is_some() || self.ordered.as_deref().is_some_and(is_ready))
+    }
+
     fn next_submit(
         &mut self,
         limits: &SessionLimits,
@@ -307,7 +314,9 @@ impl Session {
         limits: &SessionLimits,
         now: Time,
     ) -> Box<Submit> {
-        self.frames.give_back(limits.frames_per_second);
+        if is_exempt(&submit.conversation) {
+            self.frames.give_back(limits.frames_per_second);
+        }
         let (conversation, msg_id) = (submit.conversation.clone(), submit.msg_id.clone());
         submit.ticket = self.flights.push(Flight {
             id: submit.id,
@@ -351,6 +360,12 @@ impl Session {
         let submit = Submit { ticket: 0, id, conversation, msg_id, attempt, content, order, flags, trace };
         Ok((Box::new(submit), next_id))
     }
+}
+
+/// Returns whether accepted sends to the conversation are exempt from the budget of frames. A message to a live room is
+/// not: no log slows it down, and each is written to all members.
+pub(super) fn is_exempt(conversation: &ConversationId) -> bool {
+    !matches!(conversation.kind(), ConversationKind::Room(_))
 }
 
 /// Returns the conversation of a Send or Signal. The ledger and the driver check membership of groups and rooms.

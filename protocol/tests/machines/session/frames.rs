@@ -84,6 +84,26 @@ fn x9_accepted_sends_are_free_and_repeated_ones_are_not() {
     }
 }
 
+/// S70.
+#[test]
+fn s70_message_to_a_live_room_counts_once_whatever_its_answer() {
+    let mut conn = limited(1, false);
+    conn.frame(9, ClientBody::Send(send("r:hall", "m0")));
+    let ticket = conn.submits.pop_front().expect("a submission").ticket;
+    conn.answer(ticket, SubmitAnswer::Accepted { seq: 1, time: 1 });
+    assert_eq!(left(&mut conn), 3, "accepted");
+    let mut conn = limited(1, false);
+    conn.frame(9, ClientBody::Send(send("r:hall", "m0")));
+    let ticket = conn.submits.pop_front().expect("a submission").ticket;
+    let refusal = SubmitAnswer::Refused { code: Code::NotAMember, message: "".into() };
+    conn.answer(ticket, refusal);
+    assert_eq!(left(&mut conn), 3, "refused");
+    let mut conn = limited(1, false);
+    conn.refusals.push_back(Code::Busy);
+    conn.frame(9, ClientBody::Send(send("r:hall", "m0")));
+    assert_eq!(left(&mut conn), 3, "refused before its number");
+}
+
 #[test]
 fn x9_last_frame_of_the_budget_may_be_a_send() {
     let mut conn = limited(1, false);
