@@ -114,6 +114,10 @@ export function Shell() {
     const load = LATER[at];
     if (load && !loaded.value[at]) void load().then((view) => (loaded.value = { ...loaded.value, [at]: view.default }));
   }, [at, it]);
+  const name = list.find((entry) => entry.path === at)?.label;
+  useEffect(() => {
+    document.title = [name, it?.node, "Tidegate"].filter(Boolean).join(" · ");
+  }, [name, it]);
   const View = list.some((entry) => entry.path === at) ? loaded.value[at] : undefined;
   const known = at === "/" || list.some((entry) => entry.path === at);
   const [first, rest] = [list.filter((entry) => ["/try", "/overview", "/messages", "/nodes"].includes(entry.path)), list];

@@ -33,7 +33,8 @@ for (const [path, ready] of Object.entries(READY)) {
         await page.waitForSelector(ready);
         assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, "it scrolls sideways");
         await page.evaluate(axe);
-        const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"] }));
+        const { violations, passes } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"] }));
+        assert.ok(passes.length > 5, "axe looked at nothing");
         assert.deepEqual(violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`)), []);
         assert.deepEqual(wrong, []);
         await context.close();
