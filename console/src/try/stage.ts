@@ -1,11 +1,12 @@
 import { signal } from "@preact/signals";
 import { get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
-import { direct, hash, number, contentText, text, type Frame } from "./frames.ts";
+import { direct, number, contentText, text, type Frame } from "./frames.ts";
 import type { StoredEntry, Stamped } from "./history.ts";
-import { Wire } from "./items.ts";
+import { Wire, type Band } from "./items.ts";
 import { isRoom, judge, type Judgement, type Pulled } from "./judge.ts";
 import { Person } from "./person.ts";
+import { lastSeq, pullOn } from "./pulls.ts";
 import { Recorder } from "./recorder.ts";
 
 /** Kinds of a stage. */
@@ -51,6 +52,7 @@ export class Stage {
   plant = 0;
   private base = 0;
   private pulled = new Map<string, StoredEntry[]>();
+  private readonly pulling = new Map<string, Promise<void>>();
   private readonly syncs = new Map<string, number>();
   private readonly sessions = new Map<number, Person>();
   private readonly waiters = new Set<() => void>();
@@ -62,6 +64,7 @@ export class Stage {
   private watch = 0;
   private judged = 0;
   private isOver = false;
+  private readonly gone = new Map<number, Band>();
   private toTrace: string[] = [];
   private isTracing = false;
 
@@ -79,7 +82,7 @@ export class Stage {
       this.conv = this.mode === "pair" ? direct("alice", "bob") : await this.makeGroup();
       for (const person of this.people) this.begin(person);
       await Promise.all(this.people.map((person) => person.client.live()));
-      const bases = await Promise.all(this.people.map((person) => this.lastSeq(person)));
+      const bases = await Promise.all(this.people.map((person) => (isRoom(this.conv) ? 0 : lastSeq(person.tap, this.conv))));
       this.base = Math.max(...bases);
       for (const person of this.people) this.pulled.set(person.name, []);
       if (this.mode === "room") await Promise.all(this.people.map((person) => person.client.join(this.conv)));
@@ -218,6 +221,16 @@ export class Stage {
     return this.isChecked.value;
   }
 
+  private pull(person: Person): Promise<void> {
+    const entries = this.pulled.get(person.name) ?? [];
+    this.pulled.set(person.name, entries);
+    // One pull at a time, or the same entries would be added twice.
+    const before = this.pulling.get(person.name) ?? Promise.resolve();
+    const next = before.catch(() => {}).then(() => pullOn(person.tap, this.conv, this.base, entries));
+    this.pulling.set(person.name, next);
+    return next;
+  }
+
   private readonly members = (): readonly string[] => this.people.map((person) => person.name);
 
   private pulledNow(): Pulled {
@@ -244,10 +257,20 @@ export class Stage {
       frame: (connection, direction, frame, at) => this.frame(person, index, connection, direction, frame, at),
       closed: (connection, _code, at) => {
         this.recorder.closed(connection, at);
+        if (connection === person.session) this.linkEnded(person, index, at);
         this.changed();
       },
     });
     return person;
+  }
+
+  /** Tints the half of a person whose link ended although nobody broke it, until the next `hello`. */
+  private linkEnded(person: Person, index: number, at: number): void {
+    if (this.isOver || this.breaks > 0 || person.node === "" || this.gone.has(index)) return;
+    const isClosed = ["closed", "offline"].includes(person.state.value.name);
+    if (isClosed) return;
+    this.gone.set(index, this.wire.begin(index, "red", true));
+    this.wire.mark(at, index, `${person.name}’s link ended`, "red", "offline");
   }
 
   private begin(person: Person): void {
@@ -282,6 +305,11 @@ export class Stage {
   private frame(person: Person, index: number, connection: number, direction: "in" | "out", frame: Frame, at: number): void {
     const { kind, body } = frame;
     const cid = text(body, "msgId");
+    const gone = kind === "hello" ? this.gone.get(index) : undefined;
+    if (gone) {
+      this.wire.end(gone);
+      this.gone.delete(index);
+    }
     if (kind === "send" && direction === "out") this.named(person, cid, contentText(body));
     if (kind === "push" && index === 1 && this.plant > 0 && cid && this.recorder.sends.has(cid)) {
       this.plant -= 1;
@@ -360,37 +388,6 @@ export class Stage {
     if (this.mode === "room") return `r:${id}`;
     await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
     return `g:${id}`;
-  }
-
-  private async lastSeq(person: Person): Promise<number> {
-    if (isRoom(this.conv)) return 0;
-    let last = 0;
-    await person.tap.request("pull", { conversation: this.conv, direction: "DIRECTION_BACKWARD", limit: 1 }, (frame) => {
-      if (frame.kind === "page") last = number(frame.body, "completeTo");
-      return true;
-    });
-    return last;
-  }
-
-  /** Continues the pull of a person's history to its end. */
-  private async pull(person: Person): Promise<void> {
-    const entries = this.pulled.get(person.name) ?? [];
-    for (let isMore = true; isMore; ) {
-      isMore = false;
-      const cursor = entries.at(-1)?.seq ?? this.base;
-      const take = (frame: Frame) => {
-        if (frame.kind !== "page") return true;
-        const list = (frame.body["messages"] ?? []) as Record<string, unknown>[];
-        for (const it of list) {
-          const isMessage = !it["event"] && !it["recall"];
-          entries.push({ seq: number(it, "seq"), sender: text(it, "sender"), cid: isMessage ? text(it, "msgId") : null, body: hash(contentText(it)) });
-        }
-        isMore = list.length > 0 && (entries.at(-1)?.seq ?? 0) < number(frame.body, "completeTo");
-        return true;
-      };
-      await person.tap.request("pull", { conversation: this.conv, cursor, direction: "DIRECTION_FORWARD", limit: 200 }, take);
-    }
-    this.pulled.set(person.name, entries);
   }
 
   /** Whether messages survive the process of the node. */

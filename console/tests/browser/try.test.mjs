@@ -132,3 +132,20 @@ tried("a planted fault turns Lost red and names the rule", "/try?plant=2", async
   await page.waitForSelector(".judged.broken[data-cell=lost] code >> text=never-got", { timeout: 20_000 });
   assert.match((await page.textContent(".sentence p")) ?? "", /^A promise is broken: bob never got .+ The rule is never-got\./);
 });
+
+test("a killed node loses nothing that was acked, and takes what was written meanwhile", { timeout: 60_000 }, async () => {
+  const own = await startNode();
+  const { page, context } = await open(browser, own.url, "/try");
+  await page.waitForSelector(".chat-1 .link-state >> text=Connected");
+  await say(page, 0, "before the kill");
+  await own.end();
+  await page.waitForSelector(".chat-0 .composer.waiting");
+  await page.fill(".chat-0 .composer input", "while it is dead");
+  await page.press(".chat-0 .composer input", "Enter");
+  await page.waitForSelector(".mark >> text=alice’s link ended");
+  const again = await startNode({ data: own.data, ports: own.ports });
+  await page.waitForSelector(".chat-1 .bubble >> text=while it is dead", { timeout: 30_000 });
+  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+  await context.close();
+  await again.stop();
+});

@@ -23,7 +23,7 @@ after(async () => {
 
 const READY = {
   "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
-  "/errors": ".code", "/nodes": ".cell",
+  "/errors": ".code", "/nodes": ".cell", "/people": ".person .event-row",
 };
 for (const [path, ready] of Object.entries(READY)) {
   for (const colorScheme of ["light", "dark"]) {
@@ -62,6 +62,18 @@ test("the keyboard opens views, finds codes and changes the theme", { timeout: 6
   await page.waitForSelector("dialog[open] >> text=Keys");
   await page.keyboard.press("Escape");
   await until(page, () => document.querySelector("dialog[open]") === null);
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("a token is created for a user, and logs in as that user", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await open(browser, node.url, "/people?user=dora");
+  await page.click("text=Mint a token");
+  const token = (await page.textContent(".minted code")) ?? "";
+  const answer = await fetch(`http://127.0.0.1:${node.ports.client}/v1/assign?transport=ws`, { headers: { authorization: `Bearer ${token}` } });
+  assert.equal(answer.status, 200);
+  await page.click("text=Hide it");
+  assert.equal(await page.$(".minted"), null);
   assert.deepEqual(wrong, []);
   await context.close();
 });
