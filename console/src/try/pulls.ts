@@ -25,7 +25,12 @@ export async function pullOn(tap: Tap, conversation: string, base: number, entri
       const list = (frame.body["messages"] ?? []) as Record<string, unknown>[];
       for (const it of list) {
         const isMessage = !it["event"] && !it["recall"];
-        entries.push({ seq: number(it, "seq"), sender: text(it, "sender"), cid: isMessage ? text(it, "msgId") : null, body: hash(contentText(it)) });
+        const event = it["event"] as { change?: string; users?: string[] } | undefined;
+        const isJoin = event?.change === "MEMBER_CHANGE_CREATED" || event?.change === "MEMBER_CHANGE_JOINED";
+        entries.push({
+          seq: number(it, "seq"), sender: text(it, "sender"), cid: isMessage ? text(it, "msgId") : null, body: hash(contentText(it)),
+          ...(isJoin ? { joined: event?.users ?? [] } : {}),
+        });
       }
       isMore = list.length > 0 && (entries.at(-1)?.seq ?? 0) < number(frame.body, "completeTo");
       return true;

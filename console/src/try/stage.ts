@@ -79,10 +79,13 @@ export class Stage {
     this.watchAll();
     this.watch = window.setInterval(() => this.watchAll(), WATCH_AGAIN_MS);
     try {
-      this.conv = this.mode === "pair" ? direct("alice", "bob") : await this.makeGroup();
+      const id = `try-${Date.now().toString(36)}`;
+      this.conv = { pair: direct("alice", "bob"), group: `g:${id}`, room: `r:${id}` }[this.mode];
       for (const person of this.people) this.begin(person);
       await Promise.all(this.people.map((person) => person.client.live()));
-      const bases = await Promise.all(this.people.map((person) => (isRoom(this.conv) ? 0 : lastSeq(person.tap, this.conv))));
+      // Everybody is connected by now, so that the wire shows how they get to know of the group.
+      if (this.mode === "group") await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
+      const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : lastSeq(person.tap, this.conv))));
       this.base = Math.max(...bases);
       for (const person of this.people) this.pulled.set(person.name, []);
       if (this.mode === "room") await Promise.all(this.people.map((person) => person.client.join(this.conv)));
@@ -177,6 +180,8 @@ export class Stage {
     if (this.base > 0) add({ log_gap: { conv: this.conv, first: 1, last: this.base } });
     const stored = [...this.pulled.values()].sort((a, b) => b.length - a.length)[0] ?? [];
     for (const entry of stored) {
+      for (const user of entry.joined ?? []) add({ log_member: { conv: this.conv, seq: entry.seq, user, change: "join" } });
+      if (entry.joined) continue;
       const sent = entry.cid === null ? undefined : this.recorder.sends.get(entry.cid);
       if (!sent || entry.cid === null) add({ log_gap: { conv: this.conv, first: entry.seq, last: entry.seq } });
       else add({ log_message: { conv: this.conv, seq: entry.seq, sender: entry.sender, device: sent.device, cid: entry.cid, body: entry.body } });
@@ -381,13 +386,6 @@ export class Stage {
 
   private watchAll(): void {
     for (const person of this.people) void post("/v1/trace", { user: person.name }).catch(() => {});
-  }
-
-  private async makeGroup(): Promise<string> {
-    const id = `try-${Date.now().toString(36)}`;
-    if (this.mode === "room") return `r:${id}`;
-    await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
-    return `g:${id}`;
   }
 
   /** Whether messages survive the process of the node. */
