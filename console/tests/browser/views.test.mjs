@@ -66,6 +66,17 @@ test("the keyboard opens views, finds codes and changes the theme", { timeout: 6
   await context.close();
 });
 
+test("a drain is asked for in words before it begins", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await open(browser, node.url, "/nodes");
+  await page.click("td >> text=Drain");
+  assert.match((await page.textContent("dialog[open]")) ?? "", /n1 drains, and its process exits\..+only node/);
+  await page.click("dialog[open] >> text=Keep it");
+  await until(page, () => document.querySelector("dialog[open]") === null);
+  assert.equal((await (await fetch(`${node.url}/readyz`)).json()).state, "ready");
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
 test("a token is created for a user, and logs in as that user", { timeout: 60_000 }, async () => {
   const { page, context, wrong } = await open(browser, node.url, "/people?user=dora");
   await page.click("text=Mint a token");
