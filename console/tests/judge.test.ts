@@ -64,6 +64,12 @@ test("a repeated send that keeps its seq is no fault", () => {
   assert.deepEqual(rules(at(sent("a"), ok("a", 1), shown("a", 1), sent("a", 1), ok("a", 1, true)), pulled(stored([1, "a"]))), []);
 });
 
+test("either attempt of a repeated send may be the stored one, outside a chain", () => {
+  const plain = (cid: string, attempt = 0) => sent(cid, attempt, "alice", false);
+  assert.deepEqual(rules(at(plain("a"), plain("b"), plain("a", 1), ok("b", 1), ok("a", 2, true), shown("b", 1), shown("a", 2))), []);
+  assert.deepEqual(rules(at(plain("b"), plain("a"), plain("b", 1), ok("b", 2), ok("a", 1))), []);
+});
+
 test("what was stored before the record began, or by others, is not judged", () => {
   assert.deepEqual(rules(at(sent("a"), ok("a", 11), shown("a", 11)), pulled(stored([11, "a"], [12, "other"]), undefined, 10)), []);
 });

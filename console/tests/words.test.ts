@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { parseFrame } from "../src/try/frames.ts";
 import type { Nodes } from "../src/live/nodes.ts";
+import { known } from "../src/words/people.ts";
 import { drainQuestion, verdict } from "../src/words/nodes.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
 import { SENTENCES } from "../src/words/sentences.ts";
@@ -85,4 +86,10 @@ test("the verdict names what a person has to know first", () => {
   assert.equal(of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }).sentence, "n2 stopped without a drain; others take over.");
   assert.equal(of({ nodes: [{ ...node, state: "draining", drain: { phase: "draining", from: 10, left: 3, unnoticed: 0, rate: 5, forMs: 100 } }] }).tone, "amber");
   assert.match(drainQuestion(node, 0), /only node/);
+});
+
+test("people are those that the events name, with the devices that have not gone", () => {
+  const event = (type: string, subject: string, device: string) => ({ id: "", type: `tidegate.${type}`, subject, time: "", data: { device } });
+  const events = [event("offline", "bob", "phone"), event("online", "alice", "web"), event("online", "bob", "phone"), event("read", "carol", ""), event("offline", "alice", "old")];
+  assert.deepEqual(known(events), [{ user: "alice", devices: ["web"] }, { user: "bob", devices: [] }, { user: "carol", devices: [] }]);
 });

@@ -28,6 +28,7 @@ function find(text: string, list: readonly Entry[]): Hit[] {
   if (/^[A-Za-z0-9_.-]{1,64}$/.test(text.trim())) {
     const id = encodeURIComponent(text.trim());
     hits.push({ label: text.trim(), note: "messages of this user", act: () => go(`/messages?user=${id}`) });
+    hits.push({ label: text.trim(), note: "this user", act: () => go(`/people?user=${id}`) });
     hits.push({ label: text.trim(), note: "message with this id", act: () => go(`/messages?msg=${id}`) });
   }
   return hits;

@@ -17,6 +17,7 @@ export const ENTRIES: readonly Entry[] = [
   { path: "/events", label: "Events", icon: "lines", key: "e", group: "Watch" },
   { path: "/errors", label: "Errors", icon: "warning", key: "r", group: "Watch" },
   { path: "/nodes", label: "Nodes", icon: "server", key: "n", group: "Operate" },
+  { path: "/people", label: "People", icon: "people", key: "p", group: "Operate" },
 ];
 
 /** The entries that are shown: the try-out page exists on development nodes only. */

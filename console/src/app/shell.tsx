@@ -18,6 +18,7 @@ const LATER: Record<string, () => Promise<{ default: ComponentType }>> = {
   "/events": () => import("../views/events.tsx"),
   "/errors": () => import("../views/errors.tsx"),
   "/nodes": () => import("../views/nodes.tsx"),
+  "/people": () => import("../views/people.tsx"),
 };
 const loaded = signal<Record<string, ComponentType>>({ "/try": TryIt });
 
@@ -114,6 +115,10 @@ export function Shell() {
     const load = LATER[at];
     if (load && !loaded.value[at]) void load().then((view) => (loaded.value = { ...loaded.value, [at]: view.default }));
   }, [at, it]);
+  const name = list.find((entry) => entry.path === at)?.label;
+  useEffect(() => {
+    document.title = [name, it?.node, "Tidegate"].filter(Boolean).join(" · ");
+  }, [name, it]);
   const View = list.some((entry) => entry.path === at) ? loaded.value[at] : undefined;
   const known = at === "/" || list.some((entry) => entry.path === at);
   const [first, rest] = [list.filter((entry) => ["/try", "/overview", "/messages", "/nodes"].includes(entry.path)), list];
@@ -150,10 +155,16 @@ function Empty({ known }: { readonly known: boolean }) {
   return (
     <>
       <header>
-        <h1>{known ? "Tidegate" : "Not a view"}</h1>
+        <h1>{known ? "Tidegate" : current() === "/try" ? "Try it" : "Not a view"}</h1>
         <Tools />
       </header>
-      {!known && <p class="note">This page has no view at this address. Choose one in the navigation.</p>}
+      {!known && (
+        <p class="note">
+          {current() === "/try"
+            ? "Try it exists on nodes for development only: it creates tokens, cuts links and drains the node. The setting is admin.development."
+            : "This page has no view at this address. Choose one in the navigation."}
+        </p>
+      )}
     </>
   );
 }

@@ -41,6 +41,8 @@ export interface StoredEntry {
   /** Id of the message; null for a change of members. */
   readonly cid: string | null;
   readonly body: number;
+  /** Users that joined by a change of members. */
+  readonly joined?: readonly string[];
 }
 
 /** Writes a recording as JSON lines. */

@@ -1,11 +1,12 @@
 import { signal } from "@preact/signals";
 import { get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
-import { direct, hash, number, contentText, text, type Frame } from "./frames.ts";
+import { direct, number, contentText, text, type Frame } from "./frames.ts";
 import type { StoredEntry, Stamped } from "./history.ts";
-import { Wire } from "./items.ts";
+import { Wire, type Band } from "./items.ts";
 import { isRoom, judge, type Judgement, type Pulled } from "./judge.ts";
 import { Person } from "./person.ts";
+import { lastSeq, pullOn } from "./pulls.ts";
 import { Recorder } from "./recorder.ts";
 
 /** Kinds of a stage. */
@@ -51,6 +52,7 @@ export class Stage {
   plant = 0;
   private base = 0;
   private pulled = new Map<string, StoredEntry[]>();
+  private readonly pulling = new Map<string, Promise<void>>();
   private readonly syncs = new Map<string, number>();
   private readonly sessions = new Map<number, Person>();
   private readonly waiters = new Set<() => void>();
@@ -62,6 +64,7 @@ export class Stage {
   private watch = 0;
   private judged = 0;
   private isOver = false;
+  private readonly gone = new Map<number, Band>();
   private toTrace: string[] = [];
   private isTracing = false;
 
@@ -76,10 +79,13 @@ export class Stage {
     this.watchAll();
     this.watch = window.setInterval(() => this.watchAll(), WATCH_AGAIN_MS);
     try {
-      this.conv = this.mode === "pair" ? direct("alice", "bob") : await this.makeGroup();
+      const id = `try-${Date.now().toString(36)}`;
+      this.conv = { pair: direct("alice", "bob"), group: `g:${id}`, room: `r:${id}` }[this.mode];
       for (const person of this.people) this.begin(person);
       await Promise.all(this.people.map((person) => person.client.live()));
-      const bases = await Promise.all(this.people.map((person) => this.lastSeq(person)));
+      // Everybody is connected by now, so that the wire shows how they get to know of the group.
+      if (this.mode === "group") await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
+      const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : lastSeq(person.tap, this.conv))));
       this.base = Math.max(...bases);
       for (const person of this.people) this.pulled.set(person.name, []);
       if (this.mode === "room") await Promise.all(this.people.map((person) => person.client.join(this.conv)));
@@ -174,6 +180,8 @@ export class Stage {
     if (this.base > 0) add({ log_gap: { conv: this.conv, first: 1, last: this.base } });
     const stored = [...this.pulled.values()].sort((a, b) => b.length - a.length)[0] ?? [];
     for (const entry of stored) {
+      for (const user of entry.joined ?? []) add({ log_member: { conv: this.conv, seq: entry.seq, user, change: "join" } });
+      if (entry.joined) continue;
       const sent = entry.cid === null ? undefined : this.recorder.sends.get(entry.cid);
       if (!sent || entry.cid === null) add({ log_gap: { conv: this.conv, first: entry.seq, last: entry.seq } });
       else add({ log_message: { conv: this.conv, seq: entry.seq, sender: entry.sender, device: sent.device, cid: entry.cid, body: entry.body } });
@@ -218,6 +226,16 @@ export class Stage {
     return this.isChecked.value;
   }
 
+  private pull(person: Person): Promise<void> {
+    const entries = this.pulled.get(person.name) ?? [];
+    this.pulled.set(person.name, entries);
+    // One pull at a time, or the same entries would be added twice.
+    const before = this.pulling.get(person.name) ?? Promise.resolve();
+    const next = before.catch(() => {}).then(() => pullOn(person.tap, this.conv, this.base, entries));
+    this.pulling.set(person.name, next);
+    return next;
+  }
+
   private readonly members = (): readonly string[] => this.people.map((person) => person.name);
 
   private pulledNow(): Pulled {
@@ -244,10 +262,20 @@ export class Stage {
       frame: (connection, direction, frame, at) => this.frame(person, index, connection, direction, frame, at),
       closed: (connection, _code, at) => {
         this.recorder.closed(connection, at);
+        if (connection === person.session) this.linkEnded(person, index, at);
         this.changed();
       },
     });
     return person;
+  }
+
+  /** Tints the half of a person whose link ended although nobody broke it, until the next `hello`. */
+  private linkEnded(person: Person, index: number, at: number): void {
+    if (this.isOver || this.breaks > 0 || person.node === "" || this.gone.has(index)) return;
+    const isClosed = ["closed", "offline"].includes(person.state.value.name);
+    if (isClosed) return;
+    this.gone.set(index, this.wire.begin(index, "red", true));
+    this.wire.mark(at, index, `${person.name}’s link ended`, "red", "offline");
   }
 
   private begin(person: Person): void {
@@ -282,6 +310,11 @@ export class Stage {
   private frame(person: Person, index: number, connection: number, direction: "in" | "out", frame: Frame, at: number): void {
     const { kind, body } = frame;
     const cid = text(body, "msgId");
+    const gone = kind === "hello" ? this.gone.get(index) : undefined;
+    if (gone) {
+      this.wire.end(gone);
+      this.gone.delete(index);
+    }
     if (kind === "send" && direction === "out") this.named(person, cid, contentText(body));
     if (kind === "push" && index === 1 && this.plant > 0 && cid && this.recorder.sends.has(cid)) {
       this.plant -= 1;
@@ -353,44 +386,6 @@ export class Stage {
 
   private watchAll(): void {
     for (const person of this.people) void post("/v1/trace", { user: person.name }).catch(() => {});
-  }
-
-  private async makeGroup(): Promise<string> {
-    const id = `try-${Date.now().toString(36)}`;
-    if (this.mode === "room") return `r:${id}`;
-    await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
-    return `g:${id}`;
-  }
-
-  private async lastSeq(person: Person): Promise<number> {
-    if (isRoom(this.conv)) return 0;
-    let last = 0;
-    await person.tap.request("pull", { conversation: this.conv, direction: "DIRECTION_BACKWARD", limit: 1 }, (frame) => {
-      if (frame.kind === "page") last = number(frame.body, "completeTo");
-      return true;
-    });
-    return last;
-  }
-
-  /** Continues the pull of a person's history to its end. */
-  private async pull(person: Person): Promise<void> {
-    const entries = this.pulled.get(person.name) ?? [];
-    for (let isMore = true; isMore; ) {
-      isMore = false;
-      const cursor = entries.at(-1)?.seq ?? this.base;
-      const take = (frame: Frame) => {
-        if (frame.kind !== "page") return true;
-        const list = (frame.body["messages"] ?? []) as Record<string, unknown>[];
-        for (const it of list) {
-          const isMessage = !it["event"] && !it["recall"];
-          entries.push({ seq: number(it, "seq"), sender: text(it, "sender"), cid: isMessage ? text(it, "msgId") : null, body: hash(contentText(it)) });
-        }
-        isMore = list.length > 0 && (entries.at(-1)?.seq ?? 0) < number(frame.body, "completeTo");
-        return true;
-      };
-      await person.tap.request("pull", { conversation: this.conv, cursor, direction: "DIRECTION_FORWARD", limit: 200 }, take);
-    }
-    this.pulled.set(person.name, entries);
   }
 
   /** Whether messages survive the process of the node. */

@@ -9,7 +9,7 @@ import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
 import { drainQuestion, drainWords } from "../words/nodes.ts";
-import { duration, grouped } from "../words/numbers.ts";
+import { duration, grouped, span } from "../words/numbers.ts";
 import { Partitions } from "./partitions.tsx";
 
 const asked = signal<NodeRow | undefined>(undefined);
@@ -102,7 +102,7 @@ export default function NodesView() {
           <div class="count"><span class="label">Clients</span><span class="figure">{it ? grouped(clients) : "–"}</span></div>
           <div class="count"><span class="label">Nodes</span><span class="figure">{it ? live.length : "–"}</span></div>
           <div class="count"><span class="label">Partitions</span><span class="figure">{it ? it.partitions : "–"}</span></div>
-          {history.length > 1 && <div class="count grow"><span class="label">Clients, the last {duration(history.length * 1000)}</span><Sparkline values={history} label="Clients" width={480} height={36} /></div>}
+          {history.length > 1 && <div class="count grow"><span class="label">Clients, the last {span(history.length)}</span><Sparkline values={history} label="Clients" width={480} height={36} /></div>}
         </div>
         <div class="scroll-x pad">
           <table>

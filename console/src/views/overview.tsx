@@ -26,11 +26,11 @@ function Line({ field, label, unit }: { readonly field: string; readonly label: 
   const isMs = unit === "ms";
   const values = series(field, SPAN, isMs);
   const newest = isMs ? values.at(-1) : now(field);
-  const text = newest === undefined ? "–" : isMs ? (newest / 1000).toFixed(newest < 10_000 ? 1 : 0) : grouped(newest);
+  const text = newest === undefined || (isMs && newest === 0) ? "–" : isMs ? (newest / 1000).toFixed(newest < 10_000 ? 1 : 0) : grouped(newest);
   return (
     <div class="spark">
       <span class="label">{label}</span>
-      <span class="figure">{text}<small>{newest === undefined ? "" : unit}</small></span>
+      <span class="figure">{text}<small>{text === "–" ? "" : unit}</small></span>
       <Sparkline values={values.length > 0 ? values : [0, 0]} label={label} width={160} height={28} />
     </div>
   );

@@ -17,6 +17,11 @@ export function duration(ms: number): string {
   return `${Math.max(1, Math.round(ms))} ms`;
 }
 
+/** A span of whole seconds or minutes: `45 s`, `5 min`. */
+export function span(seconds: number): string {
+  return seconds < 60 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
+}
+
 /** A short duration with one decimal: `0.8 ms`. */
 export function fine(ms: number): string {
   return ms >= 10 ? duration(ms) : `${ms.toFixed(1)} ms`;

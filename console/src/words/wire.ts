@@ -28,7 +28,7 @@ function pageSeqs(body: Record<string, unknown>): number[] {
 }
 
 const MEMBER: Readonly<Record<string, string>> = {
-  MEMBER_CHANGE_CREATED: "the group is there", MEMBER_CHANGE_JOINED: "joined", MEMBER_CHANGE_LEFT: "left", MEMBER_CHANGE_KICKED: "removed",
+  MEMBER_CHANGE_JOINED: "joined", MEMBER_CHANGE_LEFT: "left", MEMBER_CHANGE_KICKED: "removed",
 };
 
 /** Describes a frame of a person's link; undefined for frames that would only be noise. */
@@ -55,7 +55,8 @@ export function describe(frame: Frame, direction: "in" | "out", person: string, 
       if (body["event"]) {
         const event = body["event"] as Record<string, unknown>;
         const users = Array.isArray(event["users"]) ? event["users"].join(", ") : "";
-        return say(`${number(body, "seq")}: ${users} ${MEMBER[text(event, "change")] ?? "changed"}`);
+        const change = text(event, "change");
+        return say(change === "MEMBER_CHANGE_CREATED" ? `${number(body, "seq")}, the group is there` : `${number(body, "seq")}, ${users} ${MEMBER[change] ?? "changed"}`);
       }
       return say(text(body, "conversation").startsWith("r:") ? contentText(body) : `seq ${number(body, "seq")}`);
     }

@@ -23,7 +23,7 @@ after(async () => {
 
 const READY = {
   "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
-  "/errors": ".code", "/nodes": ".cell",
+  "/errors": ".code", "/nodes": ".cell", "/people": ".person .event-row",
 };
 for (const [path, ready] of Object.entries(READY)) {
   for (const colorScheme of ["light", "dark"]) {
@@ -33,7 +33,8 @@ for (const [path, ready] of Object.entries(READY)) {
         await page.waitForSelector(ready);
         assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, "it scrolls sideways");
         await page.evaluate(axe);
-        const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"] }));
+        const { violations, passes } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"] }));
+        assert.ok(passes.length > 5, "axe looked at nothing");
         assert.deepEqual(violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`)), []);
         assert.deepEqual(wrong, []);
         await context.close();
@@ -61,6 +62,29 @@ test("the keyboard opens views, finds codes and changes the theme", { timeout: 6
   await page.waitForSelector("dialog[open] >> text=Keys");
   await page.keyboard.press("Escape");
   await until(page, () => document.querySelector("dialog[open]") === null);
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("a drain is asked for in words before it begins", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await open(browser, node.url, "/nodes");
+  await page.click("td >> text=Drain");
+  assert.match((await page.textContent("dialog[open]")) ?? "", /n1 drains, and its process exits\..+only node/);
+  await page.click("dialog[open] >> text=Keep it");
+  await until(page, () => document.querySelector("dialog[open]") === null);
+  assert.equal((await (await fetch(`${node.url}/readyz`)).json()).state, "ready");
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("a token is created for a user, and logs in as that user", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await open(browser, node.url, "/people?user=dora");
+  await page.click("text=Mint a token");
+  const token = (await page.textContent(".minted code")) ?? "";
+  const answer = await fetch(`http://127.0.0.1:${node.ports.client}/v1/assign?transport=ws`, { headers: { authorization: `Bearer ${token}` } });
+  assert.equal(answer.status, 200);
+  await page.click("text=Hide it");
+  assert.equal(await page.$(".minted"), null);
   assert.deepEqual(wrong, []);
   await context.close();
 });

@@ -1,0 +1,147 @@
+import { signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { query, setQuery } from "../app/router.ts";
+import { Header } from "../app/shell.tsx";
+import { ApiError, get, post } from "../live/api.ts";
+import { allows, nodeClass } from "../live/boot.ts";
+import { followEvents, list } from "../live/cloudevents.ts";
+import { CopyButton } from "../parts/copy.tsx";
+import { EventLine } from "../parts/eventline.tsx";
+import { Failed } from "../parts/failed.tsx";
+import { Icon } from "../parts/icon.tsx";
+import { capital } from "../words/numbers.ts";
+import { known } from "../words/people.ts";
+
+interface Presence {
+  readonly user: string;
+  readonly online: boolean;
+  readonly devices: readonly { readonly device: string; readonly node: string }[];
+}
+
+interface Token {
+  readonly user: string;
+  readonly token: string;
+  readonly expiresMs: number;
+}
+
+const presence = signal<Presence | undefined>(undefined);
+const failure = signal<ApiError | undefined>(undefined);
+/** The token that was created last; it is kept nowhere else. */
+const minted = signal<Token | undefined>(undefined);
+
+async function look(user: string): Promise<void> {
+  try {
+    const it = await get<Presence>(`/v1/users/${encodeURIComponent(user)}/presence`);
+    if (query.value.get("user") === user) presence.value = it;
+    failure.value = undefined;
+  } catch (error) {
+    if (error instanceof ApiError) failure.value = error;
+  }
+}
+
+async function mint(user: string): Promise<void> {
+  try {
+    minted.value = await post<Token>("/v1/dev/token", { user });
+  } catch (error) {
+    if (error instanceof ApiError) failure.value = error;
+  }
+}
+
+function Minted({ it }: { readonly it: Token }) {
+  return (
+    <div class="minted">
+      <p class="soft">A token for {it.user}, valid until {new Date(it.expiresMs).toLocaleTimeString("en-GB")}. It logs in as {it.user}, on any device.</p>
+      <code>{it.token}</code>
+      <div class="row">
+        <CopyButton label="Copy the token" text={() => it.token} />
+        <button type="button" class="button" onClick={() => (minted.value = undefined)}>Hide it</button>
+      </div>
+    </div>
+  );
+}
+
+function Person({ user }: { readonly user: string }) {
+  useEffect(() => {
+    presence.value = undefined;
+    minted.value = undefined;
+    void look(user);
+    const timer = setInterval(() => !document.hidden && void look(user), 2000);
+    return () => clearInterval(timer);
+  }, [user]);
+  const it = presence.value?.user === user ? presence.value : undefined;
+  const events = list.value.filter((event) => event.subject === user);
+  return (
+    <div class="person">
+      <div class="person-head">
+        <span class="avatar" aria-hidden="true">{capital(user).charAt(0)}</span>
+        <div class="grow">
+          <h2><bdi>{user}</bdi> {it && <span class={`chip ${it.online ? "tide" : ""}`}>{it.online ? "online" : "offline"}</span>}</h2>
+          <span class="quiet">{it ? `${it.devices.length} ${it.devices.length === 1 ? "device" : "devices"} connected` : "–"}</span>
+        </div>
+        {allows("token") && <button type="button" class="button" onClick={() => void mint(user)}>Mint a token</button>}
+        <a class="button" href={`/messages?user=${encodeURIComponent(user)}`}>Messages</a>
+      </div>
+      {minted.value?.user === user && <Minted it={minted.value} />}
+      <section class="pad">
+        <h2>Devices</h2>
+        {it && it.devices.length === 0 && <p class="quiet">None is connected. <code>tidegate tail --user {user}</code> connects one.</p>}
+        {it && it.devices.length > 0 && (
+          <table>
+            <thead><tr><th>Device</th><th>Node</th><th>State</th></tr></thead>
+            <tbody>
+              {it.devices.map((one) => (
+                <tr><td><bdi>{one.device}</bdi></td><td><span class={nodeClass(one.node)}><span class="node">{one.node}</span></span></td><td><i class="dot" /> Live</td></tr>
+              ))}
+            </tbody>
+          </table>
+        )}
+      </section>
+      <section class="pad">
+        <h2>Events <span class="quiet small">as far back as this node keeps them</span></h2>
+        <ol class="events">{events.slice(0, 50).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>
+        {events.length === 0 && <p class="quiet">None.</p>}
+      </section>
+    </div>
+  );
+}
+
+/** A user: devices that are connected, newest events, and a token on development nodes. */
+export default function People() {
+  useEffect(followEvents, []);
+  const people = known(list.value);
+  const user = query.value.get("user") ?? "";
+  const typed = query.value.get("q") ?? "";
+  const open = user || (people[0]?.user ?? "");
+  useEffect(() => {
+    if (!user && open) setQuery("user", open);
+  }, [user, open]);
+  const shown = people.filter((it) => it.user.includes(typed)).slice(0, 200);
+  return (
+    <>
+      <Header title="People"><span class="quiet lead-note">{people.length > 0 ? `${people.length} in the events of this node, ${people.filter((it) => it.devices.length > 0).length} online` : ""}</span></Header>
+      {failure.value && <Failed error={failure.value} again={() => void look(open)} />}
+      <div class="split">
+        <div class="side">
+          <form class="side-head" onSubmit={(event) => { event.preventDefault(); if (typed) { setQuery("user", typed); setQuery("q", ""); } }}>
+            <label class="field">
+              <Icon name="search" />
+              <input data-filter aria-label="A user’s id" placeholder="A user’s id" autocomplete="off" value={typed} onInput={(event) => setQuery("q", event.currentTarget.value.trim())} />
+            </label>
+          </form>
+          <ol class="list">
+            {shown.map((it) => (
+              <li key={it.user}>
+                <button type="button" class={`message-row${it.user === open ? " open" : ""}`} aria-current={it.user === open} onClick={() => setQuery("user", it.user)}>
+                  <b class="cut">{it.user}</b>
+                  <span class="row quiet small"><i class={it.devices.length > 0 ? "dot" : "dot off"} />{it.devices.length > 0 ? it.devices.join(", ") : "offline"}</span>
+                </button>
+              </li>
+            ))}
+          </ol>
+          {shown.length === 0 && <p class="note">{typed ? <>Press Enter to look at <b>{typed}</b>.</> : "Nobody has connected since this node started."}</p>}
+        </div>
+        <div class="main">{open && /^[A-Za-z0-9_.-]{1,64}$/.test(open) && <Person user={open} />}</div>
+      </div>
+    </>
+  );
+}
