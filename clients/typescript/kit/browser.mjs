@@ -20,13 +20,15 @@ await page.evaluate(async () => {
   });
 });
 
+let isOver = false;
 const end = async () => {
+  isOver = true;
   await close();
   rmSync(profile, { recursive: true, force: true });
   process.exit(0);
 };
 const lines = createInterface({ input: process.stdin });
 lines.on('line', (line) => {
-  if (line.trim()) page.evaluate((it) => window.command(JSON.parse(it)), line).catch((error) => console.error(String(error)));
+  if (line.trim()) page.evaluate((it) => window.command(JSON.parse(it)), line).catch((error) => isOver || console.error(String(error)));
 });
 lines.on('close', end);

@@ -22,13 +22,20 @@ export function dialWebSocket(make?: (url: string, protocols: string[]) => WebSo
     const socket: WebSocketLike = make ? make(address, protocols) : new WebSocket(address, protocols);
     socket.onopen = () => handlers.opened();
     socket.onmessage = ({ data }: { data: string }) => handlers.text(data);
+    const detach = () => {
+      socket.onopen = socket.onmessage = socket.onclose = socket.onerror = null;
+    };
     socket.onclose = () => handlers.closed();
-    // An error is followed by `close`.
-    socket.onerror = () => {};
+    // Browsers report the end after an error, but not every platform does so for a connection that was never open.
+    socket.onerror = () => {
+      detach();
+      socket.close();
+      handlers.closed();
+    };
     return {
       send: (text) => socket.send(text),
       close: () => {
-        socket.onopen = socket.onmessage = socket.onclose = null;
+        detach();
         socket.close();
       },
     };

@@ -140,7 +140,7 @@ export class Engine implements Core {
     if (this.#store) this.#saving ??= this.#save().finally(() => (this.#saving = undefined));
     clearTimeout(this.#timer);
     const due = session.timers.due();
-    if (due !== undefined) {
+    if (due !== undefined && !this.#isOver) {
       const wait = Math.min(Math.max(due - Date.now(), 0), SLEEP_MAX_MS);
       this.#timer = setTimeout(() => this.run((now) => session.tick(now)), wait);
     }
@@ -194,6 +194,7 @@ export class Engine implements Core {
   }
 
   async #open(conn: number, alternates: readonly string[] | undefined): Promise<void> {
+    if (this.#isOver) return;
     const entry: { socket?: Socket; address?: string } = {};
     this.#conns.set(conn, entry);
     try {

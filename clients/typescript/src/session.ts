@@ -365,9 +365,9 @@ export class Session {
     this.#liveAt = this.#heardAt = now;
     this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.feed.user });
     this.outbox.live(welcome, now);
-    this.rooms.rejoin(now);
     this.inbox.syncStarted(now);
     this.sync(now, () => {}, () => {});
+    this.rooms.rejoin(now);
     this.#requests.live(now);
     this.#beat(link);
   }

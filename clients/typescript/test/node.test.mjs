@@ -3,20 +3,20 @@ import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import 'fake-indexeddb/auto';
 import { connect } from '../dist/index.js';
-import { skip, startNode, startProxy } from './support/real_node.mjs';
+import { limits, startNode, startProxy } from './support/real_node.mjs';
 
 let node;
 let proxy;
 const clients = [];
 
 before(async () => {
-  if (skip) return;
+  if (limits.skip) return;
   node = await startNode();
   proxy = await startProxy(node.port);
 });
 
 after(async () => {
-  if (skip) return;
+  if (limits.skip) return;
   for (const client of clients) client.drop();
   proxy.stop();
   await node.stop();
@@ -38,7 +38,7 @@ const event = (client, name, fits = () => true) =>
     });
   });
 
-test('sends across cut connections: nothing is lost, doubled or out of order', { skip }, async () => {
+test('sends across cut connections: nothing is lost, doubled or out of order', limits, async () => {
   const alice = open('alice', { port: proxy.port, random: () => 0.1 });
   const bob = open('bob', { port: proxy.port, random: () => 0.1 });
   const got = [];
@@ -69,7 +69,7 @@ test('sends across cut connections: nothing is lost, doubled or out of order', {
   await Promise.all([alice.close(), bob.close()]);
 });
 
-test('reads, recalls, hides and clears on all devices', { skip }, async () => {
+test('reads, recalls, hides and clears on all devices', limits, async () => {
   const [carol, dave, phone] = [open('carol'), open('dave'), open('dave', { device: 'phone' })];
   await Promise.all([event(carol, 'synced'), event(dave, 'synced'), event(phone, 'synced')]);
   const third = event(dave, 'message', (it) => it.seq === 3);
@@ -99,7 +99,7 @@ test('reads, recalls, hides and clears on all devices', { skip }, async () => {
   assert.deepEqual(entries.map((it) => [it.kind, it.seq]), [['expired', 1], ['recalled', 2], ['expired', 3], ['recall', 4]]);
 });
 
-test('follows groups, rooms and signals', { skip }, async () => {
+test('follows groups, rooms and signals', limits, async () => {
   const [erin, frank] = [open('erin'), open('frank')];
   await Promise.all([event(erin, 'synced'), event(frank, 'synced')]);
   const created = event(frank, 'change');
@@ -121,12 +121,14 @@ test('follows groups, rooms and signals', { skip }, async () => {
   frank.offline();
   frank.online();
   await event(frank, 'synced');
-  const wave = event(frank, 'message', (it) => it.room);
-  await erin.send('r:hall', 'wave');
-  assert.equal((await wave).content.text, 'wave');
+  // The room is entered again at some time after the login; what was sent there before is lost by design.
+  let wave;
+  frank.on('message', (it) => (wave ??= it));
+  while (!wave) await erin.send('r:hall', 'wave');
+  assert.deepEqual([wave.room, wave.content.text], [true, 'wave']);
 });
 
-test('finds a node by assign, and ends with the cure of a bad token', { skip }, async () => {
+test('finds a node by assign, and ends with the cure of a bad token', limits, async () => {
   const grace = open('grace', { addresses: [], assign: `http://127.0.0.1:${node.port}` });
   await grace.live();
   assert.equal(grace.user, 'grace');
@@ -135,7 +137,7 @@ test('finds a node by assign, and ends with the cure of a bad token', { skip }, 
   assert.equal(mallory.state.name, 'closed');
 });
 
-test('is closed for ever by another login of its device', { skip }, async () => {
+test('is closed for ever by another login of its device', limits, async () => {
   const first = open('heidi');
   await first.live();
   const end = event(first, 'state', (it) => it.name === 'closed');
@@ -143,7 +145,7 @@ test('is closed for ever by another login of its device', { skip }, async () => 
   assert.equal((await end).error.name, 'REPLACED');
 });
 
-test('repeats the messages of a dropped client from IndexedDB, and hands over what came meanwhile', { skip }, async () => {
+test('repeats the messages of a dropped client from IndexedDB, and hands over what came meanwhile', limits, async () => {
   const options = { outbox: 'indexeddb', port: proxy.port, user: 'ivan' };
   const judy = open('judy');
   const ivan = open('ivan', options);
@@ -171,4 +173,21 @@ test('repeats the messages of a dropped client from IndexedDB, and hands over wh
   assert.equal(seq, 5);
   assert.deepEqual(accepted, [[2, true], [3, true], [5, false]]);
   assert.ok(!heard.includes('before'), 'a message was handed over twice');
+});
+
+test('goes on after the node was killed', limits, async () => {
+  const [kim, leo] = [open('kim', { random: () => 0.1 }), open('leo', { random: () => 0.1 })];
+  await Promise.all([event(kim, 'synced'), event(leo, 'synced')]);
+  const got = [];
+  leo.on('message', (it) => got.push([it.seq, it.content.text]));
+  const texts = Array.from({ length: 400 }, (_, at) => `message ${at + 1}`);
+  const last = event(leo, 'message', (it) => it.content.text === texts.at(-1));
+  const early = event(leo, 'message', (it) => it.content.text === texts[20]);
+  const sends = texts.map((text) => kim.send('leo', text));
+  await early;
+  await node.restart();
+  const sent = await Promise.all(sends);
+  await last;
+  assert.deepEqual(sent.map((it) => it.seq), texts.map((_, at) => at + 1));
+  assert.deepEqual(got, texts.map((text, at) => [at + 1, text]));
 });

@@ -5,9 +5,9 @@ import { once } from 'node:events';
 import { readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { test } from 'node:test';
-import { skip, startNode } from './support/real_node.mjs';
+import { limits, startNode } from './support/real_node.mjs';
 
-test('runs the example of the README', { skip }, async () => {
+test('runs the example of the README', limits, async () => {
   const readme = readFileSync(new URL('../README.md', import.meta.url), 'utf8');
   const example = /```js\n([^`]*(?:`[^`]+`[^`]*)*)```/.exec(readme)[1];
   const output = /```text\n([^`]*)```/.exec(readme)[1];

@@ -5,20 +5,20 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, test } from 'node:test';
 import { openPage } from '../../kit/chromium.mjs';
-import { skip, startNode } from '../support/real_node.mjs';
+import { limits, startNode } from '../support/real_node.mjs';
 
 let node;
 let browser;
 const profile = mkdtempSync(join(tmpdir(), 'tidegate-tabs-'));
 
 before(async () => {
-  if (skip) return;
+  if (limits.skip) return;
   browser = await openPage(profile);
   node = await startNode({ origins: [browser.origin] });
 });
 
 after(async () => {
-  if (skip) return;
+  if (limits.skip) return;
   await browser.close();
   await node.stop();
   rmSync(profile, { recursive: true, force: true });
@@ -48,7 +48,7 @@ const texts = async (page, name, wanted) => {
 };
 const connected = async (user) => (await (await fetch(`${node.admin}/v1/users/${user}/presence`)).json()).devices.map((it) => it.device).sort();
 
-test('tabs share one connection, and another tab takes over', { skip }, async () => {
+test('tabs share one connection, and another tab takes over', limits, async () => {
   const bob = await tab('bob', { device: 'desk' });
   const options = { device: 'web', tabs: 'shared' };
   const first = await tab('alice', options);
@@ -76,7 +76,7 @@ test('tabs share one connection, and another tab takes over', { skip }, async ()
   assert.deepEqual(await connected('alice'), ['web']);
 });
 
-test('a tab that closes its client leaves the calls of the others to the next one', { skip }, async () => {
+test('a tab that closes its client leaves the calls of the others to the next one', limits, async () => {
   const bob = await tab('gina', { device: 'desk' });
   const options = { device: 'web', tabs: 'shared' };
   const first = await tab('harry', options);
@@ -93,7 +93,7 @@ test('a tab that closes its client leaves the calls of the others to the next on
   assert.equal(await second.evaluate(() => window.seen.some((event) => event.value.name === 'closed')), false);
 });
 
-test('tabs have devices of their own, and a name that is free is used again', { skip }, async () => {
+test('tabs have devices of their own, and a name that is free is used again', limits, async () => {
   // The addresses come from the node, by a request of another origin.
   const options = { device: 'web', tabs: 'own', addresses: [], assign: `http://127.0.0.1:${node.port}` };
   const first = await tab('carol', options);
@@ -106,7 +106,7 @@ test('tabs have devices of their own, and a name that is free is used again', { 
   assert.deepEqual(await connected('carol'), ['web-1', 'web-2']);
 });
 
-test('an outbox in IndexedDB outlives the page', { skip }, async () => {
+test('an outbox in IndexedDB outlives the page', limits, async () => {
   const options = { device: 'web', outbox: 'indexeddb' };
   const erin = await tab('erin', options);
   await erin.evaluate(() => {

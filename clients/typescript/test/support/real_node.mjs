@@ -6,16 +6,17 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 
-/** Path of the node's binary; tests that need one are skipped without it. */
-export const BIN = process.env.TIDEGATE_BIN;
-export const skip = BIN ? false : 'TIDEGATE_BIN names no binary';
+/** Path of the node's binary. */
+const BIN = process.env.TIDEGATE_BIN;
 
-/** Starts a node on free ports with a data directory of its own. */
-export async function startNode({ origins = [] } = {}) {
-  const data = mkdtempSync(join(tmpdir(), 'tidegate-ts-'));
-  const args = ['serve', '--data', data, '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0'];
+/** Options of tests that need a node: they are skipped without its binary, and fail when an event does not come. */
+export const limits = { skip: BIN ? false : 'TIDEGATE_BIN names no binary', timeout: 60_000 };
+
+/** Runs the node, and resolves with its process and ports once it listens. */
+async function run(data, listen, origins) {
+  const args = ['serve', '--data', data, '--listen', listen, '--admin', '127.0.0.1:0'];
   if (origins.length > 0) args.push('--set', `listen.origins=${JSON.stringify(origins)}`);
-  const child = spawn(BIN, args, { stdio: ['ignore', 'pipe', 'inherit'] });
+  const child = spawn(BIN, args, { stdio: ['ignore', 'pipe', 'ignore'] });
   let port;
   let admin;
   for await (const line of createInterface({ input: child.stdout })) {
@@ -25,12 +26,27 @@ export async function startNode({ origins = [] } = {}) {
   }
   // The rest of the output is not needed, but must not block the node.
   child.stdout.resume();
+  return { child, port: Number(port), admin };
+}
+
+/** Starts a node on free ports with a data directory of its own. */
+export async function startNode({ origins = [] } = {}) {
+  const data = mkdtempSync(join(tmpdir(), 'tidegate-ts-'));
+  let running = await run(data, '127.0.0.1:0', origins);
+  const kill = async () => {
+    running.child.kill('SIGKILL');
+    await once(running.child, 'exit');
+  };
   return {
-    port: Number(port),
-    admin,
+    get port() {
+      return running.port;
+    },
+    get admin() {
+      return running.admin;
+    },
     token: (user) => execFileSync(BIN, ['token', user, '--data', data], { encoding: 'utf8' }).trim(),
     async api(path, body) {
-      const response = await fetch(`${admin}${path}`, {
+      const response = await fetch(`${running.admin}${path}`, {
         method: 'POST',
         headers: { 'content-type': 'application/json' },
         body: JSON.stringify(body),
@@ -38,9 +54,13 @@ export async function startNode({ origins = [] } = {}) {
       if (!response.ok) throw new Error(`${path}: ${response.status} ${await response.text()}`);
       return response.json();
     },
+    /** Kills the node, and starts it again on its data and port. */
+    async restart() {
+      await kill();
+      running = await run(data, `127.0.0.1:${running.port}`, origins);
+    },
     async stop() {
-      child.kill('SIGKILL');
-      await once(child, 'exit');
+      await kill();
       rmSync(data, { recursive: true, force: true });
     },
   };
