@@ -26,7 +26,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Commands that wait to be written.
 const COMMANDS_MAX: usize = 4_096;
 
-/// What the adapter is.
+/// Description that an adapter gives of itself.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Description {
     pub(super) name: String,

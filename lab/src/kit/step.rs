@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::wire::KitTransport;
+use super::wire::{KitTransport, Raw};
 
 /// Level of a client library; each contains those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, clap::ValueEnum)]
@@ -167,15 +167,7 @@ pub(super) struct Step {
     pub(super) any: Option<bool>,
 }
 
-/// A payload that the schema does not have.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Raw {
-    pub(super) json: String,
-    pub(super) proto: String,
-}
-
-/// What must not come.
+/// Pattern of an event, a frame or a connection that must not come.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Never {

@@ -12,8 +12,6 @@ use tidegate_protocol::{
     ws::{self, Opcode},
 };
 
-use super::step::Raw;
-
 /// Transport and framing of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -80,6 +78,14 @@ pub(super) fn server_frame(frame: &Value) -> Result<pb::ServerFrame> {
     let is_empty = frame.as_object().is_some_and(serde_json::Map::is_empty);
     ensure!(parsed.body.is_some() || is_empty, "no frame of a node: {frame}");
     Ok(parsed)
+}
+
+/// A payload that the schema does not have.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Raw {
+    pub(super) json: String,
+    pub(super) proto: String,
 }
 
 /// Form of a frame.

@@ -350,7 +350,7 @@ impl Client {
         Move::Planned(at, alternate.unwrap_or_else(|| self.addresses[0].clone()))
     }
 
-    /// Ends a session, for good after `bye`.
+    /// Ends a session, and after `bye` the client.
     fn lost(&mut self, close: Option<Value>, bye: Option<(Value, Instant)>) -> End {
         let Some((tag, _)) = bye else { return End::Lost(close) };
         self.flush_events();
