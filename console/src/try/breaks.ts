@@ -1,5 +1,6 @@
-import { ApiError, post } from "../live/api.ts";
+import { ApiError } from "../live/api.ts";
 import { allows, boot } from "../live/boot.ts";
+import { postOn } from "../live/forward.ts";
 import { codeName } from "../words/codes.ts";
 import { STORY } from "../words/lines.ts";
 import { duration } from "../words/numbers.ts";
@@ -130,7 +131,7 @@ const cut: Break = {
     it.mark(`You cut ${owner(it.who.name)} link`, "cut");
     it.who.tap.setCut(true);
     try {
-      await post("/v1/dev/cut", { user: it.who.name, device: it.who.device });
+      await postOn(it.who.node, "/v1/dev/cut", { user: it.who.name, device: it.who.device });
       await it.pause(600);
       if (!it.isStopped) void it.say(it.other);
       await it.pause(900);
@@ -330,14 +331,15 @@ const drain: Break = {
   blocked: () => (boot.value?.console === "full" ? "" : "this console may only read"),
   async run(it) {
     const isAlone = (boot.value?.nodes ?? 1) < 2;
-    it.facts.node = boot.value?.node ?? "the node";
+    const node = it.who.node;
+    it.facts.node = node || (boot.value?.node ?? "the node");
     const band = it.band(false);
     it.mark(`You drain ${it.facts.node}`, "drain");
     const started = it.stage.wire.items.length;
     const person = it.stage.people.indexOf(it.who);
     const notice = () => it.stage.wire.items.slice(started).find((item) => item.kind === "frame" && item.person === person && item.frame.kind === "goAway");
     const before = it.who.node;
-    await post("/v1/drain");
+    await postOn(node, "/v1/drain");
     try {
       await it.until(() => notice() !== undefined, 15_000);
       const item = notice();
@@ -349,7 +351,7 @@ const drain: Break = {
         }
       }
     } finally {
-      await post("/v1/drain", undefined, "DELETE").then(() => (it.facts.calledOff = isAlone), () => {});
+      await postOn(node, "/v1/drain", undefined, "DELETE").then(() => (it.facts.calledOff = isAlone), () => {});
       it.stage.wire.end(band);
     }
     void it.say(it.other);
@@ -369,7 +371,7 @@ const kill: Break = {
     const band = it.band(true);
     it.mark(`You killed ${it.facts.node}`, "kill");
     // The node ends before it answers.
-    await post("/v1/dev/abort", {}).catch((error: unknown) => {
+    await postOn(it.who.node, "/v1/dev/abort", {}).catch((error: unknown) => {
       if (error instanceof ApiError && error.code !== 0) throw error;
     });
     void it.say(it.other);

@@ -8,7 +8,7 @@ import type { Stage } from "./stage.ts";
 /** The breaks: whom they are for, and a tile for each. */
 export function Deck({ stage }: { readonly stage: Stage }) {
   void stage.version.value;
-  const node = boot.value?.node ?? "";
+  const node = stage.people[target.value]?.node || (boot.value?.node ?? "");
   return (
     <section class="deck" aria-label="Break it">
       <div class="row">

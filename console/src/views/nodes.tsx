@@ -1,10 +1,11 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
-import { ApiError, post } from "../live/api.ts";
+import { ApiError } from "../live/api.ts";
 import { boot, nodeClass } from "../live/boot.ts";
+import { postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
-import { series } from "../live/stats.ts";
+import { rows, series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
@@ -15,9 +16,9 @@ import { Partitions } from "./partitions.tsx";
 const asked = signal<NodeRow | undefined>(undefined);
 const failed = signal<ApiError | undefined>(undefined);
 
-async function act(method: "POST" | "DELETE"): Promise<void> {
+async function act(node: string, method: "POST" | "DELETE"): Promise<void> {
   try {
-    await post("/v1/drain", undefined, method);
+    await postOn(node, "/v1/drain", undefined, method);
     failed.value = undefined;
   } catch (error) {
     if (error instanceof ApiError) failed.value = error;
@@ -45,10 +46,10 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td class="wide soft grow">{drainWords(it) || (it.lease === "live" ? "" : "its run has ended")}</td>
       <td class="wide">{it.zone}</td>
       <td class="end">
-        {it.self && mayAct && (it.drain || it.state !== "ready" && it.state !== "full" && it.state !== "starting"
-          ? <button type="button" class="link" onClick={() => void act("DELETE")}>Call off</button>
+        {mayAct && it.lease === "live" && reaches(it.node) && (it.drain || it.state !== "ready" && it.state !== "full" && it.state !== "starting"
+          ? <button type="button" class="link" onClick={() => void act(it.node, "DELETE")}>Call off</button>
           : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
-        {!it.self && <OtherConsole node={it.node} />}
+        {!it.self && !reaches(it.node) && <OtherConsole node={it.node} />}
       </td>
     </tr>
   );
@@ -75,7 +76,7 @@ function Ask({ others }: { readonly others: number }) {
           <div class="actions">
             <CopyButton label="Copy as curl" text={() => `curl -X POST ${location.origin}/v1/drain -H 'content-type: application/json'`} />
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
-            <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act("POST"); }}>Drain {it.node}</button>
+            <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
           </div>
         </>
       )}
@@ -102,7 +103,7 @@ export default function NodesView() {
           <div class="count"><span class="label">Clients</span><span class="figure">{it ? grouped(clients) : "–"}</span></div>
           <div class="count"><span class="label">Nodes</span><span class="figure">{it ? live.length : "–"}</span></div>
           <div class="count"><span class="label">Partitions</span><span class="figure">{it ? it.partitions : "–"}</span></div>
-          {history.length > 1 && <div class="count grow"><span class="label">Clients, the last {span(history.length)}</span><Sparkline values={history} label="Clients" width={480} height={36} /></div>}
+          {history.length > 1 && <div class="count grow"><span class="label">Clients{rows.value.size < live.length ? ` of ${[...rows.value.keys()].join(", ")}` : ""}, the last {span(history.length)}</span><Sparkline values={history} label="Clients" width={480} height={36} /></div>}
         </div>
         <div class="scroll-x pad">
           <table>

@@ -3,7 +3,7 @@ import { Header } from "../app/shell.tsx";
 import { allows, nodeClass } from "../live/boot.ts";
 import { followEvents, list } from "../live/cloudevents.ts";
 import { followNodes, nodes, nodesFailure, readNodes } from "../live/nodes.ts";
-import { now, series } from "../live/stats.ts";
+import { now, rows, series } from "../live/stats.ts";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
@@ -41,6 +41,7 @@ export default function Overview() {
   useEffect(followNodes, []);
   useEffect(followEvents, []);
   const it = nodes.value;
+  const live = it?.nodes.filter((node) => node.lease === "live").length ?? 0;
   const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs") });
   return (
     <>
@@ -55,6 +56,9 @@ export default function Overview() {
           </div>
         </section>
         {allows("stats") && <section class="sparks" aria-label="The last five minutes">{LINES.map(([field, label, unit]) => <Line field={field} label={label} unit={unit} />)}</section>}
+        {allows("stats") && rows.value.size > 0 && rows.value.size < live && (
+          <p class="note quiet">These are the figures of {[...rows.value.keys()].join(", ")} alone: {rows.value.size} of {live} nodes.</p>
+        )}
         <section class="pad">
           <h2>Nodes</h2>
           <ul class="node-row">

@@ -1,1 +1,0 @@
-import{K as p,b as e,l as r,s as i,v as a,w as o,y as t,z as n}from"./chunk-TPMRTDJL.js";o();a();t();var d=document.getElementById("app");d&&e(n(p,{}),d);async function s(){for(;;)try{await r(),i();return}catch{await new Promise(l=>setTimeout(l,2e3))}}s();
