@@ -11,6 +11,8 @@ test('runs the example of the README', limits, async () => {
   const readme = readFileSync(new URL('../README.md', import.meta.url), 'utf8');
   const example = /```js\n([^`]*(?:`[^`]+`[^`]*)*)```/.exec(readme)[1];
   const output = /```text\n([^`]*)```/.exec(readme)[1];
+  const opening = readFileSync(new URL('../../../README.md', import.meta.url), 'utf8');
+  assert.ok(opening.includes(example), 'the README of the project opens with the same example');
   assert.ok(example.trim().split('\n').filter((line) => line !== '').length <= 6);
   const node = await startNode();
   // The name of the package leads to dist/ from inside the package.
