@@ -185,7 +185,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     step(
         "browser",
         "client and console with a node, in Node and Chromium, and the conformance kit",
-        75,
+        140,
         Needs::Build,
         counted!(web::browser),
     ),
@@ -212,8 +212,8 @@ pub(crate) const STEPS: &[TestStep] = &[
 pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
     &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
-    &[&["chaos"], &["cluster"]],
-    &[&["rehearsal"], &["autobahn", "third-party", "counts", "user", "browser"], &["brokers"]],
+    &[&["chaos"], &["cluster"], &["autobahn", "third-party", "counts", "user"]],
+    &[&["rehearsal"], &["brokers"], &["browser"]],
     &[&["rolling"]],
 ];
 

@@ -34,8 +34,11 @@ pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
     let mut passed = kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?;
     for (package, files) in [(CLIENT, CLIENT_WITH_NODE), (CONSOLE, CONSOLE_IN_BROWSER)] {
         let mut node = shell.command("node");
-        node.args(["--test", "--test-concurrency=1"]).args(files);
-        node.current_dir(tools::node_modules(shell, package)?).env("TIDEGATE_BIN", shell.built("tidegate"));
+        node.args(["--test", "--test-concurrency=2"]).args(files);
+        node.current_dir(tools::node_modules(shell, package)?);
+        node.env("TIDEGATE_BIN", shell.built("tidegate")).env("TIDEGATE_LAB", shell.built("tidegate-lab"));
+        // The page that the node serves, not the one in the tree.
+        node.env("TIDEGATE_CONSOLE", "embedded");
         passed += node_tests(node)?;
     }
     Ok(passed)
