@@ -136,7 +136,7 @@ fn spec_timers_and_limits_are_the_defaults() {
         format!("| logins of a user | {} a second |", limits.user_logins_per_second),
         format!("| `join`s of a device | {} a second |", limits.joins_per_second),
         format!(
-            "| `pull`, `sync` and `ping` with positions of a user | {} a second |",
+            "| queries of a user on one node, over all connections | {} a second |",
             limits.queries_per_second
         ),
         format!(
