@@ -23,6 +23,7 @@ use tidegate_protocol::{
 };
 use tokio::net::TcpListener;
 
+mod caller;
 pub mod console;
 pub mod dev;
 mod dev_forward;

@@ -4,7 +4,7 @@
 use std::{process, sync::Arc, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{State, rejection::JsonRejection},
     http::{StatusCode, header::CACHE_CONTROL},
     response::{IntoResponse, Response},
@@ -16,7 +16,7 @@ use tidegate_protocol::{
     id::{DeviceId, UserId},
 };
 
-use super::{Api, Problem, bad_body, refusal};
+use super::{Api, Problem, bad_body, caller::Ends, refusal};
 use crate::{auth, broker::ConnectionCutter};
 
 /// Longest lifetime of a token, and the default, in ms.
@@ -50,6 +50,14 @@ pub(super) const NOT_FOR_DEVELOPMENT: DevRefusal = DevRefusal::Cured(
     Code::Forbidden,
     "the node is not for development",
     "Use a node for development: listen.client on loopback, and admin.development = `yes`.",
+);
+
+/// Refusal of a caller that could not read the node's key.
+const OTHER_ACCOUNT: DevRefusal = DevRefusal::Cured(
+    StatusCode::FORBIDDEN,
+    Code::Forbidden,
+    "only the account that runs the node, or root, gets tokens",
+    "Call from that account; `tidegate token` asks it for the key's file in the same way.",
 );
 
 /// Refusal of a node that no `tidegate up` started.
@@ -95,9 +103,13 @@ pub(super) struct CutWish {
 /// Creates a token that expires within an hour.
 pub(super) async fn token(
     State(api): State<Api>,
+    ends: Option<Extension<Ends>>,
     wish: Result<Json<TokenWish>, JsonRejection>,
 ) -> Result<Response, DevRefusal> {
     let tools = tools(&api)?;
+    if !ends.is_some_and(|Extension(ends)| ends.is_own_account()) {
+        return Err(OTHER_ACCOUNT);
+    }
     let Json(TokenWish { user, device, ttl_ms }) = wish.map_err(bad_body)?;
     let (user, device) = ids(&user, device.as_deref())?;
     let ttl_ms = ttl_ms.unwrap_or(TTL_MAX_MS);

@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Problem, stall_guard::StallGuard};
+use super::{Problem, caller::Ends, stall_guard::StallGuard};
 use crate::supervised;
 use tidegate_protocol::Code;
 
@@ -130,14 +130,18 @@ pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
 
 async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, connection: Connection) {
     let Connection { is_busy, ending } = connection;
+    let ends = stream.local_addr().ok().map(|node| Ends { caller: peer, node });
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (router, is_busy) = (router.clone(), Arc::clone(&is_busy));
         async move {
             // A caller that sends no body is as silent as one that sends no head.
-            let request = match with_body(request).await {
+            let mut request = match with_body(request).await {
                 Ok(request) => request,
                 Err(refusal) => return Ok::<_, Infallible>(refusal),
             };
+            if let Some(ends) = ends {
+                request.extensions_mut().insert(ends);
+            }
             is_busy.store(true, Ordering::Release);
             let response = respond(router, request).await;
             is_busy.store(false, Ordering::Release);

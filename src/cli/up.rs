@@ -152,8 +152,10 @@ fn shared(args: &Args) -> anyhow::Result<Vec<String>> {
         None => services()?,
     };
     sets.push("node.profile=cluster".to_owned());
-    // A key that operators supplied signs no tokens for a console.
-    if !args.set.iter().any(|set| set.trim_start().starts_with("auth.key_file")) {
+    // A key that operators supplied signs no tokens for a console, and what they say of the node holds.
+    let is_left_open =
+        Config::load(args.config.as_deref(), &[]).map_or(true, |it| it.admin.development == "auto");
+    if is_left_open && !args.set.iter().any(|set| set.trim_start().starts_with("auth.key_file")) {
         sets.push("admin.development=yes".to_owned());
     }
     sets.push(format!("auth.key_file={}", key(KEY_FILE)?.display()));

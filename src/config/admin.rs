@@ -51,7 +51,7 @@ impl Default for AdminConfig {
 }
 
 impl Config {
-    /// Returns whether the node is for development. A program on the same machine can get a token for any user of such
+    /// Returns whether the node is for development. A program of the node's account can get a token for any user of such
     /// a node, so `auto` does not take a node for one that operators have given a key, addresses or services.
     pub fn is_development(&self) -> bool {
         let listen = &self.listen;
