@@ -344,7 +344,7 @@ impl Session {
             State::Greeting { since } => Some(since + limits.handshake),
             State::LoggingIn { since, .. } => Some(since + limits.login_answer),
             State::Live => {
-                let silence = self.wants_read(limits).then(|| self.last_received + self.silence_max());
+                let silence = self.is_read(limits).then(|| self.last_received + self.silence_max());
                 let order = self.ordered.as_ref().and_then(|o| o.chain.poll_timeout());
                 let frames = self.frames.poll_timeout(limits.frames_per_second);
                 sooner(sooner(silence, order), sooner(frames, reply()))
@@ -365,7 +365,7 @@ impl Session {
             State::LoggingIn { .. } => {
                 return self.close(Code::Overloaded, "login timed out", out);
             }
-            State::Live if self.wants_read(limits) && self.last_received + self.silence_max() <= now => {
+            State::Live if self.is_read(limits) && self.last_received + self.silence_max() <= now => {
                 return self.close(Code::HeartbeatMissed, "", out);
             }
             State::Live => self.check_order(now, out),
@@ -400,11 +400,17 @@ impl Session {
     /// Tracks whether reading is stopped. The silence timer restarts when reading resumes, because a client that is not
     /// read is not silent.
     fn update_reading(&mut self, limits: &SessionLimits, now: Time) {
-        let stopped = !self.wants_read(limits);
+        let stopped = !self.is_read(limits);
         if self.stopped && !stopped {
             self.handle_heard(now);
         }
         self.stopped = stopped;
+    }
+
+    /// Returns whether the driver reads, so that silence is the client's. It does not while a send waits for others of
+    /// the user.
+    fn is_read(&self, limits: &SessionLimits) -> bool {
+        self.wants_read(limits) && !self.has_submit()
     }
 
     fn silence_max(&self) -> Duration {

@@ -1,6 +1,6 @@
 //! Answers of the session: one per submission (accepted, duplicate, refused or unknown); a failed append closes.
 
-use super::support::{Conn, send};
+use super::support::{Conn, chained_send, send};
 use tidegate_protocol::{
     Code,
     machine::session::SubmitAnswer,
@@ -101,4 +101,24 @@ fn chained_refusal_after_its_successor_was_submitted_resyncs() {
     conn.link(1);
     conn.input(|s, l, now, out| s.submit_refused(0, Code::RateLimited.into(), l, now, out));
     assert_eq!(conn.output(), ["close RESYNC"]);
+}
+
+#[test]
+fn s71_silence_does_not_count_while_a_chained_send_waits_to_be_polled() {
+    let mut conn = Conn::chained();
+    let body = Some(ClientBody::Send(chained_send("g:a", "m0", "m1")));
+    let frame = pb::ClientFrame { id: 1, body };
+    conn.session.handle_frame(frame, &conn.limits, conn.now, &mut conn.actions);
+    assert!(conn.session.has_submit());
+    // The driver waits for other sends of the user; 2.5 heartbeats are 75 s.
+    conn.now = conn.now + std::time::Duration::from_secs(500);
+    conn.session.handle_timeout(&conn.limits, conn.now, &mut conn.actions);
+    assert!(!conn.is_closed());
+    conn.pass(0.0);
+    assert_eq!(conn.submits.len(), 1);
+    conn.limits.reply_deadline = std::time::Duration::from_secs(600);
+    conn.pass(74.0);
+    assert!(!conn.is_closed(), "silence counts from when reading resumed");
+    conn.pass(1.0);
+    assert!(conn.is_closed());
 }
