@@ -196,6 +196,13 @@ fn blocks(page: &str, until: &str) -> Vec<(String, String)> {
     blocks
 }
 
+/// Returns the blocks of the README that are typed or printed; its program in JavaScript is tested with the client.
+fn readme_blocks() -> Vec<(String, String)> {
+    let mut blocks = blocks(&page("README.md"), "## Test it");
+    blocks.retain(|(language, _)| language != "js");
+    blocks
+}
+
 /// Types the commands of a page in order and compares their output with what it shows; `tail` keeps running in the
 /// background.
 fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> usize {
@@ -241,7 +248,7 @@ fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> u
 fn banner_matches_the_pages_and_its_commands_work() {
     let checkout = Checkout::fresh();
     let node = Node::start(&checkout);
-    let readme = blocks(&page("README.md"), "## Test it");
+    let readme = readme_blocks();
     let shown: Vec<String> = readme[1].1.lines().filter(|line| !line.is_empty()).map(form).collect();
     let printed: Vec<String> = node.banner.iter().map(|line| form(line)).collect();
     assert_eq!(shown, printed, "README.md shows what the node prints");
@@ -263,7 +270,7 @@ fn banner_matches_the_pages_and_its_commands_work() {
 fn readme_commands_print_what_it_shows() {
     let checkout = Checkout::fresh();
     let node = Node::start(&checkout);
-    let readme = blocks(&page("README.md"), "## Test it");
+    let readme = readme_blocks();
     // The first two blocks are the build and the banner.
     let typed = type_page(&checkout, &node, &readme[2..]);
     assert!(typed >= 4, "{typed} commands");

@@ -17,29 +17,37 @@ async fn x10_chains_of_every_version_go_on() {
         let chain = async || scratch.load_chain(&ann, &tablet).await.expect("Redis answers").expect("saved");
         let golden = chain().await;
         let next = |text: &str| MsgId::new(text).expect("an id");
-        let step = |number, expected| ChainStep {
+        let step_of = |epoch, number, expected| ChainStep {
             user: ann.clone(),
             device: tablet.clone(),
-            epoch: golden.epoch + 1,
+            epoch,
             number,
             change: ChainChange::ExpectedDone,
             expected: next(expected),
         };
+        let step = |number, expected| step_of(golden.epoch, number, expected);
+        let of_next = step_of(golden.epoch + 1, golden.changes + 1, "k4");
+        assert_eq!(
+            scratch.advance_chain(of_next).await,
+            Ok(false),
+            "the next connection saves it whole first"
+        );
         assert_eq!(scratch.advance_chain(step(golden.changes + 1, "k4")).await, Ok(true));
         assert_eq!(scratch.advance_chain(step(golden.changes + 2, "k5")).await, Ok(true));
         let mut after = golden.clone();
         after.done.extend([golden.expected.clone(), next("k4")]);
-        (after.epoch, after.changes, after.expected) = (golden.epoch + 1, golden.changes + 2, next("k5"));
+        (after.changes, after.expected) = (golden.changes + 2, next("k5"));
         assert_eq!(chain().await, after, "{}", folder.version);
         // The whole state has the form that the version reads.
-        let state = ChainState { epoch: after.epoch, changes: after.changes, ..golden.clone() };
+        let state = ChainState { epoch: golden.epoch + 1, changes: after.changes, ..golden.clone() };
         let whole = ChainSave { user: ann.clone(), device: tablet.clone(), state: state.clone() };
         scratch.save_chains(vec![whole]).await.expect("Redis answers");
         assert_eq!(chain().await, state);
         let (row, present) = (chain_row(&rows), dump(&prefix.0));
         assert_eq!(lacks(&shape(row).1, &shape(chain_row(&present)).1), None, "{}", folder.version);
         // A node of the version writes its fields over a chain that was saved in steps.
-        assert_eq!(scratch.advance_chain(step(golden.changes + 3, "k6")).await, Ok(true));
+        let of_next = step_of(golden.epoch + 1, golden.changes + 3, "k6");
+        assert_eq!(scratch.advance_chain(of_next).await, Ok(true));
         let key = format!("{}:{}", prefix.0, row.key);
         for field in ["epoch", "state"] {
             let value = row.value[field].as_str().expect("a golden row in the whole form");
@@ -77,7 +85,7 @@ async fn s74_chains_of_every_version_are_counted_once_they_change() {
         let step = ChainStep {
             user: ann.clone(),
             device: device("tablet"),
-            epoch: golden.epoch + 1,
+            epoch: golden.epoch,
             number: golden.changes + 1,
             change: ChainChange::ExpectedDone,
             expected: MsgId::new("k4").expect("an id"),

@@ -124,7 +124,7 @@ fn accepting_pauses_without_file_descriptors() {
 fn x8_messages_are_stored_while_all_descriptors_for_clients_are_taken() {
     let data = fresh_data();
     let serve = command(&data, &["limits.conns_per_ip=0"]);
-    let mut shell = in_shell("ulimit -n 600", &serve);
+    let mut shell = in_shell("ulimit -n 728", &serve);
     let errors = std::fs::File::create(data.join("stderr")).expect("a file");
     shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     let node = Process::spawn(&data, shell);

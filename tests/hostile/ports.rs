@@ -55,7 +55,7 @@ fn s77_callers_that_take_no_response_hold_no_descriptors() {
             let mut caller = TcpStream::connect(node.monitor()).expect("the kernel accepts it");
             caller.set_nonblocking(true).expect("a socket takes options");
             // The kernel takes what fits; the caller reads nothing.
-            caller.write(requests.as_bytes()).ok();
+            caller.write_all(requests.as_bytes()).ok();
             callers.push(caller);
         }
         let_time_pass("the responses fill the buffers of the sockets", Duration::from_secs(1));

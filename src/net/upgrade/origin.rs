@@ -1,6 +1,6 @@
 //! Origins of web pages that the same machine serves.
 
-/// Returns whether the origin is a page on loopback: `http://` with 127.0.0.1, localhost or [::1], and any port.
+/// Returns whether the origin is a page on loopback: `http://` with 127.0.0.1, localhost or `[::1]`, and any port.
 pub(super) fn is_loopback_origin(origin: &[u8]) -> bool {
     let Some(rest) = origin.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"http://"))
     else {
