@@ -75,12 +75,13 @@ export class Requests {
     for (const it of all) if (ends(it)) it.request.fail(local('OFFLINE'), now);
   }
 
+  /** Fails everything. The end of a session is no answer: a request that handles temporary errors itself gets one. */
   close(error: TidegateError, now: number): void {
     this.#live = false;
     const all = [...this.#flying.values(), ...this.#waiting];
     this.#flying.clear();
     this.#waiting = [];
-    for (const it of all) it.request.fail(error, now);
+    for (const { request } of all) request.fail(request.once === 'temporary' ? local('OFFLINE') : error, now);
   }
 
   pump(now: number): void {

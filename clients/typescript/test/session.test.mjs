@@ -289,6 +289,21 @@ test('goes on behind a hole that can never be filled', () => {
   assert.deepEqual(machine.of('message').map((it) => it.seq), [1, 4]);
 });
 
+test('makes no gap of a pull that ends with the connection', () => {
+  const kicked = { close: { code: 3501, name: 'KICKED', reconnect: 'RECONNECT_NEVER' } };
+  for (const end of [(it) => it.session.close(it.now, () => {}), (it) => it.frame(kicked)]) {
+    const machine = new Machine();
+    machine.login();
+    machine.push(1);
+    machine.push(4);
+    machine.tick(500);
+    assert.equal(machine.frames('pull').length, 1);
+    end(machine);
+    machine.tick(5000);
+    assert.deepEqual([machine.of('gap'), machine.session.inbox.position(KEY)], [[], 1]);
+  }
+});
+
 test('repeats a request after a reconnect, and knows that it was carried out', () => {
   const machine = new Machine();
   machine.login();
