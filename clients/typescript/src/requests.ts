@@ -14,6 +14,8 @@ export interface Request {
   once?: 'always' | 'connection' | 'notYet' | 'temporary';
   /** Name of the error that says that it was carried out already, if the connection ended before its answer. */
   doneBy?: string;
+  /** Whether a later request has made it needless: then it is not repeated, and counts as done. */
+  isStale?(): boolean;
   /** Takes a frame of an answer that has several. */
   part?(frame: ServerFrame, now: number): void;
   done(frame: ServerFrame, now: number): void;
@@ -94,8 +96,11 @@ export class Requests {
         later.push(it);
         continue;
       }
+      if (it.tries++ && it.request.isStale?.()) {
+        it.request.done({}, now);
+        continue;
+      }
       const id = this.#port.frameId();
-      it.tries++;
       this.#flying.set(id, it);
       this.#port.write({ id, ...it.request.body });
     }
