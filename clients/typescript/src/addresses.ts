@@ -1,16 +1,29 @@
 /** Returns the transport of an address: TLS does not matter. */
 const family = (address: string): string => address.split(':')[0]!.replace('wss', 'ws').replace('tls', 'tcp');
 
-/** Addresses of nodes in the order in which they are tried. */
+const isSecure = (address: string): boolean => /^(wss|tls|https):/i.test(address);
+
+/** Addresses of nodes in the order in which they are tried. Once one is secure, plain ones are not used: they would leak the token. */
 export class Addresses {
+  #secure: boolean;
   #list: readonly string[] = [];
   #at = 0;
   #good: string | undefined;
 
+  /** Creates an empty list; `assign` is the service that names further addresses, if there is one. */
+  constructor(assign = '') {
+    this.#secure = isSecure(assign);
+  }
+
   /** Replaces the list, best first. */
   set(list: readonly string[]): void {
-    this.#list = list;
+    this.#secure ||= list.some(isSecure);
+    this.#list = this.#usable(list);
     this.#at = 0;
+  }
+
+  #usable(list: readonly string[]): readonly string[] {
+    return this.#secure ? list.filter(isSecure) : list;
   }
 
   /** Returns the address for the next attempt: the one that worked, or else the next of the list. */
@@ -21,10 +34,10 @@ export class Addresses {
   /** Returns the first alternate of the client's own transport; `undefined` if none is. */
   alternate(alternates: readonly string[]): string | undefined {
     const known = this.next();
-    if (known === undefined) return alternates[0];
+    if (known === undefined) return this.#usable(alternates)[0];
     const scheme = known.slice(0, known.indexOf('://') + 3);
     const complete = alternates.map((it) => (it.includes('://') ? it : scheme + it));
-    return complete.find((it) => family(it) === family(known));
+    return this.#usable(complete).find((it) => family(it) === family(known));
   }
 
   /** Takes the outcome of a connection to `address`. */

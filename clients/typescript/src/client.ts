@@ -1,4 +1,5 @@
-import { Engine, randomId, type Core, type EngineOptions, type Transport } from './engine.js';
+import { reconnectWait } from './backoff.js';
+import { Engine, randomId, tokenFor, userOf, type Core, type Transport } from './engine.js';
 import { local, TidegateError } from './error.js';
 import type { Method } from './methods.js';
 import type { Emitted } from './feed.js';
@@ -45,35 +46,55 @@ export class Client {
   #user: string | undefined;
   #isOver = false;
   #unlisten: () => void = () => {};
+  #end!: () => void;
+  /** Resolves when the application ends the client. */
+  #over = new Promise<void>((resolve) => (this.#end = resolve));
 
   /** Connects; applications call `connect` instead. */
   constructor(options: Options, transport: Transport) {
     this.#user = options.user;
     const base = options.device ?? defaultDevice();
     if (!ID.test(base)) throw local('BAD_REQUEST', 'The name of the device is not valid.');
-    const name = `${options.user ?? ''}:${options.assign ?? options.addresses?.[0] ?? ''}`;
-    const { outbox } = options;
-    const tabs = options.tabs === 'shared' || options.tabs === 'own' ? import('./tabs.js') : undefined;
-    const engineOptions: EngineOptions = {
-      ...options,
-      device: options.tabs === 'own' ? tabs!.then((it) => it.claimDevice(base)) : base,
-      store: (it) => (typeof outbox === 'object' ? outbox : outbox === 'indexeddb' ? indexedDbStore(`${name}:${it}`) : undefined),
-    };
-    const deliver = (event: Emitted) => this.#deliver(event);
-    const lent: Lent = {
-      engine: (to, inherited) => new Engine(engineOptions, transport, to, inherited),
-      plain: (error) => (error instanceof TidegateError ? error : local('BAD_REQUEST', String(error))).toJSON(),
-      revive: (error) => new TidegateError(error),
-      closed: () => local('CLOSED'),
-    };
-    this.#core =
-      options.tabs === 'shared'
-        ? tabs!.then((it) => new it.SharedCore(`${name}:${base}`, lent, deliver))
-        : Promise.resolve(lent.engine(deliver, undefined));
+    this.#core = this.#start(options, base, transport).catch((reason: unknown) => {
+      const error = reason instanceof TidegateError ? reason : local('UNSUPPORTED', String(reason));
+      this.#deliver({ name: 'state', value: { name: 'closed', error } });
+      throw error;
+    });
+    this.#core.catch(() => {});
     if (typeof window !== 'undefined') {
       const online = () => this.#state.name === 'waiting' && this.online();
       window.addEventListener('online', online);
       this.#unlisten = () => window.removeEventListener('online', online);
+    }
+  }
+
+  async #start(options: Options, base: string, transport: Transport): Promise<Core> {
+    const { outbox } = options;
+    const isShared = options.tabs === 'shared';
+    const isStored = outbox === 'indexeddb';
+    const tabs = isShared || options.tabs === 'own' ? await import('./tabs.js') : undefined;
+    const device = tabs && !isShared ? await tabs.claimDevice(base) : base;
+    const user = options.user ?? (isShared || isStored ? await this.#firstUser(options) : undefined);
+    const name = `${user ?? ''}:${options.assign ?? options.addresses?.[0] ?? ''}:${device}`;
+    const store = isStored ? indexedDbStore(name) : typeof outbox === 'object' ? outbox : undefined;
+    const deliver = (event: Emitted) => this.#deliver(event);
+    const lent: Lent = {
+      engine: (to, inherited) => new Engine({ ...options, device, store, user }, transport, to, inherited),
+      plain: (error) => (error instanceof TidegateError ? error : local('BAD_REQUEST', String(error))).toJSON(),
+      revive: (error) => new TidegateError(error),
+      closed: () => local('CLOSED'),
+    };
+    return isShared ? new tabs!.SharedCore(name, lent, deliver) : lent.engine(deliver, undefined);
+  }
+
+  /** Returns the user of the first token: what is kept in a browser is named by the user. */
+  async #firstUser(options: Options): Promise<string | undefined> {
+    for (let tries = 0; ; tries++) {
+      const wait = reconnectWait(tries, undefined, (options.random ?? Math.random)());
+      const token = tokenFor(options).catch(() => new Promise<void>((resolve) => setTimeout(resolve, wait)));
+      const user = await Promise.race([token, this.#over]);
+      if (this.#isOver) throw local('CLOSED');
+      if (user !== undefined) return userOf(user);
     }
   }
 
@@ -217,15 +238,17 @@ export class Client {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#unlisten();
-    await (await this.#core).close();
+    this.#end();
+    await this.#core.then((core) => core.close(), () => {});
   }
 
   /** Ends without a trace, as if the process was killed. For tests. */
   drop(): void {
     this.#isOver = true;
     this.#unlisten();
+    this.#end();
     this.#handlers.clear();
-    void this.#core.then((core) => core.drop());
+    this.#core.then((core) => core.drop(), () => {});
   }
 }
 

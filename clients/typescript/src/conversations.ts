@@ -17,16 +17,6 @@ export class Conversations {
     return it;
   }
 
-  list(): Conversation[] {
-    return [...this.#all.values()];
-  }
-
-  unread(): number {
-    let sum = 0;
-    for (const it of this.#all.values()) sum += it.unread;
-    return sum;
-  }
-
   /** Takes a state of a sync; returns what is newly cleared and hidden. */
   state(state: WireState): { cleared: number | undefined; hidden: number[] } {
     const it = this.get(state.conversation);

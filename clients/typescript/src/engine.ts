@@ -1,7 +1,7 @@
 import { Addresses } from './addresses.js';
 import { askAssign } from './assign.js';
 import type { Dial, Socket } from './dial.js';
-import { local } from './error.js';
+import { local, TidegateError } from './error.js';
 import { METHODS, type Method } from './methods.js';
 import type { Emitted } from './feed.js';
 import { Session } from './session.js';
@@ -28,10 +28,11 @@ export interface Core {
   drop(): void;
 }
 
-export interface EngineOptions extends Omit<Options, 'device'> {
-  device: string | Promise<string>;
-  /** Returns the storage of this device; `undefined` for none. */
-  store(device: string): OutboxStore | undefined;
+export interface EngineOptions extends Omit<Options, 'user'> {
+  device: string;
+  /** Storage of this user and device; `undefined` for none. */
+  store: OutboxStore | undefined;
+  user: string | undefined;
 }
 
 /** What an earlier leader of the tabs has left: positions, and messages whose answer is outstanding. */
@@ -47,8 +48,11 @@ export function randomId(): string {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (it) => it.toString(16).padStart(2, '0')).join('');
 }
 
+/** Returns a token for the next login. */
+export const tokenFor = async ({ token }: Pick<Options, 'token'>): Promise<string> => (typeof token === 'string' ? token : token());
+
 /** Returns the user that a token names, if it is a JWT. */
-function userOf(token: string): string | undefined {
+export function userOf(token: string): string | undefined {
   try {
     const claims = JSON.parse(atob(token.split('.')[1]!.replace(/-/g, '+').replace(/_/g, '/'))) as { sub?: string };
     return claims.sub;
@@ -65,12 +69,14 @@ export class Engine implements Core {
   #options: EngineOptions;
   #transport: Transport;
   #deliver: (event: Emitted, positions: Record<string, number>) => void;
-  #addresses = new Addresses();
+  #addresses: Addresses;
   #assignedUntil = 0;
   /** Connections that the session wants, with their sockets once these are being opened. */
   #conns = new Map<number, { socket?: Socket; address?: string }>();
   #timer: ReturnType<typeof setTimeout> | undefined;
   #saving: Promise<void> | undefined;
+  /** What the storage holds is known. */
+  #isReadable = false;
   /** Positions that changed since they were stored. */
   #unsaved: Record<string, number> = {};
   #moved: Record<string, number> = {};
@@ -83,19 +89,22 @@ export class Engine implements Core {
     inherited?: Inherited,
   ) {
     this.#options = options;
+    this.#store = options.store;
     this.#transport = transport;
     this.#deliver = deliver;
+    this.#addresses = new Addresses(options.assign);
     this.#addresses.set(options.addresses ?? []);
     this.session = this.#start(inherited);
   }
 
   async #start(inherited: Inherited | undefined): Promise<Session> {
-    const device = await this.#options.device;
-    const store = (this.#store = this.#options.store(device));
+    const store = this.#store;
     const stored = await store?.load().catch(() => undefined);
+    // After a failure the positions of the device are unknown, and must not be replaced by those of a new one.
+    this.#isReadable = stored !== undefined;
     const session = new Session(
       {
-        device,
+        device: this.#options.device,
         chain: this.#options.chain ?? true,
         user: this.#options.user,
         settings: this.#options.settings,
@@ -128,8 +137,14 @@ export class Engine implements Core {
 
   /** Calls the session, then hands over its events and sleeps until its next timer. */
   run<T>(what: (now: number, session: Session) => T): T {
-    const session = this.#session!;
-    const value = what(Date.now(), session);
+    try {
+      return what(Date.now(), this.#session!);
+    } finally {
+      this.#settle(this.#session!);
+    }
+  }
+
+  #settle(session: Session): void {
     for (let event; (event = session.feed.events.shift()); ) {
       const moved = this.#moved;
       this.#moved = {};
@@ -137,14 +152,25 @@ export class Engine implements Core {
       // The device has positions from now on, even if it has no conversations.
       if (event.name === 'synced') this.#unsaved[''] = 0;
     }
-    if (this.#store) this.#saving ??= this.#save().finally(() => (this.#saving = undefined));
+    if (this.#isReadable) this.#saving ??= this.#save().finally(() => (this.#saving = undefined));
     clearTimeout(this.#timer);
     const due = session.timers.due();
     if (due !== undefined && !this.#isOver) {
       const wait = Math.min(Math.max(due - Date.now(), 0), SLEEP_MAX_MS);
-      this.#timer = setTimeout(() => this.run((now) => session.tick(now)), wait);
+      this.#timer = setTimeout(() => this.#guarded((now) => session.tick(now)), wait);
     }
-    return value;
+  }
+
+  /** Calls the session with what comes from a node; gives up the connections `conns` if that is malformed. */
+  #guarded(what: (now: number, session: Session) => void, conns = [...this.#conns.keys()]): void {
+    try {
+      this.run(what);
+    } catch {
+      for (const conn of conns) {
+        this.#conns.get(conn)?.socket?.close();
+        this.#lost(conn);
+      }
+    }
   }
 
   async call(method: Method, args: unknown[]): Promise<unknown> {
@@ -181,10 +207,10 @@ export class Engine implements Core {
 
   /** Stores what has changed, one transaction at a time. */
   async #save(): Promise<void> {
-    while (this.#store && Object.keys(this.#unsaved).length > 0) {
+    while (Object.keys(this.#unsaved).length > 0) {
       const changed = this.#unsaved;
       this.#unsaved = {};
-      await this.#store.savePositions(changed).catch(() => {});
+      await this.#store!.savePositions(changed).catch(() => {});
     }
   }
 
@@ -198,13 +224,9 @@ export class Engine implements Core {
     const entry: { socket?: Socket; address?: string } = {};
     this.#conns.set(conn, entry);
     try {
-      const { token: source } = this.#options;
-      const token = typeof source === 'string' ? source : await source();
+      const token = await tokenFor(this.#options);
       if (!this.#conns.has(conn)) return;
-      if (!this.run((now, session) => ((session.feed.user ??= userOf(token)), session.authorized(now, conn, token)))) {
-        this.#conns.delete(conn);
-        return;
-      }
+      if (!this.run((now, session) => session.authorized(now, conn, token, userOf(token)))) return;
       const address = (alternates && this.#addresses.alternate(alternates)) ?? (await this.#address(conn, token));
       if (!this.#conns.has(conn)) return;
       const dial = address && this.#transport.dial(address, this.#options);
@@ -215,27 +237,19 @@ export class Engine implements Core {
         text: (text) => this.#text(conn, text),
         closed: () => this.#lost(conn),
       });
-    } catch {
-      this.#lost(conn);
+    } catch (error) {
+      this.#lost(conn, error instanceof TidegateError ? error : undefined);
     }
   }
 
   #text(conn: number, text: string): void {
     if (text === '') return;
-    let frame: ServerFrame;
-    try {
-      frame = JSON.parse(text) as ServerFrame;
-    } catch {
-      // Not a node of this protocol: another connection may reach one.
-      this.#conns.get(conn)?.socket?.close();
-      return this.#lost(conn);
-    }
-    this.run((now, session) => session.frame(now, conn, frame));
+    this.#guarded((now, session) => session.frame(now, conn, JSON.parse(text) as ServerFrame), [conn]);
   }
 
-  #lost(conn: number): void {
+  #lost(conn: number, error?: TidegateError): void {
     if (!this.#conns.has(conn)) return;
-    this.run((now, session) => session.lost(now, conn));
+    this.run((now, session) => session.lost(now, conn, error));
     this.#conns.delete(conn);
   }
 

@@ -8,7 +8,9 @@ const LOCAL = {
   OFFLINE: [true, 'There is no connection'],
   OUTBOX_FULL: [true, 'Too many messages are unanswered'],
   BAD_REQUEST: [false, 'The arguments are not valid'],
-  NO_ADDRESS: [true, 'No usable address of a node is known'],
+  NO_ADDRESS: [false, 'No usable address of a node is known'],
+  UNSUPPORTED: [false, 'The platform lacks what the options need'],
+  OTHER_USER: [false, 'The token names another user than the one before'],
 } as const;
 
 export type LocalName = keyof typeof LOCAL;

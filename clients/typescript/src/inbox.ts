@@ -205,32 +205,33 @@ export class Inbox {
   /** Hands over what has become complete, then sees to the next hole. `known` holes are pulled at once. */
   #advance(conversation: string, place: Place, now: number, known: boolean): void {
     const before = place.position!;
-    this.#drain(place);
+    this.#drain(conversation, place);
     const position = place.position!;
     if (position !== before) {
       // The most recently active conversation is the last one of the map.
       this.#places.delete(conversation);
       this.#places.set(conversation, place);
-      this.#port.moved(conversation, position);
     }
     if (position >= place.target || place.pulling) return;
     if (known) this.#pull(conversation, place);
     else this.#later(conversation, place, now + HOLE_MS);
   }
 
-  #drain(place: Place): void {
+  #drain(conversation: string, place: Place): void {
     for (;;) {
       const next = place.position! + 1;
       const held = place.held.get(next);
       if (held !== undefined) {
         place.held.delete(next);
-        place.position = next;
+        // An entry that can't be handed over is pulled again.
         if (held) this.#port.deliver(held.push, held.own);
-        continue;
+        place.position = next;
+      } else {
+        const range = place.gone.find((it) => it.first <= next && it.last >= next);
+        if (!range) break;
+        place.position = range.last;
       }
-      const range = place.gone.find((it) => it.first <= next && it.last >= next);
-      if (!range) break;
-      place.position = range.last;
+      this.#port.moved(conversation, place.position);
     }
     const position = place.position!;
     for (const seq of place.held.keys()) if (seq <= position) place.held.delete(seq);
@@ -256,9 +257,8 @@ export class Inbox {
         for (const push of page.messages ?? []) if ((push.seq ?? 0) > place.position!) this.#hold(place, push, this.#port.isOwn(push));
         for (const seq of page.recalled ?? []) if (seq > place.position!) place.held.set(seq, null);
         for (const { first = 0, last = 0 } of page.expired ?? []) if (last > place.position!) place.gone.push({ first, last });
-        this.#drain(place);
+        this.#drain(conversation, place);
         const position = place.position!;
-        if (position > cursor) this.#port.moved(conversation, position);
         this.#wantAck(place, now);
         if (position >= place.target) return;
         if (position > cursor) this.#pull(conversation, place);

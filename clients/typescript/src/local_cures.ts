@@ -7,4 +7,6 @@ export const LOCAL_CURES: Readonly<Record<LocalName, string>> = {
   OUTBOX_FULL: 'Wait for answers before sending more.',
   BAD_REQUEST: 'Check the ids and the content.',
   NO_ADDRESS: 'Check `addresses` or `assign`.',
+  UNSUPPORTED: 'Serve tabs.js next to the client, over HTTPS or on localhost, or leave out `tabs` and `outbox`.',
+  OTHER_USER: 'Close the client and connect another one for the other user.',
 };

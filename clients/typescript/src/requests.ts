@@ -14,6 +14,8 @@ export interface Request {
   once?: 'always' | 'connection' | 'notYet' | 'temporary';
   /** Name of the error that says that it was carried out already, if the connection ended before its answer. */
   doneBy?: string;
+  /** Whether a later request has made it needless: then it is not repeated, and counts as done. */
+  isStale?(): boolean;
   /** Takes a frame of an answer that has several. */
   part?(frame: ServerFrame, now: number): void;
   done(frame: ServerFrame, now: number): void;
@@ -75,12 +77,13 @@ export class Requests {
     for (const it of all) if (ends(it)) it.request.fail(local('OFFLINE'), now);
   }
 
+  /** Fails everything. The end of a session is no answer: a request that handles temporary errors itself gets one. */
   close(error: TidegateError, now: number): void {
     this.#live = false;
     const all = [...this.#flying.values(), ...this.#waiting];
     this.#flying.clear();
     this.#waiting = [];
-    for (const it of all) it.request.fail(error, now);
+    for (const { request } of all) request.fail(request.once === 'temporary' ? local('OFFLINE') : error, now);
   }
 
   pump(now: number): void {
@@ -93,8 +96,11 @@ export class Requests {
         later.push(it);
         continue;
       }
+      if (it.tries++ && it.request.isStale?.()) {
+        it.request.done({}, now);
+        continue;
+      }
       const id = this.#port.frameId();
-      it.tries++;
       this.#flying.set(id, it);
       this.#port.write({ id, ...it.request.body });
     }

@@ -8,7 +8,7 @@ import { Requests, type Request } from './requests.js';
 import { Rooms } from './rooms.js';
 import { Timers } from './timers.js';
 import type { OutboxItem, Sent, State } from './types.js';
-import type { ClientFrame, ServerFrame, WireClose, WireGoAway, WireSettings, WireWelcome } from './wire.js';
+import type { ClientFrame, ServerFrame, WireGoAway, WireSettings, WireWelcome } from './wire.js';
 
 /** Longest time from opening a connection to its welcome. */
 const LOGIN_MS = 15_000;
@@ -48,8 +48,8 @@ interface Link {
   /** `opening`, then `login` once hello is written, then `live`; `old` after another one has taken over. */
   phase: 'opening' | 'login' | 'live' | 'old';
   token: string;
-  /** Another login of this client may have replaced the connection. */
-  moved: boolean;
+  /** Until then another login of this client may have replaced the connection. */
+  movedUntil: number;
 }
 
 /**
@@ -77,7 +77,7 @@ export class Session {
   #heardAt = 0;
   #wroteAt = 0;
   #pings = 0;
-  #liveAt: number | undefined;
+  #liveAt = Infinity;
   /** Attempts in a row that failed. */
   #tries = 0;
   /** Token that the node has refused, so another one is needed. */
@@ -233,27 +233,28 @@ export class Session {
 
   #open(alternates: readonly string[] | undefined): void {
     this.timers.clear('retry');
-    const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', moved: false };
+    const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', movedUntil: 0 };
     this.#next = link;
     if (!this.#link) this.#become({ name: 'connecting', error: this.state.error });
     this.timers.set('login', this.#now + LOGIN_MS, () => {
       this.#port.end(link.conn);
-      this.#ended(link, undefined);
+      this.#ended(link);
     });
     this.#port.open(link.conn, alternates);
   }
 
-  /** The application has this token for the login. Returns whether the connection is to be opened with it. */
-  authorized(now: number, conn: number, token: string): boolean {
+  /** The application has this token for the login, of `user` if it names one. Returns whether to open the connection with it. */
+  authorized(now: number, conn: number, token: string, user?: string): boolean {
     this.#now = now;
     const link = this.#next;
     if (link?.conn !== conn) return false;
     link.token = token;
-    if (token !== this.#refused) return true;
+    this.feed.user ??= user;
+    // Positions, chain and unanswered messages are of the user before.
+    if (user && user !== this.feed.user) this.#shut(local('OTHER_USER'));
     // Another login with the same token would end the same way.
-    this.#next = undefined;
-    this.timers.clear('login');
-    this.#shut(this.state.error);
+    else if (token === this.#refused) this.#shut(this.state.error);
+    else return true;
     return false;
   }
 
@@ -263,7 +264,7 @@ export class Session {
     const link = this.#next;
     if (link?.conn !== conn) return this.#port.end(conn);
     link.phase = 'login';
-    if (this.#link) this.#link.moved = true;
+    if (this.#link) this.#link.movedUntil = Infinity;
     // From here on the node may let the new connection replace the old one: writes go to the new one.
     this.outbox.hold();
     this.#requests.hold();
@@ -274,15 +275,18 @@ export class Session {
     this.#write(link, { id: ++this.#frames, hello });
   }
 
-  /** The connection has ended without a close frame, or could not be made. */
-  lost(now: number, conn: number): void {
+  /** The connection has ended without a close frame, or could not be made for the reason `error`. */
+  lost(now: number, conn: number, error?: TidegateError): void {
     this.#now = now;
-    for (const link of [this.#link, this.#next, this.#old]) if (link?.conn === conn) return this.#ended(link, undefined);
+    const link = this.#find(conn);
+    if (link) this.#ended(link, error);
   }
 
-  #ended(link: Link, close: WireClose | undefined): void {
-    const expected = close?.code === REPLACED && link.moved;
-    const error = close && !expected ? fromClose(close) : undefined;
+  #find(conn: number): Link | undefined {
+    return [this.#link, this.#next, this.#old].find((it) => it?.conn === conn);
+  }
+
+  #ended(link: Link, error?: TidegateError): void {
     if (link === this.#old) {
       this.#old = undefined;
       this.timers.clear('old');
@@ -302,7 +306,7 @@ export class Session {
       if (this.#next && (this.#next.phase === 'login' || error?.reconnect !== 'never')) return;
       if (this.#next) this.#port.end(this.#next.conn);
       this.#next = undefined;
-      if (this.#liveAt !== undefined && this.#now - this.#liveAt >= SETTLED_MS) this.#tries = 0;
+      this.#settle();
     } else {
       this.#next = undefined;
       this.timers.clear('login');
@@ -314,9 +318,16 @@ export class Session {
     this.#retry(isToken ? undefined : error, error);
   }
 
+  /** The count of attempts restarts after a while of being live. */
+  #settle(): void {
+    if (this.#now - this.#liveAt >= SETTLED_MS) this.#tries = 0;
+  }
+
   /** The move to another node has failed: goes on with the present connection until the node closes it. */
   #stay(link: Link): void {
     link.phase = 'live';
+    // The failed login may still have replaced it.
+    link.movedUntil = Math.min(link.movedUntil, this.#now + LOGIN_MS);
     this.outbox.resume(this.#now);
     this.#requests.live(this.#now);
   }
@@ -388,7 +399,7 @@ export class Session {
     const silence = this.#heardAt + 2.5 * this.#heartbeat;
     if (this.#now >= silence) {
       this.#port.end(link.conn);
-      return this.#ended(link, undefined);
+      return this.#ended(link);
     }
     // A quarter of the heartbeat is left for delays.
     const quiet = 0.75 * this.#heartbeat;
@@ -413,9 +424,14 @@ export class Session {
   #goAway(wire: WireGoAway): void {
     const { afterMs = 0, windowMs = 0, alternates = [], reason = '' } = wire;
     this.feed.emit('goAway', { afterMs, windowMs, alternates, reason });
-    const at = this.#now + afterMs + this.#port.random() * windowMs;
+    this.#settle();
+    // Nodes that send the client back and forth at once make it wait longer each time.
+    const wait = this.#tries ? reconnectWait(this.#tries, undefined, this.#port.random()) : 0;
+    const at = this.#now + afterMs + this.#port.random() * windowMs + wait;
     this.timers.set('goAway', at, () => {
-      if (!this.#next && this.#link && !this.#byeDone) this.#open(alternates);
+      if (this.#next || !this.#link || this.#byeDone) return;
+      this.#tries++;
+      this.#open(alternates);
     });
   }
 
@@ -424,12 +440,13 @@ export class Session {
   /** Handles a frame of the node. */
   frame(now: number, conn: number, frame: ServerFrame): void {
     this.#now = now;
-    const link = [this.#link, this.#next, this.#old].find((it) => it?.conn === conn);
+    const link = this.#find(conn);
     if (!link) return;
     if (link === this.#link) this.#heardAt = now;
     if (frame.close) {
       this.#port.end(conn);
-      return this.#ended(link, frame.close);
+      const isExpected = frame.close.code === REPLACED && now < link.movedUntil;
+      return this.#ended(link, isExpected ? undefined : fromClose(frame.close));
     }
     if (link === this.#next) {
       if (frame.welcome && link.phase === 'login') this.#welcome(link, frame.welcome);

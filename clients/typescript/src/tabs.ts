@@ -24,9 +24,9 @@ interface Snapshot {
 /** Messages between the tabs. */
 type Post =
   | { kind: 'hello' }
-  | { kind: 'leader'; snapshot: Snapshot }
+  | { kind: 'leader'; tab: string; snapshot: Snapshot }
   | { kind: 'event'; event: Emitted; moved: Record<string, number> }
-  | { kind: 'call'; tab: string; id: number; method: Method; args: unknown[] }
+  | { kind: 'call'; tab: string; id: number; leader: string; method: Method; args: unknown[] }
   | { kind: 'item'; tab: string; id: number; item: OutboxItem }
   | { kind: 'reply'; tab: string; id: number; value?: unknown; error?: Plain };
 
@@ -75,8 +75,8 @@ export class SharedCore implements Core {
   /** Id that the next chained message will have. */
   #tail: string | undefined;
   #synced = false;
-  /** Another tab had the connection before. */
-  #followed = false;
+  /** Tab that has the connection; `undefined` until one has announced itself. */
+  #leader: string | undefined;
   #isClosing = false;
 
   constructor(name: string, lent: Lent, deliver: (event: Emitted) => void) {
@@ -99,7 +99,7 @@ export class SharedCore implements Core {
   }
 
   #lead(): void {
-    const inherited = this.#followed ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail, fresh: !this.#synced } : undefined;
+    const inherited = this.#leader ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail, fresh: !this.#synced } : undefined;
     this.#engine = this.#lent.engine((event, moved) => {
       // The end of this tab is none for the others.
       if (!this.#isClosing) this.#post({ kind: 'event', event: mapErrors(event, this.#lent.plain), moved });
@@ -119,7 +119,7 @@ export class SharedCore implements Core {
       tail: this.#tail,
       synced: this.#synced,
     };
-    this.#post({ kind: 'leader', snapshot });
+    this.#post({ kind: 'leader', tab: this.#tab, snapshot });
   }
 
   #keep(item: OutboxItem): void {
@@ -142,17 +142,17 @@ export class SharedCore implements Core {
         if (this.#engine) this.#announce();
         break;
       case 'leader':
-        this.#follow(post.snapshot);
+        this.#follow(post.tab, post.snapshot);
         break;
       case 'event':
         if (!this.#engine) this.#take(mapErrors(post.event, this.#lent.revive), post.moved);
         break;
       case 'call':
-        if (this.#engine) void this.#serve(post);
+        if (this.#engine && post.leader === this.#tab) void this.#serve(post);
         break;
       case 'item':
         this.#keep(post.item);
-        if (post.tab === this.#tab) this.#calls.get(post.id)!.item = post.item;
+        if (post.tab === this.#tab) this.#become(post.id, post.item);
         break;
       case 'reply':
         if (post.tab === this.#tab) this.#replied(post.id, post.value, post.error);
@@ -160,21 +160,32 @@ export class SharedCore implements Core {
     }
   }
 
-  #follow(snapshot: Snapshot): void {
+  /** The call has become this message, which may have been sent from here on. */
+  #become(id: number, item: OutboxItem): void {
+    const call = this.#calls.get(id);
+    if (call) call.item = item;
+  }
+
+  #follow(leader: string, snapshot: Snapshot): void {
     if (this.#engine) return;
-    this.#followed = true;
+    const isNew = this.#leader !== leader;
+    this.#leader = leader;
     this.#positions = { ...this.#positions, ...snapshot.positions };
     for (const item of snapshot.items) this.#keep(item);
     this.#tail = snapshot.tail ?? this.#tail;
     this.#synced ||= snapshot.synced;
     for (const value of snapshot.conversations) this.#take({ name: 'conversation', value }, {});
     this.#take(mapErrors({ name: 'state', value: snapshot.state }, this.#lent.revive), {});
-    for (const [id, call] of this.#calls) this.#request(id, call);
+    if (isNew) for (const [id, call] of this.#calls) this.#request(id, call);
   }
 
-  /** Sends a call to the tab that has the connection; a message that may have been sent goes under its id. */
+  /**
+   * Sends a call to the tab that has the connection; a message that may have been sent goes under its id. Each call goes to
+   * each leader once: when it is made, or when the leader announces itself for the first time.
+   */
   #request(id: number, { method, args, item }: Call): void {
-    this.#post(item ? { kind: 'call', tab: this.#tab, id, method: 'resend', args: [item] } : { kind: 'call', tab: this.#tab, id, method, args });
+    const to = { kind: 'call', tab: this.#tab, id, leader: this.#leader! } as const;
+    this.#post(item ? { ...to, method: 'resend', args: [item] } : { ...to, method, args });
   }
 
   async #serve({ tab, id, method, args }: Post & { kind: 'call' }): Promise<void> {
@@ -214,11 +225,20 @@ export class SharedCore implements Core {
   call(method: Method, args: unknown[]): Promise<unknown> {
     return new Promise((resolve, reject) => {
       const id = ++this.#ids;
-      const call: Call = { method, args, resolve, reject };
+      const call: Call = { method, args: this.#copy(args), resolve, reject };
       this.#calls.set(id, call);
       if (this.#engine) this.#dispatch(id, call);
-      else this.#request(id, call);
+      else if (this.#leader) this.#request(id, call);
     });
+  }
+
+  /** Returns the arguments as another tab gets them; throws if they can't be sent to one. */
+  #copy(args: unknown[]): unknown[] {
+    try {
+      return structuredClone(args);
+    } catch (error) {
+      throw this.#lent.revive(this.#lent.plain(error));
+    }
   }
 
   async close(): Promise<void> {

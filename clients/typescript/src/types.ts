@@ -208,7 +208,7 @@ export interface Stored {
   tail: string | undefined;
 }
 
-/** Storage for the outbox and for the positions of conversations. Failures are ignored: the client goes on in memory. */
+/** Storage for the outbox and for the positions of conversations. Failures are ignored: the client goes on in memory, and stores no positions if `load` failed. */
 export interface OutboxStore {
   load(): Promise<Stored>;
   /** Stores an item, and its `tail` apart from it: the tail stays when the item is removed. */

@@ -1,6 +1,7 @@
 // The driver with a socket, a clock and a storage that the test controls.
 import assert from 'node:assert/strict';
 import { mock, test } from 'node:test';
+import 'fake-indexeddb/auto';
 import { connect } from '../dist/index.js';
 
 /** A socket that records what is written; the test plays the node. */
@@ -23,11 +24,27 @@ class FakeSocket {
 /** Lets everything run that waits for no timer. */
 const settle = () => new Promise((resolve) => setImmediate(resolve));
 
+const limits = { timeout: 10_000 };
+
+/** Waits until `isDone` returns true. */
+async function until(isDone) {
+  while (!isDone()) await settle();
+}
+
 async function open(options = {}) {
   FakeSocket.all = [];
   const client = connect({ addresses: ['ws://a', 'ws://b'], token: 't', user: 'alice', random: () => 0.5, webSocket: (url) => new FakeSocket(url), ...options });
   await settle();
   return client;
+}
+
+/** Lets the last socket log in; returns it. */
+function login() {
+  const socket = FakeSocket.all.at(-1);
+  socket.onopen();
+  const { hello, id } = socket.sent[0];
+  socket.frame({ id, welcome: { session: 's', node: 'n1', nextId: hello.nextId } });
+  return socket;
 }
 
 test('never connects again after it was dropped', async () => {
@@ -106,4 +123,197 @@ test('stores a message before it is sent, and forgets it when it is answered', a
   assert.equal(items.size, 0);
   client.drop();
   await settle();
+});
+
+/** Returns a token whose only claim is the user. */
+const tokenOf = (user) => `head.${Buffer.from(JSON.stringify({ sub: user })).toString('base64url')}.signature`;
+
+test('keeps users without an option `user` apart, by their first tokens', limits, async () => {
+  const names = async () => (await indexedDB.databases()).map((it) => it.name).sort();
+  for (const user of ['ann', 'ben']) {
+    const client = await open({ user: undefined, token: tokenOf(user), device: 'web', outbox: 'indexeddb' });
+    await client.close();
+  }
+  assert.deepEqual(await names(), ['tidegate:ann:ws://a:web', 'tidegate:ben:ws://a:web']);
+
+  const shared = [];
+  const { navigator, BroadcastChannel } = globalThis;
+  const locks = { request: async (name) => void shared.push(name) };
+  Object.defineProperty(globalThis, 'navigator', { value: { locks }, configurable: true });
+  globalThis.BroadcastChannel = class {
+    constructor(name) {
+      shared.push(name);
+    }
+    postMessage() {}
+    close() {}
+  };
+  try {
+    for (const user of ['ann', 'ben']) {
+      const client = await open({ user: undefined, token: async () => tokenOf(user), device: 'web', tabs: 'shared' });
+      await until(() => shared.length === (user === 'ann' ? 2 : 4));
+      client.drop();
+    }
+  } finally {
+    globalThis.BroadcastChannel = BroadcastChannel;
+    Object.defineProperty(globalThis, 'navigator', { value: navigator, configurable: true });
+  }
+  assert.deepEqual([...new Set(shared)], ['tidegate:ann:ws://a:web', 'tidegate:ben:ws://a:web']);
+});
+
+test('asks for the first token until it has one, or until it is closed', limits, async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    let asked = 0;
+    const token = async () => {
+      if (++asked < 3) throw new Error('no network');
+      return tokenOf('cleo');
+    };
+    const options = { user: undefined, device: 'web', outbox: 'indexeddb' };
+    const client = await open({ ...options, token });
+    for (let n = 0; n < 5; n++) {
+      mock.timers.tick(1000);
+      await settle();
+    }
+    await until(() => FakeSocket.all.length === 1);
+    client.drop();
+    const hopeless = await open({ ...options, token: () => new Promise(() => {}) });
+    const sent = hopeless.send('bob', 'hi');
+    await hopeless.close();
+    await assert.rejects(sent, { name: 'CLOSED' });
+    assert.equal(hopeless.state.name, 'closed');
+  } finally {
+    mock.timers.reset();
+  }
+});
+
+test('is closed with an error when the platform lacks what the options need', limits, async () => {
+  // Node has no Web Locks of its own, or none in its older versions.
+  const { navigator } = globalThis;
+  Object.defineProperty(globalThis, 'navigator', { value: {}, configurable: true });
+  try {
+    const client = await open({ tabs: 'shared' });
+    await assert.rejects(client.live(), { name: 'UNSUPPORTED' });
+    await assert.rejects(client.send('bob', 'hi'), { name: 'UNSUPPORTED' });
+    await client.close();
+  } finally {
+    Object.defineProperty(globalThis, 'navigator', { value: navigator, configurable: true });
+  }
+});
+
+test('is closed with an error when no address can be used', limits, async () => {
+  for (const options of [{ addresses: [] }, { addresses: ['udp://a'] }]) {
+    const client = await open(options);
+    await assert.rejects(client.live(), { name: 'NO_ADDRESS' });
+    client.drop();
+  }
+});
+
+test('stores no positions after a storage that could not be read', async () => {
+  const saved = [];
+  const store = { load: async () => Promise.reject(new Error('broken')), put: async () => {}, remove: async () => {}, savePositions: async (changed) => void saved.push(changed) };
+  const client = await open({ outbox: store });
+  const socket = login();
+  await settle();
+  socket.frame({ id: socket.sent[1].id, conversationState: { conversation: 'd:alice:bob', maxSeq: 7 } });
+  socket.frame({ id: socket.sent[1].id, syncEnd: {} });
+  await settle();
+  assert.equal(client.conversations().length, 1);
+  assert.deepEqual(saved, []);
+  client.drop();
+});
+
+test('gives up a connection with a malformed frame, and hands over what was lost with it', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    const push = (seq, more = {}) => ({ conversation: 'd:alice:bob', seq, sender: 'bob', msgId: `b${seq}`, content: { text: `t${seq}` }, ...more });
+    for (const text of ['null', '{', '{"push":{}}', JSON.stringify({ push: push(2, { content: { data: '!' } }) })]) {
+      const client = await open();
+      const seqs = [];
+      client.on('message', (it) => seqs.push(it.seq));
+      const socket = login();
+      socket.frame({ id: socket.sent[1].id, syncEnd: {} });
+      socket.frame({ push: push(1) });
+      assert.doesNotThrow(() => socket.onmessage({ data: text }), text);
+      assert.equal(client.state.name, 'waiting', text);
+      mock.timers.tick(1000);
+      await settle();
+      const next = login();
+      assert.deepEqual(next.sent[1].sync.positions, [{ conversation: 'd:alice:bob', seq: 1 }], text);
+      next.frame({ push: push(2) });
+      assert.deepEqual(seqs, [1, 2], text);
+      client.drop();
+    }
+  } finally {
+    mock.timers.reset();
+  }
+});
+
+test('gives up a connection when a push that it held is malformed', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    const client = await open();
+    const socket = login();
+    // Before the sync is complete pushes are held, until a timer ends the wait.
+    socket.frame({ push: { conversation: 'd:alice:bob', seq: 3, content: { data: '!' } } });
+    assert.doesNotThrow(() => mock.timers.tick(1000));
+    assert.equal(client.state.name, 'waiting');
+    client.drop();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
+test('never goes from a secure address to a plain one', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  const { fetch } = globalThis;
+  globalThis.fetch = async () => ({ status: 200, json: async () => ({ addresses: [{ address: 'ws://evil' }, { address: 'wss://b' }], ttlMs: 60_000 }) });
+  try {
+    for (const options of [{ addresses: ['wss://a'] }, { addresses: [], assign: 'https://a' }]) {
+      const client = await open(options);
+      await until(() => FakeSocket.all.length === 1);
+      const socket = login();
+      socket.frame({ goAway: { alternates: ['ws://evil', 'WS://evil', 'c:1'] } });
+      mock.timers.tick(0);
+      await settle();
+      const move = FakeSocket.all[1];
+      assert.equal(move.url, 'wss://c:1');
+      move.onclose();
+      socket.onclose();
+      for (let n = 0; n < 10; n++) {
+        mock.timers.tick(20_000);
+        await settle();
+        FakeSocket.all.at(-1).onclose?.();
+      }
+      assert.ok(FakeSocket.all.length > 5);
+      assert.deepEqual(FakeSocket.all.filter((it) => !it.url.startsWith('wss:')).map((it) => it.url), []);
+      client.drop();
+    }
+  } finally {
+    globalThis.fetch = fetch;
+    mock.timers.reset();
+  }
+});
+
+test('closes lastingly when a later token names another user', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    for (const options of [{ user: undefined }, { user: 'ann' }]) {
+      const tokens = ['ann', 'ben', 'ann'].map(tokenOf);
+      const client = await open({ ...options, token: () => tokens.shift() });
+      FakeSocket.all[0].onclose();
+      mock.timers.tick(1000);
+      await settle();
+      assert.equal(client.state.error.name, 'OTHER_USER');
+      await assert.rejects(client.live(), { name: 'OTHER_USER' });
+      mock.timers.tick(60_000);
+      await settle();
+      assert.equal(FakeSocket.all.length, 1);
+      client.online();
+      await settle();
+      assert.equal(FakeSocket.all.length, 2);
+      client.drop();
+    }
+  } finally {
+    mock.timers.reset();
+  }
 });

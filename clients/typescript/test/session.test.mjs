@@ -186,6 +186,57 @@ test('stays where it is when the move fails, also if the node had replaced it by
   assert.equal(machine.session.state.name, 'waiting');
 });
 
+test('closes when another client replaces it long after a move that failed', () => {
+  const machine = new Machine();
+  machine.login();
+  const [old] = machine.opens;
+  machine.frame({ goAway: { alternates: ['ws://b'] } });
+  machine.tick(0);
+  machine.open();
+  machine.lost();
+  machine.tick(20_000);
+  machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } }, old.conn);
+  assert.equal(machine.session.state.name, 'closed');
+});
+
+test('waits longer each time when each node sends it away at once', () => {
+  const machine = new Machine();
+  const waits = [];
+  for (let n = 0; n < 4; n++) {
+    machine.login();
+    machine.frame({ goAway: {} });
+    const from = machine.now;
+    while (machine.opens.length < n + 2) machine.tick(1);
+    waits.push(machine.opens.at(-1).at - from);
+  }
+  assert.deepEqual(waits, [0, 500, 1000, 2000]);
+  machine.login();
+  machine.tick(10_000);
+  machine.frame({ goAway: {} });
+  machine.tick(0);
+  assert.equal(machine.opens.length, 6);
+});
+
+test('a join does not overtake the leave that follows it, nor a leave the join', () => {
+  const busy = { code: 4013, name: 'BUSY', temporary: true };
+  const machine = new Machine();
+  machine.login();
+  const outcomes = [];
+  const ask = (method) => machine.session.rooms[method](machine.now, 'hall', { done: () => outcomes.push(method), fail: (error) => outcomes.push(error.name) });
+  for (const [first, second] of [['join', 'leave'], ['leave', 'join']]) {
+    outcomes.length = 0;
+    const before = machine.written.length;
+    ask(first);
+    ask(second);
+    const [one, two] = machine.written.slice(before);
+    machine.frame({ id: one.id, error: busy });
+    machine.frame({ id: two.id, done: {} });
+    machine.tick(5000);
+    assert.deepEqual(machine.written.slice(before).map((it) => (it.join ? 'join' : it.leave ? 'leave' : 'ping')).filter((it) => it !== 'ping'), [first, second]);
+    assert.deepEqual(outcomes, [second, first]);
+  }
+});
+
 test('gives a sign of life in each heartbeat, and leaves a silent node', () => {
   const machine = new Machine();
   machine.login({ heartbeatMs: 10_000 });
@@ -289,6 +340,21 @@ test('goes on behind a hole that can never be filled', () => {
   assert.deepEqual(machine.of('message').map((it) => it.seq), [1, 4]);
 });
 
+test('makes no gap of a pull that ends with the connection', () => {
+  const kicked = { close: { code: 3501, name: 'KICKED', reconnect: 'RECONNECT_NEVER' } };
+  for (const end of [(it) => it.session.close(it.now, () => {}), (it) => it.frame(kicked)]) {
+    const machine = new Machine();
+    machine.login();
+    machine.push(1);
+    machine.push(4);
+    machine.tick(500);
+    assert.equal(machine.frames('pull').length, 1);
+    end(machine);
+    machine.tick(5000);
+    assert.deepEqual([machine.of('gap'), machine.session.inbox.position(KEY)], [[], 1]);
+  }
+});
+
 test('repeats a request after a reconnect, and knows that it was carried out', () => {
   const machine = new Machine();
   machine.login();
@@ -311,7 +377,7 @@ test('counts unread messages between two syncs', () => {
   machine.login({}, [{ conversation: KEY, maxSeq: 4, minSeq: 1, readSeq: 2, unread: 2 }]);
   machine.push(5);
   machine.push(6, { sender: 'alice', msgId: 'of another device' });
-  assert.equal(machine.session.feed.conversations.unread(), 3);
+  assert.equal(machine.session.feed.conversations.get(KEY).unread, 3);
   machine.frame({ receipt: { conversation: KEY, seq: 6 } });
-  assert.equal(machine.session.feed.conversations.unread(), 0);
+  assert.equal(machine.session.feed.conversations.get(KEY).unread, 0);
 });

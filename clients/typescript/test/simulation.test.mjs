@@ -41,6 +41,9 @@ function run(seed, options) {
     for (let n = 0; n < MESSAGES; n++) world.at(world.random() * 20_000, () => world.send(client, to, `${client.user} ${(client.count = (client.count ?? 0) + 1)}`, outcomes));
   }
   if (options.forget) for (let n = 0; n < 3; n++) world.at(world.random() * 20_000, () => restart(world));
+  if (options.closes) {
+    for (const client of [alice, bob, second]) for (let n = 0; n < 5; n++) world.at(world.random() * 20_000, () => closeLastingly(world, client));
+  }
   world.run(20_000);
   // The network is well from here on: an idle client finds what it has missed by its pings.
   world.cuts = 0;
@@ -54,11 +57,23 @@ function restart(world) {
   world.node.forget();
 }
 
+/** The node closes the connection of a client so that it stays closed; later the application connects again. */
+function closeLastingly(world, client) {
+  for (const id of [...world.links.keys()]) {
+    if (world.links.get(id).client === client) world.node.kick(id);
+  }
+  world.at(1000 + world.random() * 1000, () => {
+    client.session.online(world.now);
+    world.drain(client);
+  });
+}
+
 for (const [name, options] of [
   ['without faults', { cuts: 0, faults: false }],
   ['with lost, doubled and delayed pushes, and refusals', { cuts: 0 }],
   ['with cut connections', { cuts: 0.02 }],
   ['with a node that restarts', { cuts: 0.01, forget: true }],
+  ['with a node that closes lastingly', { cuts: 0.01, closes: true }],
 ]) {
   test(`loses, doubles and reorders nothing ${name}`, () => {
     for (let n = 0; n < RUNS; n++) {
@@ -104,6 +119,38 @@ test('continues the outbox and the positions of an earlier run of the device', (
       assert.deepEqual(alice.heard.map((it) => it.value.seq), log.map((it) => it.seq));
       // No message waits for an id that nobody sends: that would take the skip of the node.
       assert.ok([...world.node.conns.values()].every((it) => it.held.length === 0));
+    } catch (error) {
+      error.message = `SEED=${seed} RUNS=1: ${error.message}`;
+      throw error;
+    }
+  }
+});
+
+test('continues behind what was handed over before a close', () => {
+  for (let n = 0; n < RUNS; n++) {
+    const seed = baseSeed + n;
+    const world = new World(seed, { cuts: 0 });
+    const bob = world.add('bob', 'web');
+    let alice = world.add('alice', 'phone');
+    world.run(1000);
+    const outcomes = [];
+    for (let count = 1; count <= MESSAGES; count++) world.at(world.random() * 5000, () => world.send(bob, 'alice', `bob ${count}`, outcomes));
+    const heard = [];
+    for (let closes = 0; closes < 5; closes++) {
+      world.run(world.random() * 1000);
+      alice.session.close(world.now, () => {});
+      world.run(3000);
+      alice.gone = true;
+      heard.push(...alice.heard);
+      // What came while no client was open is pulled by the next one.
+      alice = world.add('alice', 'phone', { positions: alice.positions, fresh: false });
+    }
+    world.run(60_000);
+    heard.push(...alice.heard);
+    try {
+      assert.deepEqual(world.node.violations, []);
+      assert.deepEqual(outcomes.filter((it) => it.error), []);
+      assert.deepEqual(heard.map((it) => it.value.seq), world.node.log('d:alice:bob').map((it) => it.seq));
     } catch (error) {
       error.message = `SEED=${seed} RUNS=1: ${error.message}`;
       throw error;

@@ -35,6 +35,12 @@ export class ModelNode {
     this.conns.delete(id);
   }
 
+  /** Ends a connection so that its client does not connect again by itself. */
+  kick(id) {
+    this.close(id, { code: 3501, name: 'KICKED', reconnect: 'RECONNECT_NEVER' });
+    this.conns.delete(id);
+  }
+
   /** Forgets the position of a chain, as a node does that restarts. */
   forget() {
     for (const chain of this.chains.values()) chain.expected = undefined;
