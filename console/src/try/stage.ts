@@ -157,6 +157,11 @@ export class Stage {
     });
   }
 
+  /** Nodes that the people are connected to, each once. */
+  get nodes(): string[] {
+    return [...new Set(this.people.map((person) => person.node).filter(Boolean))].sort();
+  }
+
   /** Whether everybody is connected and has everything that was acked. */
   get isSettled(): boolean {
     const { counts } = this.judgement.value;
@@ -253,7 +258,7 @@ export class Stage {
   }
 
   private person(name: string, index: number): Person {
-    const person: Person = new Person(name, {
+    const person: Person = new Person(name, index, {
       opened: (connection) => {
         this.sessions.set(connection, person);
         person.session = connection;

@@ -79,7 +79,7 @@ test("a drain is asked for in words before it begins", { timeout: 60_000 }, asyn
 
 test("a token is created for a user, and logs in as that user", { timeout: 60_000 }, async () => {
   const { page, context, wrong } = await open(browser, node.url, "/people?user=dora");
-  await page.click("text=Mint a token");
+  await page.click("text=Create a token");
   const token = (await page.textContent(".minted code")) ?? "";
   const answer = await fetch(`http://127.0.0.1:${node.ports.client}/v1/assign?transport=ws`, { headers: { authorization: `Bearer ${token}` } });
   assert.equal(answer.status, 200);
