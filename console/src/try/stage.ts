@@ -83,6 +83,7 @@ export class Stage {
       this.conv = { pair: direct("alice", "bob"), group: `g:${id}`, room: `r:${id}` }[this.mode];
       for (const person of this.people) this.begin(person);
       await Promise.all(this.people.map((person) => person.client.live()));
+      performance.mark("connected");
       // Everybody is connected by now, so that the wire shows how they get to know of the group.
       if (this.mode === "group") await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
       const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : lastSeq(person.tap, this.conv))));

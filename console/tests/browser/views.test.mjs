@@ -22,7 +22,7 @@ after(async () => {
 });
 
 const READY = {
-  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
+  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
   "/errors": ".code", "/nodes": ".cell", "/people": ".person .event-row",
 };
 for (const [path, ready] of Object.entries(READY)) {
