@@ -72,6 +72,7 @@ test("the facts of a cut are measured from the record", () => {
 test("what reached the screen is counted, and repeated sends that kept their number", () => {
   const it = record();
   assert.deepEqual([measure(it.events, "bob", 999, 2005).shown, measure(it.events, "bob", 2500, 3000).shown], [1, undefined]);
+  assert.equal(measure(it.events, "alice", 1200, 2005).had, 4, "a person has what it sent");
   it.shown(3, "bob", "phone", { conversation: "d:alice:bob", seq: 4, msgId: "m1", text: "hi" }, 2500);
   assert.equal(measure(it.events, "bob", 999, 2005).shown, 2);
   const send = (attempt: number) => frame(`{"id":${5 + attempt},"send":{"toUser":"bob","msgId":"m1","attempt":${attempt},"content":{"text":"hi"}}}`);

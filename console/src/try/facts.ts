@@ -5,7 +5,7 @@ export interface Measured {
   /** Messages that others sent in the stretch and that were acked, and the longest wait for an ack. */
   readonly sent: number;
   readonly ackMs: number | undefined;
-  /** The highest seq that the person had before the stretch. */
+  /** The highest seq that the person had before the stretch: received, or as the answer to a send. */
   readonly had: number;
   /** Seqs that the person got first in the stretch or after it, of messages of others sent since it began. */
   readonly got: readonly number[];
@@ -28,7 +28,7 @@ export function measure(events: readonly Stamped[], user: string, from: number, 
   const seen = new Set<number>();
   const pushed = new Map<number, number>();
   const screens = new Map<string, number>();
-  const sends = new Map<string, { count: number; last: number; ackedAt: number; readonly seqs: Set<number> }>();
+  const sends = new Map<string, { readonly user: string; count: number; last: number; ackedAt: number; readonly seqs: Set<number> }>();
   const got: number[] = [];
   const closed: number[] = [];
   let [sent, had, again] = [0, 0, 0];
@@ -36,12 +36,13 @@ export function measure(events: readonly Stamped[], user: string, from: number, 
   for (const event of events) {
     const at = event.at / 1e6;
     if ("send_inv" in event) {
-      const it = sends.get(event.send_inv.cid) ?? { count: 0, last: 0, ackedAt: 0, seqs: new Set() };
+      const it = sends.get(event.send_inv.cid) ?? { user: event.send_inv.user, count: 0, last: 0, ackedAt: 0, seqs: new Set() };
       sends.set(event.send_inv.cid, Object.assign(it, { count: it.count + 1, last: at }));
     } else if ("send_ok" in event) {
       const it = sends.get(event.send_ok.cid);
       it?.seqs.add(event.send_ok.seq);
       if (it) it.ackedAt = at;
+      if (it?.user === user && at < from) had = Math.max(had, event.send_ok.seq);
     } else if ("recv" in event && event.recv.user === user && event.recv.via === "app" && event.recv.cid !== null && sentAt.has(event.recv.cid)) {
       screens.set(event.recv.cid, (screens.get(event.recv.cid) ?? 0) + 1);
     }
