@@ -1,5 +1,5 @@
 import { ApiError } from "../live/api.ts";
-import { allows, boot } from "../live/boot.ts";
+import { allows, boot, loadBoot } from "../live/boot.ts";
 import { postOn } from "../live/forward.ts";
 import { codeName } from "../words/codes.ts";
 import { STORY } from "../words/lines.ts";
@@ -373,6 +373,8 @@ const kill: Break = {
     const before = it.who.session;
     const band = it.band(true);
     it.mark(`You killed ${it.facts.node}`, "kill");
+    // Everybody has to know all nodes before one ends that could name the others.
+    await loadBoot().catch(() => {});
     // The node ends before it answers.
     await postOn(it.who.node, "/v1/dev/abort", {}).catch((error: unknown) => {
       if (error instanceof ApiError && error.code !== 0) throw error;

@@ -1,5 +1,5 @@
 import { connect, type Client, type State } from "@tidegate/client";
-import { signal } from "@preact/signals";
+import { effect, signal } from "@preact/signals";
 import { boot } from "../live/boot.ts";
 import { post } from "../live/api.ts";
 import { addressesFor } from "./addresses.ts";
@@ -42,6 +42,7 @@ export class Person {
   private it: Client | undefined;
   private token: (Token & { readonly at: number }) | undefined;
   private readonly index: number;
+  private unfollow = () => {};
 
   constructor(name: string, index: number, sink: TapSink, device = DEVICE) {
     this.name = name;
@@ -52,7 +53,12 @@ export class Person {
 
   /** Logs in. */
   start(onState: () => void): Client {
-    const addresses = addressesFor(this.index, boot.value?.clients.ws ?? [], (boot.value?.peers ?? []).map((peer) => peer.ws));
+    // The client reads the list at each attempt. Nodes that appear later are added, and none is removed.
+    const addresses: string[] = [];
+    this.unfollow = effect(() => {
+      const known = addressesFor(this.index, boot.value?.clients.ws ?? [], (boot.value?.peers ?? []).map((peer) => peer.ws));
+      addresses.push(...known.filter((it) => !addresses.includes(it)));
+    });
     const client = connect({
       addresses,
       token: () => this.login(),
@@ -109,6 +115,7 @@ export class Person {
 
   /** Ends the client. */
   stop(): void {
+    this.unfollow();
     this.tap.hold = undefined;
     this.tap.setCut(false);
     void this.it?.close().catch(() => {});

@@ -46,6 +46,7 @@ test("the page outlives the death of any node, also of its own", { timeout: 240_
       return sentence(page, 120_000);
     };
     await until(page, () => document.querySelectorAll(".link-state").length === 2 && [...document.querySelectorAll(".link-state")].every((it) => it.textContent.includes("Connected")));
+    await page.waitForSelector(".where >> text=3 nodes");
     const nodes = await page.$$eval(".head-node .node", (list) => list.map((it) => it.textContent));
     assert.equal(nodes.length, 2, "both are on one node");
     await say(page, 0, "before");
