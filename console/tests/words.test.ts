@@ -85,7 +85,7 @@ test("frames in words", () => {
   assert.equal(words('{"id":2,"sendAck":{"conversation":"r:hall","msgId":"m1","seq":412}}')?.synced, false);
   assert.deepEqual(words('{"id":3,"error":{"code":4003,"name":"ORDER_SKIPPED"}}'), { name: "error", words: "4003 ORDER_SKIPPED", tone: "red", synced: false });
   assert.deepEqual(words('{"conversationState":{"conversation":"d:a:b","maxSeq":412}}'), { name: "state", words: "there is up to 412", tone: "", synced: false });
-  assert.equal(words('{"conversationState":{"conversation":"g:crew","maxSeq":3}}')?.words, "g:crew, up to 3");
+  assert.equal(words('{"conversationState":{"conversation":"g:crew","maxSeq":3}}')?.words, "up to 3 in g:crew");
   assert.equal(words('{"push":{"conversation":"g:crew","seq":1,"event":{"change":"MEMBER_CHANGE_CREATED","users":["a"]}}}')?.words, "1, group created");
   assert.equal(words('{"id":9,"bye":{}}', "out")?.words, "goodbye");
   assert.equal(words('{"page":{"messages":[{"seq":411},{"seq":412}]}}')?.words, "411 and 412");

@@ -69,7 +69,7 @@ export function describe(frame: Frame, direction: "in" | "out", person: string, 
     case "sync":
       return say(direction === "out" ? "what is new?" : "");
     case "conversationState":
-      return say(`${text(body, "conversation") === known.conv ? "there is" : `${text(body, "conversation")},`} up to ${number(body, "maxSeq")}`, "", false, "state");
+      return say(text(body, "conversation") === known.conv ? `there is up to ${number(body, "maxSeq")}` : `up to ${number(body, "maxSeq")} in ${text(body, "conversation")}`, "", false, "state");
     case "syncEnd":
       return say("that was all");
     case "pull":
