@@ -4,6 +4,7 @@ import { measure } from "../src/try/facts.ts";
 import { hash, parseFrame } from "../src/try/frames.ts";
 import { toLines } from "../src/try/history.ts";
 import { Recorder } from "../src/try/recorder.ts";
+import { addressesFor } from "../src/try/addresses.ts";
 
 function frame(raw: string) {
   const it = parseFrame(raw);
@@ -65,5 +66,25 @@ test("what others sent, and what a planted fault hides, is not recorded", () => 
 
 test("the facts of a cut are measured from the record", () => {
   const it = measure(record().events, "bob", 999, 2005);
-  assert.deepEqual({ ...it, ackMs: Math.round((it.ackMs ?? 0) * 10) / 10 }, { sent: 1, ackMs: 3.5, had: 0, got: [4], backAt: 2000, again: 0, closed: [0] });
+  assert.deepEqual({ ...it, ackMs: Math.round((it.ackMs ?? 0) * 10) / 10 }, { sent: 1, ackMs: 3.5, had: 0, got: [4], backAt: 2000, again: 0, shown: 1, repeated: 0, closed: [0] });
+});
+
+test("what reached the screen is counted, and repeated sends that kept their number", () => {
+  const it = record();
+  assert.deepEqual([measure(it.events, "bob", 999, 2005).shown, measure(it.events, "bob", 2500, 3000).shown], [1, undefined]);
+  assert.equal(measure(it.events, "alice", 1200, 2005).had, 4, "a person has what it sent");
+  it.shown(3, "bob", "phone", { conversation: "d:alice:bob", seq: 4, msgId: "m1", text: "hi" }, 2500);
+  assert.equal(measure(it.events, "bob", 999, 2005).shown, 2);
+  const send = (attempt: number) => frame(`{"id":${5 + attempt},"send":{"toUser":"bob","msgId":"m1","attempt":${attempt},"content":{"text":"hi"}}}`);
+  it.frame(1, "out", send(1), 3000);
+  assert.equal(measure(it.events, "bob", 2900, 4000).repeated, 0);
+  it.frame(1, "in", frame('{"id":6,"sendAck":{"conversation":"d:alice:bob","msgId":"m1","seq":4,"duplicate":true}}'), 3010);
+  assert.deepEqual([measure(it.events, "bob", 2900, 4000).repeated, measure(it.events, "bob", 3100, 4000).repeated], [1, 0]);
+});
+
+test("people begin at different nodes of a cluster, and try all of them", () => {
+  assert.deepEqual(addressesFor(0, ["a"], [["b"], ["c"]]), ["a", "b", "c"]);
+  assert.deepEqual(addressesFor(1, ["a"], [["b"], ["c"]]), ["b", "c", "a"]);
+  assert.deepEqual(addressesFor(2, ["a"], [["b"]]), ["a", "b"]);
+  assert.deepEqual([addressesFor(1, ["a"], []), addressesFor(1, [], [])], [["a"], []]);
 });

@@ -5,7 +5,7 @@ import type { Nodes } from "../src/live/nodes.ts";
 import { known } from "../src/words/people.ts";
 import { drainQuestion, verdict } from "../src/words/nodes.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
-import { SENTENCES } from "../src/words/sentences.ts";
+import { SENTENCES, connecting, opening } from "../src/words/sentences.ts";
 import { describe } from "../src/words/wire.ts";
 
 const say = (name: string, facts: object) => SENTENCES[name]?.({ who: "bob", other: "alice", ...facts });
@@ -50,6 +50,20 @@ test("the sentences about the other breaks", () => {
     "n1 asked bob to leave within 59 ms. The drain was called off after the notice, because this node serves this page.",
   );
   assert.equal(say("kill", { node: "n1", to: "n2", movedMs: 400 }), "n1 died. Bob was on n2 after 400 ms.");
+  assert.equal(say("kill", { node: "n1", to: "n2", movedMs: 400, again: 3, repeated: 1 }), "n1 died. Bob was on n2 after 400 ms. One message was sent again and kept its number.");
+  assert.equal(say("kill", { node: "n1", again: 3 }), "n1 died.");
+  assert.match(say("freeze", { sent: 2, shown: 2 }) ?? "", /each message was on screen two times\.$/);
+});
+
+test("the page opens with who is connected and what is promised", () => {
+  assert.equal(connecting("n1"), "Connecting to n1.");
+  assert.equal(
+    opening(["alice", "bob"], ["n1"], "pair", true),
+    "Alice and bob are connected to n1. The promise: once a message is acked it is on disk, and the other one sees it once and in order, whatever breaks. Send one, then break something.",
+  );
+  assert.match(opening(["alice", "bob", "carol"], ["n1", "n2"], "group", true), /^Alice, bob and carol are connected to n1 and n2\. .+ it is on disk, and the others see it once and in order/);
+  assert.doesNotMatch(opening(["alice", "bob"], ["n1"], "pair", false), /on disk/);
+  assert.doesNotMatch(opening(["alice", "bob", "carol"], ["n1"], "room", true), /promise/);
 });
 
 test("a sentence without facts claims nothing", () => {
@@ -61,16 +75,19 @@ test("a sentence without facts claims nothing", () => {
 });
 
 test("frames in words", () => {
-  const known = { syncMs: (id: string) => (id === "m1" ? 0.83 : undefined), durable: true, device: "phone", node: "n1" };
+  const known = { syncMs: (id: string) => (id === "m1" ? 0.83 : undefined), durable: true, device: "phone", node: "n1", conv: "d:a:b" };
   const words = (raw: string, direction: "in" | "out" = "in") => {
     const frame = parseFrame(raw);
     return frame && describe(frame, direction, "bob", known);
   };
   assert.deepEqual(words('{"id":2,"sendAck":{"conversation":"d:a:b","msgId":"m1","seq":412}}'), { name: "sendAck", words: "412, synced in 0.8 ms", tone: "", synced: true });
-  assert.equal(words('{"id":2,"sendAck":{"conversation":"d:a:b","msgId":"m1","seq":412,"duplicate":true}}')?.words, "412, the same one");
+  assert.equal(words('{"id":2,"sendAck":{"conversation":"d:a:b","msgId":"m1","seq":412,"duplicate":true}}')?.words, "412, duplicate");
   assert.equal(words('{"id":2,"sendAck":{"conversation":"r:hall","msgId":"m1","seq":412}}')?.synced, false);
   assert.deepEqual(words('{"id":3,"error":{"code":4003,"name":"ORDER_SKIPPED"}}'), { name: "error", words: "4003 ORDER_SKIPPED", tone: "red", synced: false });
-  assert.equal(words('{"conversationState":{"maxSeq":412}}')?.name, "state");
+  assert.deepEqual(words('{"conversationState":{"conversation":"d:a:b","maxSeq":412}}'), { name: "state", words: "there is up to 412", tone: "", synced: false });
+  assert.equal(words('{"conversationState":{"conversation":"g:crew","maxSeq":3}}')?.words, "up to 3 in g:crew");
+  assert.equal(words('{"push":{"conversation":"g:crew","seq":1,"event":{"change":"MEMBER_CHANGE_CREATED","users":["a"]}}}')?.words, "1, group created");
+  assert.equal(words('{"id":9,"bye":{}}', "out")?.words, "goodbye");
   assert.equal(words('{"page":{"messages":[{"seq":411},{"seq":412}]}}')?.words, "411 and 412");
   assert.equal(words('{"pong":{}}'), undefined);
   assert.equal(parseFrame(""), undefined);
@@ -80,7 +97,8 @@ test("the verdict names what a person has to know first", () => {
   const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, zone: "", drain: null, stands: [] };
   const all: Nodes = { nodes: [node], partitions: 2, archiveBehind: [], stale: false };
   const of = (change: Partial<Nodes>) => verdict({ ...all, ...change }, { refused: 0, lagMs: 0 });
-  assert.deepEqual(of({}), { tone: "", sentence: "All is well.", more: "One node, 3 clients, two partitions owned." });
+  assert.deepEqual(of({}), { tone: "", sentence: "All is well.", more: "One node, three clients, two partitions owned." });
+  assert.equal(of({ nodes: [{ ...node, conns: 0 }] }).more, "One node, no clients, two partitions owned.");
   assert.equal(of({ archiveBehind: [1] }).tone, "red");
   assert.equal(of({ partitions: 3 }).sentence, "One partition has no owner.");
   assert.equal(of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }).sentence, "n2 stopped without a drain; others take over.");

@@ -229,7 +229,10 @@ export interface WebSocketLike {
 }
 
 export interface Options {
-  /** Addresses of nodes, best first: `ws://`, `wss://`, in Node also `tcp://` and `tls://`. */
+  /**
+   * Addresses of nodes, best first: `ws://`, `wss://`, in Node also `tcp://` and `tls://`. The array is read at each
+   * attempt without `assign`, so addresses that are pushed to it later are tried as well.
+   */
   addresses?: readonly string[];
   /** Base URL of `GET /v1/assign` on any client port, such as `https://chat.example`. */
   assign?: string;

@@ -93,6 +93,23 @@ test('tries the next address when one fails', async () => {
   }
 });
 
+test('tries addresses that are added to its list later', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    const addresses = ['ws://a'];
+    const client = await open({ addresses });
+    addresses.push('ws://b');
+    FakeSocket.all[0].onclose();
+    await settle();
+    mock.timers.tick(1000);
+    await settle();
+    assert.deepEqual(FakeSocket.all.map((it) => it.url), ['ws://a', 'ws://b']);
+    client.drop();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
 test('stores a message before it is sent, and forgets it when it is answered', async () => {
   const items = new Map();
   let release;

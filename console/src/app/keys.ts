@@ -19,9 +19,9 @@ export const KEYS: readonly (readonly [string, string])[] = [
   ["g, then t o m e r n p", "open a view"],
   ["/", "filter the list"],
   ["1 – 8", "break something, on Try it; with Alt also in a field"],
-  ["p", "pause live updates"],
+  ["p", "pause the events"],
   ["d", "light or dark"],
-  ["Esc", "back, or close"],
+  ["Esc", "close"],
   ["?", "this list"],
 ];
 

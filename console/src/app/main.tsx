@@ -4,7 +4,7 @@ import "../styles/shell.css";
 import "../styles/try.css";
 import "../styles/views.css";
 import { render } from "preact";
-import { loadBoot } from "../live/boot.ts";
+import { followBoot } from "../live/boot.ts";
 import { startStats } from "../live/stats.ts";
 import { startKeys } from "./keys.ts";
 import { startRouter } from "./router.ts";
@@ -17,15 +17,4 @@ startKeys();
 const root = document.getElementById("app");
 if (root) render(<Shell />, root);
 
-async function begin(): Promise<void> {
-  for (;;) {
-    try {
-      await loadBoot();
-      startStats();
-      return;
-    } catch {
-      await new Promise((resolve) => setTimeout(resolve, 2000));
-    }
-  }
-}
-void begin();
+void followBoot().then(startStats);

@@ -21,11 +21,29 @@ export const boot = signal<Boot | undefined>(undefined);
 /** Names of the nodes in order; the place in this list is the colour of a node. */
 export const nodeNames = signal<readonly string[]>([]);
 
-/** Asks the node who it is. */
+/** Time after which the page asks again, and for the first answer the time between two attempts. */
+const AGAIN_MS = 5000;
+const FIRST_AGAIN_MS = 2000;
+
+/** Adds names to those of the nodes. A node that is gone keeps its name here, so that the others keep their colours. */
+export function nameNodes(names: readonly string[]): void {
+  const all = [...new Set([...nodeNames.value, ...names])].sort();
+  if (all.length !== nodeNames.value.length) nodeNames.value = all;
+}
+
+/** Asks the node who it is, and who its peers are. */
 export async function loadBoot(): Promise<void> {
-  const it = await get<Boot>("/v1/console");
-  boot.value = it;
-  nodeNames.value = [it.node, ...it.peers.map((peer) => peer.node)].sort();
+  const it = await get<Boot & { readonly nowMs?: number }>("/v1/console");
+  nameNodes([it.node, ...it.peers.map((peer) => peer.node)]);
+  // The clock of the node is no news.
+  const next = { ...it, nowMs: 0 };
+  if (JSON.stringify(next) !== JSON.stringify(boot.value)) boot.value = next;
+}
+
+/** Asks until the node answers, and then every few seconds: peers come and go. Resolves with the first answer. */
+export async function followBoot(): Promise<void> {
+  while (!(await loadBoot().then(() => true, () => false))) await new Promise((resolve) => setTimeout(resolve, FIRST_AGAIN_MS));
+  setInterval(() => !document.hidden && void loadBoot().catch(() => {}), AGAIN_MS);
 }
 
 /** Returns whether the node allows a feature now. */

@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { ApiError, get } from "./api.ts";
-import { nodeNames } from "./boot.ts";
+import { nameNodes } from "./boot.ts";
 import { paused } from "./stats.ts";
 
 /** A node, as `GET /v1/nodes` lists it. */
@@ -39,8 +39,7 @@ export async function readNodes(): Promise<void> {
   try {
     nodes.value = await get<Nodes>("/v1/nodes");
     nodesFailure.value = undefined;
-    const names = [...new Set(nodes.value.nodes.map((it) => it.node))].sort();
-    if (names.join() !== nodeNames.value.join()) nodeNames.value = names;
+    nameNodes(nodes.value.nodes.map((it) => it.node));
   } catch (error) {
     if (error instanceof ApiError) nodesFailure.value = error;
   }

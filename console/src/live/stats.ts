@@ -1,5 +1,5 @@
 import { signal } from "@preact/signals";
-import { boot } from "./boot.ts";
+import { boot, loadBoot } from "./boot.ts";
 import { lines } from "./events.ts";
 
 /** Seconds that the page keeps of each node. */
@@ -51,6 +51,8 @@ export function series(field: string, count: number, max = false): number[] {
 
 function take(event: string, data: string): void {
   const body = JSON.parse(data) as { fields?: string[]; node?: string; rows?: number[][]; row?: number[] };
+  // After a pause the node may be another run of it.
+  if (!stream.value.live && stream.value.heard > 0) void loadBoot().catch(() => {});
   stream.value = { heard: performance.now(), live: true };
   if (event === "start" && body.fields) fields.value = body.fields;
   if (!body.node || (paused.value && event === "now")) return;

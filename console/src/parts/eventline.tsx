@@ -16,8 +16,8 @@ export function EventLine({ it }: { readonly it: CloudEvent }) {
       <i class={`dot ${kind === "online" ? "" : kind === "offline" ? "off" : kind === "read" ? "read" : "amber"}`} />
       <span class="cut">
         <b>{it.subject}</b>{" "}
-        {kind === "online" && <>came on {data.device}, to <Node name={data.node ?? ""} />{from ? (from === data.node ? ", in place of an older link" : <>, from <Node name={from} /></>) : ""}</>}
-        {kind === "offline" && <>went offline on {data.device}, at <Node name={data.node ?? ""} /></>}
+        {kind === "online" && <>came online: {data.device} on <Node name={data.node ?? ""} />{from ? (from === data.node ? ", replacing its older connection" : <>, moved from <Node name={from} /></>) : ""}</>}
+        {kind === "offline" && <>went offline: {data.device} on <Node name={data.node ?? ""} /></>}
         {kind === "read" && <>read <b>{data.conversation}</b> up to {data.seq}</>}
         {kind === "order-blocked" && <>has a chain that waits for <code>{data.expected}</code>, on {data.device}</>}
         {!["online", "offline", "read", "order-blocked"].includes(kind) && it.type}

@@ -1,11 +1,11 @@
 import type { ApiError } from "../live/api.ts";
 
-/** A request that failed: its code, what to do, and a way to try again. */
-export function Failed({ error, again }: { readonly error: ApiError; readonly again: () => void }) {
+/** A request that failed: its code, what to do, and a button for it unless the page repeats it by itself. */
+export function Failed({ error, again, label = "Try again" }: { readonly error: ApiError; readonly again?: () => void; readonly label?: string }) {
   return (
     <div class="failed" role="status">
       <span class="grow"><b>{error.code > 0 ? `${error.code} ` : ""}{error.title}</b> {error.message} {error.cure}</span>
-      <button type="button" class="link" onClick={again}>Try again</button>
+      {again && <button type="button" class="link" onClick={again}>{label}</button>}
     </div>
   );
 }

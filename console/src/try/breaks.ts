@@ -1,12 +1,12 @@
 import { ApiError } from "../live/api.ts";
-import { allows, boot } from "../live/boot.ts";
+import { allows, boot, loadBoot } from "../live/boot.ts";
 import { postOn } from "../live/forward.ts";
 import { codeName } from "../words/codes.ts";
 import { STORY } from "../words/lines.ts";
 import { duration } from "../words/numbers.ts";
 import { SENTENCES, type Facts } from "../words/sentences.ts";
 import type { IconName } from "../parts/icon.tsx";
-import { measure } from "./facts.ts";
+import { measure, type Measured } from "./facts.ts";
 import { contentText, number, text, type Frame } from "./frames.ts";
 import { seqs, short } from "../words/numbers.ts";
 import type { Band, Tone } from "./items.ts";
@@ -39,6 +39,8 @@ export class Running {
   readonly from = performance.now();
   readonly facts: Facts;
   to: number | undefined;
+  /** What was measured last. */
+  measurement: Measured | undefined;
   private stopped = false;
   private wake = () => {};
   private story = 0;
@@ -100,7 +102,8 @@ export class Running {
   async measured(): Promise<void> {
     await this.stage.until(() => this.stage.isSettled, 15_000);
     const it = measure(this.stage.recorder.events, this.who.name, this.from, this.to ?? performance.now());
-    Object.assign(this.facts, { sent: it.sent, had: it.had, got: it.got, again: it.again, missed: this.stage.mode === "room" ? this.stage.missing(this.who).length : 0 });
+    this.measurement = it;
+    Object.assign(this.facts, { sent: it.sent, had: it.had, got: it.got, again: it.again, repeated: it.repeated, missed: this.stage.mode === "room" ? this.stage.missing(this.who).length : 0 });
     if (it.ackMs !== undefined) this.facts.ackMs = it.ackMs;
     const code = it.closed.find((code) => code > 0);
     if (code !== undefined) this.facts.closed = codeName(code);
@@ -185,7 +188,7 @@ const freeze: Break = {
     await it.stage.until(() => it.who.isLive, 30_000);
     await it.measured();
     if (!it.facts.closed || it.isStopped) delete it.facts.closed;
-    it.facts.shown = 1;
+    if (it.measurement?.shown !== undefined) it.facts.shown = it.measurement.shown;
   },
 };
 
@@ -328,7 +331,7 @@ const flood: Break = {
 
 const drain: Break = {
   name: "drain", icon: "drain", label: "Drain", note: "a planned restart", tone: "amber",
-  blocked: () => (boot.value?.console === "full" ? "" : "this console may only read"),
+  blocked: () => (boot.value?.console === "full" ? "" : "this console is read-only"),
   async run(it) {
     const isAlone = (boot.value?.nodes ?? 1) < 2;
     const node = it.who.node;
@@ -370,15 +373,17 @@ const kill: Break = {
     const before = it.who.session;
     const band = it.band(true);
     it.mark(`You killed ${it.facts.node}`, "kill");
+    // Everybody has to know all nodes before one ends that could name the others.
+    await loadBoot().catch(() => {});
     // The node ends before it answers.
     await postOn(it.who.node, "/v1/dev/abort", {}).catch((error: unknown) => {
       if (error instanceof ApiError && error.code !== 0) throw error;
     });
     void it.say(it.other);
-    await it.stage.until(() => it.who.isLive && it.who.session !== before, 60_000);
+    const isBack = await it.stage.until(() => it.who.isLive && it.who.session !== before, 60_000);
     it.stage.wire.end(band);
     it.to = performance.now();
-    Object.assign(it.facts, { to: it.who.node, movedMs: it.to - it.from });
+    if (isBack) Object.assign(it.facts, { to: it.who.node, movedMs: it.to - it.from });
     await it.measured();
   },
 };

@@ -19,7 +19,7 @@ export function Deck({ stage }: { readonly stage: Stage }) {
             <button type="button" aria-pressed={target.value === index} onClick={() => (target.value = index)}>{person.name}</button>
           ))}
         </span>
-        <span class="quiet hint">or press a number. Both go on talking meanwhile.</span>
+        <span class="quiet hint">or press a number. The conversation goes on.</span>
       </div>
       <div class="tiles">
         {BREAKS.map((it, index) => {

@@ -1,7 +1,8 @@
 import { connect, type Client, type State } from "@tidegate/client";
-import { signal } from "@preact/signals";
+import { effect, signal } from "@preact/signals";
 import { boot } from "../live/boot.ts";
 import { post } from "../live/api.ts";
+import { addressesFor } from "./addresses.ts";
 import { Tap, type TapSink } from "./tap.ts";
 
 /** A line in a person's chat: a message by its id, or a remark of the page. */
@@ -13,10 +14,12 @@ export const DEVICE = "phone";
 /** How long the node waits for an ack of these people's devices before it sends a push again. */
 const ACK_TIMEOUT_MS = 2000;
 
-/** Reads the token of a development node for a user. */
-async function mint(user: string, device: string): Promise<string> {
-  const it = await post<{ token: string }>("/v1/dev/token", { user, device });
-  return it.token;
+/** How long a token is used before the next login asks for a new one; it is valid for an hour. */
+const TOKEN_MS = 50 * 60_000;
+
+interface Token {
+  readonly token: string;
+  readonly expiresMs: number;
 }
 
 /** One person of the page: a client of the project's library, its link and its chat. */
@@ -37,20 +40,28 @@ export class Person {
   readonly unnamed: { text: string; cid: string }[] = [];
   typingUntil = 0;
   private it: Client | undefined;
+  private token: (Token & { readonly at: number }) | undefined;
+  private readonly index: number;
+  private unfollow = () => {};
 
-  constructor(name: string, sink: TapSink, device = DEVICE) {
+  constructor(name: string, index: number, sink: TapSink, device = DEVICE) {
     this.name = name;
+    this.index = index;
     this.device = device;
     this.tap = new Tap(sink);
   }
 
   /** Logs in. */
   start(onState: () => void): Client {
-    const addresses = [...(boot.value?.clients.ws ?? [])];
-    for (const peer of boot.value?.peers ?? []) addresses.push(...peer.ws);
+    // The client reads the list at each attempt. Nodes that appear later are added, and none is removed.
+    const addresses: string[] = [];
+    this.unfollow = effect(() => {
+      const known = addressesFor(this.index, boot.value?.clients.ws ?? [], (boot.value?.peers ?? []).map((peer) => peer.ws));
+      addresses.push(...known.filter((it) => !addresses.includes(it)));
+    });
     const client = connect({
       addresses,
-      token: () => mint(this.name, this.device),
+      token: () => this.login(),
       device: this.device,
       user: this.name,
       chain: true,
@@ -62,6 +73,7 @@ export class Person {
     this.it = client;
     client.on("state", (state: State) => {
       const now = performance.now();
+      if (state.error?.name.startsWith("TOKEN_")) this.token = undefined;
       if (state.name === "live") {
         if (this.goneAt !== undefined) this.away = { ms: now - this.goneAt, until: now + 8000 };
         this.goneAt = undefined;
@@ -71,6 +83,23 @@ export class Person {
       onState();
     });
     return client;
+  }
+
+  /**
+   * Returns the token of a login. It is kept, because the node of this page creates it: with that node gone, the person
+   * still logs in at another one.
+   */
+  private async login(): Promise<string> {
+    const kept = this.token;
+    if (kept && performance.now() - kept.at < TOKEN_MS) return kept.token;
+    try {
+      const it = await post<Token>("/v1/dev/token", { user: this.name, device: this.device });
+      this.token = { ...it, at: performance.now() };
+      return it.token;
+    } catch (error) {
+      if (kept && Date.now() < kept.expiresMs) return kept.token;
+      throw error;
+    }
   }
 
   /** The client of the library. */
@@ -86,6 +115,7 @@ export class Person {
 
   /** Ends the client. */
   stop(): void {
+    this.unfollow();
     this.tap.hold = undefined;
     this.tap.setCut(false);
     void this.it?.close().catch(() => {});

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { boot } from "../live/boot.ts";
-import { UNDER_WAY, broken, opening } from "../words/sentences.ts";
+import { UNDER_WAY, broken, connecting, opening } from "../words/sentences.ts";
 import type { Running } from "./breaks.ts";
 import { running, said } from "./play.ts";
 import type { Stage } from "./stage.ts";
@@ -21,7 +21,8 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
   const finding = stage.judgement.value.findings[0];
   const first = it?.from ?? 0;
   const frames = it ? stage.wire.items.filter((item) => item.key > first && item.kind === "frame" && wordsOf(stage, item)) : [];
-  let words = it?.words ?? opening(boot.value?.node ?? "the node", stage.mode, boot.value?.durable ?? true);
+  const isLive = stage.people.every((person) => person.isLive);
+  let words = it?.words ?? (isLive ? opening(stage.people.map((person) => person.name), stage.nodes, stage.mode, boot.value?.durable ?? true) : connecting(boot.value?.node ?? "the node"));
   const current = it && running.value.get(it.name);
   if (current && !words) words = underWay(current);
   if (finding) words = broken(finding.rule, finding.what);

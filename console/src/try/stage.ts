@@ -83,6 +83,7 @@ export class Stage {
       this.conv = { pair: direct("alice", "bob"), group: `g:${id}`, room: `r:${id}` }[this.mode];
       for (const person of this.people) this.begin(person);
       await Promise.all(this.people.map((person) => person.client.live()));
+      performance.mark("connected");
       // Everybody is connected by now, so that the wire shows how they get to know of the group.
       if (this.mode === "group") await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
       const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : lastSeq(person.tap, this.conv))));
@@ -155,6 +156,11 @@ export class Stage {
       const timer = window.setTimeout(() => end(false), limitMs);
       this.waiters.add(look);
     });
+  }
+
+  /** Nodes that the people are connected to, each once. */
+  get nodes(): string[] {
+    return [...new Set(this.people.map((person) => person.node).filter(Boolean))].sort();
   }
 
   /** Whether everybody is connected and has everything that was acked. */
@@ -253,7 +259,7 @@ export class Stage {
   }
 
   private person(name: string, index: number): Person {
-    const person: Person = new Person(name, {
+    const person: Person = new Person(name, index, {
       opened: (connection) => {
         this.sessions.set(connection, person);
         person.session = connection;

@@ -14,8 +14,8 @@ import { WireView } from "./wire.tsx";
 
 const MODES: readonly (readonly [Mode, string, string])[] = [
   ["pair", "/try", "Two people"],
-  ["group", "/try/group", "A group of three"],
-  ["room", "/try/room", "A live room"],
+  ["group", "/try/group", "Group of three"],
+  ["room", "/try/room", "Live room"],
 ];
 
 /** The try-out page: people, the wire between them, and the breaks. */

@@ -19,7 +19,7 @@ function clock(at: number): string {
 export function wordsOf(stage: Stage, item: Item): FrameWords | undefined {
   if (item.kind !== "frame") return undefined;
   const person = stage.people[item.person];
-  const known = { syncMs: (id: string) => stage.syncMs(id), durable: stage.isDurable, device: DEVICE, node: person?.node ?? "" };
+  const known = { syncMs: (id: string) => stage.syncMs(id), durable: stage.isDurable, device: DEVICE, node: person?.node ?? "", conv: stage.conv };
   return describe(item.frame, item.direction, person?.name ?? "", known);
 }
 
@@ -42,16 +42,19 @@ function span(person: number): string {
 function Row(props: {
   readonly at: number; readonly who: string; readonly person: number; readonly toNode: boolean; readonly cid: string; readonly raw: string;
   readonly name: string; readonly words: string; readonly tone: string; readonly synced: boolean; readonly icon: IconName | undefined;
-  readonly covers: string; readonly isOpen: boolean; readonly onOpen: () => void;
+  readonly covers: string; readonly isOpen: boolean; readonly isTabStop: boolean; readonly rowKey: number; readonly onOpen: () => void;
 }) {
   const { cid, person, toNode, name } = props;
   const isRight = person === 0 ? toNode : !toNode;
   const isLit = cid !== "" && hovered.value === cid;
+  const Shape = name ? "button" : "div";
+  // One row is in the order of Tab; the arrow keys move from row to row.
+  const press = name ? { type: "button" as const, tabIndex: props.isTabStop ? 0 : -1, "aria-expanded": props.isOpen, "data-row": props.rowKey, onClick: props.onOpen } : {};
   return (
     <li>
-      <div
+      <Shape
         class={`wire-row${name ? " pressable" : ""}${isLit ? " lit" : ""}${props.isOpen ? " open" : ""}`}
-        onClick={name ? props.onOpen : undefined}
+        {...press}
         onMouseEnter={() => cid && (hovered.value = cid)}
         onMouseLeave={() => cid && (hovered.value = "")}
       >
@@ -72,7 +75,7 @@ function Row(props: {
             <span class="cut">{props.words}</span>
           </span>
         )}
-      </div>
+      </Shape>
       {props.isOpen && (
         <div class="raw">
           <code>{props.raw}</code>
@@ -83,13 +86,27 @@ function Row(props: {
   );
 }
 
+/** Moves the focus between the rows by the arrow keys, Home and End. */
+function moveRow(event: KeyboardEvent & { readonly currentTarget: HTMLElement }): void {
+  const rows = [...event.currentTarget.querySelectorAll<HTMLElement>("button.wire-row")];
+  const at = rows.findIndex((row) => row === document.activeElement);
+  const targets: Readonly<Record<string, number>> = { ArrowUp: at - 1, ArrowDown: at + 1, Home: 0, End: rows.length - 1 };
+  const to = targets[event.key];
+  if (at < 0 || to === undefined) return;
+  event.preventDefault();
+  rows[Math.min(Math.max(to, 0), rows.length - 1)]?.focus();
+}
+
 /** The wire: three lifelines or more, and a row for each frame. */
 export function WireView({ stage }: { readonly stage: Stage }) {
   void stage.version.value;
   const box = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
   const [open, setOpen] = useState(0);
+  const [focused, setFocused] = useState(0);
   const items = visible(stage);
+  const frames = items.filter((item) => item.kind === "frame");
+  const tabStop = frames.some((item) => item.key === focused) ? focused : (frames.at(-1)?.key ?? 0);
   useLayoutEffect(() => {
     if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   });
@@ -107,7 +124,7 @@ export function WireView({ stage }: { readonly stage: Stage }) {
     });
     return list.some(Boolean) ? list.join("|") : "";
   };
-  const node = stage.people[0]?.node || (boot.value?.node ?? "");
+  const nodes = stage.nodes.length > 0 ? stage.nodes : [boot.value?.node ?? ""];
   const people = stage.people.length;
   return (
     <section class={`wire of-people-${people}`} aria-label="The wire">
@@ -118,15 +135,15 @@ export function WireView({ stage }: { readonly stage: Stage }) {
             <span class="quiet small">WebSocket</span>
           </div>
         ))}
-        <div class={`head-node ${nodeClass(node)}`}>
-          <b class="node">{node}</b>
+        <div class="head-node">
+          <span class="row">{nodes.map((node) => <span key={node} class={nodeClass(node)}><b class="node">{node}</b></span>)}</span>
           <span class="quiet small">orders, writes, pushes</span>
         </div>
       </div>
       <div
         class="wire-body"
         ref={box}
-        tabIndex={0}
+        tabIndex={frames.length > 0 ? undefined : 0}
         onScroll={(event) => {
           const it = event.currentTarget;
           follows.current = it.scrollHeight - it.scrollTop - it.clientHeight < 30;
@@ -137,7 +154,12 @@ export function WireView({ stage }: { readonly stage: Stage }) {
             {stage.people.map((_, index) => <i class={`line-${index}`} />)}
             <i class="line-node" />
           </div>
-          <ol>
+          <ol
+            aria-label="Frames; the arrow keys move, Enter opens one"
+            onKeyDown={moveRow}
+            onFocusIn={(event) => setFocused(Number((event.target as HTMLElement).dataset["row"] ?? 0))}
+            onFocusOut={(event) => event.currentTarget.contains(event.relatedTarget as Node | null) || setFocused(0)}
+          >
             {items.map((item) => {
               const words = wordsOf(stage, item);
               return (
@@ -156,6 +178,8 @@ export function WireView({ stage }: { readonly stage: Stage }) {
                   icon={item.kind === "mark" ? item.icon : undefined}
                   covers={covers(item.key)}
                   isOpen={open === item.key}
+                  isTabStop={tabStop === item.key}
+                  rowKey={item.key}
                   onOpen={toggles(item.key)}
                 />
               );

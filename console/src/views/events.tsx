@@ -28,7 +28,7 @@ export default function Events() {
     <>
       <Header title="Events"><span class="quiet lead-note">of {node}, as far back as it keeps them</span></Header>
       <div class="view">
-        {failure.value && <Failed error={failure.value} again={() => {}} />}
+        {failure.value && <Failed error={failure.value} />}
         <div class="filter">
           <label class="field">
             <Icon name="search" />

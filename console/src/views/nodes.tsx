@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { ApiError } from "../live/api.ts";
 import { boot, nodeClass } from "../live/boot.ts";
-import { postOn, reaches } from "../live/forward.ts";
+import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
 import { rows, series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
@@ -43,7 +43,7 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td class="end wide">{it.owns.length}</td>
       <td class="end wide">{grouped(lag)}{age > 1000 && <span class="small waits"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>
-      <td class="wide soft grow">{drainWords(it) || (it.lease === "live" ? "" : "its run has ended")}</td>
+      <td class="wide soft grow">{drainWords(it) || (it.lease === "live" ? "" : "stopped")}</td>
       <td class="wide">{it.zone}</td>
       <td class="end">
         {mayAct && it.lease === "live" && reaches(it.node) && (it.drain || it.state !== "ready" && it.state !== "full" && it.state !== "starting"
@@ -56,7 +56,7 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
 }
 
 function OtherConsole({ node }: { readonly node: string }) {
-  const admin = boot.value?.peers.find((peer) => peer.node === node)?.admin;
+  const admin = adminOf(node);
   return admin ? <a href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a> : <span class="quiet small">on its own port</span>;
 }
 
@@ -74,7 +74,7 @@ function Ask({ others }: { readonly others: number }) {
           <h2>Drain {it.node}?</h2>
           <p class="soft">{drainQuestion(it, others)} You can call it off until the clients are being closed.</p>
           <div class="actions">
-            <CopyButton label="Copy as curl" text={() => `curl -X POST ${location.origin}/v1/drain -H 'content-type: application/json'`} />
+            {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => `curl -X POST ${adminOf(it.node)}/v1/drain -H 'content-type: application/json'`} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
             <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
           </div>
@@ -97,7 +97,7 @@ export default function NodesView() {
       <Header title="Nodes"><span class="quiet lead-note">{it ? `${live.filter((node) => node.state === "ready").length} of ${live.length} ready` : ""}</span></Header>
       <div class="view">
         {nodesFailure.value && <Failed error={nodesFailure.value} again={() => void readNodes()} />}
-        {failed.value && <Failed error={failed.value} again={() => (failed.value = undefined)} />}
+        {failed.value && <Failed error={failed.value} label="Dismiss" again={() => (failed.value = undefined)} />}
         {it?.stale && <p class="banner">Redis is unavailable. This is what {boot.value?.node} saw last.</p>}
         <div class="figures">
           <div class="count"><span class="label">Clients</span><span class="figure">{it ? grouped(clients) : "–"}</span></div>
@@ -109,14 +109,14 @@ export default function NodesView() {
           <table>
             <thead>
               <tr>
-                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide" /><th class="end wide">Owns</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide">Zone</th><th class="end"><span class="sr">Actions</span></th>
+                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide">Zone</th><th class="end"><span class="sr">Actions</span></th>
               </tr>
             </thead>
             <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} />)}</tbody>
           </table>
         </div>
         {it && <Partitions it={it} />}
-        {!mayAct && boot.value && <p class="note quiet">This console may only read. Set <code>admin.console = "full"</code> to act here, or use <code>tidegate drain</code>.</p>}
+        {!mayAct && boot.value && <p class="note quiet">This console is read-only. Set <code>admin.console = "full"</code> to act here, or use <code>tidegate drain</code>.</p>}
       </div>
       <Ask others={live.length - 1} />
     </>

@@ -22,10 +22,11 @@ const LINES: readonly (readonly [string, string, string])[] = [
 /** Seconds that a sparkline shows. */
 const SPAN = 300;
 
-function Line({ field, label, unit }: { readonly field: string; readonly label: string; readonly unit: string }) {
+/** A figure with its line; `known` is the newest value where another source has it for all nodes. */
+function Line({ field, label, unit, known }: { readonly field: string; readonly label: string; readonly unit: string; readonly known: number | undefined }) {
   const isMs = unit === "ms";
   const values = series(field, SPAN, isMs);
-  const newest = isMs ? values.at(-1) : now(field);
+  const newest = known !== undefined ? known : isMs ? values.at(-1) : now(field);
   const text = newest === undefined || (isMs && newest === 0) ? "–" : isMs ? (newest / 1000).toFixed(newest < 10_000 ? 1 : 0) : grouped(newest);
   return (
     <div class="spark">
@@ -41,7 +42,10 @@ export default function Overview() {
   useEffect(followNodes, []);
   useEffect(followEvents, []);
   const it = nodes.value;
-  const live = it?.nodes.filter((node) => node.lease === "live").length ?? 0;
+  const alive = it?.nodes.filter((node) => node.lease === "live") ?? [];
+  const live = alive.length;
+  // The same source as the sentence and the rows of the nodes, or the figures would differ by what has just connected.
+  const clients = it ? alive.reduce((sum, node) => sum + node.conns, 0) : undefined;
   const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs") });
   return (
     <>
@@ -55,7 +59,7 @@ export default function Overview() {
             <p class="soft">{said.more}</p>
           </div>
         </section>
-        {allows("stats") && <section class="sparks" aria-label="The last five minutes">{LINES.map(([field, label, unit]) => <Line field={field} label={label} unit={unit} />)}</section>}
+        {allows("stats") && <section class="sparks" aria-label="The last five minutes">{LINES.map(([field, label, unit]) => <Line field={field} label={label} unit={unit} known={field === "clients" ? clients : undefined} />)}</section>}
         {allows("stats") && rows.value.size > 0 && rows.value.size < live && (
           <p class="note quiet">These are the figures of {[...rows.value.keys()].join(", ")} alone: {rows.value.size} of {live} nodes.</p>
         )}

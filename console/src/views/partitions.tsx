@@ -28,7 +28,7 @@ export function Partitions({ it }: { readonly it: Nodes }) {
       <div class="owners">
         {live.map((node) => (
           <div class={nodeClass(node.node)}>
-            <span class="node">{node.node}</span> <span class="quiet small">{node.owns.length}</span>
+            <span class="node">{node.node},</span> <span class="quiet small">{grouped(node.owns.length)} {node.owns.length === 1 ? "partition" : "partitions"}</span>
             <ol class="cells">{[...node.owns].sort((a, b) => a - b).map((partition) => cell(partition, false))}</ol>
           </div>
         ))}

@@ -78,7 +78,7 @@ function Person({ user }: { readonly user: string }) {
           <h2><bdi>{user}</bdi> {it && <span class={`chip ${it.online ? "tide" : ""}`}>{it.online ? "online" : "offline"}</span>}</h2>
           <span class="quiet">{it ? `${it.devices.length} ${it.devices.length === 1 ? "device" : "devices"} connected` : "–"}</span>
         </div>
-        {allows("token") && <button type="button" class="button" onClick={() => void mint(user)}>Mint a token</button>}
+        {allows("token") && <button type="button" class="button" onClick={() => void mint(user)}>Create a token</button>}
         <a class="button" href={`/messages?user=${encodeURIComponent(user)}`}>Messages</a>
       </div>
       {minted.value?.user === user && <Minted it={minted.value} />}
@@ -138,7 +138,7 @@ export default function People() {
               </li>
             ))}
           </ol>
-          {shown.length === 0 && <p class="note">{typed ? <>Press Enter to look at <b>{typed}</b>.</> : "Nobody has connected since this node started."}</p>}
+          {shown.length === 0 && <p class="note">{typed ? <>Press Enter to look at <b>{typed}</b>.</> : "No user has connected since this node started."}</p>}
         </div>
         <div class="main">{open && /^[A-Za-z0-9_.-]{1,64}$/.test(open) && <Person user={open} />}</div>
       </div>

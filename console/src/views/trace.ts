@@ -93,7 +93,7 @@ export interface Waterfall {
 }
 
 const CORE = new Set(["received", "appended", "notappended", "decided", "archived"]);
-const PARTS: Readonly<Record<string, string>> = { appended: "into the log", notappended: "log refused", decided: "read, ordered", archived: "into the store", answered: "back" };
+const PARTS: Readonly<Record<string, string>> = { appended: "log", notappended: "log refused", decided: "order", archived: "store", answered: "ack" };
 
 /** Arranges the steps of a send by node, each with its cause. */
 export function arrange(sent: Sent): Waterfall {
@@ -152,7 +152,7 @@ export function ticks(it: Pick<Waterfall, "bend" | "end">): number[] {
   const step = nice((isBent ? it.bend : it.end) / 6);
   const first = [];
   for (let at = 0; at <= (isBent ? it.bend : it.end) + step / 1000; at += step) first.push(Number(at.toFixed(6)));
-  return isBent ? [...first.filter((at) => at < it.bend - step / 2), it.bend, it.bend + (it.end - it.bend) / 2, it.end] : first;
+  return isBent ? [...first.filter((at) => at < it.bend - step / 2), it.bend, it.end] : first;
 }
 
 /** One sentence about where the time to the ack went. */
@@ -160,7 +160,7 @@ export function timeSentence(it: Waterfall): string {
   if (it.ackMs === undefined || it.way.length === 0) return "";
   const most = it.way.reduce((a, b) => (b.ms > a.ms ? b : a));
   const share = Math.round((most.ms / Math.max(it.ackMs, 0.001)) * 100);
-  const names: Readonly<Record<string, string>> = { "into the log": "Writing to the log", "read, ordered": "Reading and ordering", "into the store": "The store", back: "The way back" };
+  const names: Readonly<Record<string, string>> = { log: "Writing to the log", "log refused": "The log", order: "Ordering", store: "Writing to the store", ack: "Sending the ack" };
   const rest = it.allMs !== undefined && it.allMs > it.ackMs * 2 ? " What follows it is the wait for the devices’ acks." : "";
   return `${names[most.name] ?? most.name} took ${Math.min(100, share)} % of the time to the ack.${rest}`;
 }

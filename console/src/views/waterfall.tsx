@@ -3,7 +3,7 @@ import { nodeClass } from "../live/boot.ts";
 import { place, ticks, type Bar, type Waterfall } from "./trace.ts";
 
 const WHAT: Readonly<Record<string, string>> = {
-  received: "checked, next in its chain", appended: "the log has it", notappended: "the log has not confirmed it", decided: "its place is known", archived: "the store has it",
+  received: "checked, next in chain", appended: "the log has it", notappended: "the log has not confirmed it", decided: "its place is known", archived: "the store has it",
   answered: "the ack is on its way", arrived: "handed over by a peer", pushed: "in the outbox", acked: "the device has it",
 };
 
@@ -57,7 +57,7 @@ export function WaterfallView({ falls, silent }: { readonly falls: Waterfall; re
                     <span class="track">
                       <i class={`bar ${bar.kind}`} style={{ left: at(bar.from), width: bar.kind === "point" ? "8px" : `max(3px, ${((place(falls, bar.to) - place(falls, bar.from)) * 100).toFixed(2)}%)` }} />
                       <span class="num small" style={right ? { right: `calc(${(100 - place(falls, bar.from) * 100).toFixed(2)}% + 8px)` } : { left: `calc(${at(bar.to)} + 10px)` }}>
-                        {bar.kind === "point" ? "received" : `+${bar.to.toFixed(3)}`}{bar.isEarly ? ` clock of ${lane.node}` : ""}
+                        {bar.kind === "point" ? "0" : `+${bar.to.toFixed(3)}`}{bar.isEarly ? ` clock of ${lane.node}` : ""}
                       </span>
                     </span>
                   </button>

@@ -33,7 +33,7 @@ export function verdict(it: Nodes | undefined, figures: { readonly refused: numb
   const draining = live.filter((node) => node.drain);
   const full = live.filter((node) => node.state === "full");
   const clients = live.reduce((sum, node) => sum + node.conns, 0);
-  const calm = `${capital(plural(live.length, "node"))}, ${grouped(clients)} ${clients === 1 ? "client" : "clients"}, ${plural(it.partitions, "partition")} owned.`;
+  const calm = `${capital(plural(live.length, "node"))}, ${plural(clients, "client")}, ${plural(it.partitions, "partition")} owned.`;
   if (it.archiveBehind.length > 0) {
     return { tone: "red", sentence: `The archive is behind in ${plural(it.archiveBehind.length, "partition")}: sends to ${it.archiveBehind.length === 1 ? "it" : "them"} are refused.`, more: "See ARCHIVE_BEHIND (4011), and whether Postgres keeps up." };
   }

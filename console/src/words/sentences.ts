@@ -1,4 +1,4 @@
-import { capital, count, duration, fine, plural, seqs, short } from "./numbers.ts";
+import { capital, count, duration, fine, joined, plural, seqs, short } from "./numbers.ts";
 
 /** What was measured of a break. An absent fact leaves its clause out. */
 export interface Facts {
@@ -18,6 +18,8 @@ export interface Facts {
   got?: readonly number[];
   /** Pushes that were sent again. */
   again?: number;
+  /** Messages that were sent again, acked, and kept their numbers. */
+  repeated?: number;
   /** Code with which the node closed the link. */
   closed?: string;
   /** The message that was repeated or kept back. */
@@ -81,7 +83,7 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
       it.sent ? `${capital(it.who)} took ${it.sent === 1 ? "the push" : "the pushes"} but never acked.` : `${capital(it.who)}’s client acked nothing${it.forMs ? ` for ${duration(it.forMs)}` : ""}.`,
       it.again ? `The broker sent ${resent(it.sent ?? 0, it.again)}${it.closed ? "," : "."}` : false,
       it.closed && `${it.again ? "then" : "The broker"} closed the link as ${it.closed}${it.forMs ? ` after ${duration(it.forMs)}` : ""}.`,
-      it.shown !== undefined && it.sent && (it.sent === 1 ? "When the link was back, the message was on screen once." : "When the link was back, each message was on screen once."),
+      it.shown && it.sent && `When the link was back, ${it.sent === 1 ? "the" : "each"} message was on screen ${it.shown === 1 ? "once" : `${count(it.shown)} times`}.`,
     ]),
 
   offline: (it) =>
@@ -127,7 +129,7 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
     all([
       it.node && `${it.node} died.`,
       it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} after ${duration(it.movedMs)}.`,
-      it.again && `${capital(plural(it.again, "send"))} ${it.again === 1 ? "was asked again and kept its number" : "were asked again and kept their numbers"}.`,
+      it.repeated && `${capital(plural(it.repeated, "message"))} ${it.repeated === 1 ? "was sent again and kept its number" : "were sent again and kept their numbers"}.`,
     ]),
 };
 
@@ -151,10 +153,19 @@ export const UNDER_WAY: Readonly<Record<string, (facts: Facts) => string>> = {
 /** The bold end of a sentence, once the judgement is complete. */
 export const GOOD = "Nothing lost, doubled or out of order.";
 
-/** The sentence while nothing was broken yet. */
-export function opening(node: string, mode: "pair" | "group" | "room", durable: boolean): string {
-  if (mode === "room") return `Three people are in a live room on ${node}. What is said reaches those who are in it now, and is stored nowhere. Say something, then cut a link.`;
-  return `${mode === "pair" ? "Two" : "Three"} people are connected to ${node} by the client library of the project. ${durable ? "A message is acked when it is written and synced." : "Messages are kept in memory."} Write one, then break something.`;
+/** The sentence while nothing was broken yet: who is connected, and what is promised. */
+export function opening(people: readonly string[], nodes: readonly string[], mode: "pair" | "group" | "room", durable: boolean): string {
+  const who = capital(joined(people));
+  const where = joined(nodes);
+  if (mode === "room") return `${who} are in a live room on ${where}. What is said reaches those who are in it now, and is stored nowhere. Say something, then cut a link.`;
+  const other = mode === "pair" ? "the other one sees" : "the others see";
+  const promise = durable ? `once a message is acked it is on disk, and ${other} it once and in order, whatever breaks` : `once a message is acked, ${other} it once and in order, whatever link breaks; this node keeps messages in memory`;
+  return `${who} are connected to ${where}. The promise: ${promise}. Send one, then break something.`;
+}
+
+/** The sentence before everybody is connected. */
+export function connecting(node: string): string {
+  return `Connecting to ${node}.`;
 }
 
 /** The sentence of a broken rule. */

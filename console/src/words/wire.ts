@@ -18,6 +18,8 @@ export interface Known {
   readonly durable: boolean;
   readonly device: string;
   readonly node: string;
+  /** The conversation that the page shows. */
+  readonly conv: string;
 }
 
 const HIDDEN = new Set(["ping", "pong", "done", "signal", "nextIdIs", "nextId", "receipt"]);
@@ -46,7 +48,7 @@ export function describe(frame: Frame, direction: "in" | "out", person: string, 
     case "sendAck": {
       const ms = known.syncMs(text(body, "msgId"));
       const room = text(body, "conversation").startsWith("r:");
-      const same = body["duplicate"] === true ? ", the same one" : ms !== undefined && !room ? `, synced in ${fine(ms)}` : "";
+      const same = body["duplicate"] === true ? ", duplicate" : ms !== undefined && !room ? `, synced in ${fine(ms)}` : "";
       return say(`${room ? "passed on" : number(body, "seq")}${same}`, "", known.durable && !room);
     }
     case "error":
@@ -56,7 +58,7 @@ export function describe(frame: Frame, direction: "in" | "out", person: string, 
         const event = body["event"] as Record<string, unknown>;
         const users = Array.isArray(event["users"]) ? event["users"].join(", ") : "";
         const change = text(event, "change");
-        return say(change === "MEMBER_CHANGE_CREATED" ? `${number(body, "seq")}, the group is there` : `${number(body, "seq")}, ${users} ${MEMBER[change] ?? "changed"}`);
+        return say(change === "MEMBER_CHANGE_CREATED" ? `${number(body, "seq")}, group created` : `${number(body, "seq")}, ${users} ${MEMBER[change] ?? "changed"}`);
       }
       return say(text(body, "conversation").startsWith("r:") ? contentText(body) : `seq ${number(body, "seq")}`);
     }
@@ -67,7 +69,7 @@ export function describe(frame: Frame, direction: "in" | "out", person: string, 
     case "sync":
       return say(direction === "out" ? "what is new?" : "");
     case "conversationState":
-      return say(`there is up to ${number(body, "maxSeq")}`, "", false, "state");
+      return say(text(body, "conversation") === known.conv ? `there is up to ${number(body, "maxSeq")}` : `up to ${number(body, "maxSeq")} in ${text(body, "conversation")}`, "", false, "state");
     case "syncEnd":
       return say("that was all");
     case "pull":
@@ -92,7 +94,7 @@ export function describe(frame: Frame, direction: "in" | "out", person: string, 
     case "close":
       return say(text(body, "name") || capital("ended"), text(body, "name") === "BYE" || text(body, "name") === "REPLACED" ? "" : "red");
     case "bye":
-      return say("good bye");
+      return say("goodbye");
     case "join":
       return say(text(body, "room"));
     case "leave":

@@ -22,7 +22,7 @@ after(async () => {
 });
 
 const READY = {
-  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
+  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
   "/errors": ".code", "/nodes": ".cell", "/people": ".person .event-row",
 };
 for (const [path, ready] of Object.entries(READY)) {
@@ -79,7 +79,7 @@ test("a drain is asked for in words before it begins", { timeout: 60_000 }, asyn
 
 test("a token is created for a user, and logs in as that user", { timeout: 60_000 }, async () => {
   const { page, context, wrong } = await open(browser, node.url, "/people?user=dora");
-  await page.click("text=Mint a token");
+  await page.click("text=Create a token");
   const token = (await page.textContent(".minted code")) ?? "";
   const answer = await fetch(`http://127.0.0.1:${node.ports.client}/v1/assign?transport=ws`, { headers: { authorization: `Bearer ${token}` } });
   assert.equal(answer.status, 200);

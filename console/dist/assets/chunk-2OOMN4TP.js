@@ -1,1 +1,0 @@
-import{A as a}from"./chunk-NRHFPHYP.js";function o({error:i,again:t}){return a("div",{class:"failed",role:"status",children:[a("span",{class:"grow",children:[a("b",{children:[i.code>0?`${i.code} `:"",i.title]})," ",i.message," ",i.cure]}),a("button",{type:"button",class:"link",onClick:t,children:"Try again"})]})}export{o as a};

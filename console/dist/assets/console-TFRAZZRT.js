@@ -1,1 +1,0 @@
-import{A as n,N as p,b as e,l as r,t as i,w as a,x as o,z as t}from"./chunk-NRHFPHYP.js";o();a();t();var d=document.getElementById("app");d&&e(n(p,{}),d);async function s(){for(;;)try{await r(),i();return}catch{await new Promise(l=>setTimeout(l,2e3))}}s();
