@@ -80,6 +80,8 @@ export class SharedCore implements Core {
   #isClosing = false;
 
   constructor(name: string, lent: Lent, deliver: (event: Emitted) => void) {
+    // An open channel would keep a process of Node alive.
+    if (!navigator.locks) throw new Error('Web Locks are missing');
     this.#lent = lent;
     this.#deliver = deliver;
     this.#channel = new BroadcastChannel(`tidegate:${name}`);
