@@ -95,6 +95,8 @@ const OTHER_NAMES: &[&str] = &[
     "BROKEN",
     "MANIFEST",
     "CHROMIUM",
+    // Codes of the TypeScript client alone.
+    "OTHER_USER",
 ];
 
 /// Names in backticks and capitals are codes, or values of enums in the schema.

@@ -51,7 +51,7 @@ pub(super) fn run(launcher: &Launcher, args: &Args, what: &Load<'_>, out: Sink<'
     let mut few: Vec<usize> =
         what.conversations.iter().map(|count| *count.min(&QUICK_CONVERSATIONS)).collect();
     few.dedup();
-    let quick = Load { conns: 12, in_flight: 8, seconds: 0.5, partitions: 3, conversations: &few, ..*what };
+    let quick = Load { conns: 12, in_flight: 8, seconds: 1.0, partitions: 3, conversations: &few, ..*what };
     let what = if args.quick { &quick } else { what };
     ensure!(what.conns >= 2 && what.conns.is_multiple_of(2), "an even number of connections");
     for conversations in what.conversations {
