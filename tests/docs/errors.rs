@@ -96,6 +96,8 @@ const OTHER_NAMES: &[&str] = &[
     "MANIFEST",
     "CHROMIUM",
     // Codes of the TypeScript client alone.
+    "BAD_REQUEST",
+    "NO_ADDRESS",
     "OTHER_USER",
 ];
 
