@@ -68,6 +68,18 @@ function closeLastingly(world, client) {
   });
 }
 
+/** Runs the scenario with each seed; a failure names the command that repeats it. */
+function forEachSeed(scenario) {
+  for (let seed = baseSeed; seed < baseSeed + RUNS; seed++) {
+    try {
+      scenario(seed);
+    } catch (error) {
+      error.message = `SEED=${seed} RUNS=1: ${error.message}`;
+      throw error;
+    }
+  }
+}
+
 for (const [name, options] of [
   ['without faults', { cuts: 0, faults: false }],
   ['with lost, doubled and delayed pushes, and refusals', { cuts: 0 }],
@@ -76,21 +88,12 @@ for (const [name, options] of [
   ['with a node that closes lastingly', { cuts: 0.01, closes: true }],
 ]) {
   test(`loses, doubles and reorders nothing ${name}`, () => {
-    for (let n = 0; n < RUNS; n++) {
-      const seed = baseSeed + n;
-      try {
-        run(seed, options);
-      } catch (error) {
-        error.message = `SEED=${seed} RUNS=1: ${error.message}`;
-        throw error;
-      }
-    }
+    forEachSeed((seed) => run(seed, options));
   });
 }
 
 test('continues the outbox and the positions of an earlier run of the device', () => {
-  for (let n = 0; n < RUNS; n++) {
-    const seed = baseSeed + n;
+  forEachSeed((seed) => {
     const world = new World(seed, { cuts: 0 });
     const bob = world.add('bob', 'web');
     let alice = world.add('alice', 'phone');
@@ -111,24 +114,18 @@ test('continues the outbox and the positions of an earlier run of the device', (
     world.cuts = 0;
     world.run(60_000);
     alice.heard.unshift(...heard);
-    try {
-      const log = world.node.log('d:alice:bob');
-      assert.deepEqual(world.node.violations, []);
-      assert.deepEqual(log.map((it) => it.content.text), Array.from({ length: MESSAGES }, (_, at) => `alice ${at + 1}`));
-      assert.deepEqual(bob.heard.map((it) => it.value.seq), log.map((it) => it.seq));
-      assert.deepEqual(alice.heard.map((it) => it.value.seq), log.map((it) => it.seq));
-      // No message waits for an id that nobody sends: that would take the skip of the node.
-      assert.ok([...world.node.conns.values()].every((it) => it.held.length === 0));
-    } catch (error) {
-      error.message = `SEED=${seed} RUNS=1: ${error.message}`;
-      throw error;
-    }
-  }
+    const log = world.node.log('d:alice:bob');
+    assert.deepEqual(world.node.violations, []);
+    assert.deepEqual(log.map((it) => it.content.text), Array.from({ length: MESSAGES }, (_, at) => `alice ${at + 1}`));
+    assert.deepEqual(bob.heard.map((it) => it.value.seq), log.map((it) => it.seq));
+    assert.deepEqual(alice.heard.map((it) => it.value.seq), log.map((it) => it.seq));
+    // No message waits for an id that nobody sends: that would take the skip of the node.
+    assert.ok([...world.node.conns.values()].every((it) => it.held.length === 0));
+  });
 });
 
 test('continues behind what was handed over before a close', () => {
-  for (let n = 0; n < RUNS; n++) {
-    const seed = baseSeed + n;
+  forEachSeed((seed) => {
     const world = new World(seed, { cuts: 0 });
     const bob = world.add('bob', 'web');
     let alice = world.add('alice', 'phone');
@@ -147,13 +144,8 @@ test('continues behind what was handed over before a close', () => {
     }
     world.run(60_000);
     heard.push(...alice.heard);
-    try {
-      assert.deepEqual(world.node.violations, []);
-      assert.deepEqual(outcomes.filter((it) => it.error), []);
-      assert.deepEqual(heard.map((it) => it.value.seq), world.node.log('d:alice:bob').map((it) => it.seq));
-    } catch (error) {
-      error.message = `SEED=${seed} RUNS=1: ${error.message}`;
-      throw error;
-    }
-  }
+    assert.deepEqual(world.node.violations, []);
+    assert.deepEqual(outcomes.filter((it) => it.error), []);
+    assert.deepEqual(heard.map((it) => it.value.seq), world.node.log('d:alice:bob').map((it) => it.seq));
+  });
 });
