@@ -51,8 +51,9 @@ if (process.argv.includes("--tests")) {
 }
 
 const hash = (bytes) => createHash("sha256").update(bytes).digest("hex").slice(0, 8);
-const dist = resolve(home, process.env.TIDEGATE_CONSOLE_DIST ?? "dist");
-await rm(dist, { recursive: true, force: true });
+const dist = resolve(home, process.env.TIDEGATE_CONSOLE_DIST || "dist");
+// The names alone that this script writes: the folder may be one that holds more.
+await rm(resolve(dist, "assets"), { recursive: true, force: true });
 await mkdir(resolve(dist, "assets"), { recursive: true });
 
 const result = await esbuild.build({

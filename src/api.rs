@@ -8,6 +8,7 @@ use std::{
 
 use axum::{
     Json, Router,
+    body::Bytes,
     extract::{Query, State, rejection::JsonRejection},
     http::StatusCode,
     middleware::from_fn_with_state,
@@ -174,9 +175,34 @@ async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Res
     (status, Json(body)).into_response()
 }
 
-async fn begin_drain(State(api): State<Api>) -> Response {
-    api.drainer.begin();
-    drain_state(&api, StatusCode::ACCEPTED)
+/// Request for a drain; without a body it is a full one.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DrainWish {
+    #[serde(default)]
+    until: DrainEnd,
+}
+
+/// How far a drain goes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum DrainEnd {
+    /// All clients have their notice; the node goes on.
+    Noticed,
+    /// The process exits.
+    #[default]
+    Exit,
+}
+
+async fn begin_drain(State(api): State<Api>, body: Bytes) -> Result<Response, Problem> {
+    let wish: Option<DrainWish> = match body.is_empty() {
+        true => None,
+        false => serde_json::from_slice(&body)
+            .map_err(|error| Problem(Code::BadContent, format!("the body has the wrong form: {error}")))?,
+    };
+    let wish = wish.unwrap_or_default();
+    api.drainer.begin(wish.until == DrainEnd::Noticed);
+    Ok(drain_state(&api, StatusCode::ACCEPTED))
 }
 
 async fn abort_drain(State(api): State<Api>) -> Response {

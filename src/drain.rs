@@ -59,6 +59,8 @@ struct State {
     begun: Option<(Instant, usize)>,
     /// Planned rate of closes, in clients per second.
     rate: u32,
+    /// Whether the drain ends by itself once all clients have their notice.
+    is_notice_only: bool,
 }
 
 /// Tasks that post orders to the shards, by shard.
@@ -78,7 +80,14 @@ impl Drainer {
     ) -> Arc<Self> {
         let mut machine = Drain::new(settings);
         machine.handle_started();
-        let state = State { machine, steps: Vec::new(), progress: Arc::default(), begun: None, rate: 0 };
+        let state = State {
+            machine,
+            steps: Vec::new(),
+            progress: Arc::default(),
+            begun: None,
+            rate: 0,
+            is_notice_only: false,
+        };
         Arc::new(Self {
             state: Mutex::new(state),
             start: start.into(),
@@ -124,23 +133,27 @@ impl Drainer {
     pub fn signal(&self) {
         let now = self.now();
         let mut state = self.state();
-        let State { machine, steps, begun, .. } = &mut *state;
+        let State { machine, steps, begun, is_notice_only, .. } = &mut *state;
         if machine.phase() <= NodePhase::Ready {
             *begun = Some((Instant::now(), self.unfinished()));
         }
+        *is_notice_only = false;
         machine.handle_signal(now, steps);
         self.requested.notify_one();
     }
 
-    /// Begins a drain for an operator; returns false if there is one already.
-    pub fn begin(&self) -> bool {
+    /// Begins a drain for an operator; returns false if there is one already. With `is_notice_only` it is aborted once
+    /// all clients have their notice: they move, and the node goes on. A full drain that is requested later replaces that.
+    pub fn begin(&self, is_notice_only: bool) -> bool {
         let now = self.now();
         let mut state = self.state();
-        let State { machine, steps, begun, .. } = &mut *state;
+        let State { machine, steps, begun, is_notice_only: notice_only, .. } = &mut *state;
         let begins = machine.handle_begin(now, steps);
         if begins {
             *begun = Some((Instant::now(), self.unfinished()));
+            *notice_only = is_notice_only;
         }
+        *notice_only &= is_notice_only;
         self.requested.notify_one();
         begins
     }
@@ -204,12 +217,20 @@ impl Drainer {
             waiting: count(&state.progress.waiting),
             in_flight: self.intake.waiting_bytes(),
         };
-        let State { machine, steps, progress, rate, .. } = &mut *state;
+        let State { machine, steps, progress, rate, is_notice_only, .. } = &mut *state;
         if machine.phase() == NodePhase::Cordoned {
             machine.handle_others(self.assigner.others_accept());
         }
-        // Requested steps come first: those of the snapshot may build on them.
-        machine.handle_snapshot(now, snapshot, steps);
+        let is_noticed = (machine.phase() >= NodePhase::Noticing && snapshot.unnoticed == 0)
+            || (machine.phase() > NodePhase::Ready && snapshot.conns == 0);
+        if *is_notice_only && is_noticed {
+            // Before the snapshot could end the drain, however short the slots of a few clients are.
+            *is_notice_only = false;
+            machine.handle_abort(steps);
+        } else {
+            // Requested steps come first: those of the snapshot may build on them.
+            machine.handle_snapshot(now, snapshot, steps);
+        }
         if steps.iter().any(|step| matches!(step, DrainStep::Notice(..))) {
             *progress = Arc::new(DrainProgress::not_begun(self.shards.len()));
         }

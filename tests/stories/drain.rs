@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidegate::config::Config;
 use tidegate_protocol::{
     Code,
@@ -260,6 +260,25 @@ fn aborted_drain_restores_the_node() {
     let ending = std::thread::spawn(move || node.wait());
     stayed.iter_mut().chain([&mut late]).for_each(|client| assert_eq!(client.expect_close(), Code::Draining));
     assert_eq!(ending.join().expect("it ends"), DrainOutcome::Fast(0));
+}
+
+#[test]
+fn drain_until_the_notice_moves_clients_and_leaves_the_node_running() {
+    let node = TestNode::start(|config| config.node.shards = 2);
+    let notice = json!({"until": "noticed"});
+    assert_eq!(node.admin("POST", "/v1/drain", &json!({"until": "never"})).0, 400);
+    // Without clients there is nobody to notify.
+    assert_eq!(node.admin("POST", "/v1/drain", &notice).0, 202);
+    eventually("ready again", || (readyz(&node) == (200, "ready".into())).then_some(()));
+    let mut clients: Vec<Client> =
+        (0..4).map(|n| node.login(Wire::ALL[n], &format!("user-{n}"), "phone")).collect();
+    assert_eq!(node.admin("POST", "/v1/drain", &notice).0, 202);
+    clients.iter_mut().for_each(|client| assert!(slot(&expect_goaway(client)) > Duration::ZERO));
+    eventually("ready again", || (readyz(&node) == (200, "ready".into())).then_some(()));
+    // A full drain replaces one that would end at the notice.
+    assert_eq!(node.admin("POST", "/v1/drain", &notice).0, 202);
+    assert_eq!(node.admin("POST", "/v1/drain", &Value::Null).0, 202);
+    assert_eq!(node.wait(), DrainOutcome::Drained);
 }
 
 #[test]

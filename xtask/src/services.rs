@@ -27,8 +27,8 @@ pub(crate) use self::process::free_port;
 use crate::{
     cpu, evidence, port,
     shell::{
-        self, SERVICES_OF_BENCH, SERVICES_OF_BROKERS, SERVICES_OF_CHAOS, SERVICES_OF_REHEARSAL,
-        SERVICES_OF_TESTS, Shell,
+        self, SERVICES_OF_BENCH, SERVICES_OF_BROKERS, SERVICES_OF_BROWSER, SERVICES_OF_CHAOS,
+        SERVICES_OF_REHEARSAL, SERVICES_OF_TESTS, Shell,
     },
     tools,
 };
@@ -244,8 +244,14 @@ pub(crate) fn down(shell: &Shell) -> anyhow::Result<()> {
 }
 
 /// Returns the server folders of every kind of run.
-const FOLDERS: &[&str] =
-    &[SERVICES_OF_TESTS, SERVICES_OF_CHAOS, SERVICES_OF_BROKERS, SERVICES_OF_REHEARSAL, SERVICES_OF_BENCH];
+const FOLDERS: &[&str] = &[
+    SERVICES_OF_TESTS,
+    SERVICES_OF_CHAOS,
+    SERVICES_OF_BROKERS,
+    SERVICES_OF_REHEARSAL,
+    SERVICES_OF_BROWSER,
+    SERVICES_OF_BENCH,
+];
 
 /// Stops the servers of every kind of run, including those that a killed run left behind.
 pub(crate) fn down_everywhere(shell: &Shell) -> anyhow::Result<()> {

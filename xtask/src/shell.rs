@@ -35,6 +35,7 @@ pub(crate) const SERVICES_OF_TESTS: &str = "services";
 pub(crate) const SERVICES_OF_CHAOS: &str = "chaos-services";
 pub(crate) const SERVICES_OF_BROKERS: &str = "chaos-brokers";
 pub(crate) const SERVICES_OF_REHEARSAL: &str = "services-rehearsal";
+pub(crate) const SERVICES_OF_BROWSER: &str = "services-browser";
 pub(crate) const SERVICES_OF_BENCH: &str = "bench-services";
 
 /// The servers of the tests.

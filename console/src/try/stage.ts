@@ -4,7 +4,7 @@ import { boot } from "../live/boot.ts";
 import { direct, number, contentText, text, type Frame } from "./frames.ts";
 import type { StoredEntry, Stamped } from "./history.ts";
 import { Wire, type Band } from "./items.ts";
-import { isRoom, judge, type Judgement, type Pulled } from "./judge.ts";
+import { isRoom, judge, type Judgement } from "./judge.ts";
 import { Person } from "./person.ts";
 import { lastSeq, pullOn } from "./pulls.ts";
 import { Recorder } from "./recorder.ts";
@@ -50,7 +50,10 @@ export class Stage {
   conv = "";
   /** Hides the message with this number to the second person, to show that the counter can fail. */
   plant = 0;
-  private base = 0;
+  /** The last seq before this page; undefined until it is known. */
+  private base: number | undefined;
+  /** The lowest seq that a message of this page got. */
+  private first = Infinity;
   private pulled = new Map<string, StoredEntry[]>();
   private readonly pulling = new Map<string, Promise<void>>();
   private readonly syncs = new Map<string, number>();
@@ -86,15 +89,34 @@ export class Stage {
       performance.mark("connected");
       // Everybody is connected by now, so that the wire shows how they get to know of the group.
       if (this.mode === "group") await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
-      const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : lastSeq(person.tap, this.conv))));
-      this.base = Math.max(...bases);
-      for (const person of this.people) this.pulled.set(person.name, []);
+      const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : this.lastSeqFor(person))));
+      this.setBase(Math.min(...bases));
       if (this.mode === "room") await Promise.all(this.people.map((person) => person.client.join(this.conv)));
       this.problem.value = "";
     } catch (error) {
       this.problem.value = error instanceof Error ? error.message : String(error);
     }
     this.changed();
+  }
+
+  /** Compares histories from behind this seq on. What the page itself sent is not before it, however late its answer came. */
+  private setBase(base: number): void {
+    this.base = Math.min(base, this.first - 1);
+    for (const person of this.people) this.pulled.set(person.name, []);
+    clearTimeout(this.quiet);
+    this.quiet = window.setTimeout(() => void this.check(), QUIET_MS);
+  }
+
+  /** Asks for the last seq of the conversation, again if the link ends meanwhile: a break may begin at once. */
+  private async lastSeqFor(person: Person): Promise<number> {
+    for (let tries = 1; ; tries += 1) {
+      try {
+        return await lastSeq(person.tap, this.conv);
+      } catch (error) {
+        if (this.isOver || tries > 5) throw error;
+        await this.until(() => person.isLive, 30_000);
+      }
+    }
   }
 
   /** Ends all clients. */
@@ -177,13 +199,14 @@ export class Stage {
 
   /** Events of the recording, complete with what is stored. */
   async recording(): Promise<Stamped[]> {
-    if (!isRoom(this.conv)) await Promise.all(this.people.filter((it) => it.isLive).map((it) => this.pull(it).catch(() => {})));
+    const base = this.base ?? 0;
+    if (!isRoom(this.conv)) await Promise.all(this.people.filter((it) => it.isLive).map((it) => this.pull(it, base).catch(() => {})));
     const at = Math.round(performance.now() * 1e6);
     const events = [...this.recorder.events];
     const add = (event: Parameters<Recorder["push"]>[1]) => events.push({ at, ...event });
     if (isRoom(this.conv)) return events;
     for (const person of this.people) if (person.isLive) add({ complete: { user: person.name, device: person.device, hints: true } });
-    if (this.base > 0) add({ log_gap: { conv: this.conv, first: 1, last: this.base } });
+    if (base > 0) add({ log_gap: { conv: this.conv, first: 1, last: base } });
     const stored = [...this.pulled.values()].sort((a, b) => b.length - a.length)[0] ?? [];
     for (const entry of stored) {
       for (const user of entry.joined ?? []) add({ log_member: { conv: this.conv, seq: entry.seq, user, change: "join" } });
@@ -213,7 +236,8 @@ export class Stage {
 
   /** Pulls every history to its end and compares it with what was acked and shown. */
   async check(): Promise<boolean> {
-    if (isRoom(this.conv) || this.isOver) return false;
+    const { base } = this;
+    if (isRoom(this.conv) || this.isOver || base === undefined) return false;
     const size = this.recorder.events.length;
     if (!this.isSettled && !this.isLate) {
       clearTimeout(this.quiet);
@@ -221,32 +245,29 @@ export class Stage {
       return false;
     }
     try {
-      await Promise.all(this.people.map((person) => this.pull(person)));
+      await Promise.all(this.people.map((person) => this.pull(person, base)));
     } catch {
       return false;
     }
-    this.judgement.value = judge(this.recorder.events, this.members, this.pulledNow());
+    if (base !== this.base) return false;
+    this.judgement.value = judge(this.recorder.events, this.members, { conv: this.conv, base, by: this.pulled });
     this.judged = this.recorder.events.length;
     this.isChecked.value = size === this.judged;
     this.changed();
     return this.isChecked.value;
   }
 
-  private pull(person: Person): Promise<void> {
+  private pull(person: Person, base: number): Promise<void> {
     const entries = this.pulled.get(person.name) ?? [];
     this.pulled.set(person.name, entries);
     // One pull at a time, or the same entries would be added twice.
     const before = this.pulling.get(person.name) ?? Promise.resolve();
-    const next = before.catch(() => {}).then(() => pullOn(person.tap, this.conv, this.base, entries));
+    const next = before.catch(() => {}).then(() => pullOn(person.tap, this.conv, base, entries));
     this.pulling.set(person.name, next);
     return next;
   }
 
   private readonly members = (): readonly string[] => this.people.map((person) => person.name);
-
-  private pulledNow(): Pulled {
-    return { conv: this.conv, base: this.base, by: this.pulled };
-  }
 
   private rejudge(): void {
     if (this.recorder.events.length === this.judged) return;
@@ -360,6 +381,8 @@ export class Stage {
       if (!shown) return;
       shown.seq = seq;
       shown.state = "acked";
+      this.first = Math.min(this.first, seq);
+      if (this.base !== undefined && this.base >= seq) this.setBase(this.base);
       this.toTrace.push(cid);
       void this.trace();
     } else if ((kind === "ack" || kind === "read") && direction === "out" && text(body, "conversation") === this.conv) {

@@ -21,9 +21,10 @@ export class Tap {
   hold: ((frame: Frame) => boolean) | undefined;
   /** While set, a new socket waits: the network is gone. */
   private gate: { readonly open: Promise<void>; readonly release: () => void } | undefined;
-  private socket: TapSocket | undefined;
+  /** Sockets that have not closed, oldest first. A client that moves has two, and keeps the first if the second fails. */
+  private sockets: TapSocket[] = [];
   private next = OWN_IDS;
-  private readonly answers = new Map<number, { isShown: boolean; take: (frame: Frame) => boolean; fail: (error: Error) => void }>();
+  private readonly answers = new Map<number, { socket: TapSocket; isShown: boolean; take: (frame: Frame) => boolean; fail: (error: Error) => void }>();
   private readonly sink: TapSink;
 
   constructor(sink: TapSink) {
@@ -33,7 +34,7 @@ export class Tap {
   /** Opens a socket for the client. */
   open(url: string | URL, protocols?: string | string[]): WebSocket {
     const socket = new TapSocket(this, String(url), protocols);
-    this.socket = socket;
+    this.sockets.push(socket);
     return socket as unknown as WebSocket;
   }
 
@@ -58,9 +59,14 @@ export class Tap {
     while (this.gate) await this.gate.open;
   }
 
-  /** Whether a socket is open. */
+  /** The newest socket that is logged in. */
+  private get socket(): TapSocket | undefined {
+    return this.sockets.findLast((it) => it.readyState === WebSocket.OPEN && it.isLoggedIn);
+  }
+
+  /** Whether a socket is open and logged in. */
   get isOpen(): boolean {
-    return this.socket?.readyState === WebSocket.OPEN;
+    return this.socket !== undefined;
   }
 
   /**
@@ -74,7 +80,8 @@ export class Tap {
         this.answers.delete(id);
         reject(error);
       };
-      if (!this.isOpen || !this.socket) return fail(new Error("not connected"));
+      const socket = this.socket;
+      if (!socket) return fail(new Error("not connected"));
       const done = (frame: Frame) => {
         const isLast = take(frame);
         if (isLast) {
@@ -83,24 +90,25 @@ export class Tap {
         }
         return isLast;
       };
-      this.answers.set(id, { isShown, take: done, fail });
-      this.socket.sendRaw(raw, isShown);
+      this.answers.set(id, { socket, isShown, take: done, fail });
+      socket.sendRaw(raw, isShown);
     });
   }
 
   /** Sends a frame that was held back, as the client wrote it. */
   release(frame: Frame): void {
-    if (this.isOpen) this.socket?.sendRaw(frame.raw, true);
+    this.socket?.sendRaw(frame.raw, true);
   }
 
   /** Reports a frame; returns whether the client may have it. */
-  report(connection: number, direction: "out" | "in", raw: string, isShown: boolean): boolean {
+  report(socket: TapSocket, direction: "out" | "in", raw: string, isShown: boolean): boolean {
     const frame = parseFrame(raw);
     if (!frame) return true;
+    if (direction === "in" && frame.kind === "welcome") socket.isLoggedIn = true;
     if (direction === "out" && this.hold?.(frame)) return false;
     const answer = direction === "in" && frame.id >= OWN_IDS ? this.answers.get(frame.id) : undefined;
     if (isShown && (frame.id < OWN_IDS || direction === "out" || answer?.isShown)) {
-      this.sink.frame(connection, direction, frame, performance.now());
+      this.sink.frame(socket.connection, direction, frame, performance.now());
     }
     if (frame.id >= OWN_IDS && direction === "in") {
       answer?.take(frame);
@@ -113,11 +121,12 @@ export class Tap {
     this.sink.opened(connection, performance.now());
   }
 
-  closed(socket: TapSocket, connection: number, code: number): void {
-    if (this.socket === socket) {
-      for (const { fail } of this.answers.values()) fail(new Error("the connection ended"));
+  closed(socket: TapSocket, code: number): void {
+    this.sockets = this.sockets.filter((it) => it !== socket);
+    for (const answer of [...this.answers.values()]) {
+      if (answer.socket === socket) answer.fail(new Error("the connection ended"));
     }
-    this.sink.closed(connection, code, performance.now());
+    this.sink.closed(socket.connection, code, performance.now());
   }
 }
 
@@ -133,6 +142,7 @@ class TapSocket extends EventTarget {
   readonly CLOSED = 3;
   readonly url: string;
   readonly connection = ++connections;
+  isLoggedIn = false;
   onopen: ((event: Event) => void) | null = null;
   onmessage: ((event: MessageEvent) => void) | null = null;
   onerror: ((event: Event) => void) | null = null;
@@ -175,12 +185,12 @@ class TapSocket extends EventTarget {
   }
 
   send(data: string): void {
-    if (this.tap.report(this.connection, "out", data, true)) this.inner?.send(data);
+    if (this.tap.report(this, "out", data, true)) this.inner?.send(data);
   }
 
   /** Sends a frame of the page. */
   sendRaw(raw: string, isShown: boolean): void {
-    this.tap.report(this.connection, "out", raw, isShown);
+    this.tap.report(this, "out", raw, isShown);
     this.inner?.send(raw);
   }
 
@@ -203,7 +213,7 @@ class TapSocket extends EventTarget {
       this.emit("onopen", new Event("open"));
     };
     inner.onmessage = (event: MessageEvent) => {
-      const isForClient = typeof event.data !== "string" || this.tap.report(this.connection, "in", event.data, true);
+      const isForClient = typeof event.data !== "string" || this.tap.report(this, "in", event.data, true);
       if (isForClient) this.emit("onmessage", new MessageEvent("message", { data: event.data }));
     };
     inner.onerror = () => this.emit("onerror", new Event("error"));
@@ -213,7 +223,7 @@ class TapSocket extends EventTarget {
   private end(event: CloseEvent): void {
     if (this.state === 3) return;
     this.state = 3;
-    this.tap.closed(this, this.connection, event.code);
+    this.tap.closed(this, event.code);
     this.emit("onclose", event);
   }
 

@@ -1,19 +1,25 @@
-// Kills nodes of a cluster of three from its page: TIDEGATE_BIN names the program, TIDEGATE_SERVICES the target folder of `cargo xtask services up`.
+// Follows, drains and kills nodes of a cluster of three from its page: TIDEGATE_BIN names the program, TIDEGATE_SERVICES the list of Kafka, Redis and Postgres that `cargo xtask services up` writes.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, rm } from "node:fs/promises";
+import { mkdtemp, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { test } from "node:test";
-import { launch, open, say, sentence, until } from "./page.mjs";
+import { after, before, test } from "node:test";
+import { judged, launch, open, say, sentence, until } from "./page.mjs";
 
 const { TIDEGATE_BIN: binary, TIDEGATE_SERVICES: services } = process.env;
+const limits = { timeout: 120_000, skip: !services };
 
 /** Starts a cluster; returns the admin address of its first node, and how to stop it. */
 async function startCluster() {
   const data = await mkdtemp(join(tmpdir(), "tidegate-console-"));
-  const child = spawn(binary, ["up", "--nodes", "3", "--port", "0", "--data", data], { env: { ...process.env, CARGO_TARGET_DIR: services }, stdio: ["ignore", "pipe", "pipe"] });
+  const { kafka, redis7, postgres } = JSON.parse(await readFile(services, "utf8"));
+  const env = {
+    ...process.env, TIDEGATE__KAFKA__BROKERS: kafka.address, TIDEGATE__KAFKA__REPLICATION: "1",
+    TIDEGATE__REDIS__URLS: redis7.url, TIDEGATE__POSTGRES__URL: postgres.url,
+  };
+  const child = spawn(binary, ["up", "--nodes", "3", "--port", "0", "--data", data], { env, stdio: ["ignore", "pipe", "pipe"] });
   const stop = async () => {
     if (child.exitCode === null) {
       child.kill("SIGINT");
@@ -36,26 +42,74 @@ async function startCluster() {
   throw new Error(`the cluster did not start:\n${log}`);
 }
 
-test("the page outlives the death of any node, also of its own", { timeout: 240_000, skip: !services }, async () => {
-  const [cluster, browser] = await Promise.all([startCluster(), launch()]);
-  try {
-    const { page } = await open(browser, cluster.url, "/try");
-    const kill = async (name) => {
-      await page.click(`.deck .segmented >> text=${name}`);
-      await page.keyboard.press("8");
-      return sentence(page, 120_000);
-    };
-    await until(page, () => document.querySelectorAll(".link-state").length === 2 && [...document.querySelectorAll(".link-state")].every((it) => it.textContent.includes("Connected")));
-    await page.waitForSelector(".where >> text=3 nodes");
-    const nodes = await page.$$eval(".head-node .node", (list) => list.map((it) => it.textContent));
-    assert.equal(nodes.length, 2, "both are on one node");
-    await say(page, 0, "before");
-    assert.match(await kill("bob"), /^n\d died\. Bob was on n\d after .+ Nothing lost/);
-    assert.match(await kill("alice"), /^n1 died\. Alice was on n\d after .+ Nothing lost/);
-    await say(page, 0, "after");
-    await page.waitForSelector(".chat-1 .bubble >> text=after");
-  } finally {
-    await browser.close();
-    await cluster.stop();
-  }
+let cluster;
+let browser;
+before(async () => {
+  if (!services) return;
+  cluster = await startCluster();
+  browser = await launch();
+});
+after(async () => {
+  await browser?.close();
+  await cluster?.stop();
+});
+
+/** Waits until all people of the page are connected, and returns the names of their nodes. */
+async function connected(page) {
+  await until(page, () => document.querySelectorAll(".link-state").length >= 2 && [...document.querySelectorAll(".link-state")].every((it) => /Connected|Back/.test(it.textContent)));
+  return page.$$eval(".chat-head", (list) => list.map((it) => /on (n\d)/.exec(it.textContent)?.[1]).filter(Boolean));
+}
+
+/** Uses a break on a person, and returns its sentence once it is judged. */
+async function use(page, key, name) {
+  await page.click(`.deck .segmented >> text=${name}`);
+  await page.keyboard.press(key);
+  return sentence(page, 60_000);
+}
+
+test("the waterfall of a message shows every step, over all nodes that it passed", limits, async () => {
+  const { page, context, wrong } = await open(browser, cluster.url, "/try/group");
+  const nodes = await connected(page);
+  assert.ok(new Set(nodes).size > 1, `all are on ${nodes[0]}`);
+  await say(page, 0, "followed");
+  for (const index of [1, 2]) await page.waitForSelector(`.chat-${index} .bubble >> text=followed`);
+  await page.waitForSelector(".chat-0 .ticks.read");
+  await page.goto(`${cluster.url}/messages?user=alice`);
+  await page.waitForSelector(".falls-row");
+  // The last acks arrive after the first look.
+  await until(page, () => [...document.querySelectorAll(".falls code")].filter((it) => it.textContent === "acked").length >= 2);
+  const shown = await page.$$eval(".falls .lane", (lanes) => lanes.flatMap((lane) => [...lane.querySelectorAll("code")].map((it) => [lane.querySelector(".node").textContent, it.textContent])));
+  const names = new Set(shown.map(([, step]) => step));
+  for (const step of ["received", "appended", "decided", "archived", "answered", "arrived", "pushed", "acked"]) assert.ok(names.has(step), `no ${step} in ${JSON.stringify(shown)}`);
+  assert.ok(new Set(shown.map(([node]) => node)).size > 1, "the steps of one node only");
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("a drain moves a client to another node within its slot", limits, async () => {
+  const { page, context, wrong } = await open(browser, cluster.url, "/try");
+  const [, from] = await connected(page);
+  await say(page, 0, "before the drain");
+  const text = await use(page, "7", "bob");
+  assert.match(text, new RegExp(`^${from} asked bob to leave within [0-9.]+ m?s, and said where to go\\. Bob was on n\\d .+ later\\..+Nothing lost`));
+  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+  const [, to] = await connected(page);
+  assert.notEqual(to, from);
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("the page outlives the death of any node, also of its own", limits, async () => {
+  const { page, context } = await open(browser, cluster.url, "/try");
+  await page.waitForSelector(".where >> text=3 nodes");
+  const [, node] = await connected(page);
+  await say(page, 0, "before");
+  assert.match(await use(page, "8", "bob"), new RegExp(`^${node} died\\. Bob was on n\\d after .+ Nothing lost`));
+  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+  const [last] = await connected(page);
+  assert.match(await use(page, "8", "alice"), new RegExp(`^${last} died\\. Alice was on n\\d after .+ Nothing lost`));
+  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+  await say(page, 0, "after");
+  await page.waitForSelector(".chat-1 .bubble >> text=after");
+  await context.close();
 });

@@ -19,8 +19,8 @@ use tokio::{
 
 use super::board::{Board, EventLog};
 
-/// Time of the adapter to start and describe itself.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time of the adapter to start and describe itself: that of a browser which no program has read from the disk yet.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time of the adapter to exit at the end of its stdin.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Commands that wait to be written.
@@ -63,7 +63,7 @@ impl Adapter {
         stdin.write_all(b"{\"do\":\"describe\"}\n").await.context("the adapter has ended")?;
         let mut line = String::new();
         let read = tokio::time::timeout(START_TIMEOUT, stdout.read_line(&mut line)).await;
-        read.map_err(|_| anyhow!("the adapter does not describe itself within 10 s"))??;
+        read.map_err(|_| anyhow!("the adapter does not describe itself within {START_TIMEOUT:?}"))??;
         let value: Value = serde_json::from_str(&line)
             .with_context(|| format!("the first line of the adapter is {line:?}"))?;
         if value["event"] != "description" {

@@ -5,6 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 
 use crate::{
+    services,
     shell::{self, Shell},
     tools,
 };
@@ -16,8 +17,12 @@ const CONSOLE: &str = "console";
 /// Tests of the client that need a node.
 const CLIENT_WITH_NODE: &[&str] =
     &["test/node.test.mjs", "test/readme.test.mjs", "test/browser/tabs.test.mjs"];
-/// Tests of the console in a browser.
-const CONSOLE_IN_BROWSER: &[&str] = &["tests/browser/try.test.mjs", "tests/browser/views.test.mjs"];
+/// Tests of the console in a browser, with a node and with a cluster.
+const CONSOLE_IN_BROWSER: &[&str] =
+    &["tests/browser/try.test.mjs", "tests/browser/views.test.mjs", "tests/browser/cluster.test.mjs"];
+
+/// Servers of the cluster.
+const SERVERS: &[&str] = &["kafka", "redis7", "postgres"];
 
 /// Tests of both packages that need no node: types, size, tables generated from other files, state machines.
 pub(crate) fn build(shell: &Shell) -> anyhow::Result<usize> {
@@ -32,16 +37,25 @@ pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "chromium", "chromium")?;
     shell::run(&mut script_of(shell, CLIENT, "build")?)?;
     let mut passed = kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?;
-    for (package, files) in [(CLIENT, CLIENT_WITH_NODE), (CONSOLE, CONSOLE_IN_BROWSER)] {
-        let mut node = shell.command("node");
-        node.args(["--test", "--test-concurrency=2"]).args(files);
-        node.current_dir(tools::node_modules(shell, package)?);
-        node.env("TIDEGATE_BIN", shell.built("tidegate")).env("TIDEGATE_LAB", shell.built("tidegate-lab"));
+    passed += node_tests(tests_with_node(shell, CLIENT, CLIENT_WITH_NODE)?)?;
+    let apart = shell.apart(shell::SERVICES_OF_BROWSER, SERVERS);
+    services::with_new(&apart, |list| {
+        let mut tests = tests_with_node(shell, CONSOLE, CONSOLE_IN_BROWSER)?;
         // The page that the node serves, not the one in the tree.
-        node.env("TIDEGATE_CONSOLE", "embedded");
-        passed += node_tests(node)?;
-    }
+        tests.env("TIDEGATE_CONSOLE", "embedded").env("TIDEGATE_SERVICES", list);
+        passed += node_tests(tests)?;
+        Ok(())
+    })?;
     Ok(passed)
+}
+
+/// Returns the command that runs tests of a package with the built programs.
+fn tests_with_node(shell: &Shell, package: &str, files: &[&str]) -> anyhow::Result<Command> {
+    let mut node = shell.command("node");
+    node.args(["--test", "--test-concurrency=2"]).args(files);
+    node.current_dir(tools::node_modules(shell, package)?);
+    node.env("TIDEGATE_BIN", shell.built("tidegate")).env("TIDEGATE_LAB", shell.built("tidegate-lab"));
+    Ok(node)
 }
 
 /// Fails if `console/dist`, which the broker embeds, is not what its sources give. Builds it elsewhere: a file that is
