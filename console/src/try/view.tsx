@@ -7,6 +7,7 @@ import { BREAKS } from "./breaks.ts";
 import { ChatPane } from "./chat.tsx";
 import { Counter } from "./counter.tsx";
 import { Deck } from "./deck.tsx";
+import { Listeners } from "./listeners.tsx";
 import { open, press, shut, stage } from "./play.ts";
 import { Sentence } from "./sentence.tsx";
 import type { Mode } from "./stage.ts";
@@ -45,7 +46,7 @@ export function TryIt() {
         </nav>
       </Header>
       {it && alice && (
-        <div class={`try try-${it.people.length}`} key={`${it.mode} ${it.recorder === undefined}`}>
+        <div class={`try try-${it.people.length}${it.audience ? " try-room" : ""}`} key={`${it.mode} ${it.recorder === undefined}`}>
           <Counter stage={it} again={() => open(mode, plant)} />
           <ChatPane key={`alice ${it.conv === "" ? "" : ""}`} stage={it} person={alice} isFirst />
           <div class="middle">
@@ -54,6 +55,7 @@ export function TryIt() {
           </div>
           <div class="others">
             {others.map((person) => <ChatPane key={person.name} stage={it} person={person} isFirst={false} />)}
+            {it.audience && <Listeners stage={it} audience={it.audience} />}
           </div>
           <Deck stage={it} />
         </div>
