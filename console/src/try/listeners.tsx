@@ -16,7 +16,7 @@ export function Listeners({ stage, audience }: { readonly stage: Stage; readonly
       <div class="row listeners-head">
         <b class="grow">Listeners</b>
         <span class="small soft num" data-heard={counted("has")}>
-          {away > 0 ? `${all.length - away} of ${all.length} connected` : newest === "" ? `${all.length} connected` : `${counted("has")} of ${all.length} have the newest`}
+          {away > 0 ? `${all.length - away} of ${all.length} connected` : newest === "" ? `${all.length} connected` : `newest: ${counted("has")} of ${all.length}`}
         </span>
       </div>
       <ul class="seats">

@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { Audience } from "./audience.ts";
-import { get, post } from "../live/api.ts";
+import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
 import { direct, number, contentText, text, type Frame } from "./frames.ts";
 import type { StoredEntry, Stamped } from "./history.ts";
@@ -98,7 +98,8 @@ export class Stage {
       if (this.audience) await Promise.all([...this.people.map((person) => person.client.join(this.conv)), this.audience.enter(this.conv)]);
       this.problem.value = "";
     } catch (error) {
-      this.problem.value = error instanceof Error ? error.message : String(error);
+      const text = error instanceof Error ? error.message : String(error);
+      this.problem.value = error instanceof ApiError ? `${error.title}: ${text} ${error.cure}`.trim() : text;
     }
     this.changed();
   }
