@@ -6,7 +6,7 @@ import type { Recorder } from "./recorder.ts";
 /** People who only listen in a live room. */
 export const LISTENERS = ["carol", "dora", "emil", "fay", "gus", "hana", "ivo", "june", "kai", "lena", "milo", "nora"] as const;
 
-/** What is seen of one listener: whether it is connected, and whether it has the newest message. */
+/** What is seen of one listener: whether it is in the room, and whether it has the newest message. */
 export type Hearing = "away" | "waits" | "has";
 
 /** The listeners of a live room: each a client and a connection of its own, whose frames are recorded but not drawn. */
@@ -15,6 +15,8 @@ export class Audience {
   /** Frames whose loss the node announced, over all listeners. */
   readonly dropped = signal(0);
   private readonly got = new Map<string, Set<string>>();
+  /** Those who are in the room: the client enters it again by itself after each login. */
+  private readonly entered = new Set<Person>();
   private readonly recorder: Recorder;
   private readonly changed: () => void;
   private conv = "";
@@ -32,14 +34,14 @@ export class Audience {
     await Promise.all(this.people.map((person) => this.begin(person)));
   }
 
-  /** Whether everybody is connected. */
+  /** Whether everybody is connected and in the room. */
   get isLive(): boolean {
-    return this.people.every((person) => person.isLive);
+    return this.people.every((person) => person.isLive && this.entered.has(person));
   }
 
   /** Returns how a listener stands to the newest message; without one, nobody waits. */
   hearing(person: Person, newest: string): Hearing {
-    if (!person.isLive) return "away";
+    if (!person.isLive || !this.entered.has(person)) return "away";
     return newest === "" || this.got.get(person.name)?.has(newest) ? "has" : "waits";
   }
 
@@ -79,5 +81,7 @@ export class Audience {
     });
     await client.live();
     await client.join(this.conv);
+    this.entered.add(person);
+    this.changed();
   }
 }

@@ -349,6 +349,8 @@ export class Stage {
     this.note(person, kind, direction, body, cid);
     this.wire.frame(at, index, direction, frame, cid);
     this.changed();
+    // A drain of the only node is called off within the slot, which may be shorter than a frame of the screen.
+    if (kind === "goAway") for (const look of [...this.waiters]) look();
   }
 
   /** Gives a bubble the id that the client chose for its message. */

@@ -22,7 +22,7 @@ after(async () => {
 });
 
 const READY = {
-  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".listeners >> text=12 connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
+  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".listeners >> text=/^12 in the room/", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
   "/errors": ".code", "/nodes": ".cell", "/people": ".person .event-row", "/styleguide": ".guide .falls-row",
 };
 const WIDTHS = [1920, 1440, 1024, 768, 390, 360];
