@@ -228,6 +228,13 @@ describe("the try-out page", { concurrency: LANES }, () => {
     if (process.env.TIDEGATE_LAB) assert.match(await checked(page, node), /never-got/);
   });
 
+  tried("a planted fault in a live room is a message that was dropped in silence", "/try/room?plant=1", async (page) => {
+    await page.waitForSelector(".listeners >> text=/^12 in the room/");
+    await say(page, 0, "is hidden");
+    await page.waitForSelector(".judged.broken[data-cell=lost] code >> text=shed-untold");
+    assert.match((await page.textContent(".sentence p")) ?? "", /^A promise is broken: bob missed 1 of the room, and 0 were announced\. The rule is shed-untold\./);
+  });
+
   test("a killed node loses nothing that was acked, and takes what was written meanwhile", { timeout: 60_000 }, async () => {
     const own = await startNode();
     const { page, context } = await open(browser, own.url, "/try");
