@@ -88,3 +88,13 @@ test("people begin at different nodes of a cluster, and try all of them", () => 
   assert.deepEqual(addressesFor(2, ["a"], [["b"]]), ["a", "b"]);
   assert.deepEqual([addressesFor(1, ["a"], []), addressesFor(1, [], [])], [["a"], []]);
 });
+
+test("a live room has one name in a record, whether frames name its kind or not", () => {
+  const it = new Recorder();
+  it.opened(1, "alice", "phone");
+  it.frame(1, "in", frame('{"id":1,"welcome":{"node":"n1"}}'), 0);
+  it.frame(1, "out", frame('{"id":2,"join":{"room":"hall"}}'), 1);
+  it.frame(1, "in", frame('{"id":2,"done":{}}'), 2);
+  it.frame(1, "in", frame('{"shed":{"room":"hall","count":3}}'), 3);
+  assert.deepEqual(it.events.slice(1).map(({ at, ...event }) => event), [{ joined: { session: 1, conv: "r:hall", node: "n1" } }, { shed: { session: 1, conv: "r:hall", count: 3 } }]);
+});

@@ -8,6 +8,11 @@ export const path = computed(() => href.value.split("?")[0] ?? "/");
 /** The query of the page: filters and selections live here, so that an address shows the same view again. */
 export const query = computed(() => new URLSearchParams(href.value.split("?")[1] ?? ""));
 
+/** The view of the page: the first part of its path. */
+export function current(): string {
+  return `/${path.value.split("/")[1] ?? ""}`;
+}
+
 /** Opens another address of the page without a load. */
 export function go(to: string, replace = false): void {
   if (to === href.value) return;

@@ -2,13 +2,18 @@ import { type ComponentType } from "preact";
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { boot } from "../live/boot.ts";
-import { seconds, stream } from "../live/stats.ts";
+import { keyAsked } from "../live/key.ts";
 import { Icon, Mark } from "../parts/icon.tsx";
 import { TryIt } from "../try/view.tsx";
+import { Progress } from "../parts/progress.tsx";
+import { Banners } from "./banners.tsx";
 import { Dialogs } from "./dialogs.tsx";
+import { KeyForm } from "./keyform.tsx";
 import { dialog } from "./keys.ts";
-import { entries, type Entry } from "./nav.ts";
-import { go, path } from "./router.ts";
+import { entries } from "./nav.ts";
+import { Navigation } from "./navigation.tsx";
+import { current, go } from "./router.ts";
+import { silence, LONG_S } from "./silence.ts";
 import { dark, toggleTheme } from "./theme.ts";
 
 /** Views that are loaded when they are opened. */
@@ -19,70 +24,20 @@ const LATER: Record<string, () => Promise<{ default: ComponentType }>> = {
   "/errors": () => import("../views/errors.tsx"),
   "/nodes": () => import("../views/nodes.tsx"),
   "/people": () => import("../views/people.tsx"),
+  "/styleguide": () => import("../views/styleguide.tsx"),
 };
 const loaded = signal<Record<string, ComponentType>>({ "/try": TryIt });
+/** Views whose files could not be loaded. */
+const unloaded = signal<ReadonlySet<string>>(new Set());
 
-function current(): string {
-  return `/${path.value.split("/")[1] ?? ""}`;
-}
-
-function Navigation({ list }: { readonly list: readonly Entry[] }) {
-  const it = boot.value;
-  return (
-    <nav class="nav" aria-label="Views">
-      <div class="brand">
-        <Mark />
-        <span>Tidegate</span>
-      </div>
-      <div class="where">
-        <i class={stream.value.live ? "dot" : "dot off"} />
-        <span class="cut">{it?.node ?? "–"}</span>
-        <span>{it ? (it.nodes > 1 ? `${it.nodes} nodes` : it.development ? "development" : "one node") : ""}</span>
-      </div>
-      {(["", "Watch", "Operate"] as const).map((group) => (
-        <>
-          {group && <h2>{group}</h2>}
-          {list.filter((entry) => entry.group === group).map((entry) => (
-            <a class="nav-item" href={entry.path} title={entry.label} aria-current={current() === entry.path ? "page" : undefined}>
-              <Icon name={entry.icon} />
-              <span>{entry.label}</span>
-            </a>
-          ))}
-        </>
-      ))}
-      <Foot />
-    </nav>
-  );
-}
-
-/** Seconds since the node was last heard; undefined before the first time. */
-function silence(): number | undefined {
-  void seconds.value;
-  const { heard } = stream.value;
-  return heard ? Math.max(0, Math.floor((performance.now() - heard) / 1000)) : undefined;
-}
-
-function Foot() {
-  const age = silence();
-  const text = age === undefined ? "Connecting" : age <= 2 ? "Live" : `Last heard ${age} s ago`;
-  return (
-    <div class="foot">
-      <div class="row">
-        <i class={age !== undefined && age <= 2 ? "dot" : "dot off"} />
-        <span>{text}</span>
-      </div>
-      <span>{boot.value?.version ?? ""}</span>
-    </div>
-  );
-}
-
-function Silent() {
-  const age = silence();
-  if (age === undefined || age < 5) return null;
-  return (
-    <div class="banner" role="alert">
-      {boot.value?.node ?? "The node"} does not answer. What you see is {age} s old. Trying again.
-    </div>
+function loadView(at: string): void {
+  const load = LATER[at];
+  if (!load || loaded.value[at]) return;
+  const without = new Set([...unloaded.value].filter((it) => it !== at));
+  unloaded.value = without;
+  load().then(
+    (view) => (loaded.value = { ...loaded.value, [at]: view.default }),
+    () => (unloaded.value = new Set([...without, at])),
   );
 }
 
@@ -110,26 +65,29 @@ export function Shell() {
   const it = boot.value;
   const list = entries(it?.development ?? location.pathname.startsWith("/try"));
   const at = current();
+  const isGuide = at === "/styleguide" && (it?.development ?? false);
+  const known = at === "/" || isGuide || list.some((entry) => entry.path === at);
   useEffect(() => {
     if (at === "/" && it) go(it.development ? "/try" : "/overview", true);
-    const load = LATER[at];
-    if (load && !loaded.value[at]) void load().then((view) => (loaded.value = { ...loaded.value, [at]: view.default }));
-  }, [at, it]);
+    if (known) loadView(at);
+  }, [at, it, known]);
   const name = list.find((entry) => entry.path === at)?.label;
   useEffect(() => {
     document.title = [name, it?.node, "Tidegate"].filter(Boolean).join(" · ");
   }, [name, it]);
-  const View = list.some((entry) => entry.path === at) ? loaded.value[at] : undefined;
-  const known = at === "/" || list.some((entry) => entry.path === at);
+  const View = known ? loaded.value[at] : undefined;
+  const isOff = unloaded.value.has(at);
+  const isSilent = (silence() ?? 0) >= LONG_S;
   const [first, rest] = [list.filter((entry) => ["/try", "/overview", "/messages", "/nodes"].includes(entry.path)), list];
   return (
     <>
       <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>Skip to the content</a>
       <div class="shell">
         <Navigation list={list} />
-        <main class="panel" id="content" tabIndex={-1}>
-          {View ? <View /> : <Empty known={known} />}
-          <Silent />
+        <main class={isSilent ? "panel silent" : "panel"} id="content" tabIndex={-1}>
+          <Progress isBusy={!it || (known && !View && !isOff)} />
+          {keyAsked.value ? <KeyForm /> : View ? <View /> : <Frame known={known} title={name ?? "Tidegate"} again={isOff ? () => loadView(at) : undefined} />}
+          <Banners />
         </main>
         <nav class="tabs" aria-label="Views">
           {first.map((entry) => (
@@ -151,14 +109,19 @@ export function Shell() {
   );
 }
 
-function Empty({ known }: { readonly known: boolean }) {
+/** The page without a view: before its files have arrived, or where there is none. */
+function Frame({ known, title, again }: { readonly known: boolean; readonly title: string; readonly again: (() => void) | undefined }) {
   return (
     <>
-      <header>
-        <h1>{known ? "Tidegate" : current() === "/try" ? "Try it" : "Not a view"}</h1>
-        <Tools />
-      </header>
-      {!known && (
+      <Header title={known ? title : current() === "/try" ? "Try it" : "Not a view"} />
+      {again && (
+        <div class="failed" role="status">
+          <span class="grow"><b>No answer</b> The files of this view could not be loaded. Check that the node runs; a node of another version has other files.</span>
+          <button type="button" class="link" onClick={again}>Try again</button>
+          <button type="button" class="link" onClick={() => location.reload()}>Reload</button>
+        </div>
+      )}
+      {!known && boot.value && (
         <p class="note">
           {current() === "/try"
             ? "Try it exists on nodes for development only: it creates tokens, cuts links and drains the node. The setting is admin.development."

@@ -1,3 +1,6 @@
+import { keyHeader, keyRefused } from "./key.ts";
+import { firstTime } from "./loading.ts";
+
 /** An answer of the node that is no success, or none at all (`code` 0). */
 export class ApiError extends Error {
   readonly code: number;
@@ -34,17 +37,18 @@ async function answer(response: Response): Promise<unknown> {
 async function ask(path: string, init: RequestInit): Promise<unknown> {
   let response;
   try {
-    response = await fetch(path, init);
+    response = await fetch(path, { ...init, headers: { ...init.headers, ...keyHeader() } });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new ApiError(0, "No answer", "The node does not answer.", "Check that it runs; the page tries again by itself.", true);
   }
+  if (response.status === 401) keyRefused();
   return answer(response);
 }
 
-/** Reads a route of the node. */
+/** Reads a route of the node. A request that can be aborted may wait for news, so that the page does not count as loading. */
 export function get<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return ask(path, signal ? { signal } : {}) as Promise<T>;
+  return (signal ? ask(path, { signal }) : firstTime(path, () => ask(path, {}))) as Promise<T>;
 }
 
 /** Asks the node to do something. */

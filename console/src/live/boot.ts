@@ -18,6 +18,9 @@ export interface Boot {
 /** The answer of `GET /v1/console`; undefined until it arrives. */
 export const boot = signal<Boot | undefined>(undefined);
 
+/** Version of the node when it first answered: the one that this page belongs to. */
+export const pageVersion = signal("");
+
 /** Names of the nodes in order; the place in this list is the colour of a node. */
 export const nodeNames = signal<readonly string[]>([]);
 
@@ -35,6 +38,7 @@ export function nameNodes(names: readonly string[]): void {
 export async function loadBoot(): Promise<void> {
   const it = await get<Boot & { readonly nowMs?: number }>("/v1/console");
   nameNodes([it.node, ...it.peers.map((peer) => peer.node)]);
+  pageVersion.value ||= it.version;
   // The clock of the node is no news.
   const next = { ...it, nowMs: 0 };
   if (JSON.stringify(next) !== JSON.stringify(boot.value)) boot.value = next;
@@ -46,9 +50,13 @@ export async function followBoot(): Promise<void> {
   setInterval(() => !document.hidden && void loadBoot().catch(() => {}), AGAIN_MS);
 }
 
+/** Features that change something: a console that only reads has none of them. */
+const ACTIONS = new Set(["token", "cut", "abort", "forward"]);
+
 /** Returns whether the node allows a feature now. */
 export function allows(feature: string): boolean {
-  return boot.value?.features.includes(feature) ?? false;
+  const it = boot.value;
+  return it !== undefined && it.features.includes(feature) && (it.console === "full" || !ACTIONS.has(feature));
 }
 
 /** Class that gives a part the colour of a node. */

@@ -30,6 +30,12 @@ export const failure = signal<ApiError | undefined>(undefined);
 export const pausedEvents = signal(false);
 export const heldBack = signal(0);
 
+/** Whether events were missed, because the page had not asked for longer than the node keeps them. */
+export const missed = signal(false);
+
+/** Whether the node has answered. */
+export const isRead = signal(false);
+
 let held: CloudEvent[] = [];
 let cursor = "";
 let users = 0;
@@ -57,8 +63,11 @@ export function toggleEvents(): void {
 async function follow(signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     try {
-      const it = await get<Answer>(`/v1/events?wait_ms=20000${cursor ? `&after=${encodeURIComponent(cursor)}` : ""}`, signal);
+      // The first answer comes at once, so that an empty list is known to be empty.
+      const it = await get<Answer>(cursor ? `/v1/events?wait_ms=20000&after=${encodeURIComponent(cursor)}` : "/v1/events", signal);
+      missed.value ||= it.missed && cursor !== "";
       cursor = it.cursor;
+      isRead.value = true;
       failure.value = undefined;
       add(it.events);
     } catch (error) {
@@ -67,6 +76,13 @@ async function follow(signal: AbortSignal): Promise<void> {
       await new Promise((resolve) => setTimeout(resolve, 2000));
     }
   }
+}
+
+/** Asks again at once, after a failure. */
+export function retryEvents(): void {
+  stop?.abort();
+  stop = new AbortController();
+  void follow(stop.signal);
 }
 
 /** Follows the events of this node as long as a view needs them; returns how to end that. */

@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
 import { boot, loadBoot } from "./boot.ts";
+import { takeCodes, takeTime } from "./codes.ts";
 import { lines } from "./events.ts";
 
 /** Seconds that the page keeps of each node. */
@@ -50,10 +51,12 @@ export function series(field: string, count: number, max = false): number[] {
 }
 
 function take(event: string, data: string): void {
+  if (event === "codes") return takeCodes(data);
   const body = JSON.parse(data) as { fields?: string[]; node?: string; rows?: number[][]; row?: number[] };
   // After a pause the node may be another run of it.
   if (!stream.value.live && stream.value.heard > 0) void loadBoot().catch(() => {});
   stream.value = { heard: performance.now(), live: true };
+  if (body.row?.[0]) takeTime(body.row[0]);
   if (event === "start" && body.fields) fields.value = body.fields;
   if (!body.node || (paused.value && event === "now")) return;
   const next = new Map(rows.value);

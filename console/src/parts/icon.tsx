@@ -36,6 +36,9 @@ const PATHS = {
 /** Name of an icon. */
 export type IconName = keyof typeof PATHS;
 
+/** Names of all icons. */
+export const ICONS = Object.keys(PATHS) as readonly IconName[];
+
 /** A drawing of 16 px; words say the same, so it is hidden from screen readers. */
 export function Icon({ name }: { readonly name: IconName }) {
   return (

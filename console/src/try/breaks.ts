@@ -380,6 +380,7 @@ const kill: Break = {
     await postOn(it.who.node, "/v1/dev/abort", {}).catch((error: unknown) => {
       if (error instanceof ApiError && error.code !== 0) throw error;
     });
+    it.stage.recorder.push(performance.now(), { down: { node: it.facts.node } });
     void it.say(it.other);
     const isBack = await it.stage.until(() => it.who.isLive && it.who.session !== before, 60_000);
     it.stage.wire.end(band);

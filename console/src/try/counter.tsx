@@ -64,7 +64,7 @@ export function Counter({ stage, again }: { readonly stage: Stage; readonly agai
       <Judged stage={stage} cell="order" label="Out of order" />
       <p class="record small soft">
         <span class="about">{stage.mode === "room"
-          ? "A live room is lossy: dropped frames are counted and announced. Only copies and content are judged. "
+          ? "Judged by the checker’s rules for live rooms. "
           : `Judged by the checker’s rules, against what ${boot.value?.node ?? "the node"} has stored. `}</span>
         <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines, with hashes in place of what was said">Save the recording</button> <span class="about">to judge it yourself, or </span>
         <button type="button" class="link" onClick={again}>start over</button><span class="about">.</span>

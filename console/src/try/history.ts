@@ -8,6 +8,7 @@ export type HistoryEvent =
   | { gap: { session: number; conv: string; first: number; last: number } }
   | { shed: { session: number; conv: string; count: number } }
   | { joined: { session: number; conv: string; node: string } }
+  | { down: { node: string } }
   | { member: { conv: string; user: string; change: MemberChange; seq: number } }
   | { open: { user: string; device: string; session: number } }
   | { close: { session: number; code: number } }

@@ -1,4 +1,5 @@
 import type { Received, Stamped, StoredEntry } from "./history.ts";
+import { judgeRooms } from "./rooms.ts";
 
 /** Cells of the counter that turn red. */
 export type Cell = "lost" | "doubled" | "order";
@@ -17,11 +18,14 @@ export const RULES: Readonly<Record<string, Cell>> = {
   "duplicate-seq": "doubled",
   "ack-differs-on-retry": "doubled",
   "refused-but-stored": "doubled",
+  "number-twice": "doubled",
+  "room-copy": "doubled",
   "non-monotonic": "order",
   "session-order": "order",
   "chain-order": "order",
   "real-time-inversion": "order",
   "inconsistent-seq": "order",
+  "room-order": "order",
 };
 
 /** A broken promise. */
@@ -82,9 +86,10 @@ export function isRoom(conv: string): boolean {
 
 /**
  * Judges a recording by the rules of the project's history checker. Without `pulled` only those rules are applied that
- * need no stored history, so no finding does not mean that nothing is missing.
+ * need no stored history, so no finding does not mean that nothing is missing. Live rooms have no history: with
+ * `roomsUntil`, they are judged up to that time of the recording.
  */
-export function judge(events: readonly Stamped[], members: Members, pulled?: Pulled): Judgement {
+export function judge(events: readonly Stamped[], members: Members, pulled?: Pulled, roomsUntil?: number): Judgement {
   const sends = new Map<string, Sent>();
   const acked = new Map<string, number>();
   const shown = new Map<string, Set<string>>();
@@ -110,7 +115,7 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
       sent.ok ??= seq;
       const key = `${sent.conv} ${seq}`;
       const other = atSeq.get(key);
-      if (other !== undefined && other !== cid) report("duplicate-seq", cid, `${cid} and ${other} have ${seq}`);
+      if (other !== undefined && other !== cid && !isRoom(sent.conv)) report("duplicate-seq", cid, `${cid} and ${other} have ${seq}`);
       atSeq.set(key, cid);
     } else if ("send_fail" in event) {
       const sent = sends.get(event.send_fail.cid);
@@ -118,6 +123,7 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
     } else if ("recv" in event && event.recv.via === "app") checkShown(event.recv);
   }
   checkOrder();
+  judgeRooms(events, (finding) => findings.push(finding), roomsUntil);
   const counts = count();
   if (pulled) checkPulled(pulled);
   return { counts, findings };

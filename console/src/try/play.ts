@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { ApiError } from "../live/api.ts";
-import { GOOD, SENTENCES } from "../words/sentences.ts";
+import { GOOD, GOOD_ROOM, SENTENCES } from "../words/sentences.ts";
 import { BREAKS, Running, type Break } from "./breaks.ts";
 import { Stage, type Mode } from "./stage.ts";
 
@@ -87,5 +87,5 @@ async function play(on: Stage, what: Break): Promise<void> {
   await on.until(() => on.isChecked.value, 20_000);
   const words = it.sentence();
   const isGood = on.isChecked.value && on.judgement.value.findings.length === 0 && SENTENCES[what.name] !== undefined;
-  if (said.value?.name === what.name && said.value.from === from) say(words, true, isGood ? GOOD : "");
+  if (said.value?.name === what.name && said.value.from === from) say(words, true, isGood ? (on.audience ? GOOD_ROOM : GOOD) : "");
 }

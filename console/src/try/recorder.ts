@@ -12,6 +12,11 @@ interface Link {
   code: number;
 }
 
+/** The conversation key of a live room, which frames may name without its kind. */
+function roomKey(room: string): string {
+  return room.startsWith("r:") ? room : `r:${room}`;
+}
+
 /**
  * Writes what the links of the page carry as a history for the checker. Only messages that were first sent by this page
  * are recorded: what others send to the same users is counted as `foreign`.
@@ -61,7 +66,7 @@ export class Recorder {
   }
 
   private outgoing(session: number, { user, device, open, joins }: Link, { id, kind, body }: Frame, at: number): void {
-    if (kind === "join") joins.set(id, text(body, "room"));
+    if (kind === "join") joins.set(id, roomKey(text(body, "room")));
     if (kind !== "send") return;
     const cid = text(body, "msgId");
     const to = text(body, "toUser");
@@ -101,7 +106,7 @@ export class Recorder {
       case "behind":
         return this.push(at, { gap: { session, conv, first: (link.highest.get(conv) ?? 0) + 1, last: number(body, "maxSeq") } });
       case "shed":
-        return this.push(at, { shed: { session, conv: text(body, "room"), count: number(body, "count") } });
+        return this.push(at, { shed: { session, conv: roomKey(text(body, "room")), count: number(body, "count") } });
       case "done": {
         const room = link.joins.get(id);
         if (room !== undefined) this.push(at, { joined: { session, conv: room, node: link.node } });

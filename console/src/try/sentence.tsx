@@ -26,7 +26,6 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
   const current = it && running.value.get(it.name);
   if (current && !words) words = underWay(current);
   if (finding) words = broken(finding.rule, finding.what);
-  if (stage.problem.value) words = `${stage.problem.value}.`;
   return (
     <section class={`sentence${current ? ` on ${current.what.tone}` : ""}`} aria-label="What the broker did">
       <div class="row small">

@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
-import { get, post } from "../live/api.ts";
+import { Audience } from "./audience.ts";
+import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
 import { direct, number, contentText, text, type Frame } from "./frames.ts";
 import type { StoredEntry, Stamped } from "./history.ts";
@@ -32,12 +33,16 @@ interface Trace {
 const QUIET_MS = 700;
 /** Time without news after which a message that has not arrived counts as missing, with everybody connected. */
 const LATE_MS = 4000;
+/** Time without news after which a live room is judged: longer than a node takes to announce what it dropped. */
+const ROOM_QUIET_MS = 2200;
 const WATCH_AGAIN_MS = 9 * 60_000;
 
 /** The people of the page, what they said, and what is known about it. */
 export class Stage {
   readonly mode: Mode;
   readonly people: Person[];
+  /** Those who only listen, in a live room. */
+  readonly audience: Audience | undefined;
   readonly recorder = new Recorder();
   readonly wire = new Wire();
   readonly messages = new Map<string, Shown>();
@@ -73,8 +78,9 @@ export class Stage {
 
   constructor(mode: Mode) {
     this.mode = mode;
-    const names = mode === "pair" ? ["alice", "bob"] : ["alice", "bob", "carol"];
+    const names = mode === "group" ? ["alice", "bob", "carol"] : ["alice", "bob"];
     this.people = names.map((name, index) => this.person(name, index));
+    this.audience = mode === "room" ? new Audience(this.recorder, () => this.changed()) : undefined;
   }
 
   /** Connects everybody, and begins the record. */
@@ -91,10 +97,11 @@ export class Stage {
       if (this.mode === "group") await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
       const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : this.lastSeqFor(person))));
       this.setBase(Math.min(...bases));
-      if (this.mode === "room") await Promise.all(this.people.map((person) => person.client.join(this.conv)));
+      if (this.audience) await Promise.all([...this.people.map((person) => person.client.join(this.conv)), this.audience.enter(this.conv)]);
       this.problem.value = "";
     } catch (error) {
-      this.problem.value = error instanceof Error ? error.message : String(error);
+      const text = error instanceof Error ? error.message : String(error);
+      this.problem.value = error instanceof ApiError ? `${error.title}: ${text} ${error.cure}`.trim() : text;
     }
     this.changed();
   }
@@ -125,6 +132,7 @@ export class Stage {
     clearInterval(this.watch);
     clearTimeout(this.quiet);
     for (const person of this.people) person.stop();
+    this.audience?.stop();
   }
 
   /** Sends a text as a person; its bubble appears at once. */
@@ -185,16 +193,21 @@ export class Stage {
     return [...new Set(this.people.map((person) => person.node).filter(Boolean))].sort();
   }
 
+  /** Whether everybody is connected, listeners included. */
+  get isLive(): boolean {
+    return this.people.every((person) => person.isLive) && (this.audience?.isLive ?? true);
+  }
+
   /** Whether everybody is connected and has everything that was acked. */
   get isSettled(): boolean {
     const { counts } = this.judgement.value;
-    return this.people.every((person) => person.isLive) && counts.inFlight === 0 && [...counts.waiting.values()].every((it) => it === 0);
+    return this.isLive && counts.inFlight === 0 && [...counts.waiting.values()].every((it) => it === 0);
   }
 
   /** Whether everybody has been connected for long enough without news, and nobody waits for an ack. */
   private get isLate(): boolean {
     const isQuiet = performance.now() - this.newsAt >= LATE_MS - 100 && this.breaks === 0;
-    return isQuiet && this.people.every((person) => person.isLive) && this.judgement.value.counts.inFlight === 0;
+    return isQuiet && this.isLive && this.judgement.value.counts.inFlight === 0;
   }
 
   /** Events of the recording, complete with what is stored. */
@@ -237,7 +250,7 @@ export class Stage {
   /** Pulls every history to its end and compares it with what was acked and shown. */
   async check(): Promise<boolean> {
     const { base } = this;
-    if (isRoom(this.conv) || this.isOver || base === undefined) return false;
+    if (this.isOver || base === undefined) return false;
     const size = this.recorder.events.length;
     if (!this.isSettled && !this.isLate) {
       clearTimeout(this.quiet);
@@ -245,12 +258,14 @@ export class Stage {
       return false;
     }
     try {
-      await Promise.all(this.people.map((person) => this.pull(person, base)));
+      if (!this.audience) await Promise.all(this.people.map((person) => this.pull(person, base)));
     } catch {
       return false;
     }
     if (base !== this.base) return false;
-    this.judgement.value = judge(this.recorder.events, this.members, { conv: this.conv, base, by: this.pulled });
+    const until = this.audience ? performance.now() * 1e6 : undefined;
+    const pulled = this.audience ? undefined : { conv: this.conv, base, by: this.pulled };
+    this.judgement.value = judge(this.recorder.events, this.members, pulled, until);
     this.judged = this.recorder.events.length;
     this.isChecked.value = size === this.judged;
     this.changed();
@@ -267,7 +282,12 @@ export class Stage {
     return next;
   }
 
-  private readonly members = (): readonly string[] => this.people.map((person) => person.name);
+  private readonly members = (): readonly string[] => [...this.people, ...(this.audience?.people ?? [])].map((person) => person.name);
+
+  /** Id of the newest message of the room that was passed on. */
+  get newest(): string {
+    return [...this.messages.values()].findLast((it) => it.state === "acked")?.cid ?? "";
+  }
 
   private rejudge(): void {
     if (this.recorder.events.length === this.judged) return;
@@ -276,7 +296,7 @@ export class Stage {
     this.judgement.value = judge(this.recorder.events, this.members);
     this.isChecked.value = false;
     clearTimeout(this.quiet);
-    this.quiet = window.setTimeout(() => void this.check(), QUIET_MS);
+    this.quiet = window.setTimeout(() => void this.check(), this.audience ? ROOM_QUIET_MS : QUIET_MS);
   }
 
   private person(name: string, index: number): Person {
@@ -351,6 +371,8 @@ export class Stage {
     this.note(person, kind, direction, body, cid);
     this.wire.frame(at, index, direction, frame, cid);
     this.changed();
+    // A drain of the only node is called off within the slot, which may be shorter than a frame of the screen.
+    if (kind === "goAway") for (const look of [...this.waiters]) look();
   }
 
   /** Gives a bubble the id that the client chose for its message. */

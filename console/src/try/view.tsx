@@ -3,10 +3,12 @@ import { viewKeys } from "../app/keys.ts";
 import { go, path, query } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { boot } from "../live/boot.ts";
+import { Empty } from "../parts/empty.tsx";
 import { BREAKS } from "./breaks.ts";
 import { ChatPane } from "./chat.tsx";
 import { Counter } from "./counter.tsx";
 import { Deck } from "./deck.tsx";
+import { Listeners } from "./listeners.tsx";
 import { open, press, shut, stage } from "./play.ts";
 import { Sentence } from "./sentence.tsx";
 import type { Mode } from "./stage.ts";
@@ -21,7 +23,8 @@ const MODES: readonly (readonly [Mode, string, string])[] = [
 /** The try-out page: people, the wire between them, and the breaks. */
 export function TryIt() {
   const mode = MODES.find(([, at]) => at === path.value)?.[0] ?? "pair";
-  const isReady = boot.value !== undefined;
+  const isReadOnly = boot.value?.console === "read";
+  const isReady = boot.value !== undefined && !isReadOnly;
   const plant = Number(query.value.get("plant") ?? 0);
   useEffect(() => {
     if (!isReady) return;
@@ -44,8 +47,17 @@ export function TryIt() {
           {MODES.map(([name, at, label]) => <a href={at} aria-current={name === mode ? "page" : undefined}>{label}</a>)}
         </nav>
       </Header>
+      {isReadOnly && (
+        <Empty>This console is read-only: it creates no tokens for people, and breaks nothing. The setting is <code>admin.console</code>.</Empty>
+      )}
+      {it?.problem.value && (
+        <div class="failed" role="status">
+          <span class="grow">{it.problem.value}</span>
+          <button type="button" class="link" onClick={() => open(mode, plant)}>Try again</button>
+        </div>
+      )}
       {it && alice && (
-        <div class={`try try-${it.people.length}`} key={`${it.mode} ${it.recorder === undefined}`}>
+        <div class={`try try-${it.people.length}${it.audience ? " try-room" : ""}`} key={`${it.mode} ${it.recorder === undefined}`}>
           <Counter stage={it} again={() => open(mode, plant)} />
           <ChatPane key={`alice ${it.conv === "" ? "" : ""}`} stage={it} person={alice} isFirst />
           <div class="middle">
@@ -54,6 +66,7 @@ export function TryIt() {
           </div>
           <div class="others">
             {others.map((person) => <ChatPane key={person.name} stage={it} person={person} isFirst={false} />)}
+            {it.audience && <Listeners stage={it} audience={it.audience} />}
           </div>
           <Deck stage={it} />
         </div>

@@ -4,13 +4,15 @@ import { viewKeys } from "../app/keys.ts";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { boot } from "../live/boot.ts";
-import { failure, followEvents, heldBack, list, pausedEvents, toggleEvents } from "../live/cloudevents.ts";
+import { failure, followEvents, heldBack, isRead, list, missed, pausedEvents, retryEvents, toggleEvents } from "../live/cloudevents.ts";
 import { CopyButton } from "../parts/copy.tsx";
+import { Empty } from "../parts/empty.tsx";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Icon } from "../parts/icon.tsx";
 
 const TYPES = ["online", "offline", "read", "order-blocked"];
+const ID = /^[A-Za-z0-9_.-]{1,64}$/;
 const open = signal("");
 
 /** The events of this node, newest first. */
@@ -28,7 +30,8 @@ export default function Events() {
     <>
       <Header title="Events"><span class="quiet lead-note">of {node}, as far back as it keeps them</span></Header>
       <div class="view">
-        {failure.value && <Failed error={failure.value} />}
+        {failure.value && <Failed error={failure.value} again={retryEvents} />}
+        {missed.value && <p class="note part">{node} kept fewer events than this page missed: some are not in this list.</p>}
         <div class="filter">
           <label class="field">
             <Icon name="search" />
@@ -57,7 +60,7 @@ export default function Events() {
             </li>
           ))}
         </ol>
-        {shown.length === 0 && <p class="note">No event {type || user ? "matches" : "yet"}. A person who connects makes one: <code>tidegate tail --user bob</code></p>}
+        {isRead.value && shown.length === 0 && <Empty command={`tidegate tail --user ${ID.test(user) ? user : "bob"}`}>No event {type || user ? "matches" : "yet"}. A person who connects makes one:</Empty>}
       </div>
     </>
   );

@@ -5,10 +5,11 @@ import { Header } from "../app/shell.tsx";
 import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
 import { paused, seconds } from "../live/stats.ts";
+import { Empty } from "../parts/empty.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { CopyButton } from "../parts/copy.tsx";
 import { Icon } from "../parts/icon.tsx";
-import { fine, short } from "../words/numbers.ts";
+import { fine, joined, short } from "../words/numbers.ts";
 import { WaterfallView } from "./waterfall.tsx";
 import { arrange, sends, timeSentence, type Sent, type Step } from "./trace.ts";
 
@@ -106,6 +107,20 @@ function Details({ it, silent }: { readonly it: Sent; readonly silent: readonly 
   );
 }
 
+/** What stands in place of a message: how to get one. */
+function Nothing({ kind, id, it }: { readonly kind: "user" | "msg"; readonly id: string; readonly it: { readonly silent: readonly string[] } | undefined }) {
+  if (!id) return <Empty>Enter a user, or the id of a message.</Empty>;
+  if (!it) return null;
+  return (
+    <>
+      {it.silent.length > 0 && <p class="note part">{joined(it.silent)} did not answer. What {it.silent.length === 1 ? "it knows" : "they know"} is missing.</p>}
+      <Empty command={kind === "user" ? `tidegate send --user ${id} --to ${id === "bob" ? "alice" : "bob"} hello` : `curl '${location.origin}/v1/trace?msg=${id}'`}>
+        Nothing is known of {id}. Follow it for 10 minutes; what is sent from then on appears here.
+      </Empty>
+    </>
+  );
+}
+
 /** What happened to a message, step by step, on all nodes. */
 export default function Messages() {
   const msg = query.value.get("msg") ?? "";
@@ -152,7 +167,7 @@ export default function Messages() {
           {open ? (
             <Details it={open} silent={it?.silent ?? []} />
           ) : (
-            <p class="note">{!id ? "Enter a user, or the id of a message." : it ? `Nothing is known of ${id}. Follow it for 10 minutes; what is sent from then on appears here.` : ""}</p>
+            <Nothing kind={kind} id={id} it={it} />
           )}
         </div>
       </div>

@@ -4,8 +4,9 @@ import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { ApiError, get, post } from "../live/api.ts";
 import { allows, nodeClass } from "../live/boot.ts";
-import { followEvents, list } from "../live/cloudevents.ts";
+import { failure as eventsFailure, followEvents, isRead, list, retryEvents } from "../live/cloudevents.ts";
 import { CopyButton } from "../parts/copy.tsx";
+import { Empty } from "../parts/empty.tsx";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Icon } from "../parts/icon.tsx";
@@ -84,7 +85,7 @@ function Person({ user }: { readonly user: string }) {
       {minted.value?.user === user && <Minted it={minted.value} />}
       <section class="pad">
         <h2>Devices</h2>
-        {it && it.devices.length === 0 && <p class="quiet">None is connected. <code>tidegate tail --user {user}</code> connects one.</p>}
+        {it && it.devices.length === 0 && <Empty command={`tidegate tail --user ${user}`}>None is connected. This connects one:</Empty>}
         {it && it.devices.length > 0 && (
           <table>
             <thead><tr><th>Device</th><th>Node</th><th>State</th></tr></thead>
@@ -99,7 +100,7 @@ function Person({ user }: { readonly user: string }) {
       <section class="pad">
         <h2>Events <span class="quiet small">as far back as this node keeps them</span></h2>
         <ol class="events">{events.slice(0, 50).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>
-        {events.length === 0 && <p class="quiet">None.</p>}
+        {isRead.value && events.length === 0 && <p class="quiet">None.</p>}
       </section>
     </div>
   );
@@ -120,6 +121,7 @@ export default function People() {
     <>
       <Header title="People"><span class="quiet lead-note">{people.length > 0 ? `${people.length} in the events of this node, ${people.filter((it) => it.devices.length > 0).length} online` : ""}</span></Header>
       {failure.value && <Failed error={failure.value} again={() => void look(open)} />}
+      {eventsFailure.value && <Failed error={eventsFailure.value} again={retryEvents} />}
       <div class="split">
         <div class="side">
           <form class="side-head" onSubmit={(event) => { event.preventDefault(); if (typed) { setQuery("user", typed); setQuery("q", ""); } }}>
@@ -138,7 +140,8 @@ export default function People() {
               </li>
             ))}
           </ol>
-          {shown.length === 0 && <p class="note">{typed ? <>Press Enter to look at <b>{typed}</b>.</> : "No user has connected since this node started."}</p>}
+          {shown.length === 0 && typed && <p class="note">Press Enter to look at <b>{typed}</b>.</p>}
+          {shown.length === 0 && !typed && isRead.value && <Empty command="tidegate tail --user bob">No user has connected since this node started. This connects one:</Empty>}
         </div>
         <div class="main">{open && /^[A-Za-z0-9_.-]{1,64}$/.test(open) && <Person user={open} />}</div>
       </div>

@@ -153,11 +153,14 @@ export const UNDER_WAY: Readonly<Record<string, (facts: Facts) => string>> = {
 /** The bold end of a sentence, once the judgement is complete. */
 export const GOOD = "Nothing lost, doubled or out of order.";
 
+/** The same for a live room, which may drop messages but has to say so. */
+export const GOOD_ROOM = "Nothing was dropped in silence, doubled or out of order.";
+
 /** The sentence while nothing was broken yet: who is connected, and what is promised. */
 export function opening(people: readonly string[], nodes: readonly string[], mode: "pair" | "group" | "room", durable: boolean): string {
   const who = capital(joined(people));
   const where = joined(nodes);
-  if (mode === "room") return `${who} are in a live room on ${where}. What is said reaches those who are in it now, and is stored nowhere. Say something, then cut a link.`;
+  if (mode === "room") return `${who} talk in a live room on ${where}, and twelve others listen. What is said reaches those who are there now, and is stored nowhere. Say something, then cut a link.`;
   const other = mode === "pair" ? "the other one sees" : "the others see";
   const promise = durable ? `once a message is acked it is on disk, and ${other} it once and in order, whatever breaks` : `once a message is acked, ${other} it once and in order, whatever link breaks; this node keeps messages in memory`;
   return `${who} are connected to ${where}. The promise: ${promise}. Send one, then break something.`;

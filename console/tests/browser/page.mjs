@@ -17,9 +17,9 @@ export function launch() {
 
 /**
  * Opens a page of a node. The files are those of `dist/`, with the headers of the node; with `TIDEGATE_CONSOLE=embedded`
- * they are those that the node's program contains.
+ * they are those that the node's program contains. `prepare` gets the page before it is loaded.
  */
-export async function open(browser, url, path, options = {}) {
+export async function open(browser, url, path, { prepare, ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, reducedMotion: "reduce", ...options });
   const page = await context.newPage();
   const wrong = [];
@@ -41,6 +41,7 @@ export async function open(browser, url, path, options = {}) {
       return route.fulfill({ response, body: await readFile(join(dist, "index.html"), "utf8") });
     });
   }
+  await prepare?.(page);
   await page.goto(url + path);
   return { page, context, wrong };
 }

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { createRequire } from "node:module";
-import { after, before, test } from "node:test";
+import { after, before, describe, test } from "node:test";
 import { startNode } from "./node.mjs";
 import { launch, open, say, until } from "./page.mjs";
 
@@ -22,82 +22,109 @@ after(async () => {
 });
 
 const READY = {
-  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".chat-2 .link-state >> text=Connected", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
-  "/errors": ".code", "/nodes": ".cell", "/people": ".person .event-row",
+  "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".listeners >> text=/^12 in the room/", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
+  "/errors": ".code", "/nodes": ".cell", "/people": ".person .event-row", "/styleguide": ".guide .falls-row",
 };
-for (const [path, ready] of Object.entries(READY)) {
-  for (const colorScheme of ["light", "dark"]) {
-    for (const width of [1440, 360]) {
-      test(`${path}, ${colorScheme}, ${width} px`, { timeout: 60_000 }, async () => {
-        const { page, context, wrong } = await open(browser, node.url, path, { viewport: { width, height: 800 }, colorScheme });
-        await page.waitForSelector(ready);
-        assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, "it scrolls sideways");
-        await page.evaluate(axe);
-        const { violations, passes } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"] }));
-        assert.ok(passes.length > 5, "axe looked at nothing");
-        assert.deepEqual(violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`)), []);
-        assert.deepEqual(wrong, []);
-        await context.close();
-      });
-    }
-  }
+const WIDTHS = [1920, 1440, 1024, 768, 390, 360];
+/** Widths at which axe looks as well: they have the two layouts that differ most. */
+const LOOKED_AT = [1440, 360];
+
+/** What axe finds in the page. */
+async function findings(page) {
+  const { violations, passes } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"], resultTypes: ["violations"] }));
+  assert.ok(passes.length > 5, "axe looked at nothing");
+  return violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`));
 }
 
-test("the keyboard opens views, finds codes and changes the theme", { timeout: 60_000 }, async () => {
-  const { page, context, wrong } = await open(browser, node.url, "/errors");
-  await page.waitForSelector(".code");
-  await page.keyboard.press("g");
-  await page.keyboard.press("n");
-  await page.waitForSelector("h1 >> text=Nodes");
-  await page.keyboard.press("Control+k");
-  await page.keyboard.type("token_exp");
-  await page.keyboard.press("Enter");
-  await page.waitForSelector(".code >> text=TOKEN_EXPIRED");
-  assert.equal(new URL(page.url()).search, "?code=2002");
-  const theme = () => page.evaluate(() => document.documentElement.dataset.theme);
-  const first = await theme();
-  await page.keyboard.press("d");
-  assert.notEqual(await theme(), first);
-  await page.keyboard.press("?");
-  await page.waitForSelector("dialog[open] >> text=Keys");
-  await page.keyboard.press("Escape");
-  await until(page, () => document.querySelector("dialog[open]") === null);
-  assert.deepEqual(wrong, []);
-  await context.close();
-});
+/** Parts that reach over the right edge, if the page scrolls sideways. */
+function wide() {
+  if (document.documentElement.scrollWidth <= innerWidth) return [];
+  return [...document.querySelectorAll("body *")].filter((it) => it.getBoundingClientRect().right > innerWidth + 1).map((it) => `${it.tagName} ${it.className}`);
+}
 
-test("a drain is asked for in words before it begins", { timeout: 60_000 }, async () => {
-  const { page, context, wrong } = await open(browser, node.url, "/nodes");
-  await page.click("td >> text=Drain");
-  assert.match((await page.textContent("dialog[open]")) ?? "", /n1 drains, and its process exits\..+only node/);
-  await page.click("dialog[open] >> text=Keep it");
-  await until(page, () => document.querySelector("dialog[open]") === null);
-  assert.equal((await (await fetch(`${node.url}/readyz`)).json()).state, "ready");
-  assert.deepEqual(wrong, []);
-  await context.close();
-});
+/** Tests a view. */
+function shown(path) {
+  test(`${path} in all widths and both themes`, { timeout: 90_000 }, async () => {
+    const { page, context, wrong } = await open(browser, node.url, path, { viewport: { width: WIDTHS[0], height: 800 } });
+    await page.waitForSelector(READY[path]);
+    await page.evaluate(axe);
+    for (const width of WIDTHS) {
+      await page.setViewportSize({ width, height: 800 });
+      assert.deepEqual(await page.evaluate(wide), [], `it scrolls sideways at ${width} px`);
+      for (const colorScheme of LOOKED_AT.includes(width) ? ["light", "dark"] : []) {
+        await page.emulateMedia({ colorScheme });
+        await until(page, (it) => document.documentElement.dataset.theme === it, colorScheme);
+        assert.deepEqual(await findings(page), [], `${colorScheme}, ${width} px`);
+      }
+    }
+    assert.deepEqual(wrong, []);
+    await context.close();
+  });
+}
 
-test("a token is created for a user, and logs in as that user", { timeout: 60_000 }, async () => {
-  const { page, context, wrong } = await open(browser, node.url, "/people?user=dora");
-  await page.click("text=Create a token");
-  const token = (await page.textContent(".minted code")) ?? "";
-  const answer = await fetch(`http://127.0.0.1:${node.ports.client}/v1/assign?transport=ws`, { headers: { authorization: `Bearer ${token}` } });
-  assert.equal(answer.status, 200);
-  await page.click("text=Hide it");
-  assert.equal(await page.$(".minted"), null);
-  assert.deepEqual(wrong, []);
-  await context.close();
-});
+const isTry = (path) => path.startsWith("/try");
 
-test("the page says that the node is gone, and is live again without a load", { timeout: 60_000 }, async () => {
-  const own = await startNode();
-  const { page, context } = await open(browser, own.url, "/overview");
-  await page.waitForSelector(".foot >> text=Live");
-  await own.end();
-  await page.waitForSelector(".banner >> text=does not answer", { timeout: 20_000 });
-  const again = await startNode({ data: own.data, ports: own.ports });
-  await page.waitForSelector(".foot >> text=Live", { timeout: 20_000 });
-  assert.equal(await page.$(".banner"), null);
-  await context.close();
-  await again.stop();
+describe("the views", { concurrency: 3 }, () => {
+  // Their people have the same names: only one page at a time can connect them.
+  describe("with people", { concurrency: 1 }, () => Object.keys(READY).filter(isTry).forEach(shown));
+  Object.keys(READY).filter((path) => !isTry(path)).forEach(shown);
+
+  test("the keyboard opens views, finds codes and changes the theme", { timeout: 60_000 }, async () => {
+    const { page, context, wrong } = await open(browser, node.url, "/errors");
+    await page.waitForSelector(".code");
+    await page.keyboard.press("g");
+    await page.keyboard.press("n");
+    await page.waitForSelector("h1 >> text=Nodes");
+    await page.keyboard.press("Control+k");
+    await page.keyboard.type("token_exp");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".code >> text=TOKEN_EXPIRED");
+    assert.equal(new URL(page.url()).search, "?code=2002");
+    const theme = () => page.evaluate(() => document.documentElement.dataset.theme);
+    const first = await theme();
+    await page.keyboard.press("d");
+    assert.notEqual(await theme(), first);
+    await page.keyboard.press("?");
+    await page.waitForSelector("dialog[open] >> text=Keys");
+    await page.keyboard.press("Escape");
+    await until(page, () => document.querySelector("dialog[open]") === null);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  });
+
+  test("a drain is asked for in words before it begins", { timeout: 60_000 }, async () => {
+    const { page, context, wrong } = await open(browser, node.url, "/nodes");
+    await page.click("td >> text=Drain");
+    assert.match((await page.textContent("dialog[open]")) ?? "", /n1 drains, and its process exits\..+only node/);
+    await page.click("dialog[open] >> text=Keep it");
+    await until(page, () => document.querySelector("dialog[open]") === null);
+    assert.equal((await (await fetch(`${node.url}/readyz`)).json()).state, "ready");
+    assert.deepEqual(wrong, []);
+    await context.close();
+  });
+
+  test("a token is created for a user, and logs in as that user", { timeout: 60_000 }, async () => {
+    const { page, context, wrong } = await open(browser, node.url, "/people?user=dora");
+    await page.click("text=Create a token");
+    const token = (await page.textContent(".minted code")) ?? "";
+    const answer = await fetch(`http://127.0.0.1:${node.ports.client}/v1/assign?transport=ws`, { headers: { authorization: `Bearer ${token}` } });
+    assert.equal(answer.status, 200);
+    await page.click("text=Hide it");
+    assert.equal(await page.$(".minted"), null);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  });
+
+  test("the page says that the node is gone, and is live again without a load", { timeout: 60_000 }, async () => {
+    const own = await startNode();
+    const { page, context } = await open(browser, own.url, "/overview");
+    await page.waitForSelector(".foot >> text=Live");
+    await own.end();
+    await page.waitForSelector(".banner >> text=does not answer", { timeout: 20_000 });
+    const again = await startNode({ data: own.data, ports: own.ports });
+    await page.waitForSelector(".foot >> text=Live", { timeout: 20_000 });
+    assert.equal(await page.$(".banner"), null);
+    await context.close();
+    await again.stop();
+  });
 });
