@@ -1,0 +1,31 @@
+/** What a node said of itself in a second. */
+export interface Reading {
+  readonly at: number;
+  readonly clients: number;
+  /** Phase of its drain: 0 is none, 3 closes the clients. */
+  readonly phase: number;
+}
+
+/** Seconds for which a reading holds when the next one is late. */
+export const HOLD = 3;
+
+/** Readings in order, one a second at most, those of `rows` before those of `samples`. */
+export function merge(rows: readonly Reading[], samples: readonly Reading[]): Reading[] {
+  const by = new Map<number, Reading>();
+  const near = new Set(rows.flatMap(({ at }) => [at - 2, at - 1, at, at + 1, at + 2]));
+  for (const it of samples) if (!near.has(it.at)) by.set(it.at, it);
+  for (const it of rows) by.set(it.at, it);
+  return [...by.values()].sort((a, b) => a.at - b.at);
+}
+
+/** Clients by second from `from` to `to`; a node that was not heard for longer than `HOLD` seconds has none. */
+export function counts(readings: readonly Reading[], from: number, to: number): number[] {
+  const list: number[] = [];
+  let index = 0;
+  for (let at = from; at <= to; at += 1) {
+    while ((readings[index + 1]?.at ?? Infinity) <= at) index += 1;
+    const it = readings[index];
+    list.push(it && it.at <= at && at - it.at <= HOLD ? it.clients : 0);
+  }
+  return list;
+}
