@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { Apportion } from "../src/charts/apportion.ts";
 import { Course } from "../src/charts/course.ts";
 import { phases } from "../src/charts/phases.ts";
-import { counts, merge, type Reading } from "../src/charts/readings.ts";
+import { counts, ordered, type Reading } from "../src/charts/readings.ts";
 import { layout } from "../src/charts/river.ts";
 import { FLIGHT, LOOK, Strands, unitOf, type Move, type Second } from "../src/charts/strands.ts";
 
@@ -121,6 +121,14 @@ test("a drain hands all its strands over and ends none", () => {
   assert.equal(strands.crossings.length, 30);
 });
 
+test("the rest of a drain that is less than a strand goes where most of it went", () => {
+  const strands = new Strands(NAMES, 10);
+  for (let at = 0; at < 40; at += 1) strands.feed({ at, counts: new Map([["n1", at < 20 ? 20 : 26], ["n3", at < 20 ? 6 : 0]]), moves: at === 21 ? [{ from: "n3", to: "n1", count: 6 }] : [] });
+  assert.deepEqual(strands.steps[0]?.lanes.map((lane) => lane.length), [2, 0, 1]);
+  assert.deepEqual(strands.crossings.map(({ from, to }) => [from, to]), [[2, 0]]);
+  assert.deepEqual(strands.steps.at(-1)?.lanes.map((lane) => lane.length), [3, 0, 0]);
+});
+
 test("clients that only come and go cross nothing", () => {
   const strands = new Strands(NAMES, 1);
   for (let at = 0; at < 60; at += 1) strands.feed({ at, counts: new Map([["n1", 5 + (at % 7)], ["n2", 9 - (at % 5)]]), moves: [{ from: "", to: "n1", count: 3 }, { from: "n2", to: "", count: 2 }] });
@@ -144,9 +152,9 @@ test("a strand is a round number of clients", () => {
 
 const reading = (at: number, clients: number, phase = 0): Reading => ({ at, clients, phase });
 
-test("readings hold for three seconds, and rows come before samples", () => {
+test("readings hold for three seconds, and a second has one", () => {
   assert.deepEqual(counts([reading(10, 5), reading(12, 6), reading(20, 7)], 8, 21), [0, 0, 5, 5, 6, 6, 6, 6, 0, 0, 0, 0, 7, 7]);
-  assert.deepEqual(merge([reading(10, 5)], [reading(4, 1), reading(9, 2), reading(12, 2), reading(13, 3)]).map((it) => it.clients), [1, 5, 3]);
+  assert.deepEqual(ordered([reading(11, 1), reading(10, 2), reading(11, 3)]).map((it) => [it.at, it.clients]), [[10, 2], [11, 3]]);
 });
 
 test("a rolling restart is named: how many left, how fast, and how long the node was away", () => {

@@ -94,7 +94,7 @@ test("frames in words", () => {
 });
 
 test("the verdict names what a person has to know first", () => {
-  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, zone: "", drain: null, stands: [] };
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, share: null, zone: "", drain: null, stands: [] };
   const all: Nodes = { nodes: [node], partitions: 2, archiveBehind: [], stale: false };
   const of = (change: Partial<Nodes>) => verdict({ ...all, ...change }, { refused: 0, lagMs: 0 });
   assert.deepEqual(of({}), { tone: "", sentence: "All is well.", more: "One node, three clients, two partitions owned." });

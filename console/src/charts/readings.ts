@@ -9,13 +9,9 @@ export interface Reading {
 /** Seconds for which a reading holds when the next one is late. */
 export const HOLD = 3;
 
-/** Readings in order, one a second at most, those of `rows` before those of `samples`. */
-export function merge(rows: readonly Reading[], samples: readonly Reading[]): Reading[] {
-  const by = new Map<number, Reading>();
-  const near = new Set(rows.flatMap(({ at }) => [at - 2, at - 1, at, at + 1, at + 2]));
-  for (const it of samples) if (!near.has(it.at)) by.set(it.at, it);
-  for (const it of rows) by.set(it.at, it);
-  return [...by.values()].sort((a, b) => a.at - b.at);
+/** Readings in order, the newest one of each second. */
+export function ordered(list: readonly Reading[]): Reading[] {
+  return [...new Map(list.map((it) => [it.at, it])).values()].sort((a, b) => a.at - b.at);
 }
 
 /** Clients by second from `from` to `to`; a node that was not heard for longer than `HOLD` seconds has none. */

@@ -120,21 +120,30 @@ export class Strands {
         if (lane.length === 0 || this.have(a) - 1 < this.least(a) - SLACK) continue;
         const strand = a < b ? lane.pop() : lane.shift();
         if (strand === undefined) continue;
-        const crossing = { strand, from: a, to: b, at: second.at };
-        this.flying.push(crossing);
-        this.crossings.push(crossing);
+        this.leave({ strand, from: a, to: b, at: second.at });
       }
       this.credit.set(key, Math.max(0, credit));
     }
   }
 
-  /** Strands that moves of the seconds ahead, and moves too small for a strand so far, will take to or from a lane. */
-  private pending(lane: number, side: "from" | "to"): number {
+  private leave(crossing: Crossing): void {
+    this.flying.push(crossing);
+    this.crossings.push(crossing);
+  }
+
+  /** Strands that moves of the seconds ahead will take to or from a lane. */
+  private ahead(lane: number, side: "from" | "to"): number {
     const name = this.names[lane];
     let sum = 0;
     for (const second of this.waiting.slice(1)) {
       for (const it of second.moves) if (it[side] === name && it.from && it.to && it.from !== it.to) sum += it.count / this.unit;
     }
+    return sum;
+  }
+
+  /** The same, with the moves that were too small for a strand so far. */
+  private pending(lane: number, side: "from" | "to"): number {
+    let sum = this.ahead(lane, side);
     for (const [key, credit] of this.credit) if (Number(key.split(" ")[side === "from" ? 0 : 1]) === lane) sum += credit;
     return sum;
   }
@@ -142,11 +151,24 @@ export class Strands {
   private settle(): void {
     for (let lane = 0; lane < this.names.length; lane += 1) {
       const most = Math.max(...this.waiting.map((second) => this.target(lane, second)));
+      if (most === 0) this.empty(lane);
       const over = this.have(lane) - most - this.pending(lane, "from");
       for (let excess = over; excess > SLACK && (this.lanes[lane]?.length ?? 0) > 0; excess -= 1) this.lanes[lane]?.pop();
       const under = this.least(lane) - this.have(lane) - this.pending(lane, "to");
       this.begin(lane, Math.max(0, Math.ceil(under - SLACK)));
     }
+  }
+
+  /** Takes the last strand of a node without clients to where the rest of them went, though they were fewer than a strand. */
+  private empty(lane: number): void {
+    const strands = this.lanes[lane] ?? [];
+    if (strands.length === 0 || this.ahead(lane, "from") > 0) return;
+    const rests = [...this.credit].filter(([key, credit]) => key.startsWith(`${lane} `) && credit > 0).sort((a, b) => b[1] - a[1]);
+    for (const [key] of rests) this.credit.set(key, 0);
+    const to = Number(rests[0]?.[0].split(" ")[1] ?? -1);
+    const strand = to >= 0 ? (lane < to ? strands.pop() : strands.shift()) : undefined;
+    if (strand !== undefined) this.leave({ strand, from: lane, to, at: this.waiting[0]?.at ?? 0 });
+    strands.length = 0;
   }
 }
 

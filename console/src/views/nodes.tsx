@@ -2,16 +2,18 @@ import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { ApiError } from "../live/api.ts";
-import { boot, nodeClass } from "../live/boot.ts";
+import { allows, boot, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
-import { rows, series } from "../live/stats.ts";
+import { followFlows } from "../live/flows.ts";
+import { series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
-import { Sparkline } from "../parts/sparkline.tsx";
 import { drainQuestion, drainWords } from "../words/nodes.ts";
-import { duration, grouped, span } from "../words/numbers.ts";
+import { duration, fine, grouped } from "../words/numbers.ts";
+import { lasted } from "../words/river.ts";
 import { Partitions } from "./partitions.tsx";
+import { River, current, movesBetween } from "./river.tsx";
 
 const asked = signal<NodeRow | undefined>(undefined);
 const failed = signal<ApiError | undefined>(undefined);
@@ -84,14 +86,38 @@ function Ask({ others }: { readonly others: number }) {
   );
 }
 
+/** Figures of the time that the river shows; what was not measured is not among them. */
+function Figures({ clients, live }: { readonly clients: number | undefined; readonly live: number }) {
+  const river = current.value;
+  const away = Math.max(0, ...(river?.phases.filter((phase) => phase.kind === "away").map((phase) => phase.to - phase.from) ?? []));
+  const moved = river && allows("flows") ? movesBetween(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
+  const slowest = Math.max(0, ...series("ackP99Us", 480, true).map((it) => it ?? 0));
+  const slow = series("slowCloses", 480).reduce<number>((sum, it) => sum + (it ?? 0), 0);
+  const [number, unit] = slowest > 0 ? fine(slowest / 1000).split(" ") : ["–", ""];
+  return (
+    <div class="figures">
+      <Figure label="Clients" text={clients === undefined ? "–" : grouped(clients)} />
+      <Figure label="Nodes" text={clients === undefined ? "–" : String(live)} />
+      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit="in 8 min" />}
+      {away > 0 && <Figure label="Longest node away" text={lasted(away).replace(" s", "")} unit={away < 120 ? "s" : "min"} />}
+      <Figure label="Slowest ack, p99 of a second" text={number ?? "–"} unit={unit ?? ""} />
+      <Figure label="Closed as slow" text={grouped(slow)} unit="in 8 min" />
+    </div>
+  );
+}
+
+function Figure({ label, text, unit = "" }: { readonly label: string; readonly text: string; readonly unit?: string }) {
+  return <div class="count"><span class="label">{label}</span><span class="figure">{text}<small>{unit}</small></span></div>;
+}
+
 /** The nodes: their state, their clients, the partitions they own; drain and call off. */
 export default function NodesView() {
   useEffect(followNodes, []);
+  useEffect(followFlows, []);
   const it = nodes.value;
   const live = it?.nodes.filter((node) => node.lease === "live") ?? [];
   const clients = live.reduce((sum, node) => sum + node.conns, 0);
   const mayAct = boot.value?.console === "full";
-  const history = series("clients", 480);
   return (
     <>
       <Header title="Nodes"><span class="quiet lead-note">{it ? `${live.filter((node) => node.state === "ready").length} of ${live.length} ready` : ""}</span></Header>
@@ -99,12 +125,8 @@ export default function NodesView() {
         {nodesFailure.value && <Failed error={nodesFailure.value} again={() => void readNodes()} />}
         {failed.value && <Failed error={failed.value} label="Dismiss" again={() => (failed.value = undefined)} />}
         {it?.stale && <p class="banner">Redis is unavailable. This is what {boot.value?.node} saw last.</p>}
-        <div class="figures">
-          <div class="count"><span class="label">Clients</span><span class="figure">{it ? grouped(clients) : "–"}</span></div>
-          <div class="count"><span class="label">Nodes</span><span class="figure">{it ? live.length : "–"}</span></div>
-          <div class="count"><span class="label">Partitions</span><span class="figure">{it ? it.partitions : "–"}</span></div>
-          {history.length > 1 && <div class="count grow"><span class="label">Clients{rows.value.size < live.length ? ` of ${[...rows.value.keys()].join(", ")}` : ""}, the last {span(history.length)}</span><Sparkline values={history} label="Clients" width={480} height={36} /></div>}
-        </div>
+        <Figures clients={it ? clients : undefined} live={live.length} />
+        <River />
         <div class="scroll-x pad">
           <table>
             <thead>
