@@ -4,11 +4,31 @@ import type { Layout } from "./river.ts";
 export interface Paints {
   readonly lanes: readonly string[];
   readonly grounds: readonly string[];
+  /** Pattern of each lane: how often the hues have repeated before it. */
+  readonly turns: readonly number[];
   readonly rule: string;
+  readonly surface: string;
 }
 
-/** Dashes of the lanes whose hues repeat: from the fourth and from the seventh node on. */
-const DASHES: readonly (readonly number[])[] = [[], [14, 3], [3, 3]];
+/** The colour of a lane; where hues repeat, with diagonal lines, then with dots. */
+function stroke(context: CanvasRenderingContext2D, colour: string, turn: number, surface: string): string | CanvasPattern {
+  if (turn === 0) return colour;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 12;
+  const it = tile.getContext("2d");
+  if (!it) return colour;
+  it.fillStyle = colour;
+  it.fillRect(0, 0, 12, 12);
+  it.globalAlpha = 0.7;
+  it.fillStyle = it.strokeStyle = surface;
+  it.lineWidth = 2;
+  it.beginPath();
+  if (turn % 2 === 1) for (const at of [-12, 0, 12]) it.moveTo(at, 12), it.lineTo(at + 12, 0);
+  else it.arc(6, 6, 2.5, 0, 7);
+  if (turn % 2 === 1) it.stroke();
+  else it.fill();
+  return context.createPattern(tile, "repeat") ?? colour;
+}
 
 /** Draws a picture of strands on a canvas, for the density of the screen. */
 export function paint(canvas: HTMLCanvasElement, it: Layout, width: number, height: number, paints: Paints): void {
@@ -23,20 +43,19 @@ export function paint(canvas: HTMLCanvasElement, it: Layout, width: number, heig
   it.bands.forEach(({ top, bottom }, lane) => {
     context.fillStyle = paints.grounds[lane] ?? "";
     context.beginPath();
-    for (let second = 0; second < it.seconds; second += 1) context.lineTo(x(second), top[second] ?? 0);
-    for (let second = it.seconds - 1; second >= 0; second -= 1) context.lineTo(x(second), bottom[second] ?? 0);
+    const start = Math.max(0, bottom.findIndex((edge) => edge > 0));
+    for (let second = start; second < it.seconds; second += 1) context.lineTo(x(second), top[second] ?? 0);
+    for (let second = it.seconds - 1; second >= start; second -= 1) context.lineTo(x(second), bottom[second] ?? 0);
     context.fill();
   });
   context.lineWidth = it.pitch > 3 ? it.pitch * 0.55 : Math.max(0.5, it.pitch * 0.72);
   context.lineJoin = "round";
   paints.lanes.forEach((colour, lane) => {
-    context.strokeStyle = colour;
-    context.setLineDash([...(DASHES[Math.floor(lane / 3)] ?? [3, 3])]);
+    context.strokeStyle = stroke(context, colour, paints.turns[lane] ?? 0, paints.surface);
     context.beginPath();
     for (const line of it.lines) trace(context, line.y, line.lane, lane, x);
     context.stroke();
   });
-  context.setLineDash([]);
   context.strokeStyle = paints.rule;
   context.lineWidth = 1;
   context.beginPath();

@@ -9,11 +9,13 @@ import { followFlows } from "../live/flows.ts";
 import { series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
-import { drainQuestion, drainWords } from "../words/nodes.ts";
+import { Menu } from "../parts/menu.tsx";
+import { curl, drainQuestion, drainWords } from "../words/nodes.ts";
 import { duration, fine, grouped } from "../words/numbers.ts";
-import { lasted } from "../words/river.ts";
+import { lasted, time } from "../words/river.ts";
 import { Partitions } from "./partitions.tsx";
 import { River, current, movesBetween } from "./river.tsx";
+import { WeightDialog, weighed } from "./weight.tsx";
 
 const asked = signal<NodeRow | undefined>(undefined);
 const failed = signal<ApiError | undefined>(undefined);
@@ -41,20 +43,52 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td><span class="node">{it.node}</span>{it.self && <span class="quiet small"> this one</span>}</td>
       <td><StateChip it={it} /></td>
       <td class="end">{grouped(it.conns)}</td>
-      <td class="wide"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
+      <td class="wide wider"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
       <td class="end wide">{it.owns.length}</td>
       <td class="end wide">{grouped(lag)}{age > 1000 && <span class="small waits"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>
-      <td class="wide soft grow">{drainWords(it) || (it.lease === "live" ? "" : "stopped")}</td>
+      <td class="wide soft grow doing">{drainWords(it) || (it.lease !== "live" ? "stopped" : cameBack(it.node))}{it.weight !== 100 && <span class="quiet"> weight {grouped(it.weight)}</span>}{it.share !== null && it.share >= 0 && <span class="quiet"> share {it.share} %</span>}</td>
       <td class="wide">{it.zone}</td>
-      <td class="end">
-        {mayAct && it.lease === "live" && reaches(it.node) && (it.drain || it.state !== "ready" && it.state !== "full" && it.state !== "starting"
-          ? <button type="button" class="link" onClick={() => void act(it.node, "DELETE")}>Call off</button>
-          : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
-        {!it.self && !reaches(it.node) && <OtherConsole node={it.node} />}
-      </td>
+      <td class="end"><Actions it={it} mayAct={mayAct} /></td>
     </tr>
   );
+}
+
+/** Whether the node drains, or takes no clients for another reason that is called off like a drain. */
+function isLeaving(it: NodeRow): boolean {
+  return it.drain !== null || !["ready", "full", "starting"].includes(it.state);
+}
+
+function Actions({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean }) {
+  if (it.lease !== "live") return null;
+  const can = mayAct && reaches(it.node);
+  const admin = adminOf(it.node);
+  const copies = [
+    ["Copy draining as curl", () => curl("POST", admin, "/v1/drain")],
+    ["Copy calling off as curl", () => curl("DELETE", admin, "/v1/drain")],
+    ["Copy its weight as curl", () => curl("POST", admin, "/v1/weight", { weight: it.weight, share: it.share ?? -1 })],
+  ] as const;
+  return (
+    <span class="row-actions">
+      {can && (isLeaving(it)
+        ? <button type="button" class="link" onClick={() => void act(it.node, "DELETE")}>Call off</button>
+        : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
+      {!can && !it.self && <OtherConsole node={it.node} />}
+      {(can || admin) && (
+        <Menu label={`More for ${it.node}`}>
+          {can && <button type="button" class="menu-item" data-ends onClick={() => (weighed.value = it)}>Weight and share</button>}
+          {admin && copies.map(([label, text]) => <CopyButton plain label={label} text={text} />)}
+          {admin && !it.self && <a class="menu-item" data-ends href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a>}
+        </Menu>
+      )}
+    </span>
+  );
+}
+
+/** When a node that was away came back, as far as the river shows it. */
+function cameBack(node: string): string {
+  const last = current.value?.phases.filter((phase) => phase.node === node && phase.kind === "away" && !phase.isOpen).at(-1);
+  return last ? `came back at ${time(last.to)}, was gone ${lasted(last.to - last.from)}` : "";
 }
 
 function OtherConsole({ node }: { readonly node: string }) {
@@ -76,7 +110,7 @@ function Ask({ others }: { readonly others: number }) {
           <h2>Drain {it.node}?</h2>
           <p class="soft">{drainQuestion(it, others)} You can call it off until the clients are being closed.</p>
           <div class="actions">
-            {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => `curl -X POST ${adminOf(it.node)}/v1/drain -H 'content-type: application/json'`} />}
+            {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/drain")} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
             <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
           </div>
@@ -131,7 +165,7 @@ export default function NodesView() {
           <table>
             <thead>
               <tr>
-                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide">Zone</th><th class="end"><span class="sr">Actions</span></th>
+                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide">Zone</th><th class="end"><span class="sr">Actions</span></th>
               </tr>
             </thead>
             <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} />)}</tbody>
@@ -141,6 +175,7 @@ export default function NodesView() {
         {!mayAct && boot.value && <p class="note quiet">This console is read-only. Set <code>admin.console = "full"</code> to act here, or use <code>tidegate drain</code>.</p>}
       </div>
       <Ask others={live.length - 1} />
+      <WeightDialog nodes={live} />
     </>
   );
 }

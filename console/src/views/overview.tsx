@@ -9,6 +9,7 @@ import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
 import { verdict } from "../words/nodes.ts";
 import { grouped } from "../words/numbers.ts";
+import { Partitions } from "./partitions.tsx";
 
 const LINES: readonly (readonly [string, string, string])[] = [
   ["clients", "Clients", ""],
@@ -76,6 +77,7 @@ export default function Overview() {
             ))}
           </ul>
         </section>
+        {it && it.partitions > 0 && <Partitions it={it} isBrief />}
         <section class="pad">
           <h2>Newest events <a class="small" href="/events">all</a></h2>
           <ol class="events">{list.value.slice(0, 20).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>

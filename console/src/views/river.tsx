@@ -20,6 +20,11 @@ import { grouped } from "../words/numbers.ts";
 /** Seconds that the picture shows. */
 const SPAN = 480;
 
+/** Width of the picture from which it has room for all its labels. */
+const ROOMY = 560;
+
+const boxWidth = signal(0);
+
 const course = new Course();
 
 /** The last second of a picture that stands still; undefined while it follows. */
@@ -75,7 +80,7 @@ export function River() {
   }, []);
   if (!it) return <section class="river" aria-label="River of clients"><p class="quiet">The picture of the clients begins with the first figures.</p></section>;
   const isOpen = forced ?? it.phases.length > 0;
-  const height = isOpen ? Math.max(392, it.names.length * 40) : Math.max(120, it.names.length * 28);
+  const height = isOpen ? Math.max(boxWidth.value > 0 && boxWidth.value < ROOMY ? 260 : 392, it.names.length * 40) : Math.max(120, it.names.length * 28);
   const past = it.all.filter((phase) => phase.kind === "leaves" && !phase.isOpen && phase.to < it.from);
   const source = allows("flows") ? "flows" : "counts";
   return (
@@ -127,7 +132,7 @@ function Strip({ it }: { readonly it: Current }) {
         // A label may go on behind its bar up to the next one; close to the right edge it ends with its bar.
         const next = leaving.find((other) => other.from > phase.from);
         const until = next ? share(it, next.from) : 100;
-        const isLate = left > 72;
+        const isLate = left > 72 && boxWidth.value >= ROOMY;
         return (
           <li class={`${phase.isSudden ? "sudden " : ""}${nodeClass(phase.node)}`} style={{ left: `${left}%`, width: `${Math.max(0.4, right - left)}%` }} title={`${phase.node} ${words}`}>
             <span class={isLate ? "label late" : "label"} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {words}</span>
@@ -140,7 +145,7 @@ function Strip({ it }: { readonly it: Current }) {
 
 function Axis({ it }: { readonly it: Current }) {
   const minutes = [];
-  for (let second = Math.ceil(it.from / 60) * 60; second < it.to - 25; second += 60) minutes.push(second);
+  for (let second = Math.ceil(it.from / 60) * 60; second < it.to - (boxWidth.value < ROOMY ? 90 : 25); second += 60) minutes.push(second);
   return (
     <div class="river-axis num" aria-hidden="true">
       {minutes.map((second) => <span key={second} class={second % 120 === 0 ? "" : "odd"} style={{ left: `${share(it, second)}%` }}>{time(second).slice(0, 5)}</span>)}
@@ -152,11 +157,11 @@ function Axis({ it }: { readonly it: Current }) {
 function Picture({ it, height }: { readonly it: Current; readonly height: number }) {
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(0);
+  const width = boxWidth.value;
   const drawn = layout(course.strands.steps, course.strands.crossings, it.from, SPAN, height);
   useLayoutEffect(() => {
     if (!box.current) return;
-    const watch = new ResizeObserver(([entry]) => setWidth(Math.floor(entry?.contentRect.width ?? 0)));
+    const watch = new ResizeObserver(([entry]) => (boxWidth.value = Math.floor(entry?.contentRect.width ?? 0)));
     watch.observe(box.current);
     return () => watch.disconnect();
   }, []);
@@ -248,18 +253,19 @@ function labels(it: Current, drawn: Layout, width: number, height: number): Labe
       const clients = values[second] ?? 0;
       const [top, bottom] = [band.top[second] ?? 0, band.bottom[second] ?? 0];
       if (clients === 0 || bottom <= top) return;
-      list.push({ node, x: (second / (SPAN - 1)) * width, y: Math.min(height - 13, Math.max(13, (top + bottom) / 2)), clients, isNewest });
+      // A name above a thin lane leaves its strands in sight.
+      const y = bottom - top < 24 && it.names.length < 5 ? top - 14 : (top + bottom) / 2;
+      list.push({ node, x: (second / (SPAN - 1)) * width, y: Math.min(height - 13, Math.max(13, y)), clients, isNewest });
     };
     const early = Math.min(SPAN - 1, begin + margin);
     let best = early;
     values.forEach((clients, second) => { if (second > early && second < SPAN - margin && clients > (values[best] ?? 0)) best = second; });
     const isChanged = (values[best] ?? 0) > (values[early] ?? 0) * 1.25 && (best - early) * (width / SPAN) > 140;
     const late = SPAN - Math.round((108 / width) * SPAN) - 1;
-    if (width < 560) add(late, true);
+    if (width < ROOMY) add(late, true);
     else {
       if (early < late) add(early, false);
       if (isChanged) add(Math.min(best, late), true);
-      else if ((late - early) * (width / SPAN) < 0) add(late, true);
     }
   });
   return list;
@@ -274,6 +280,8 @@ function colours(it: Current, _isDark: boolean) {
   return {
     lanes: it.names.map((name) => (isPlain(name) ? value("--edge") : value(`--n${index(name)}`))),
     grounds: it.names.map((name) => (isPlain(name) ? value("--sunken") : value(`--n${index(name)}s`))),
+    turns: it.names.map((name) => (isPlain(name) ? 0 : Math.floor(Math.max(0, nodeNames.value.indexOf(name)) / 3))),
+    surface: value("--surface"),
     rule: `color-mix(in srgb, ${value("--surface")} 28%, transparent)`,
   };
 }

@@ -16,6 +16,23 @@ export function drainQuestion(it: NodeRow, others: number): string {
   return `${it.node} drains, and its process exits. ${people} ${after}`;
 }
 
+/** A request as a command to copy. */
+export function curl(method: string, admin: string, path: string, body?: unknown): string {
+  const data = body === undefined ? "" : ` -d '${JSON.stringify(body)}'`;
+  return `curl -X ${method} ${admin}${path} -H 'content-type: application/json'${data}`;
+}
+
+/** What part of the new clients a node gets with a weight, by the weights and free connections of the nodes that take some. */
+export function newClients(it: NodeRow, nodes: readonly NodeRow[], weight: number): string {
+  const pull = (node: NodeRow) => (node.boot === it.boot ? weight : node.weight) * Math.max(0, node.capacity - node.conns);
+  const taking = nodes.filter((node) => node.lease === "live" && node.state === "ready");
+  if (!taking.some((node) => node.boot === it.boot)) return `${it.node} takes no new clients now.`;
+  const sum = taking.reduce((all, node) => all + pull(node), 0);
+  if (taking.length === 1) return `${it.node} is the only node that takes new clients.`;
+  if (pull(it) === 0) return `${it.node} gets no new clients, unless no other node takes them.`;
+  return `${it.node} gets about ${Math.round((pull(it) / sum) * 100)} % of the new clients, by weight and free connections.`;
+}
+
 /** A verdict about the cluster: what a person has to know first. */
 export interface Verdict {
   readonly tone: "" | "amber" | "red";
