@@ -66,7 +66,7 @@ test("arrow keys reach every cell", () => {
   assert.deepEqual(step([3, 2], 1, 1, "ArrowRight"), [1, 1]);
   assert.deepEqual(step([3, 2], 0, 1, "End"), [0, 2]);
   assert.equal(step(rows, 0, 0, "x"), undefined);
-  assert.deepEqual([step(rows, 0, 2, "ArrowDown"), step(rows, 2, 0, "ArrowUp"), step(rows, 2, 0, "ArrowDown")], [[2, 0], [0, 0], [2, 0]]);
+  assert.deepEqual([step(rows, 0, 2, "ArrowDown"), step(rows, 2, 0, "ArrowUp"), step(rows, 2, 0, "ArrowDown")], [[2, 1], [0, 0], [2, 0]]);
   let place: readonly [number, number] = [0, 0];
   const seen = new Set<string>();
   for (let index = 0; index < 5; index += 1) {

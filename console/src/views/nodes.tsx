@@ -40,7 +40,7 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
   const age = Math.max(0, ...it.stands.map((stand) => stand.behindMs));
   return (
     <tr class={nodeClass(it.node)}>
-      <td><span class="node">{it.node}</span>{it.self && <span class="quiet small"> this one</span>}</td>
+      <td><span class="node">{it.node}</span>{it.self && <span class="quiet small wide"> this one</span>}</td>
       <td><StateChip it={it} /></td>
       <td class="end">{grouped(it.conns)}</td>
       <td class="wide wider"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
@@ -48,8 +48,8 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td class="end wide">{grouped(lag)}{age > 1000 && <span class="small waits"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>
       <td class="wide soft grow doing">{drainWords(it) || (it.lease !== "live" ? "stopped" : cameBack(it.node))}{it.weight !== 100 && <span class="quiet"> weight {grouped(it.weight)}</span>}{it.share !== null && it.share >= 0 && <span class="quiet"> share {it.share} %</span>}</td>
-      <td class="wide">{it.zone}</td>
-      <td class="end"><Actions it={it} mayAct={mayAct} /></td>
+      <td class="wide zone">{it.zone}</td>
+      <td class="end acts"><Actions it={it} mayAct={mayAct} /></td>
     </tr>
   );
 }
@@ -165,7 +165,7 @@ export default function NodesView() {
           <table>
             <thead>
               <tr>
-                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide">Zone</th><th class="end"><span class="sr">Actions</span></th>
+                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide zone">Zone</th><th class="end acts"><span class="sr">Actions</span></th>
               </tr>
             </thead>
             <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} />)}</tbody>

@@ -105,7 +105,7 @@ function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly
 
 function CellView({ it, height, isNumbered, isReached, onFocus }: { readonly it: Cell; readonly height: number; readonly isNumbered: boolean; readonly isReached: boolean; readonly onFocus: () => void }) {
   const words = cellWords(it);
-  const other = it.other && it.state !== "orphan" ? ` split to-${Math.max(0, nodeNames.value.indexOf(it.other)) % 3}` : "";
+  const other = it.other && it.state !== "orphan" ? ` divided to-${Math.max(0, nodeNames.value.indexOf(it.other)) % 3}` : "";
   return (
     <div class={`cell ${it.state} ${it.owner ? nodeClass(it.owner) : ""}${other}`} role="gridcell" tabIndex={isReached ? 0 : -1} aria-label={words} title={words} onFocus={onFocus} onPointerEnter={() => (shown.value = it)}>
       <i class="wait" style={{ height: `${Math.round(heightOf(it.records) * height)}px` }} />

@@ -133,9 +133,11 @@ function Strip({ it }: { readonly it: Current }) {
         const next = leaving.find((other) => other.from > phase.from);
         const until = next ? share(it, next.from) : 100;
         const isLate = left > 72 && boxWidth.value >= ROOMY;
+        const fits = ((right - left) / 100) * boxWidth.value > words.length * 6 + 44;
+        const place = !isLate ? "" : fits ? " late" : " outside";
         return (
           <li class={`${phase.isSudden ? "sudden " : ""}${nodeClass(phase.node)}`} style={{ left: `${left}%`, width: `${Math.max(0.4, right - left)}%` }} title={`${phase.node} ${words}`}>
-            <span class={isLate ? "label late" : "label"} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {words}</span>
+            <span class={`label${place}`} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {words}</span>
           </li>
         );
       })}
@@ -145,7 +147,7 @@ function Strip({ it }: { readonly it: Current }) {
 
 function Axis({ it }: { readonly it: Current }) {
   const minutes = [];
-  for (let second = Math.ceil(it.from / 60) * 60; second < it.to - (boxWidth.value < ROOMY ? 90 : 25); second += 60) minutes.push(second);
+  for (let second = Math.ceil(it.from / 60) * 60; second < it.to - (72 / Math.max(1, boxWidth.value)) * SPAN; second += 60) minutes.push(second);
   return (
     <div class="river-axis num" aria-hidden="true">
       {minutes.map((second) => <span key={second} class={second % 120 === 0 ? "" : "odd"} style={{ left: `${share(it, second)}%` }}>{time(second).slice(0, 5)}</span>)}
@@ -254,7 +256,7 @@ function labels(it: Current, drawn: Layout, width: number, height: number): Labe
       const [top, bottom] = [band.top[second] ?? 0, band.bottom[second] ?? 0];
       if (clients === 0 || bottom <= top) return;
       // A name above a thin lane leaves its strands in sight.
-      const y = bottom - top < 24 && it.names.length < 5 ? top - 14 : (top + bottom) / 2;
+      const y = bottom - top < 24 && drawn.pitch > 3 ? top - 14 : (top + bottom) / 2;
       list.push({ node, x: (second / (SPAN - 1)) * width, y: Math.min(height - 13, Math.max(13, y)), clients, isNewest });
     };
     const early = Math.min(SPAN - 1, begin + margin);
