@@ -14,7 +14,7 @@ import { nodes } from "../live/nodes.ts";
 import { readings } from "../live/samples.ts";
 import { revision } from "../live/stats.ts";
 import { Icon } from "../parts/icon.tsx";
-import { caption, compact, lasted, movesWords, phaseWords, summary, time } from "../words/river.ts";
+import { caption, compact, lasted, movesWords, phaseBrief, phaseWords, summary, time } from "../words/river.ts";
 import { grouped } from "../words/numbers.ts";
 
 /** Seconds that the picture shows. */
@@ -133,11 +133,12 @@ function Strip({ it }: { readonly it: Current }) {
         const next = leaving.find((other) => other.from > phase.from);
         const until = next ? share(it, next.from) : 100;
         const isLate = left > 72 && boxWidth.value >= ROOMY;
-        const fits = ((right - left) / 100) * boxWidth.value > words.length * 6 + 44;
-        const place = !isLate ? "" : fits ? " late" : " outside";
+        // Words that would reach into the next phase are left out; the title has them.
+        const room = (((isLate ? right : until) - left) / 100) * boxWidth.value - 20 - phase.node.length * 8;
+        const label = [words, phaseBrief(phase)].find((text) => text.length * 6.4 < room) ?? "";
         return (
           <li class={`${phase.isSudden ? "sudden " : ""}${nodeClass(phase.node)}`} style={{ left: `${left}%`, width: `${Math.max(0.4, right - left)}%` }} title={`${phase.node} ${words}`}>
-            <span class={`label${place}`} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {words}</span>
+            <span class={isLate ? "label late" : "label"} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {label}</span>
           </li>
         );
       })}
@@ -256,7 +257,7 @@ function labels(it: Current, drawn: Layout, width: number, height: number): Labe
       const [top, bottom] = [band.top[second] ?? 0, band.bottom[second] ?? 0];
       if (clients === 0 || bottom <= top) return;
       // A name above a thin lane leaves its strands in sight.
-      const y = bottom - top < 24 && drawn.pitch > 3 ? top - 14 : (top + bottom) / 2;
+      const y = bottom - top < 32 && drawn.pitch > 3 ? top - 14 : (top + bottom) / 2;
       list.push({ node, x: (second / (SPAN - 1)) * width, y: Math.min(height - 13, Math.max(13, y)), clients, isNewest });
     };
     const early = Math.min(SPAN - 1, begin + margin);

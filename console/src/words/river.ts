@@ -26,6 +26,12 @@ export function phaseWords(it: Phase): string {
   return it.isOpen ? `is leaving, ${grouped(it.left)} of ${grouped(it.had)}${pace}` : `leaves, ${grouped(it.left)}${pace}`;
 }
 
+/** The same in few words, where there is little room. */
+export function phaseBrief(it: Phase): string {
+  if (it.kind === "away") return lasted(it.to - it.from);
+  return `${grouped(it.left)}${it.rate >= 1 ? ` at ${grouped(Math.round(it.rate))}/s` : ""}`;
+}
+
 /** Where the strands come from, so that nobody takes a guess for a count. */
 export function caption(unit: number, strands: number, source: "flows" | "counts", silent: readonly string[]): string {
   const size = unit === 1 ? "Each strand is one client" : `Each strand is ${grouped(unit)} clients`;
