@@ -42,11 +42,12 @@ export function paint(canvas: HTMLCanvasElement, it: Layout, width: number, heig
   const x = (second: number) => (second / Math.max(1, it.seconds - 1)) * width;
   it.bands.forEach(({ top, bottom }, lane) => {
     context.fillStyle = paints.grounds[lane] ?? "";
-    context.beginPath();
-    const start = Math.max(0, bottom.findIndex((edge) => edge > 0));
-    for (let second = start; second < it.seconds; second += 1) context.lineTo(x(second), top[second] ?? 0);
-    for (let second = it.seconds - 1; second >= start; second -= 1) context.lineTo(x(second), bottom[second] ?? 0);
-    context.fill();
+    for (const [start, end] of filled(top, bottom)) {
+      context.beginPath();
+      for (let second = start; second < end; second += 1) context.lineTo(x(second), top[second] ?? 0);
+      for (let second = end - 1; second >= start; second -= 1) context.lineTo(x(second), bottom[second] ?? 0);
+      context.fill();
+    }
   });
   context.lineWidth = it.pitch > 3 ? it.pitch * 0.55 : Math.max(0.5, it.pitch * 0.72);
   context.lineJoin = "round";
@@ -65,6 +66,18 @@ export function paint(canvas: HTMLCanvasElement, it: Layout, width: number, heig
     context.lineTo(Math.round(x(second)) + 0.5, height);
   }
   context.stroke();
+}
+
+/** Runs of seconds in which a lane has strands. */
+function filled(top: Float32Array, bottom: Float32Array): [number, number][] {
+  const runs: [number, number][] = [];
+  for (let second = 0; second < top.length; second += 1) {
+    if ((bottom[second] ?? 0) <= (top[second] ?? 0)) continue;
+    const last = runs.at(-1);
+    if (last && last[1] === second) last[1] = second + 1;
+    else runs.push([second, second + 1]);
+  }
+  return runs;
 }
 
 /** Adds the seconds in which a strand has the colour of a lane to the path; straight parts have no points between. */

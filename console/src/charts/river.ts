@@ -57,7 +57,9 @@ export function layout(steps: readonly Step[], crossings: readonly Crossing[], f
     });
   }
   for (const { y, lane } of lines.values()) smoothRuns(y, lane);
-  for (const band of bands) for (const edge of [band.top, band.bottom]) smooth(edge, Math.max(0, first - from), seconds);
+  // The edges follow the strands, which are smooth now; an empty lane keeps its place.
+  for (const { top, bottom } of bands) for (let second = 0; second < seconds; second += 1) if ((bottom[second] ?? 0) > (top[second] ?? 0)) [top[second], bottom[second]] = [Infinity, -Infinity];
+  for (const { y, lane } of lines.values()) for (let second = 0; second < seconds; second += 1) around(bands[lane[second] ?? -1], second, y[second] ?? 0, pitch / 2);
   for (const it of crossings) cross(it, line, bands, from, seconds);
   return { from, seconds, pitch, lines: [...lines.values()], bands };
 }
@@ -69,6 +71,13 @@ function spacing(steps: readonly Step[], crossings: readonly Crossing[], lanes: 
   const least = Math.min(14, height / (4 * Math.max(1, lanes)));
   const pitch = Math.min(PITCH_MAX, (height - least * lanes) / most);
   return [pitch, (height - most * pitch) / Math.max(1, lanes)];
+}
+
+/** Widens a lane so that it contains a strand. */
+function around(band: Band | undefined, second: number, y: number, reach: number): void {
+  if (!band) return;
+  band.top[second] = Math.min(band.top[second] ?? y, y - reach);
+  band.bottom[second] = Math.max(band.bottom[second] ?? y, y + reach);
 }
 
 /** Draws a crossing strand from the edge that it left to its place in the other lane. */

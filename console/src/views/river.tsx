@@ -138,7 +138,7 @@ function Strip({ it }: { readonly it: Current }) {
         const label = [words, phaseBrief(phase)].find((text) => text.length * 6.4 < room) ?? "";
         return (
           <li class={`${phase.isSudden ? "sudden " : ""}${nodeClass(phase.node)}`} style={{ left: `${left}%`, width: `${Math.max(0.4, right - left)}%` }} title={`${phase.node} ${words}`}>
-            <span class={isLate ? "label late" : "label"} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {label}</span>
+            <span class={isLate && label ? "label late" : "label"} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {label}</span>
           </li>
         );
       })}
