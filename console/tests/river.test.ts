@@ -154,6 +154,7 @@ const reading = (at: number, clients: number, phase = 0): Reading => ({ at, clie
 
 test("readings hold for three seconds, and a second has one", () => {
   assert.deepEqual(counts([reading(10, 5), reading(12, 6), reading(20, 7)], 8, 21), [0, 0, 5, 5, 6, 6, 6, 6, 0, 0, 0, 0, 7, 7]);
+  assert.deepEqual(counts([reading(10, 5)], 10, 14, (at) => (at === 12 ? 4 : 0)), [5, 5, 1, 1, 0], "moves that are known count since the last reading");
   assert.deepEqual(ordered([reading(11, 1), reading(10, 2), reading(11, 3)]).map((it) => [it.at, it.clients]), [[10, 2], [11, 3]]);
 });
 
@@ -201,6 +202,11 @@ test("a picture keeps its strands apart, inside its height, and joins what cross
     const places = it.lines.map(({ y }) => Math.round((y[second] ?? 0) * 10));
     if (second !== 60) assert.equal(new Set(places).size, places.length, "two strands lie on each other");
   }
+  // Moves that arrive after their counts are drawn too.
+  const late = new Course();
+  const part = (end: number) => new Map([...rows].map(([name, list]) => [name, list.filter((row) => row.at < end)]));
+  for (let end = 1010; end <= 1200; end += 1) late.update({ names: NAMES, readings: part(end), flows: new Map([...flows].filter(([second]) => second < end - 4)), revision: 0 });
+  assert.equal(late.strands.crossings.length, 60);
   const before = course.strands;
   course.update({ names: NAMES, readings: rows, flows, revision: 0 });
   assert.equal(course.strands, before, "nothing new begins nothing again");

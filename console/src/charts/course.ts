@@ -16,7 +16,7 @@ export interface Known {
 export const KEEP = 900;
 
 /** Seconds that a reading of a peer may be late. */
-const LATE = 2;
+const LATE = 3;
 
 /** Strands of the last 15 minutes, which grow by the seconds that become known. */
 export class Course {
@@ -26,9 +26,11 @@ export class Course {
   private key = "";
   private fed = 0;
   private apportion = new Apportion([]);
+  private flows: Known["flows"];
 
   /** Takes what is known now. Other nodes, another unit or changed seconds begin the course again from its start. */
   update(known: Known): void {
+    this.flows = known.flows;
     const all = [...known.readings.values()].flat();
     const newest = all.reduce((most, it) => Math.max(most, it.at), 0);
     const first = Math.max(newest - KEEP, all.reduce((least, it) => Math.min(least, it.at), newest));
@@ -47,8 +49,9 @@ export class Course {
     for (let at = from; at <= newest - LATE; at += 1) {
       const now = lists.map((list) => list[at - from] ?? 0);
       const guessed = this.apportion.next(now);
-      const moves = known.flows ? (known.flows.get(at) ?? []) : guessed;
-      this.strands.feed({ at, counts: new Map(known.names.map((name, index) => [name, now[index] ?? 0])), moves });
+      // Moves are known later than counts, so they are looked up when the second becomes a step.
+      const moves = () => (this.flows ? (this.flows.get(at) ?? []) : guessed);
+      this.strands.feed({ at, counts: new Map(known.names.map((name, index) => [name, now[index] ?? 0])), get moves() { return moves(); } });
       this.fed = at;
     }
   }

@@ -42,7 +42,7 @@ export function paint(canvas: HTMLCanvasElement, it: Layout, width: number, heig
   const x = (second: number) => (second / Math.max(1, it.seconds - 1)) * width;
   it.bands.forEach(({ top, bottom }, lane) => {
     context.fillStyle = paints.grounds[lane] ?? "";
-    for (const [start, end] of filled(top, bottom)) {
+    for (const [start, end] of filled(top, bottom, it.pitch)) {
       context.beginPath();
       for (let second = start; second < end; second += 1) context.lineTo(x(second), top[second] ?? 0);
       for (let second = end - 1; second >= start; second -= 1) context.lineTo(x(second), bottom[second] ?? 0);
@@ -68,13 +68,14 @@ export function paint(canvas: HTMLCanvasElement, it: Layout, width: number, heig
   context.stroke();
 }
 
-/** Runs of seconds in which a lane has strands. */
-function filled(top: Float32Array, bottom: Float32Array): [number, number][] {
+/** Runs of seconds in which a lane has strands. A run ends where several strands begin or end at once, as they do without a slope. */
+function filled(top: Float32Array, bottom: Float32Array, pitch: number): [number, number][] {
   const runs: [number, number][] = [];
+  const thickness = (second: number) => (bottom[second] ?? 0) - (top[second] ?? 0);
   for (let second = 0; second < top.length; second += 1) {
-    if ((bottom[second] ?? 0) <= (top[second] ?? 0)) continue;
+    if (thickness(second) <= 0) continue;
     const last = runs.at(-1);
-    if (last && last[1] === second) last[1] = second + 1;
+    if (last && last[1] === second && Math.abs(thickness(second) - thickness(second - 1)) < pitch * 2.5) last[1] = second + 1;
     else runs.push([second, second + 1]);
   }
   return runs;

@@ -41,10 +41,12 @@ export function layout(steps: readonly Step[], crossings: readonly Crossing[], f
     return it;
   };
   const bands = Array.from({ length: lanes }, () => ({ top: new Float32Array(seconds), bottom: new Float32Array(seconds) }));
+  const room = reserve(crossings, lanes, from, seconds);
   for (let second = 0; second < seconds; second += 1) {
     let y = gap / 2;
     stepAt(second)?.lanes.forEach((lane, index) => {
       const band = bands[index];
+      y += pitch * (room[index]?.above[second] ?? 0);
       if (band) band.top[second] = y;
       for (const strand of lane) {
         const it = line(strand);
@@ -53,7 +55,7 @@ export function layout(steps: readonly Step[], crossings: readonly Crossing[], f
         y += pitch;
       }
       if (band) band.bottom[second] = y;
-      y += gap;
+      y += pitch * (room[index]?.below[second] ?? 0) + gap;
     });
   }
   for (const { y, lane } of lines.values()) smoothRuns(y, lane);
@@ -71,6 +73,25 @@ function spacing(steps: readonly Step[], crossings: readonly Crossing[], lanes: 
   const least = Math.min(14, height / (4 * Math.max(1, lanes)));
   const pitch = Math.min(PITCH_MAX, (height - least * lanes) / most);
   return [pitch, (height - most * pitch) / Math.max(1, lanes)];
+}
+
+/**
+ * Strands for which a lane keeps room above and below it: those that have left it for the first half of their way, and those
+ * that arrive for the second half. Without it all lanes below would jump up and down when many leave at once.
+ */
+function reserve(crossings: readonly Crossing[], lanes: number, from: number, seconds: number) {
+  const room = Array.from({ length: lanes }, () => ({ above: new Int16Array(seconds), below: new Int16Array(seconds) }));
+  for (const it of crossings) {
+    const isDown = it.from < it.to;
+    for (let step = 0; step < FLIGHT; step += 1) {
+      const second = it.at - from + step;
+      if (second < 0 || second >= seconds) continue;
+      const isLeaving = step < FLIGHT / 2;
+      const side = room[isLeaving ? it.from : it.to]?.[isLeaving === isDown ? "below" : "above"];
+      if (side) side[second] = (side[second] ?? 0) + 1;
+    }
+  }
+  return room;
 }
 
 /** Widens a lane so that it contains a strand. */
@@ -96,7 +117,7 @@ function cross(it: Crossing, line: (strand: number) => Line, bands: readonly Ban
   }
 }
 
-/** Smooths each run of seconds in which a strand is in one lane; both ends of a run stay where they are. */
+/** Smooths each run of seconds in which a strand is in one lane; a strand that begins does so where its lane is going. */
 function smoothRuns(y: Float32Array, lane: Int8Array): void {
   for (let start = 0; start < lane.length; ) {
     let end = start + 1;
@@ -110,8 +131,7 @@ function smooth(values: Float32Array, start: number, end: number): void {
   const sums = new Float64Array(end - start + 1);
   for (let index = start; index < end; index += 1) sums[index - start + 1] = (sums[index - start] ?? 0) + (values[index] ?? 0);
   for (let index = start; index < end; index += 1) {
-    const reach = Math.min(SMOOTH, index - start, end - 1 - index);
-    const [low, high] = [index - reach - start, index + reach + 1 - start];
+    const [low, high] = [Math.max(start, index - SMOOTH) - start, Math.min(end, index + SMOOTH + 1) - start];
     values[index] = ((sums[high] ?? 0) - (sums[low] ?? 0)) / (high - low);
   }
 }

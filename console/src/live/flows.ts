@@ -48,11 +48,11 @@ export function followFlows(): () => void {
       silent.value = it.silent ?? [];
       since = Math.max(0, it.nowMs - AGAIN * 1000);
     } catch {
-      // It is read again in two seconds; the foot of the page says when the node is silent.
+      // It is read again in a second; the foot of the page says when the node is silent.
     }
     isBusy = false;
   };
   void read();
-  const timer = setInterval(() => void read(), 2000);
+  const timer = setInterval(() => void read(), 1000);
   return () => clearInterval(timer);
 }

@@ -125,17 +125,18 @@ function Figures({ clients, live }: { readonly clients: number | undefined; read
   const river = current.value;
   const away = Math.max(0, ...(river?.phases.filter((phase) => phase.kind === "away").map((phase) => phase.to - phase.from) ?? []));
   const moved = river && allows("flows") ? movesBetween(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
-  const slowest = Math.max(0, ...series("ackP99Us", 480, true).map((it) => it ?? 0));
-  const slow = series("slowCloses", 480).reduce<number>((sum, it) => sum + (it ?? 0), 0);
+  const minutes = `in ${(river?.span ?? 480) / 60} min`;
+  const slowest = Math.max(0, ...series("ackP99Us", river?.span ?? 480, true).map((it) => it ?? 0));
+  const slow = series("slowCloses", river?.span ?? 480).reduce<number>((sum, it) => sum + (it ?? 0), 0);
   const [number, unit] = slowest > 0 ? fine(slowest / 1000).split(" ") : ["–", ""];
   return (
     <div class="figures">
       <Figure label="Clients" text={clients === undefined ? "–" : grouped(clients)} />
       <Figure label="Nodes" text={clients === undefined ? "–" : String(live)} />
-      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit="in 8 min" />}
+      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit={minutes} />}
       {away > 0 && <Figure label="Longest node away" text={lasted(away).replace(" s", "")} unit={away < 120 ? "s" : "min"} />}
       <Figure label="Slowest ack, p99 of a second" text={number ?? "–"} unit={unit ?? ""} />
-      <Figure label="Closed as slow" text={grouped(slow)} unit="in 8 min" />
+      <Figure label="Closed as slow" text={grouped(slow)} unit={minutes} />
     </div>
   );
 }

@@ -17,8 +17,8 @@ import { Icon } from "../parts/icon.tsx";
 import { caption, compact, lasted, movesWords, phaseBrief, phaseWords, summary, time } from "../words/river.ts";
 import { grouped } from "../words/numbers.ts";
 
-/** Seconds that the picture shows. */
-const SPAN = 480;
+/** Seconds that a picture can show: the last is the rule, and less while so little is known that most of it would be empty. */
+const SPANS: readonly number[] = [120, 240, 480];
 
 /** Width of the picture from which it has room for all its labels. */
 const ROOMY = 560;
@@ -38,6 +38,7 @@ export interface Current {
   readonly names: readonly string[];
   readonly from: number;
   readonly to: number;
+  readonly span: number;
   readonly first: number;
   readonly readings: ReadonlyMap<string, readonly Reading[]>;
   readonly phases: readonly Phase[];
@@ -52,9 +53,11 @@ export const current = computed<Current | undefined>(() => {
   const end = course.strands.steps.at(-1)?.at;
   if (end === undefined) return undefined;
   const to = pinned.value ?? end;
-  const from = to - SPAN + 1;
+  const first = course.strands.steps[0]?.at ?? to;
+  const span = SPANS.find((seconds) => seconds >= end - first) ?? SPANS.at(-1) ?? 0;
+  const from = to - span + 1;
   const all = names.flatMap((name) => phases(name, known.get(name) ?? [], end)).sort((a, b) => a.from - b.from);
-  return { names, from, to, first: course.strands.steps[0]?.at ?? from, readings: known, phases: all.filter((it) => it.to >= from && it.from <= to), all };
+  return { names, from, to, span, first, readings: known, phases: all.filter((it) => it.to >= from && it.from <= to), all };
 });
 
 /** Moves between nodes in some seconds, as the nodes counted them. */
@@ -65,7 +68,10 @@ export function movesBetween(from: number, to: number): Move[] {
 }
 
 function clientsAt(it: Current, second: number): number[] {
-  return it.names.map((name) => counts(it.readings.get(name) ?? [], second, second)[0] ?? 0);
+  return it.names.map((name) => {
+    const left = (at: number) => movesBetween(at, at).reduce((sum, move) => sum + (move.from === name && move.to !== name ? move.count : 0), 0);
+    return counts(it.readings.get(name) ?? [], second, second, left)[0] ?? 0;
+  });
 }
 
 /** The clients of all nodes over the last minutes, as strands that cross when they move. */
@@ -86,7 +92,7 @@ export function River() {
   return (
     <section class="river" aria-label="River of clients">
       <div class="river-head">
-        <p class="sr">{summary(it.names, clientsAt(it, it.to), it.phases, SPAN / 60)}</p>
+        <p class="sr">{summary(it.names, clientsAt(it, it.to), it.phases, it.span / 60)}</p>
         <p class="quiet small grow">{caption(course.unit, it.names.length, source, silent.value)}{it.first > it.from ? ` Known since ${time(it.first)}.` : ""}</p>
         <div class="row">
           {past.length > 0 && pinned.value === undefined && <button type="button" class="button" onClick={() => (pinned.value = Math.min(it.to, (past.at(-1)?.to ?? 0) + 60))}>Last rollout</button>}
@@ -109,7 +115,7 @@ export function River() {
   );
 }
 
-const share = (it: Current, second: number) => Math.min(100, Math.max(0, ((second - it.from) / (SPAN - 1)) * 100));
+const share = (it: Current, second: number) => Math.min(100, Math.max(0, ((second - it.from) / (it.span - 1)) * 100));
 
 /** The phases above the picture: who leaves, and who is away. */
 function Strip({ it }: { readonly it: Current }) {
@@ -129,16 +135,12 @@ function Strip({ it }: { readonly it: Current }) {
             </li>
           );
         }
-        // A label may go on behind its bar up to the next one; close to the right edge it ends with its bar.
         const next = leaving.find((other) => other.from > phase.from);
-        const until = next ? share(it, next.from) : 100;
-        const isLate = left > 72 && boxWidth.value >= ROOMY;
-        // Words that would reach into the next phase are left out; the title has them.
-        const room = (((isLate ? right : until) - left) / 100) * boxWidth.value - 20 - phase.node.length * 8;
-        const label = [words, phaseBrief(phase)].find((text) => text.length * 6.4 < room) ?? "";
+        const before = Math.max(0, ...leaving.filter((other) => other.from < phase.from).map((other) => share(it, other.to)));
+        const label = placeLabel(phase, { left, right, until: next ? share(it, next.from) : 100, before });
         return (
           <li class={`${phase.isSudden ? "sudden " : ""}${nodeClass(phase.node)}`} style={{ left: `${left}%`, width: `${Math.max(0.4, right - left)}%` }} title={`${phase.node} ${words}`}>
-            <span class={isLate && label ? "label late" : "label"} style={{ maxWidth: `${((isLate ? right : until - left) / Math.max(0.4, right - left)) * 100}%` }}><b>{phase.node}</b> {label}</span>
+            <span class={`label ${label.place}`}><b>{phase.node}</b> {label.text}</span>
           </li>
         );
       })}
@@ -146,12 +148,27 @@ function Strip({ it }: { readonly it: Current }) {
   );
 }
 
+/**
+ * Where the words of a phase have room: from its begin to the next phase, else at the right edge of its bar, else before it.
+ * Words that would reach into another phase are left out; the title has them.
+ */
+function placeLabel(phase: Phase, at: { readonly left: number; readonly right: number; readonly until: number; readonly before: number }) {
+  const px = (share: number) => (share / 100) * boxWidth.value - 20 - phase.node.length * 8;
+  const places = [["", at.until - at.left], ["late", at.right - at.left], ["outside", at.left - at.before]] as const;
+  for (const text of [phaseWords(phase), phaseBrief(phase)]) {
+    const place = places.find(([, room]) => text.length * 6.4 < px(room));
+    if (place) return { text, place: place[0] };
+  }
+  return { text: "", place: "" };
+}
+
 function Axis({ it }: { readonly it: Current }) {
   const minutes = [];
-  for (let second = Math.ceil(it.from / 60) * 60; second < it.to - (72 / Math.max(1, boxWidth.value)) * SPAN; second += 60) minutes.push(second);
+  const step = it.span > 120 ? 60 : 30;
+  for (let second = Math.ceil(it.from / step) * step; second < it.to - (72 / Math.max(1, boxWidth.value)) * it.span; second += step) minutes.push(second);
   return (
     <div class="river-axis num" aria-hidden="true">
-      {minutes.map((second) => <span key={second} class={second % 120 === 0 ? "" : "odd"} style={{ left: `${share(it, second)}%` }}>{time(second).slice(0, 5)}</span>)}
+      {minutes.map((second) => <span key={second} class={second % (2 * step) === 0 ? "" : "odd"} style={{ left: `${share(it, second)}%` }}>{time(second).slice(0, step === 60 ? 5 : 8)}</span>)}
       <span class="newest">{time(it.to)}</span>
     </div>
   );
@@ -161,7 +178,7 @@ function Picture({ it, height }: { readonly it: Current; readonly height: number
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const width = boxWidth.value;
-  const drawn = layout(course.strands.steps, course.strands.crossings, it.from, SPAN, height);
+  const drawn = layout(course.strands.steps, course.strands.crossings, it.from, it.span, height);
   useLayoutEffect(() => {
     if (!box.current) return;
     const watch = new ResizeObserver(([entry]) => (boxWidth.value = Math.floor(entry?.contentRect.width ?? 0)));
@@ -174,7 +191,7 @@ function Picture({ it, height }: { readonly it: Current; readonly height: number
   const at = cursor.value === undefined ? undefined : Math.min(it.to, Math.max(it.from, cursor.value));
   const move = (step: number) => (cursor.value = Math.min(it.to, Math.max(Math.max(it.from, it.first), (at ?? it.to) + step)));
   const KEYS: Record<string, () => void> = {
-    ArrowLeft: () => move(-1), ArrowRight: () => move(1), PageUp: () => move(-30), PageDown: () => move(30), Home: () => move(-SPAN), End: () => move(SPAN), Escape: () => (cursor.value = undefined),
+    ArrowLeft: () => move(-1), ArrowRight: () => move(1), PageUp: () => move(-30), PageDown: () => move(30), Home: () => move(-it.span), End: () => move(it.span), Escape: () => (cursor.value = undefined),
   };
   return (
     <div
@@ -196,7 +213,7 @@ function Picture({ it, height }: { readonly it: Current; readonly height: number
       }}
       onPointerMove={(event) => {
         const place = event.currentTarget.getBoundingClientRect();
-        cursor.value = Math.round(it.from + ((event.clientX - place.left) / place.width) * (SPAN - 1));
+        cursor.value = Math.round(it.from + ((event.clientX - place.left) / place.width) * (it.span - 1));
       }}
       onPointerLeave={() => (cursor.value = undefined)}
       onBlur={() => (cursor.value = undefined)}
@@ -245,9 +262,10 @@ interface Label {
 
 /** Names of the lanes: where the picture begins, and where a lane that has changed is at its thickest. */
 function labels(it: Current, drawn: Layout, width: number, height: number): Label[] {
+  const { span } = it;
   const list: Label[] = [];
   const begin = Math.max(0, it.first - it.from);
-  const margin = Math.round((24 / width) * SPAN);
+  const margin = Math.round((24 / width) * span);
   it.names.forEach((node, lane) => {
     const band = drawn.bands[lane];
     const values = counts(it.readings.get(node) ?? [], it.from, it.to);
@@ -258,13 +276,13 @@ function labels(it: Current, drawn: Layout, width: number, height: number): Labe
       if (clients === 0 || bottom <= top) return;
       // A name above a thin lane leaves its strands in sight.
       const y = bottom - top < 32 && drawn.pitch > 3 ? top - 14 : (top + bottom) / 2;
-      list.push({ node, x: (second / (SPAN - 1)) * width, y: Math.min(height - 13, Math.max(13, y)), clients, isNewest });
+      list.push({ node, x: (second / (span - 1)) * width, y: Math.min(height - 13, Math.max(13, y)), clients, isNewest });
     };
-    const early = Math.min(SPAN - 1, begin + margin);
+    const early = Math.min(span - 1, begin + margin);
     let best = early;
-    values.forEach((clients, second) => { if (second > early && second < SPAN - margin && clients > (values[best] ?? 0)) best = second; });
-    const isChanged = (values[best] ?? 0) > (values[early] ?? 0) * 1.25 && (best - early) * (width / SPAN) > 140;
-    const late = SPAN - Math.round((108 / width) * SPAN) - 1;
+    values.forEach((clients, second) => { if (second > early && second < span - margin && clients > (values[best] ?? 0)) best = second; });
+    const isChanged = (values[best] ?? 0) > (values[early] ?? 0) * 1.25 && (best - early) * (width / span) > 140;
+    const late = span - Math.round((108 / width) * span) - 1;
     if (width < ROOMY) add(late, true);
     else {
       if (early < late) add(early, false);
