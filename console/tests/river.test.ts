@@ -6,6 +6,8 @@ import { phases } from "../src/charts/phases.ts";
 import { counts, ordered, type Reading } from "../src/charts/readings.ts";
 import { layout } from "../src/charts/river.ts";
 import { FLIGHT, LOOK, Strands, unitOf, type Move, type Second } from "../src/charts/strands.ts";
+import { mergeFlows } from "../src/live/flows.ts";
+import { caption, compact, lasted, movesWords, phaseBrief, phaseWords, summary } from "../src/words/river.ts";
 
 /** Numbers from 0 to 1 that repeat for a seed. */
 function random(seed: number): () => number {
@@ -171,8 +173,36 @@ test("a drain that goes on, one that was called off, and a node that died", () =
   assert.deepEqual([open?.isOpen, open?.left], [true, 0]);
   const [off] = phases("n1", [reading(0, 9), reading(1, 9, 1), reading(2, 9)], 2);
   assert.deepEqual([off?.isOpen, off?.isCalledOff], [false, true]);
+  const [gone] = phases("n1", [reading(0, 9), reading(1, 9, 1), reading(2, 5, 3)], 12);
+  assert.deepEqual([gone?.kind, gone?.isOpen, gone?.had, gone?.left], ["leaves", false, 9, 9], "the process ended, so nobody is left");
   const [dead] = phases("n1", [reading(0, 9), reading(1, 9)], 12);
   assert.deepEqual([dead?.kind, dead?.isOpen, dead?.isSudden, dead?.had], ["away", true, true, 9]);
+});
+
+test("phases, the caption and the summary are said in words", () => {
+  const list = [reading(0, 100), reading(1, 100, 1), reading(2, 100, 3), reading(3, 80, 3), reading(4, 60, 3), reading(5, 0, 4), reading(40, 0)];
+  const [leaves, away] = phases("n3", list, 42);
+  assert.ok(leaves && away);
+  assert.deepEqual([phaseWords(leaves), phaseWords(away), phaseBrief(leaves), phaseBrief(away)], ["leaves, 100 at 33/s", "away 35 s", "100 at 33/s", "35 s"]);
+  const [open] = phases("n1", list.slice(0, 5), 5);
+  assert.equal(open && phaseWords(open), "is leaving, 40 of 100 at 20/s");
+  const [off] = phases("n1", [...list.slice(0, 3), reading(3, 70)], 4);
+  assert.equal(off && phaseWords(off), "stays, 0 of 100 had left");
+  const [dead] = phases("n1", [reading(0, 9)], 12);
+  assert.equal(dead && phaseWords(dead), "stopped 12 s ago");
+  assert.equal(summary(["n1", "n2"], [1, 4000], [leaves, away], 8), "The last 8 minutes: n3 leaves, 100 at 33/s; n3 away 35 s. Now n1 has one client and n2 has 4,000 clients.");
+  assert.match(caption(250, 3, "flows", ["n3"]), /^Each strand is 250 clients, .+counted where they arrived\. n3 did not answer/);
+  assert.match(caption(1, 3, "counts", []), /^Each strand is one client, .+derived from the nodes’ counts/);
+  assert.equal(caption(1, 1, "counts", []), "Each strand is one client.");
+  assert.equal(movesWords([{ from: "n3", to: "n1", count: 2 }, { from: "n3", to: "n1", count: 3 }, { from: "", to: "n2", count: 4 }, { from: "n1", to: "", count: 1 }, { from: "n1", to: "n1", count: 9 }]), "n3 to n1 5, new on n2 4, gone from n1 1");
+  assert.deepEqual([compact(940), compact(23_512), compact(1_200_000), lasted(34), lasted(388)], ["940", "23.5k", "1.2M", "34 s", "6:28"]);
+});
+
+test("answers replace the seconds that they contain", () => {
+  const first = mergeFlows(new Map(), [[1000, [["n1", "n2", 1]]], [2000, [["n1", "n2", 2]]]]);
+  const next = mergeFlows(first, [[2000, [["n1", "n2", 5], ["", "n2", 1]]]]);
+  assert.deepEqual([...next].map(([at, list]) => [at, list.map((move) => move.count)]), [[1, [1]], [2, [5, 1]]]);
+  assert.deepEqual([...mergeFlows(next, [[1_000_000, []]]).keys()], [1000]);
 });
 
 test("a picture keeps its strands apart, inside its height, and joins what crosses", () => {

@@ -35,7 +35,7 @@ export function phases(node: string, readings: readonly Reading[], end: number):
     const isOver = start !== undefined && (silent || !next || next.phase === 0);
     const isDrained = start !== undefined;
     if (start !== undefined && isOver) {
-      list.push(leaving(node, readings.slice(start, index + 1), !next && !silent, !silent && next !== undefined));
+      list.push(leaving(node, readings.slice(start, index + 1), !next && !silent, !silent && next !== undefined, silent));
       start = undefined;
     }
     if (silent) {
@@ -45,7 +45,7 @@ export function phases(node: string, readings: readonly Reading[], end: number):
   return list;
 }
 
-function leaving(node: string, run: readonly Reading[], isOpen: boolean, isCalledOff: boolean): Phase {
+function leaving(node: string, run: readonly Reading[], isOpen: boolean, isCalledOff: boolean, isGone: boolean): Phase {
   const [first, last] = [run[0], run.at(-1)];
   const had = Math.max(0, ...run.map((it) => it.clients));
   const closing = run.filter((it) => it.phase >= 3);
@@ -55,6 +55,8 @@ function leaving(node: string, run: readonly Reading[], isOpen: boolean, isCalle
   const seconds = (bottom?.at ?? 0) - (top?.at ?? 0);
   const rate = seconds >= 2 && top && bottom ? Math.max(0, top.clients - bottom.clients) / seconds : 0;
   return {
-    ...NONE, node, kind: "leaves", from: first?.at ?? 0, to: last?.at ?? 0, isOpen, had, left: Math.max(0, had - (last?.clients ?? 0)), rate, isCalledOff,
+    ...NONE, node, kind: "leaves", from: first?.at ?? 0, to: last?.at ?? 0, isOpen, had,
+    // The last clients leave after the last reading of a process that ends.
+    left: isGone ? had : Math.max(0, had - (last?.clients ?? 0)), rate, isCalledOff,
   };
 }

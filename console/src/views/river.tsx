@@ -156,7 +156,7 @@ function placeLabel(phase: Phase, at: { readonly left: number; readonly right: n
   const px = (share: number) => (share / 100) * boxWidth.value - 20 - phase.node.length * 8;
   const places = [["", at.until - at.left], ["late", at.right - at.left], ["outside", at.left - at.before]] as const;
   for (const text of [phaseWords(phase), phaseBrief(phase)]) {
-    const place = places.find(([, room]) => text.length * 6.4 < px(room));
+    const place = places.find(([, room]) => text.length * 6 < px(room));
     if (place) return { text, place: place[0] };
   }
   return { text: "", place: "" };
@@ -286,7 +286,9 @@ function labels(it: Current, drawn: Layout, width: number, height: number): Labe
     if (width < ROOMY) add(late, true);
     else {
       if (early < late) add(early, false);
-      if (isChanged) add(Math.min(best, late), true);
+      // Where it is still as thick a little later, the name is not on the strands that arrive.
+      const after = Math.min(best + margin, late);
+      if (isChanged) add((values[after] ?? 0) >= (values[best] ?? 0) * 0.95 ? after : Math.min(best, late), true);
     }
   });
   return list;

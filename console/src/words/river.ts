@@ -1,6 +1,6 @@
 import type { Phase } from "../charts/phases.ts";
 import type { Move } from "../charts/strands.ts";
-import { capital, grouped, joined, plural } from "./numbers.ts";
+import { grouped, joined, plural } from "./numbers.ts";
 
 /** A count in a narrow place: `940`, `23.5k`, `1.2M`. */
 export function compact(value: number): string {
@@ -45,7 +45,7 @@ export function caption(unit: number, strands: number, source: "flows" | "counts
 export function summary(names: readonly string[], counts: readonly number[], phases: readonly Phase[], minutes: number): string {
   const now = names.map((name, index) => `${name} has ${plural(counts[index] ?? 0, "client")}`);
   const past = phases.map((it) => `${it.node} ${phaseWords(it)}`);
-  return `The last ${minutes} minutes: ${past.length > 0 ? past.join("; ") : "no node left"}. ${capital(joined(now))}.`;
+  return `The last ${minutes} minutes: ${past.length > 0 ? past.join("; ") : "no node left"}. Now ${joined(now)}.`;
 }
 
 /** Moves of a second or more: `n3 to n1 12, new on n2 40`. */
