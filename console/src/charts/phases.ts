@@ -35,7 +35,7 @@ export function phases(node: string, readings: readonly Reading[], end: number):
     const isOver = start !== undefined && (silent || !next || next.phase === 0);
     const isDrained = start !== undefined;
     if (start !== undefined && isOver) {
-      list.push(leaving(node, readings.slice(start, index + 1), !next && !silent, !silent && next !== undefined, silent));
+      list.push(leaving(node, readings.slice(Math.max(0, start - 1), index + 1), !next && !silent, !silent && next !== undefined, silent));
       start = undefined;
     }
     if (silent) {
@@ -45,9 +45,11 @@ export function phases(node: string, readings: readonly Reading[], end: number):
   return list;
 }
 
-function leaving(node: string, run: readonly Reading[], isOpen: boolean, isCalledOff: boolean, isGone: boolean): Phase {
+/** A phase by its readings and the one before them, which is how many clients there were. */
+function leaving(node: string, near: readonly Reading[], isOpen: boolean, isCalledOff: boolean, isGone: boolean): Phase {
+  const run = near.filter((it) => it.phase > 0);
   const [first, last] = [run[0], run.at(-1)];
-  const had = Math.max(0, ...run.map((it) => it.clients));
+  const had = Math.max(0, ...near.map((it) => it.clients));
   const closing = run.filter((it) => it.phase >= 3);
   // The seconds after the last client are no pace.
   const fall = closing.filter((it, index) => it.clients > 0 || (closing[index - 1]?.clients ?? 0) > 0);

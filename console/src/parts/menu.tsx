@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Icon } from "./icon.tsx";
 
 /** A button that opens further actions above the page; Escape and a click elsewhere close them. */
@@ -16,6 +16,11 @@ export function Menu({ label, children }: { readonly label: string; readonly chi
     it.style.top = `${Math.max(8, top)}px`;
     it.style.right = `${Math.max(8, document.documentElement.clientWidth - at.right)}px`;
   };
+  useLayoutEffect(() => {
+    if (!isOpen) return;
+    place();
+    list.current?.querySelector<HTMLElement>("button, a")?.focus();
+  }, [isOpen]);
   const step = (event: KeyboardEvent) => {
     const way = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
     const all = [...(list.current?.querySelectorAll<HTMLElement>("button, a") ?? [])];
@@ -34,13 +39,7 @@ export function Menu({ label, children }: { readonly label: string; readonly chi
         popover="auto"
         class="menu-list"
         onKeyDown={step}
-        onToggle={(event) => {
-          const opens = (event as unknown as ToggleEvent).newState === "open";
-          setOpen(opens);
-          if (!opens) return;
-          place();
-          list.current?.querySelector<HTMLElement>("button, a")?.focus();
-        }}
+        onToggle={(event) => setOpen((event as unknown as ToggleEvent).newState === "open")}
         onClick={(event) => event.target instanceof HTMLElement && event.target.closest("[data-ends]") && list.current?.hidePopover()}
       >
         {isOpen && children}
