@@ -1,5 +1,5 @@
-import { computed, signal } from "@preact/signals";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { computed, signal, untracked } from "@preact/signals";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { viewKeys } from "../app/keys.ts";
 import { dark } from "../app/theme.ts";
 import { Course } from "../charts/course.ts";
@@ -12,7 +12,7 @@ import { allows, boot, nodeClass, nodeNames } from "../live/boot.ts";
 import { flows, silent } from "../live/flows.ts";
 import { nodes } from "../live/nodes.ts";
 import { readings } from "../live/samples.ts";
-import { revision } from "../live/stats.ts";
+import { revision, seconds } from "../live/stats.ts";
 import { Icon } from "../parts/icon.tsx";
 import { caption, compact, lasted, movesWords, phaseBrief, phaseWords, summary, time } from "../words/river.ts";
 import { grouped } from "../words/numbers.ts";
@@ -45,20 +45,26 @@ export interface Current {
   readonly all: readonly Phase[];
 }
 
-/** The state of the river; undefined before the first figures. */
+/** The state of the river, once a second; undefined before the first figures. */
 export const current = computed<Current | undefined>(() => {
+  void seconds.value;
+  const end = pinned.value;
+  return course.strands.steps.length > 0 ? untracked(() => read(end)) : read(end);
+});
+
+function read(wanted: number | undefined): Current | undefined {
   const known = readings();
   const names = nodeNames.value.filter((name) => known.has(name));
   course.update({ names, readings: known, flows: allows("flows") ? (flows.value ?? new Map<number, Move[]>()) : undefined, revision: revision.value + (flows.value ? 0.5 : 0) });
   const end = course.strands.steps.at(-1)?.at;
   if (end === undefined) return undefined;
-  const to = pinned.value ?? end;
+  const to = wanted ?? end;
   const first = course.strands.steps[0]?.at ?? to;
   const span = SPANS.find((seconds) => seconds >= end - first) ?? SPANS.at(-1) ?? 0;
   const from = to - span + 1;
   const all = names.flatMap((name) => phases(name, known.get(name) ?? [], end)).sort((a, b) => a.from - b.from);
   return { names, from, to, span, first, readings: known, phases: all.filter((it) => it.to >= from && it.from <= to), all };
-});
+}
 
 /** Moves between nodes in some seconds, as the nodes counted them. */
 export function movesBetween(from: number, to: number): Move[] {
@@ -178,7 +184,7 @@ function Picture({ it, height }: { readonly it: Current; readonly height: number
   const box = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const width = boxWidth.value;
-  const drawn = layout(course.strands.steps, course.strands.crossings, it.from, it.span, height);
+  const drawn = useMemo(() => layout(course.strands.steps, course.strands.crossings, it.from, it.span, height), [it, height]);
   useLayoutEffect(() => {
     if (!box.current) return;
     const watch = new ResizeObserver(([entry]) => (boxWidth.value = Math.floor(entry?.contentRect.width ?? 0)));
