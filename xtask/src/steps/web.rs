@@ -17,7 +17,8 @@ const CONSOLE: &str = "console";
 const CLIENT_WITH_NODE: &[&str] =
     &["test/node.test.mjs", "test/readme.test.mjs", "test/browser/tabs.test.mjs"];
 /// Tests of the console in a browser.
-const CONSOLE_IN_BROWSER: &[&str] = &["tests/browser/try.test.mjs", "tests/browser/views.test.mjs"];
+const CONSOLE_IN_BROWSER: &[&str] =
+    &["tests/browser/try.test.mjs", "tests/browser/views.test.mjs", "tests/browser/river.test.mjs"];
 
 /// Tests of both packages that need no node: types, size, tables generated from other files, state machines.
 pub(crate) fn build(shell: &Shell) -> anyhow::Result<usize> {
