@@ -1,9 +1,12 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { test } from "node:test";
 import { parseFrame } from "../src/try/frames.ts";
 import type { Nodes } from "../src/live/nodes.ts";
 import { known } from "../src/words/people.ts";
-import { drainQuestion, verdict } from "../src/words/nodes.ts";
+import { curl, drainQuestion, newClients, verdict } from "../src/words/nodes.ts";
+import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
 import { SENTENCES, connecting, opening } from "../src/words/sentences.ts";
 import { describe } from "../src/words/wire.ts";
@@ -94,7 +97,7 @@ test("frames in words", () => {
 });
 
 test("the verdict names what a person has to know first", () => {
-  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, zone: "", drain: null, stands: [] };
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, share: null, zone: "", drain: null, stands: [] };
   const all: Nodes = { nodes: [node], partitions: 2, archiveBehind: [], stale: false };
   const of = (change: Partial<Nodes>) => verdict({ ...all, ...change }, { refused: 0, lagMs: 0 });
   assert.deepEqual(of({}), { tone: "", sentence: "All is well.", more: "One node, three clients, two partitions owned." });
@@ -104,6 +107,25 @@ test("the verdict names what a person has to know first", () => {
   assert.equal(of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }).sentence, "n2 stopped without a drain; others take over.");
   assert.equal(of({ nodes: [{ ...node, state: "draining", drain: { phase: "draining", from: 10, left: 3, unnoticed: 0, rate: 5, forMs: 100 } }] }).tone, "amber");
   assert.match(drainQuestion(node, 0), /only node/);
+  const troubled = [of({ archiveBehind: [1] }), of({ partitions: 3 }), of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }), of({ stale: true }), of({ nodes: [{ ...node, state: "full" }] }), verdict(all, { refused: 0, lagMs: 2000 })];
+  assert.deepEqual(new Set(troubled.map((it) => it.runbook?.alert)), new Set(ALERTS));
+  assert.equal(of({}).runbook, undefined);
+});
+
+test("each runbook is a section of the documentation", () => {
+  const page = readFileSync(join(import.meta.dirname, "../..", RUNBOOK_FILE), "utf8");
+  for (const alert of ALERTS) assert.ok(page.includes(`### ${alert}\n`), alert);
+});
+
+test("the part of the new clients follows weights and free connections", () => {
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 0, capacity: 100, owns: [], version: "", weight: 100, share: null, zone: "", drain: null, stands: [] };
+  const other = { ...node, node: "n2", boot: "b", conns: 50 };
+  assert.equal(newClients(node, [node, other], 100), "n1 gets about 67 % of the new clients, by weight and free connections.");
+  assert.equal(newClients(node, [node, other], 50), "n1 gets about 50 % of the new clients, by weight and free connections.");
+  assert.match(newClients(node, [node, other], 0), /gets no new clients/);
+  assert.match(newClients(node, [node], 0), /only node/);
+  assert.match(newClients({ ...node, state: "draining" }, [{ ...node, state: "draining" }, other], 5), /takes no new clients/);
+  assert.equal(curl("POST", "http://127.0.0.1:1", "/v1/weight", { weight: 5, share: -1 }), `curl -X POST http://127.0.0.1:1/v1/weight -H 'content-type: application/json' -d '{"weight":5,"share":-1}'`);
 });
 
 test("people are those that the events name, with the devices that have not gone", () => {

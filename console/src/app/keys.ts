@@ -19,7 +19,7 @@ export const KEYS: readonly (readonly [string, string])[] = [
   ["g, then t o m e r n p", "open a view"],
   ["/", "filter the list"],
   ["1 – 8", "break something, on Try it; with Alt also in a field"],
-  ["p", "pause the events"],
+  ["p", "pause the events, or the river"],
   ["d", "light or dark"],
   ["Esc", "close"],
   ["?", "this list"],

@@ -3,6 +3,7 @@ import "../styles/base.css";
 import "../styles/shell.css";
 import "../styles/try.css";
 import "../styles/views.css";
+import "../styles/nodes.css";
 import { render } from "preact";
 import { followBoot } from "../live/boot.ts";
 import { startStats } from "../live/stats.ts";

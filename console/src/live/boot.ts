@@ -59,8 +59,9 @@ export function allows(feature: string): boolean {
   return it !== undefined && it.features.includes(feature) && (it.console === "full" || !ACTIONS.has(feature));
 }
 
-/** Class that gives a part the colour of a node. */
+/** Classes that give a part the colour of a node; from the fourth node on the colours repeat with a pattern. */
 export function nodeClass(node: string): string {
-  const index = nodeNames.value.indexOf(node);
-  return `of-${(index < 0 ? 0 : index) % 3}`;
+  const index = Math.max(0, nodeNames.value.indexOf(node));
+  const turn = Math.floor(index / 3);
+  return `of-${index % 3}${turn > 0 ? ` turn-${turn % 2 === 1 ? 1 : 2}` : ""}`;
 }

@@ -1,6 +1,7 @@
 import { signal } from "@preact/signals";
 import { ApiError, get } from "./api.ts";
 import { nameNodes } from "./boot.ts";
+import { sample } from "./samples.ts";
 import { paused } from "./stats.ts";
 
 /** A node, as `GET /v1/nodes` lists it. */
@@ -15,6 +16,7 @@ export interface NodeRow {
   readonly owns: readonly number[];
   readonly version: string;
   readonly weight: number;
+  readonly share: number | null;
   readonly zone: string;
   readonly drain: { readonly phase: string; readonly from: number; readonly left: number; readonly unnoticed: number; readonly rate: number; readonly forMs: number } | null;
   readonly stands: readonly { readonly partition: number; readonly behindRecords: number; readonly behindMs: number; readonly behindBytes: number }[];
@@ -39,6 +41,7 @@ export async function readNodes(): Promise<void> {
   try {
     nodes.value = await get<Nodes>("/v1/nodes");
     nodesFailure.value = undefined;
+    sample(nodes.value);
     nameNodes(nodes.value.nodes.map((it) => it.node));
   } catch (error) {
     if (error instanceof ApiError) nodesFailure.value = error;

@@ -2,6 +2,7 @@ import { signal } from "@preact/signals";
 import { boot, loadBoot } from "./boot.ts";
 import { takeCodes, takeTime } from "./codes.ts";
 import { lines } from "./events.ts";
+import { combine } from "./series.ts";
 
 /** Seconds that the page keeps of each node. */
 const KEEP = 900;
@@ -14,6 +15,17 @@ export const fields = signal<readonly string[]>([]);
 
 /** Rows by node. */
 export const rows = signal<ReadonlyMap<string, Rows>>(new Map());
+
+/** Changes when rows of the past arrive, and so seconds that were known before may have changed. */
+export const revision = signal(0);
+
+/** Difference of the node's clock to that of this page, in ms. */
+let ahead = 0;
+
+/** Time by the clock of the node of this page, in ms since 1970. */
+export function clock(): number {
+  return Date.now() + ahead;
+}
 
 /** State of the stream: when the node was last heard, by the clock of the page, and whether it is connected. */
 export const stream = signal<{ readonly heard: number; readonly live: boolean }>({ heard: 0, live: false });
@@ -33,21 +45,10 @@ export function now(field: string): number | undefined {
   return sum;
 }
 
-/** The last values of a field, summed (or with `max`, the highest) over the nodes by second. */
-export function series(field: string, count: number, max = false): number[] {
+/** The last values of a field, summed (or with `max`, the highest) over the nodes by second; undefined where no node was heard. */
+export function series(field: string, count: number, max = false): (number | undefined)[] {
   const column = fields.value.indexOf(field) + 1;
-  const by = new Map<number, number>();
-  if (column > 0) {
-    for (const list of rows.value.values()) {
-      for (const row of list.slice(-count)) {
-        const second = Math.round((row[0] ?? 0) / 1000);
-        const value = row[column] ?? 0;
-        const before = by.get(second) ?? 0;
-        by.set(second, max ? Math.max(before, value) : before + value);
-      }
-    }
-  }
-  return [...by.entries()].sort((a, b) => a[0] - b[0]).slice(-count).map(([, value]) => value);
+  return column > 0 ? combine([...rows.value.values()], column, count, max) : [];
 }
 
 function take(event: string, data: string): void {
@@ -58,9 +59,14 @@ function take(event: string, data: string): void {
   stream.value = { heard: performance.now(), live: true };
   if (body.row?.[0]) takeTime(body.row[0]);
   if (event === "start" && body.fields) fields.value = body.fields;
-  if (!body.node || (paused.value && event === "now")) return;
+  if (event === "now" && body.node === boot.value?.node && body.row) ahead = (body.row[0] ?? 0) - Date.now();
+  if (!body.node || (event !== "past" && event !== "now") || (paused.value && event === "now")) return;
   const next = new Map(rows.value);
-  const before = event === "past" ? [] : (next.get(body.node) ?? []);
+  const known = next.get(body.node) ?? [];
+  // A node that has started again does not know what it did before, but the page does.
+  const first = body.rows?.[0]?.[0] ?? Infinity;
+  const before = event === "past" ? known.filter((row) => (row[0] ?? 0) < first) : known;
+  if (event === "past") revision.value += 1;
   next.set(body.node, [...before, ...(body.rows ?? (body.row ? [body.row] : []))].slice(-KEEP));
   rows.value = next;
 }

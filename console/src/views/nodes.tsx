@@ -2,16 +2,20 @@ import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { ApiError } from "../live/api.ts";
-import { boot, nodeClass } from "../live/boot.ts";
+import { allows, boot, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
-import { rows, series } from "../live/stats.ts";
+import { followFlows } from "../live/flows.ts";
+import { series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
-import { Sparkline } from "../parts/sparkline.tsx";
-import { drainQuestion, drainWords } from "../words/nodes.ts";
-import { duration, grouped, span } from "../words/numbers.ts";
+import { Menu } from "../parts/menu.tsx";
+import { curl, drainQuestion, drainWords } from "../words/nodes.ts";
+import { duration, fine, grouped } from "../words/numbers.ts";
+import { lasted, time } from "../words/river.ts";
 import { Partitions } from "./partitions.tsx";
+import { River, current, movesBetween } from "./river.tsx";
+import { WeightDialog, weighed } from "./weight.tsx";
 
 const asked = signal<NodeRow | undefined>(undefined);
 const failed = signal<ApiError | undefined>(undefined);
@@ -36,23 +40,55 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
   const age = Math.max(0, ...it.stands.map((stand) => stand.behindMs));
   return (
     <tr class={nodeClass(it.node)}>
-      <td><span class="node">{it.node}</span>{it.self && <span class="quiet small"> this one</span>}</td>
+      <td><span class="node">{it.node}</span>{it.self && <span class="quiet small wide"> this one</span>}</td>
       <td><StateChip it={it} /></td>
       <td class="end">{grouped(it.conns)}</td>
-      <td class="wide"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
+      <td class="wide wider"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
       <td class="end wide">{it.owns.length}</td>
       <td class="end wide">{grouped(lag)}{age > 1000 && <span class="small waits"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>
-      <td class="wide soft grow">{drainWords(it) || (it.lease === "live" ? "" : "stopped")}</td>
-      <td class="wide">{it.zone}</td>
-      <td class="end">
-        {mayAct && it.lease === "live" && reaches(it.node) && (it.drain || it.state !== "ready" && it.state !== "full" && it.state !== "starting"
-          ? <button type="button" class="link" onClick={() => void act(it.node, "DELETE")}>Call off</button>
-          : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
-        {!it.self && !reaches(it.node) && <OtherConsole node={it.node} />}
-      </td>
+      <td class="wide soft grow doing">{drainWords(it) || (it.lease !== "live" ? "stopped" : cameBack(it.node))}{it.weight !== 100 && <span class="quiet"> weight {grouped(it.weight)}</span>}{it.share !== null && it.share >= 0 && <span class="quiet"> share {it.share} %</span>}</td>
+      <td class="wide zone">{it.zone}</td>
+      <td class="end acts"><Actions it={it} mayAct={mayAct} /></td>
     </tr>
   );
+}
+
+/** Whether the node drains, or takes no clients for another reason that is called off like a drain. */
+function isLeaving(it: NodeRow): boolean {
+  return it.drain !== null || !["ready", "full", "starting"].includes(it.state);
+}
+
+function Actions({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean }) {
+  if (it.lease !== "live") return null;
+  const can = mayAct && reaches(it.node);
+  const admin = adminOf(it.node);
+  const copies = [
+    ["Copy draining as curl", () => curl("POST", admin, "/v1/drain")],
+    ["Copy calling off as curl", () => curl("DELETE", admin, "/v1/drain")],
+    ["Copy its weight as curl", () => curl("POST", admin, "/v1/weight", { weight: it.weight, share: it.share ?? -1 })],
+  ] as const;
+  return (
+    <span class="row-actions">
+      {can && (isLeaving(it)
+        ? <button type="button" class="link" onClick={() => void act(it.node, "DELETE")}>Call off</button>
+        : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
+      {!can && !it.self && <OtherConsole node={it.node} />}
+      {(can || admin) && (
+        <Menu label={`More for ${it.node}`}>
+          {can && <button type="button" class="menu-item" data-ends onClick={() => (weighed.value = it)}>Weight and share</button>}
+          {admin && copies.map(([label, text]) => <CopyButton plain label={label} text={text} />)}
+          {admin && !it.self && <a class="menu-item" data-ends href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a>}
+        </Menu>
+      )}
+    </span>
+  );
+}
+
+/** When a node that was away came back, as far as the river shows it. */
+function cameBack(node: string): string {
+  const last = current.value?.phases.filter((phase) => phase.node === node && phase.kind === "away" && !phase.isOpen).at(-1);
+  return last ? `came back at ${time(last.to)}, was gone ${lasted(last.to - last.from)}` : "";
 }
 
 function OtherConsole({ node }: { readonly node: string }) {
@@ -74,7 +110,7 @@ function Ask({ others }: { readonly others: number }) {
           <h2>Drain {it.node}?</h2>
           <p class="soft">{drainQuestion(it, others)} You can call it off until the clients are being closed.</p>
           <div class="actions">
-            {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => `curl -X POST ${adminOf(it.node)}/v1/drain -H 'content-type: application/json'`} />}
+            {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/drain")} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
             <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
           </div>
@@ -84,14 +120,39 @@ function Ask({ others }: { readonly others: number }) {
   );
 }
 
+/** Figures of the time that the river shows; what was not measured is not among them. */
+function Figures({ clients, live }: { readonly clients: number | undefined; readonly live: number }) {
+  const river = current.value;
+  const away = Math.max(0, ...(river?.phases.filter((phase) => phase.kind === "away").map((phase) => phase.to - phase.from) ?? []));
+  const moved = river && allows("flows") ? movesBetween(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
+  const minutes = `in ${(river?.span ?? 480) / 60} min`;
+  const slowest = Math.max(0, ...series("ackP99Us", river?.span ?? 480, true).map((it) => it ?? 0));
+  const slow = series("slowCloses", river?.span ?? 480).reduce<number>((sum, it) => sum + (it ?? 0), 0);
+  const [number, unit] = slowest > 0 ? fine(slowest / 1000).split(" ") : ["–", ""];
+  return (
+    <div class="figures">
+      <Figure label="Clients" text={clients === undefined ? "–" : grouped(clients)} />
+      <Figure label="Nodes" text={clients === undefined ? "–" : String(live)} />
+      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit={minutes} />}
+      {away > 0 && <Figure label="Longest node away" text={lasted(away).replace(" s", "")} unit={away < 120 ? "s" : "min"} />}
+      <Figure label="Slowest ack, p99 of a second" text={number ?? "–"} unit={unit ?? ""} />
+      <Figure label="Closed as slow" text={grouped(slow)} unit={minutes} />
+    </div>
+  );
+}
+
+function Figure({ label, text, unit = "" }: { readonly label: string; readonly text: string; readonly unit?: string }) {
+  return <div class="count"><span class="label">{label}</span><span class="figure">{text}<small>{unit}</small></span></div>;
+}
+
 /** The nodes: their state, their clients, the partitions they own; drain and call off. */
 export default function NodesView() {
   useEffect(followNodes, []);
+  useEffect(followFlows, []);
   const it = nodes.value;
   const live = it?.nodes.filter((node) => node.lease === "live") ?? [];
   const clients = live.reduce((sum, node) => sum + node.conns, 0);
   const mayAct = boot.value?.console === "full";
-  const history = series("clients", 480);
   return (
     <>
       <Header title="Nodes"><span class="quiet lead-note">{it ? `${live.filter((node) => node.state === "ready").length} of ${live.length} ready` : ""}</span></Header>
@@ -99,17 +160,13 @@ export default function NodesView() {
         {nodesFailure.value && <Failed error={nodesFailure.value} again={() => void readNodes()} />}
         {failed.value && <Failed error={failed.value} label="Dismiss" again={() => (failed.value = undefined)} />}
         {it?.stale && <p class="banner">Redis is unavailable. This is what {boot.value?.node} saw last.</p>}
-        <div class="figures">
-          <div class="count"><span class="label">Clients</span><span class="figure">{it ? grouped(clients) : "–"}</span></div>
-          <div class="count"><span class="label">Nodes</span><span class="figure">{it ? live.length : "–"}</span></div>
-          <div class="count"><span class="label">Partitions</span><span class="figure">{it ? it.partitions : "–"}</span></div>
-          {history.length > 1 && <div class="count grow"><span class="label">Clients{rows.value.size < live.length ? ` of ${[...rows.value.keys()].join(", ")}` : ""}, the last {span(history.length)}</span><Sparkline values={history} label="Clients" width={480} height={36} /></div>}
-        </div>
+        <Figures clients={it ? clients : undefined} live={live.length} />
+        <River />
         <div class="scroll-x pad">
           <table>
             <thead>
               <tr>
-                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide">Zone</th><th class="end"><span class="sr">Actions</span></th>
+                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide zone">Zone</th><th class="end acts"><span class="sr">Actions</span></th>
               </tr>
             </thead>
             <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} />)}</tbody>
@@ -119,6 +176,7 @@ export default function NodesView() {
         {!mayAct && boot.value && <p class="note quiet">This console is read-only. Set <code>admin.console = "full"</code> to act here, or use <code>tidegate drain</code>.</p>}
       </div>
       <Ask others={live.length - 1} />
+      <WeightDialog nodes={live} />
     </>
   );
 }

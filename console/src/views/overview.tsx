@@ -9,6 +9,8 @@ import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
 import { verdict } from "../words/nodes.ts";
 import { grouped } from "../words/numbers.ts";
+import { RUNBOOK_FILE } from "../words/runbook.ts";
+import { Partitions } from "./partitions.tsx";
 
 const LINES: readonly (readonly [string, string, string])[] = [
   ["clients", "Clients", ""],
@@ -57,6 +59,13 @@ export default function Overview() {
           <div>
             <p class="first">{said.sentence}</p>
             <p class="soft">{said.more}</p>
+            {said.runbook && (
+              <details class="runbook">
+                <summary>What to do</summary>
+                <ol>{said.runbook.steps.map((step) => <li>{step}</li>)}</ol>
+                <p class="quiet small">All steps: section {said.runbook.alert} of <code>{RUNBOOK_FILE}</code> in the repository.</p>
+              </details>
+            )}
           </div>
         </section>
         {allows("stats") && <section class="sparks" aria-label="The last five minutes">{LINES.map(([field, label, unit]) => <Line field={field} label={label} unit={unit} known={field === "clients" ? clients : undefined} />)}</section>}
@@ -76,6 +85,7 @@ export default function Overview() {
             ))}
           </ul>
         </section>
+        {it && it.partitions > 0 && <Partitions it={it} isBrief />}
         <section class="pad">
           <h2>Newest events <a class="small" href="/events">all</a></h2>
           <ol class="events">{list.value.slice(0, 20).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>

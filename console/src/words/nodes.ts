@@ -1,4 +1,5 @@
 import type { NodeRow, Nodes } from "../live/nodes.ts";
+import { runbook, type Runbook } from "./runbook.ts";
 import { capital, count, duration, grouped, plural } from "./numbers.ts";
 
 /** What a node's drain is doing. */
@@ -16,11 +17,30 @@ export function drainQuestion(it: NodeRow, others: number): string {
   return `${it.node} drains, and its process exits. ${people} ${after}`;
 }
 
+/** A request as a command to copy. */
+export function curl(method: string, admin: string, path: string, body?: unknown): string {
+  const data = body === undefined ? "" : ` -d '${JSON.stringify(body)}'`;
+  return `curl -X ${method} ${admin}${path} -H 'content-type: application/json'${data}`;
+}
+
+/** What part of the new clients a node gets with a weight, by the weights and free connections of the nodes that take some. */
+export function newClients(it: NodeRow, nodes: readonly NodeRow[], weight: number): string {
+  const pull = (node: NodeRow) => (node.boot === it.boot ? weight : node.weight) * Math.max(0, node.capacity - node.conns);
+  const taking = nodes.filter((node) => node.lease === "live" && node.state === "ready");
+  if (!taking.some((node) => node.boot === it.boot)) return `${it.node} takes no new clients now.`;
+  const sum = taking.reduce((all, node) => all + pull(node), 0);
+  if (taking.length === 1) return `${it.node} is the only node that takes new clients.`;
+  if (pull(it) === 0) return `${it.node} gets no new clients, unless no other node takes them.`;
+  return `${it.node} gets about ${Math.round((pull(it) / sum) * 100)} % of the new clients, by weight and free connections.`;
+}
+
 /** A verdict about the cluster: what a person has to know first. */
 export interface Verdict {
   readonly tone: "" | "amber" | "red";
   readonly sentence: string;
   readonly more: string;
+  /** What a person can do, where something is not as it should be. */
+  readonly runbook?: Runbook;
 }
 
 /** Judges the state of the nodes, and the figures of the last second where they are known. */
@@ -35,15 +55,15 @@ export function verdict(it: Nodes | undefined, figures: { readonly refused: numb
   const clients = live.reduce((sum, node) => sum + node.conns, 0);
   const calm = `${capital(plural(live.length, "node"))}, ${plural(clients, "client")}, ${plural(it.partitions, "partition")} owned.`;
   if (it.archiveBehind.length > 0) {
-    return { tone: "red", sentence: `The archive is behind in ${plural(it.archiveBehind.length, "partition")}: sends to ${it.archiveBehind.length === 1 ? "it" : "them"} are refused.`, more: "See ARCHIVE_BEHIND (4011), and whether Postgres keeps up." };
+    return { tone: "red", sentence: `The archive is behind in ${plural(it.archiveBehind.length, "partition")}: sends to ${it.archiveBehind.length === 1 ? "it" : "them"} are refused.`, more: "See ARCHIVE_BEHIND (4011), and whether Postgres keeps up.", runbook: runbook("TidegateArchiveBehind") };
   }
   if (orphans.length > 0) {
-    return { tone: "red", sentence: `${capital(plural(orphans.length, "partition"))} ${orphans.length === 1 ? "has" : "have"} no owner.`, more: "A live node takes them over within seconds. If this lasts, check that nodes reach Kafka and Redis." };
+    return { tone: "red", sentence: `${capital(plural(orphans.length, "partition"))} ${orphans.length === 1 ? "has" : "have"} no owner.`, more: "A live node takes them over within seconds. If this lasts, check that nodes reach Kafka and Redis.", runbook: runbook("TidegatePartitionsWithoutOwner") };
   }
-  if (gone.length > 0) return { tone: "amber", sentence: `${gone.map((node) => node.node).join(", ")} stopped without a drain; others take over.`, more: calm };
-  if (it.stale) return { tone: "amber", sentence: "Redis is unavailable. This is what the node saw last.", more: "Connected clients are served; new logins find their nodes by the last known state." };
+  if (gone.length > 0) return { tone: "amber", sentence: `${gone.map((node) => node.node).join(", ")} stopped without a drain; others take over.`, more: calm, runbook: runbook("TidegateNodeDied") };
+  if (it.stale) return { tone: "amber", sentence: "Redis is unavailable. This is what the node saw last.", more: "Connected clients are served; new logins find their nodes by the last known state.", runbook: runbook("TidegateRedisAway") };
   if (draining.length > 0) return { tone: "amber", sentence: `${draining.map((node) => node.node).join(" and ")} ${draining.length === 1 ? "drains" : "drain"}. Nothing needs you.`, more: draining.map((node) => `${node.node}: ${drainWords(node)}`).join("; ") };
-  if (full.length > 0) return { tone: "amber", sentence: `${capital(count(full.length))} of ${live.length} nodes ${full.length === 1 ? "is" : "are"} full and ${full.length === 1 ? "takes" : "take"} no new clients.`, more: calm };
-  if ((figures.lagMs ?? 0) > 1000) return { tone: "amber", sentence: `The archive is ${duration(figures.lagMs ?? 0)} behind.`, more: calm };
+  if (full.length > 0) return { tone: "amber", sentence: `${capital(count(full.length))} of ${live.length} nodes ${full.length === 1 ? "is" : "are"} full and ${full.length === 1 ? "takes" : "take"} no new clients.`, more: calm, runbook: runbook("TidegateNodeFull") };
+  if ((figures.lagMs ?? 0) > 1000) return { tone: "amber", sentence: `The archive is ${duration(figures.lagMs ?? 0)} behind.`, more: calm, runbook: runbook("TidegateArchiveLag") };
   return { tone: "", sentence: "All is well.", more: `${calm}${figures.refused ? ` ${grouped(figures.refused)} refused in the last second.` : ""}` };
 }

@@ -5,9 +5,11 @@ export function count(value: number): string {
   return WORDS[value] ?? grouped(value);
 }
 
+const GROUPED = new Intl.NumberFormat("en-GB");
+
 /** A number with its thousands separated. */
 export function grouped(value: number): string {
-  return value.toLocaleString("en-GB");
+  return GROUPED.format(value);
 }
 
 /** A duration for a sentence: `3.2 s`, `18 ms`. */

@@ -18,8 +18,13 @@ const CONSOLE: &str = "console";
 const CLIENT_WITH_NODE: &[&str] =
     &["test/node.test.mjs", "test/readme.test.mjs", "test/browser/tabs.test.mjs"];
 /// Tests of the console in a browser, with a node and with a cluster.
-const CONSOLE_IN_BROWSER: &[&str] =
-    &["tests/browser/try.test.mjs", "tests/browser/views.test.mjs", "tests/browser/cluster.test.mjs"];
+const CONSOLE_IN_BROWSER: &[&str] = &[
+    "tests/browser/try.test.mjs",
+    "tests/browser/views.test.mjs",
+    "tests/browser/states.test.mjs",
+    "tests/browser/river.test.mjs",
+    "tests/browser/cluster.test.mjs",
+];
 
 /// Servers of the cluster.
 const SERVERS: &[&str] = &["kafka", "redis7", "postgres"];

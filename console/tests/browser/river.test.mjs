@@ -1,0 +1,119 @@
+// The river, the partitions and the actions of the nodes, with a cluster that the test makes up on the page of a real node.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { after, before, test } from "node:test";
+import { startNode } from "./node.mjs";
+import { launch, open, until } from "./page.mjs";
+import { pretend, rollout } from "./rollout.mjs";
+
+const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+let node;
+let browser;
+before(async () => {
+  [node, browser] = await Promise.all([startNode(), launch()]);
+});
+after(async () => {
+  await browser?.close();
+  await node?.stop();
+});
+
+async function openNodes(path, options) {
+  const it = await open(browser, node.url, "/errors", options);
+  await it.page.waitForSelector(".code");
+  await pretend(it.page, rollout(Math.floor(Date.now() / 1000)));
+  await it.page.goto(node.url + path);
+  return it;
+}
+
+for (const path of ["/nodes", "/overview"]) {
+  for (const colorScheme of ["light", "dark"]) {
+    for (const width of [1440, 768, 360]) {
+      test(`${path} of a rollout, ${colorScheme}, ${width} px`, { timeout: 60_000 }, async () => {
+        const { page, context, wrong } = await openNodes(path, { viewport: { width, height: 900 }, colorScheme });
+        await page.waitForSelector(path === "/nodes" ? ".phases li" : ".cell.divided");
+        assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, "it scrolls sideways");
+        await page.evaluate(axe);
+        const { violations, passes } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"] }));
+        assert.ok(passes.length > 5, "axe looked at nothing");
+        assert.deepEqual(violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`)), []);
+        assert.deepEqual(wrong, []);
+        await context.close();
+      });
+    }
+  }
+}
+
+test("the river opens while nodes leave, is read by keys, stands still and shows as a table", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await openNodes("/nodes");
+  await page.waitForSelector(".phases li");
+  assert.match((await page.textContent(".phases")) ?? "", /n3 leaves, 3,000 at 50\/s.+n1 is leaving/);
+  assert.match((await page.textContent(".figures")) ?? "", /Have moved3,\d\d\din 8 min/);
+  assert.equal(await page.evaluate(() => document.querySelector(".river-box")?.clientHeight), 392);
+  const drawn = () => page.evaluate(() => {
+    const canvas = document.querySelector(".river-box canvas");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.filter((value, index) => index % 4 === 3 && value > 0).length / (data.length / 4);
+  });
+  assert.ok((await drawn()) > 0.5, "the picture is empty");
+  await page.focus(".river-box");
+  await page.keyboard.press("Home");
+  const value = () => page.getAttribute(".river-box", "aria-valuetext");
+  assert.match((await value()) ?? "", /: n1 3,000, n2 3,000, n3 3,000$/);
+  for (let step = 0; step < 4; step += 1) await page.keyboard.press("PageDown");
+  assert.match((await value()) ?? "", /n3 to n1 25, n3 to n2 25/);
+  await page.waitForSelector(".river-read >> text=n3 to n1 25");
+  await page.keyboard.press("p");
+  await page.waitForSelector("text=Go on");
+  await page.click("text=Less");
+  assert.equal(await page.evaluate(() => document.querySelector(".river-box")?.clientHeight), 120);
+  await page.click("text=Show as table");
+  assert.match((await page.textContent(".river-table")) ?? "", /n3 to n1 750, n3 to n2 750/);
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("partitions are reached by arrow keys, and those that change hands are divided", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await openNodes("/nodes");
+  await page.waitForSelector(".cell.divided");
+  await page.focus(".cell[tabindex='0']");
+  await page.keyboard.press("ArrowRight");
+  assert.match((await page.textContent(".partition-words")) ?? "", /^Partition 3, n1, on its way to n2: nothing waits\.$/);
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("Home");
+  assert.match((await page.textContent(".partition-words")) ?? "", /^Partition 2, n3: 640 records wait, the oldest for 1\.2 s\.$/);
+  assert.equal(await page.$$eval(".cell[tabindex='0']", (list) => list.length), 1);
+  await page.click("text=By number");
+  await until(page, () => document.querySelectorAll(".owner").length === 1);
+  assert.equal(new URL(page.url()).search, "?partitions=number");
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("the weight of another node is set through that of the page, and each action can be copied", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await openNodes("/nodes");
+  const asked = [];
+  await page.route("**/v1/dev/forward", (route) => {
+    asked.push(route.request().postDataJSON());
+    return route.fulfill({ contentType: "application/json", body: "{}" });
+  });
+  await page.click("[aria-label='More for n2']");
+  await until(page, () => document.activeElement?.textContent === "Weight and share");
+  await page.keyboard.press("Escape");
+  await until(page, () => document.querySelector(":popover-open") === null);
+  await page.click("[aria-label='More for n2']");
+  assert.match((await page.textContent(":popover-open")) ?? "", /draining as curl.+calling off as curl.+weight as curl/);
+  await page.click("text=Weight and share");
+  await page.fill("dialog[open] input >> nth=0", "many");
+  assert.equal(await page.isDisabled("dialog[open] >> text=Set"), true);
+  await page.fill("dialog[open] input >> nth=0", "0");
+  await page.waitForSelector("dialog[open] >> text=n2 gets no new clients");
+  await page.fill("dialog[open] input >> nth=0", "50");
+  await page.fill("dialog[open] input >> nth=1", "10");
+  await page.click("dialog[open] >> text=Set");
+  await until(page, () => document.querySelector("dialog[open]") === null);
+  assert.deepEqual(asked, [{ node: "n2", method: "POST", path: "/v1/weight", body: { weight: 50, share: 10 } }]);
+  assert.deepEqual(wrong, []);
+  await context.close();
+});

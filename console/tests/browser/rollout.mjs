@@ -1,0 +1,51 @@
+// A cluster that a test makes up: three nodes of 3,000 clients each, of which one has left and come back, and one leaves now.
+
+const FIELDS = ["clients", "slowCloses", "ackP99Us", "drainPhase"];
+const NAMES = ["n1", "n2", "n3"];
+
+/** Counts, moves and nodes of the last ten minutes, by the second in which they end. */
+export function rollout(end) {
+  const rows = { n1: [], n2: [], n3: [] };
+  const flows = [];
+  const have = { n1: 3000, n2: 3000, n3: 3000 };
+  const hand = (from, to, count, list) => {
+    have[from] -= count;
+    have[to] += count;
+    list.push([from, to, count]);
+  };
+  for (let second = -600; second <= 0; second += 1) {
+    const list = [];
+    const [n3Leaves, n1Leaves] = [second >= -400 && second < -340, second >= -20];
+    if (n3Leaves) for (const to of ["n1", "n2"]) hand("n3", to, 25, list);
+    if (n1Leaves) for (const to of ["n2", "n3"]) hand("n1", to, 25, list);
+    flows.push([(end + second) * 1000, list]);
+    for (const name of NAMES) {
+      if (name === "n3" && second > -338 && second <= -300) continue;
+      const phase = (name === "n3" && second >= -400 && second <= -338) || (name === "n1" && n1Leaves) ? 3 : 0;
+      rows[name].push([(end + second) * 1000 + 100, have[name], 0, 4200, phase]);
+    }
+  }
+  const nodes = NAMES.map((node, index) => ({
+    node, boot: node, self: index === 0, state: index === 0 ? "draining" : "ready", lease: "live", conns: have[node], capacity: 20_000,
+    owns: Array.from({ length: 64 }, (_, partition) => partition).filter((partition) => partition % 3 === index || (index === 1 && partition === 3)),
+    version: "0.2.0", weight: 100, share: null, zone: "", drain: index === 0 ? { phase: "draining", from: 4500, left: have.n1, unnoticed: 0, rate: 50, forMs: 20_000 } : null,
+    stands: [{ partition: index, position: 0, end: 0, behindRecords: index === 2 ? 640 : 0, behindMs: index === 2 ? 1200 : 0, behindBytes: 0 }],
+  }));
+  return { rows, flows, nodes };
+}
+
+/** Makes the page of a node read that cluster. */
+export async function pretend(page, { rows, flows, nodes }) {
+  const event = (name, data) => `event: ${name}\ndata: ${JSON.stringify(data)}\n\n`;
+  const json = (body) => ({ contentType: "application/json", body: JSON.stringify(body) });
+  const stream = event("start", { everyMs: 1000, keepMs: 900_000, fields: FIELDS }) + NAMES.map((node) => event("past", { node, rows: rows[node] })).join("");
+  await page.route("**/v1/stats/stream", (route) => route.fulfill({ contentType: "text/event-stream", body: stream }));
+  await page.route("**/v1/flows?*", (route) => route.fulfill(json({ everyMs: 1000, keepMs: 900_000, nowMs: flows.at(-1)[0], rows: flows, silent: [] })));
+  await page.route("**/v1/nodes", (route) => route.fulfill(json({ nodes, partitions: 64, archiveBehind: [], stale: false })));
+  await page.route("**/v1/console", async (route) => {
+    const response = await route.fetch();
+    const own = await response.json();
+    const peers = ["n2", "n3"].map((node) => ({ node, ws: [], admin: "http://127.0.0.1:1" }));
+    await route.fulfill({ response, json: { ...own, node: "n1", nodes: 3, peers, features: [...new Set([...own.features, "stats", "flows", "forward"])] } });
+  });
+}
