@@ -153,7 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return remove(args, &directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
-    let Run { history, counts, database } = runtime.block_on(async {
+    let Run { history, counts, libraries, database } = runtime.block_on(async {
         match &args.cluster {
             Some(list) => Box::pin(drive_cluster(args, list, seed, &directory)).await,
             None => Box::pin(drive_node(args, seed, &directory)).await,
@@ -164,7 +164,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         write_history(&history, file)?;
     }
     let report = checker::check(&history, Budget::default());
-    let row = result(args, seed, &report, &counts);
+    let mut row = result(args, seed, &report, &counts);
+    if !libraries.is_null() {
+        row["libraries"] = libraries;
+    }
     println!("{row}");
     if let Some(file) = &args.result {
         append(&row, file)?;
@@ -187,6 +190,8 @@ struct Run {
     history: History,
     /// Number of faults of each kind.
     counts: [u64; 3],
+    /// Counts of the devices with a library; null without any.
+    libraries: Value,
     /// The database of the nodes; `None` for a single node.
     database: Option<String>,
 }
@@ -214,6 +219,7 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let recorder = Arc::new(Recorder::new());
     let (users, rate) = args.load();
     let libraries = Libraries::start(&args.adapters).await?;
+    let names = libraries.names();
     let mut world = World::new(users, rate, vec![proxy.address], key, Arc::clone(&recorder));
     world.hand_over(libraries.len(), args.adapter_devices);
     let world = Arc::new(world);
@@ -237,7 +243,8 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let mut history = recorder.take();
     rows::read(&node_store::open(directory)?, &world.users(), &mut history).await?;
     library::name_messages(&mut history);
-    Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], database: None })
+    let libraries = library::summary(&history, &names);
+    Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], libraries, database: None })
 }
 
 /// Runs several nodes, and reads the log from Postgres at the end.
@@ -251,6 +258,7 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let client_addresses = cluster.nodes.iter().map(|node| node.client_proxy.address).collect();
     let (users, rate) = args.load();
     let libraries = Libraries::start(&args.adapters).await?;
+    let names = libraries.names();
     let mut world =
         World::new(users, rate, client_addresses, cluster.key().to_vec(), Arc::clone(&recorder));
     world.hand_over(libraries.len(), args.adapter_devices);
@@ -277,7 +285,8 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
     rows::read(&store, &world.users(), &mut history).await?;
     library::name_messages(&mut history);
-    Ok(Run { history, counts, database: Some(cluster.database) })
+    let libraries = library::summary(&history, &names);
+    Ok(Run { history, counts, libraries, database: Some(cluster.database) })
 }
 
 /// Returns a row of `docs/results/`.

@@ -7,6 +7,7 @@
 mod end_check;
 mod machine;
 mod message_names;
+mod summary;
 
 use std::{
     collections::HashMap,
@@ -24,7 +25,7 @@ use tokio::{
 };
 
 use self::machine::LibraryClient;
-pub(super) use self::message_names::name_messages;
+pub(super) use self::{message_names::name_messages, summary::summary};
 use super::world::World;
 use crate::{
     adapter::{AdapterProcess, Commands, Description, Events},
@@ -36,6 +37,9 @@ const EVENTS_MAX: usize = 4_096;
 
 /// How long the token of a device is valid: longer than any run.
 const TOKEN_TIME: Duration = Duration::from_secs(7 * 86_400);
+
+/// Heartbeat of the clients.
+const HEARTBEAT_MS: u64 = 5_000;
 
 /// Senders of events by the name of the client.
 type Routes = Arc<Mutex<HashMap<String, mpsc::Sender<Value>>>>;
@@ -52,9 +56,11 @@ struct Library {
     routes: Routes,
 }
 
-/// Connection of a device to its adapter. The adapter drops the client when this is dropped.
+/// Connection of a device to its adapter, which drops the device's clients with it.
 pub(super) struct Link {
     name: String,
+    /// Name of the present client.
+    client: String,
     commands: Commands,
     events: mpsc::Receiver<Value>,
     description: Description,
@@ -78,13 +84,19 @@ impl Libraries {
         self.0.len()
     }
 
+    /// Returns the names of the libraries, with their versions.
+    pub(super) fn names(&self) -> Vec<String> {
+        let name = |it: &Library| format!("{} {}", it.description.name, it.description.version);
+        self.0.iter().map(name).collect()
+    }
+
     /// Returns the connection of a device to an adapter.
     pub(super) fn link(&self, nth: usize, name: &str) -> Option<Link> {
         let library = self.0.get(nth)?;
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         library.routes.lock().insert(name.to_owned(), sender);
         let (commands, description) = (library.process.commands().clone(), library.description.clone());
-        Some(Link { name: name.to_owned(), commands, events, description })
+        Some(Link { name: name.to_owned(), client: String::new(), commands, events, description })
     }
 
     /// Begins to hand over events. An adapter that ends by itself fails the run.
@@ -114,7 +126,9 @@ impl Libraries {
 
 async fn hand_over(mut events: Events, routes: &Routes) -> anyhow::Result<()> {
     while let Some(event) = events.next().await? {
-        let route = event["client"].as_str().and_then(|name| routes.lock().get(name).cloned());
+        // A device has a client for each of its runs.
+        let device = event["client"].as_str().and_then(|name| name.split('/').next());
+        let route = device.and_then(|name| routes.lock().get(name).cloned());
         if let Some(route) = route {
             // A device that has left receives nothing more.
             route.send(event).await.ok();
@@ -125,22 +139,16 @@ async fn hand_over(mut events: Events, routes: &Routes) -> anyhow::Result<()> {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.commands.send(&json!({"do": "drop", "client": self.name})).ok();
+        self.commands.send(&json!({"do": "drop", "client": self.client})).ok();
     }
 }
 
 /// Drives a device until it is aborted, or until its adapter has ended.
 pub(super) async fn run(world: Arc<World>, index: usize, seed: u64, mut link: Link) {
-    let mut client = LibraryClient::new(
-        world.clients[index].profile.clone(),
-        &link.name,
-        &link.description.can,
-        world.next_session(),
-        seed,
-    );
-    if let Err(why) = link.commands.send(&connect(&world, index, &client, &link)) {
-        return world.fail(why);
-    }
+    let connect = connect(&world, index, &link);
+    let application = world.next_session();
+    let profile = world.clients[index].profile.clone();
+    let mut client = LibraryClient::new(profile, &link.description.can, connect, application, seed);
     let mut tick = interval(TICK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -156,6 +164,7 @@ pub(super) async fn run(world: Arc<World>, index: usize, seed: u64, mut link: Li
             world.recorder.add(event);
         }
         publish(&world, index, &client);
+        client.name().clone_into(&mut link.client);
         for command in client.take_commands() {
             if let Err(why) = link.commands.send(&command) {
                 return world.fail(why);
@@ -168,7 +177,7 @@ pub(super) async fn run(world: Arc<World>, index: usize, seed: u64, mut link: Li
 }
 
 /// Returns the command that creates the client, with all addresses of nodes; each device begins with another one.
-fn connect(world: &World, index: usize, client: &LibraryClient, link: &Link) -> Value {
+fn connect(world: &World, index: usize, link: &Link) -> Value {
     let profile = &world.clients[index].profile;
     let transport = &link.description.transports[index % link.description.transports.len()];
     let (scheme, framing) = transport.split_once('-').unwrap_or((transport, "json"));
@@ -185,7 +194,8 @@ fn connect(world: &World, index: usize, client: &LibraryClient, link: &Link) -> 
         "user": profile.user,
         "device": profile.device,
         "tokens": [token],
-        "options": {"chain": client.is_chained(), "history": "all"},
+        // A connection that is frozen for ever is noticed soon, and so is a push that was lost between two nodes.
+        "options": {"history": "all", "settings": {"heartbeatMs": HEARTBEAT_MS}},
     })
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tidegate_protocol::Code;
 
 /// Time for everything to be shown. After it the checker names what is missing.
-const SHOW_TIME: Duration = Duration::from_secs(20);
+const SHOW_TIME: Duration = Duration::from_secs(15);
 
 /// Entries of one page.
 const PAGE: u32 = 200;

@@ -1,5 +1,8 @@
 //! A device whose client is a library: a pure machine that turns the run into commands for the adapter, and the adapter's
 //! events into events of the history.
+//!
+//! Where the library can keep its outbox in a store, the device crashes now and then: its client is dropped without a
+//! trace, and the next one goes on from the store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,33 +23,55 @@ use crate::{
 const READS: u32 = 10;
 const OLD: u32 = 20;
 
+/// Ticks in which a device crashes, per ten thousand.
+const CRASHES: u32 = 4;
+
+/// Time for the answers to what a crash left in the store, once nothing new is sent. A command that a crash overtook has
+/// none.
+const RESTORE_TIME: Duration = Duration::from_secs(5);
+
 /// Ability of an adapter whose library reports the entries of a conversation in the order of their seqs.
 const ORDERED: &str = "ordered";
+/// Abilities of an adapter that has stores, and the command `sync`.
+const STORE: &str = "store";
+const SYNC: &str = "sync";
 
 /// A command that is not answered.
 enum Asked {
     Send { cid: String, place: String },
     Read { conv: String, seq: u64 },
+    Sync,
     Pull { conv: String },
 }
 
 /// A device whose client is a library.
 pub(super) struct LibraryClient {
     profile: Profile,
-    name: String,
     rng: StdRng,
+    /// Command that creates a client, without its name.
+    connect: Value,
+    /// Number of crashes so far, which is part of the name of the client.
+    crashes: u64,
     /// Number that stands for the application over all connections: its sends and what it is shown have one order.
     application: u64,
     /// Number of the present connection.
     connection: Option<u64>,
     is_chained: bool,
     is_ordered: bool,
+    has_store: bool,
+    has_sync: bool,
     next_message: u64,
     next_command: u64,
     asked: BTreeMap<String, Asked>,
+    /// Sends that a crash left without an answer, by the label of their command.
+    left: BTreeMap<String, String>,
+    /// Number of these sends whose answer is outstanding, and the time until which it is waited for.
+    unresolved: usize,
+    resolve_until: Option<Duration>,
+    is_resolved: bool,
     shown: BTreeMap<String, BTreeSet<u64>>,
-    /// Hashes of the texts that the device has sent.
-    own: BTreeSet<u64>,
+    /// Messages that the device has sent, by the hashes of their texts.
+    own: BTreeMap<u64, String>,
     /// Messages that the device may compose.
     credit: f64,
     is_marked: bool,
@@ -59,19 +84,38 @@ pub(super) struct LibraryClient {
 
 impl LibraryClient {
     /// Creates a device that has sent nothing yet, over an adapter with these abilities.
-    pub(super) fn new(profile: Profile, name: &str, can: &[String], application: u64, seed: u64) -> Self {
+    pub(super) fn new(
+        profile: Profile,
+        can: &[String],
+        mut connect: Value,
+        application: u64,
+        seed: u64,
+    ) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        Self {
-            name: name.to_owned(),
+        let can = |ability: &str| can.iter().any(|it| it == ability);
+        let is_chained = rng.random_ratio(2, 3);
+        connect["options"]["chain"] = is_chained.into();
+        if can(STORE) {
+            connect["options"]["store"] = connect["client"].clone();
+        }
+        let mut client = Self {
+            connect,
+            crashes: 0,
             application,
             connection: None,
-            is_chained: rng.random_ratio(2, 3),
-            is_ordered: can.iter().any(|it| it == ORDERED),
+            is_chained,
+            is_ordered: can(ORDERED),
+            has_store: can(STORE),
+            has_sync: can(SYNC),
             next_message: 0,
             next_command: 0,
             asked: BTreeMap::new(),
+            left: BTreeMap::new(),
+            unresolved: 0,
+            resolve_until: None,
+            is_resolved: false,
             shown: BTreeMap::new(),
-            own: BTreeSet::new(),
+            own: BTreeMap::new(),
             credit: 0.0,
             is_marked: false,
             end_check: None,
@@ -81,17 +125,28 @@ impl LibraryClient {
             failure: None,
             profile,
             rng,
-        }
+        };
+        client.start();
+        client
     }
 
-    /// Returns whether all messages are chained.
-    pub(super) fn is_chained(&self) -> bool {
-        self.is_chained
+    /// Returns the name of the present client: that of the device, and a number.
+    pub(super) fn name(&self) -> String {
+        format!("{}/{}", self.connect["client"].as_str().unwrap_or_default(), self.crashes)
+    }
+
+    fn start(&mut self) {
+        let mut connect = self.connect.clone();
+        connect["client"] = self.name().into();
+        self.commands.push(connect);
     }
 
     /// Returns the number of answers that the device waits for; `usize::MAX` if it is not logged in.
     pub(super) fn waiting(&self) -> usize {
-        if self.connection.is_none() { usize::MAX } else { self.asked.len() }
+        if self.connection.is_none() {
+            return usize::MAX;
+        }
+        self.asked.len() + if self.is_resolved { 0 } else { self.unresolved }
     }
 
     /// Returns whether the device has sent its markers.
@@ -122,6 +177,9 @@ impl LibraryClient {
     /// Adds the commands of a tick.
     pub(super) fn tick(&mut self, now: Duration, phase: Phase, session: impl FnMut() -> u64) {
         self.credit += TICK_INTERVAL.as_secs_f64() / self.profile.pace.as_secs_f64();
+        if phase != Phase::Talk {
+            self.is_resolved |= now > *self.resolve_until.get_or_insert(now + RESTORE_TIME);
+        }
         match phase {
             Phase::Talk => self.talk(session),
             Phase::Mark if !self.is_marked => {
@@ -148,6 +206,25 @@ impl LibraryClient {
         if self.connection.is_some() && self.rng.random_ratio(READS, 1_000) {
             self.read();
         }
+        if self.has_store && self.rng.random_ratio(CRASHES, 10_000) {
+            self.crash();
+        }
+    }
+
+    /// Drops the client, and starts the next one from its store.
+    fn crash(&mut self) {
+        if let Some(session) = self.connection.take() {
+            self.events.push(HistoryEvent::Close { session, code: 0 });
+        }
+        for (label, asked) in mem::take(&mut self.asked) {
+            if let Asked::Send { cid, .. } = asked {
+                self.unresolved += 1;
+                self.left.insert(label, cid);
+            }
+        }
+        self.commands.push(json!({"do": "drop", "client": self.name()}));
+        self.crashes += 1;
+        self.start();
     }
 
     fn send(&mut self, place: String, mut session: impl FnMut() -> u64) {
@@ -155,7 +232,7 @@ impl LibraryClient {
         self.next_message += 1;
         let text = text_of(&cid);
         let body = text_hash(&text);
-        self.own.insert(body);
+        self.own.insert(body, cid.clone());
         self.events.push(HistoryEvent::SendInv {
             user: self.profile.user.clone(),
             device: self.profile.device.clone(),
@@ -188,11 +265,15 @@ impl LibraryClient {
     fn check(&mut self, now: Duration) {
         let mut convs: BTreeSet<String> = self.shown.keys().cloned().collect();
         convs.extend(self.profile.places.iter().cloned());
+        let is_first = self.end_check.is_none();
         let check = self.end_check.get_or_insert_with(|| EndCheck::new(convs, now));
         if !self.asked.is_empty() {
             return;
         }
-        if let Some((conv, pull)) = check.next_pull() {
+        if is_first && self.has_sync {
+            self.events.push(HistoryEvent::SyncInv { session: self.application });
+            self.ask("sync", json!({}), Asked::Sync);
+        } else if let Some((conv, pull)) = check.next_pull() {
             self.ask("pull", pull, Asked::Pull { conv });
         } else if check.is_over(now, &self.shown) {
             self.is_complete = true;
@@ -212,7 +293,7 @@ impl LibraryClient {
         let label = format!("{what}{}", self.next_command);
         self.next_command += 1;
         command["do"] = what.into();
-        command["client"] = self.name.as_str().into();
+        command["client"] = self.name().into();
         command["as"] = label.as_str().into();
         self.asked.insert(label, asked);
         self.commands.push(command);
@@ -232,6 +313,7 @@ impl LibraryClient {
                 self.show(conv(), seq, Some(cid), body(event));
             }
             "change" => self.show(conv(), seq, None, 0),
+            "conversation" => self.state(event, conv()),
             "receipt" => {
                 let user = self.profile.user.clone();
                 self.events.push(HistoryEvent::ReadOk { user, conv: conv(), seq });
@@ -241,7 +323,22 @@ impl LibraryClient {
         }
     }
 
+    /// Records the state of a conversation while the device waits for the answer to its `sync`: it can't know when the
+    /// library asked for other states.
+    fn state(&mut self, event: &Value, conv: String) {
+        if !self.asked.values().any(|asked| matches!(asked, Asked::Sync)) {
+            return;
+        }
+        let number = |name: &str| event[name].as_u64().unwrap_or_default();
+        let (max, read, unread) = (number("maxSeq"), number("readSeq"), number("unread"));
+        let (user, session) = (self.profile.user.clone(), self.application);
+        self.events.push(HistoryEvent::State { user, session, conv, max, read, unread });
+    }
+
     fn connected(&mut self, event: &Value, mut session: impl FnMut() -> u64) {
+        if event["client"] != *self.name() {
+            return;
+        }
         let state = event["state"].as_str().unwrap_or_default();
         if state != "connecting"
             && let Some(session) = self.connection.take()
@@ -264,16 +361,34 @@ impl LibraryClient {
     /// Takes the command that an event answers.
     fn answered(&mut self, event: &Value) -> Option<Asked> {
         let asked = self.asked.remove(event["as"].as_str().unwrap_or_default());
-        if asked.is_none() {
+        // The answer to a read may come right after a crash.
+        if asked.is_none() && event["client"] == *self.name() {
             self.failure = Some(format!("answers what is answered or was not asked: {event}"));
         }
         asked
     }
 
+    /// Returns the message that was sent before a crash and that an event answers: its promise was settled just before
+    /// the crash, or the next client has it from the store.
+    fn answered_late(&mut self, event: &Value) -> Option<String> {
+        let cid = match event["as"].as_str() {
+            Some(label) => self.left.remove(label)?,
+            None => match self.own.get(&body(event)) {
+                Some(cid) => cid.clone(),
+                None => event["msgId"].as_str()?.to_owned(),
+            },
+        };
+        self.unresolved = self.unresolved.saturating_sub(1);
+        Some(cid)
+    }
+
     fn sent(&mut self, event: &Value, seq: u64) {
+        let duplicate = event["duplicate"].as_bool().unwrap_or_default();
+        if let Some(cid) = self.answered_late(event) {
+            return self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
+        }
         match self.answered(event) {
             Some(Asked::Send { cid, place }) if event["conversation"] == *place => {
-                let duplicate = event["duplicate"].as_bool().unwrap_or_default();
                 self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
             }
             Some(_) => self.failure = Some(format!("sent elsewhere: {event}")),
@@ -283,6 +398,9 @@ impl LibraryClient {
 
     fn failed(&mut self, event: &Value) {
         let code = u16::try_from(event["code"].as_u64().unwrap_or_default()).unwrap_or(u16::MAX);
+        if let Some(cid) = self.answered_late(event) {
+            return self.events.push(HistoryEvent::SendFail { cid, code });
+        }
         match self.answered(event) {
             Some(Asked::Send { cid, .. }) => self.events.push(HistoryEvent::SendFail { cid, code }),
             Some(Asked::Pull { conv }) => {
@@ -291,7 +409,7 @@ impl LibraryClient {
                 }
             }
             // A read that is refused, or not answered, may have moved the mark or not.
-            Some(Asked::Read { .. }) | None => {}
+            Some(Asked::Read { .. } | Asked::Sync) | None => {}
         }
     }
 
@@ -303,7 +421,7 @@ impl LibraryClient {
             }
             Some(Asked::Pull { conv }) => self.pulled(&conv, &event["page"]),
             Some(Asked::Send { .. }) => self.failure = Some(format!("no seq: {event}")),
-            None => {}
+            Some(Asked::Sync) | None => {}
         }
     }
 
@@ -312,7 +430,7 @@ impl LibraryClient {
             let seq = push["seq"].as_u64().unwrap_or_default();
             let cid = push["event"].is_null().then(|| push["msgId"].as_str().unwrap_or_default().to_owned());
             let body = body(push);
-            if let Some(check) = self.end_check.as_mut().filter(|_| !self.own.contains(&body)) {
+            if let Some(check) = self.end_check.as_mut().filter(|_| !self.own.contains_key(&body)) {
                 check.expect(conv, seq);
             }
             let (device, conv) = (self.history_device(), conv.to_owned());

@@ -8,6 +8,11 @@ use crate::checker::{History, HistoryEvent, Id};
 /// Beginning of the names; no other name begins with it.
 const PREFIX: &str = "library";
 
+/// Returns whether a name is that of a message that a library sent.
+pub(super) fn is_label(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
 /// Returns the name of a message in a history.
 pub(super) fn label(device: usize, number: u64) -> String {
     format!("{PREFIX}{device}.{number}")
@@ -19,15 +24,25 @@ pub(in crate::chaos) fn name_messages(history: &mut History) {
     let mut names: HashMap<u64, Id> = HashMap::new();
     for stamped in &history.events {
         if let HistoryEvent::SendInv { cid, body, .. } = stamped.event
-            && history.name(cid).starts_with(PREFIX)
+            && is_label(history.name(cid))
         {
             names.insert(body, cid);
         }
     }
+    let mut by_id: HashMap<Id, Id> = HashMap::new();
     for stamped in &mut history.events {
         if let HistoryEvent::Recv { cid: Some(cid), body, .. } | HistoryEvent::LogMessage { cid, body, .. } =
             &mut stamped.event
             && let Some(name) = names.get(body)
+        {
+            by_id.insert(*cid, *name);
+            *cid = *name;
+        }
+    }
+    // The answer to a message from a store names it by its id.
+    for stamped in &mut history.events {
+        if let HistoryEvent::SendOk { cid, .. } = &mut stamped.event
+            && let Some(name) = by_id.get(cid)
         {
             *cid = *name;
         }
