@@ -9,6 +9,9 @@ mod machine;
 mod message_names;
 mod summary;
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::Ordering},
