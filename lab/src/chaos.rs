@@ -259,8 +259,7 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let (users, rate) = args.load();
     let libraries = Libraries::start(&args.adapters).await?;
     let names = libraries.names();
-    let mut world =
-        World::new(users, rate, client_addresses, cluster.key().to_vec(), Arc::clone(&recorder));
+    let mut world = World::new(users, rate, client_addresses, cluster.key().to_vec(), Arc::clone(&recorder));
     world.hand_over(libraries.len(), args.adapter_devices);
     let world = Arc::new(world);
     for (nth, node) in cluster.nodes.iter().enumerate() {

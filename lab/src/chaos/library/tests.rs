@@ -75,8 +75,7 @@ fn message_in_flight_at_a_crash_is_waited_for_and_named_by_its_id() {
     hear(&mut client, &json!({"event": "state", "client": "device3/1", "state": "live"}));
     let waiting = client.waiting();
     assert!(waiting > 0);
-    let sent =
-        json!({"event": "sent", "client": "device3/1", "conversation": CONV, "msgId": "m9", "seq": 4});
+    let sent = json!({"event": "sent", "client": "device3/1", "conversation": CONV, "msgId": "m9", "seq": 4});
     hear(&mut client, &sent);
     assert_eq!(client.waiting(), waiting - 1);
     assert!(is_sent(&client.take_events(), "m9"));
