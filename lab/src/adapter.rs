@@ -39,7 +39,7 @@ pub(crate) struct Description {
 pub(crate) struct Commands(mpsc::Sender<String>);
 
 /// Events of an adapter.
-pub(crate) struct Events {
+pub(crate) struct AdapterEvents {
     stdout: BufReader<ChildStdout>,
     line: String,
 }
@@ -59,7 +59,7 @@ impl Commands {
     }
 }
 
-impl Events {
+impl AdapterEvents {
     /// Returns the next event; `None` at the end of the adapter's stdout.
     pub(crate) async fn next(&mut self) -> Result<Option<Value>> {
         loop {
@@ -78,7 +78,7 @@ impl Events {
 
 impl AdapterProcess {
     /// Starts the command, and asks what it is.
-    pub(crate) async fn start(command: &str) -> Result<(Self, Events, Description)> {
+    pub(crate) async fn start(command: &str) -> Result<(Self, AdapterEvents, Description)> {
         let mut child = Command::new("sh")
             .args(["-c", &format!("exec {command}")])
             .stdin(Stdio::piped())
@@ -107,7 +107,7 @@ impl AdapterProcess {
             }
         });
         let commands = Commands(commands);
-        Ok((Self { child, commands }, Events { stdout, line }, description))
+        Ok((Self { child, commands }, AdapterEvents { stdout, line }, description))
     }
 
     /// Returns a sender of commands. The adapter's stdin stays open as long as one exists.

@@ -31,7 +31,7 @@ use self::machine::LibraryClient;
 pub(super) use self::{message_names::name_messages, summary::summary};
 use super::world::World;
 use crate::{
-    adapter::{AdapterProcess, Commands, Description, Events},
+    adapter::{AdapterEvents, AdapterProcess, Commands, Description},
     person::TICK_INTERVAL,
 };
 
@@ -55,7 +55,7 @@ struct Library {
     process: AdapterProcess,
     description: Description,
     /// Events until [`Libraries::link`] routes them.
-    events: Option<Events>,
+    events: Option<AdapterEvents>,
     routes: Routes,
 }
 
@@ -127,7 +127,7 @@ impl Libraries {
     }
 }
 
-async fn hand_over(mut events: Events, routes: &Routes) -> anyhow::Result<()> {
+async fn hand_over(mut events: AdapterEvents, routes: &Routes) -> anyhow::Result<()> {
     while let Some(event) = events.next().await? {
         // A device has a client for each of its runs.
         let device = event["client"].as_str().and_then(|name| name.split('/').next());

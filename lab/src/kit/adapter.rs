@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::board::{Board, EventLog};
 pub(super) use crate::adapter::Description;
-use crate::adapter::{AdapterProcess, Events};
+use crate::adapter::{AdapterEvents, AdapterProcess};
 
 type Boards = Arc<Mutex<HashMap<usize, Arc<Board>>>>;
 
@@ -51,7 +51,7 @@ impl Adapter {
     }
 }
 
-async fn read_events(mut events: Events, boards: Boards) {
+async fn read_events(mut events: AdapterEvents, boards: Boards) {
     let reason = loop {
         let event = match events.next().await {
             Ok(Some(event)) => event,
