@@ -48,9 +48,11 @@ pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String
 const ONE_BROKER: &[&str] = &["kafka", "redis7", "postgres"];
 const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgres"];
 
-/// Runs the step `cluster`: three nodes over one broker.
+/// Runs the step `cluster`: three nodes over one broker; some devices have the TypeScript client.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_FAULTS_S, Some(shell.seed()?), &[])
+    let words = ["--adapter".to_owned(), web::adapter(shell, "cluster-client")?];
+    let apart = shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER);
+    cluster(&apart, CLUSTER_FAULTS_S, Some(shell.seed()?), &words)
 }
 
 /// Runs the step `brokers`: three brokers, one of which may break.
