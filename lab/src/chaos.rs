@@ -15,6 +15,7 @@ mod cluster;
 mod cluster_nemesis;
 mod drain;
 mod groups;
+mod library;
 mod nemesis;
 mod presence;
 mod process;
@@ -40,6 +41,7 @@ use time::OffsetDateTime;
 
 use self::{
     cluster::Cluster,
+    library::Libraries,
     process::{Clock, Process},
     record::Recorder,
     servers::Servers,
@@ -104,6 +106,12 @@ pub struct Args {
     /// The library libfaketimeMT.so.1, which shifts the clocks of nodes
     #[arg(long, value_name = "FILE", requires = "long")]
     faketime: Option<PathBuf>,
+    /// Command of an adapter whose client library takes part; may be repeated
+    #[arg(long = "adapter", value_name = "COMMAND", conflicts_with_all = ["drain", "rolling"])]
+    adapters: Vec<String>,
+    /// Devices of each adapter, instead of as many of the lab's own clients
+    #[arg(long, value_name = "DEVICES", requires = "adapters", default_value_t = 4)]
+    adapter_devices: usize,
     /// Directory for the node's data, which is kept; by default a temporary one, removed after a clean run
     #[arg(long)]
     directory: Option<PathBuf>,
@@ -145,7 +153,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return remove(args, &directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
-    let Run { history, counts, database } = runtime.block_on(async {
+    let Run { history, counts, libraries, database } = runtime.block_on(async {
         match &args.cluster {
             Some(list) => Box::pin(drive_cluster(args, list, seed, &directory)).await,
             None => Box::pin(drive_node(args, seed, &directory)).await,
@@ -156,7 +164,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         write_history(&history, file)?;
     }
     let report = checker::check(&history, Budget::default());
-    let row = result(args, seed, &report, &counts);
+    let mut row = result(args, seed, &report, &counts);
+    if !libraries.is_null() {
+        row["libraries"] = libraries;
+    }
     println!("{row}");
     if let Some(file) = &args.result {
         append(&row, file)?;
@@ -179,6 +190,8 @@ struct Run {
     history: History,
     /// Number of faults of each kind.
     counts: [u64; 3],
+    /// Counts of the devices with a library; null without any.
+    libraries: Value,
     /// The database of the nodes; `None` for a single node.
     database: Option<String>,
 }
@@ -205,11 +218,18 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let key = auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
     let (users, rate) = args.load();
-    let world = Arc::new(World::new(users, rate, vec![proxy.address], key, Arc::clone(&recorder)));
+    let libraries = Libraries::start(&args.adapters).await?;
+    let names = libraries.names();
+    let mut world = World::new(users, rate, vec![proxy.address], key, Arc::clone(&recorder));
+    world.hand_over(libraries.len(), args.adapter_devices);
+    let world = Arc::new(world);
     world.admin.set_address(0, process.admin);
-    let mut workload = Workload::begin(&world, &mut rng).await?;
+    let mut workload = Workload::begin(&world, libraries, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng).await?;
+    let counts = tokio::select! {
+        counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng) => counts?,
+        why = world.failed() => return Err(why),
+    };
     let rested = workload.rest(&world).await;
     // An acked message is on the disk in both cases.
     if rng.random() {
@@ -222,7 +242,9 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     rested?;
     let mut history = recorder.take();
     rows::read(&node_store::open(directory)?, &world.users(), &mut history).await?;
-    Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], database: None })
+    library::name_messages(&mut history);
+    let libraries = library::summary(&history, &names);
+    Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], libraries, database: None })
 }
 
 /// Runs several nodes, and reads the log from Postgres at the end.
@@ -235,14 +257,20 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let recorder = Arc::new(Recorder::new());
     let client_addresses = cluster.nodes.iter().map(|node| node.client_proxy.address).collect();
     let (users, rate) = args.load();
-    let world =
-        Arc::new(World::new(users, rate, client_addresses, cluster.key().to_vec(), Arc::clone(&recorder)));
+    let libraries = Libraries::start(&args.adapters).await?;
+    let names = libraries.names();
+    let mut world = World::new(users, rate, client_addresses, cluster.key().to_vec(), Arc::clone(&recorder));
+    world.hand_over(libraries.len(), args.adapter_devices);
+    let world = Arc::new(world);
     for (nth, node) in cluster.nodes.iter().enumerate() {
         world.admin.set_address(nth, node.process.admin);
     }
-    let mut workload = Workload::begin(&world, &mut rng).await?;
+    let mut workload = Workload::begin(&world, libraries, &mut rng).await?;
     let end = Instant::now() + Duration::from_secs(args.seconds);
-    let counts = cluster_nemesis::run(&world, &mut cluster, end, args.long, &mut rng).await?;
+    let counts = tokio::select! {
+        counts = cluster_nemesis::run(&world, &mut cluster, end, args.long, &mut rng) => counts?,
+        why = world.failed() => return Err(why),
+    };
     let rested = workload.rest(&world).await;
     drop(workload);
     cluster.stop(&mut rng).await?;
@@ -255,7 +283,9 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let config = Config::load(None, cluster.sets())?;
     let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
     rows::read(&store, &world.users(), &mut history).await?;
-    Ok(Run { history, counts, database: Some(cluster.database) })
+    library::name_messages(&mut history);
+    let libraries = library::summary(&history, &names);
+    Ok(Run { history, counts, libraries, database: Some(cluster.database) })
 }
 
 /// Returns a row of `docs/results/`.

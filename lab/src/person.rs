@@ -463,7 +463,7 @@ pub fn text_hash(text: &str) -> u64 {
 }
 
 /// Returns the text of a message: its id, with padding for some ids.
-fn text_of(cid: &str) -> String {
+pub(crate) fn text_of(cid: &str) -> String {
     let long = cid.len() % 3 * 40;
     format!("{cid} {:.>long$}", "")
 }

@@ -5,7 +5,7 @@ import { createDriver, memoryStores } from './driver.mjs';
 
 const transports = typeof globalThis.WebSocket === 'function' ? ['tcp-json', 'ws-json'] : ['tcp-json'];
 const emit = (event) => process.stdout.write(JSON.stringify(event) + '\n');
-const command = createDriver({ connect, makeStore: memoryStores(), emit, transports, can: ['random', 'store', 'online'] });
+const command = createDriver({ connect, makeStore: memoryStores(), emit, transports, can: ['random', 'store', 'online', 'ordered', 'sync'] });
 
 const lines = createInterface({ input: process.stdin });
 lines.on('line', (line) => line.trim() && command(JSON.parse(line)));

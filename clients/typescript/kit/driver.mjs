@@ -29,6 +29,7 @@ export function createDriver({ connect, makeStore, emit, transports, can }) {
       ...(options.store !== undefined ? { outbox: makeStore(options.store) } : {}),
       ...(options.tabs !== undefined ? { tabs: 'shared' } : {}),
     });
+    // `names` has the ids and the errors of sends whose promise was settled.
     const entry = { client, names: new Set(), over: false, stored: options.store !== undefined };
     clients.set(name, entry);
     listen(name, entry);
@@ -68,6 +69,10 @@ export function createDriver({ connect, makeStore, emit, transports, can }) {
     client.on('accepted', ({ conversation, msgId, seq, duplicate }) => {
       setTimeout(() => entry.names.has(msgId) || say('sent', { conversation, msgId, seq, duplicate }));
     });
+    client.on('failed', ({ msgId, content, error }) => {
+      const { code, name } = error;
+      setTimeout(() => entry.names.has(error) || say('failed', { msgId, code, name, content: contentOut(content) }));
+    });
   }
 
   const runs = {
@@ -82,6 +87,7 @@ export function createDriver({ connect, makeStore, emit, transports, can }) {
     hide: (client, { conversation, seqs }) => client.hide(conversation, seqs),
     leave: (client, { conversation, room }) => client.leave(conversation ?? (room.startsWith('r:') ? room : `r:${room}`)),
     join: (client, { room }) => client.join(room),
+    sync: (client) => client.sync(),
     signal: (client, { to, kind, content }) => client.signal(to, kind, content && contentIn(content)),
     async pull(client, { conversation, cursor, direction, limit, seqs, time }) {
       return { page: await client.pull(conversation, JSON.parse(JSON.stringify({ cursor, direction, limit, seqs, time }))) };
@@ -95,6 +101,7 @@ export function createDriver({ connect, makeStore, emit, transports, can }) {
       const result = await runs[what](entry.client, command, entry);
       if (!entry.over) emit({ event: 'done', client, as, ...result });
     } catch (error) {
+      entry.names.add(error);
       if (entry.over || (isEnd(error) && what !== 'signal')) return;
       emit({ event: 'failed', client, as, code: error.code ?? 0, name: error.name, temporary: error.temporary ?? false });
     }

@@ -61,14 +61,12 @@ export class Inbox {
   #rooms = new Map<string, Set<string>>();
   #fresh: boolean;
   #syncing = false;
-  #fromStart: boolean;
   #timers: Timers;
   #port: InboxPort;
 
-  /** Creates an inbox with known positions. `fresh` says that the device has none of the other conversations yet. */
-  constructor(positions: Readonly<Record<string, number>>, fresh: boolean, fromStart: boolean, timers: Timers, port: InboxPort) {
+  /** Creates an inbox with known positions. A `fresh` device begins each other conversation at what is new. */
+  constructor(positions: Readonly<Record<string, number>>, fresh: boolean, timers: Timers, port: InboxPort) {
     this.#fresh = fresh;
-    this.#fromStart = fromStart;
     this.#timers = timers;
     this.#port = port;
     for (const [conversation, seq] of Object.entries(positions)) if (conversation) this.#place(conversation).position = seq;
@@ -122,9 +120,8 @@ export class Inbox {
     const most = state.maxSeq ?? 0;
     if (place.position === undefined) {
       const held = Math.min(...place.held.keys());
-      const isNew = this.#fresh && !this.#fromStart;
-      place.position = isNew ? Math.max(Math.min(most, held - 1), 0) : Math.min(least, most);
-      if (isNew) place.floor = place.position;
+      place.position = this.#fresh ? Math.max(Math.min(most, held - 1), 0) : Math.min(least, most);
+      if (this.#fresh) place.floor = place.position;
       this.#port.moved(state.conversation, place.position);
     }
     for (const seq of [...place.held.keys()]) {

@@ -106,7 +106,7 @@ export class Session {
     });
     this.#requests = new Requests(this.timers, { write, frameId });
     this.rooms = new Rooms(this.#requests);
-    this.inbox = new Inbox(options.positions, options.fresh, options.fromStart, this.timers, {
+    this.inbox = new Inbox(options.positions, options.fresh && !options.fromStart, this.timers, {
       isOwn: (push) => !!push.msgId && this.outbox.has(push.msgId) && [undefined, push.sender].includes(this.feed.user),
       deliver: (push, own) => this.feed.deliver(push, own),
       moved: (conversation, seq) => port.moved(conversation, seq),

@@ -305,6 +305,20 @@ test('does not hand over the content of a message whose recall is known', () => 
   assert.deepEqual(machine.of('recall').map((it) => [it.seq, it.recalled]), [[2, 1]]);
 });
 
+test('begins at the start of a conversation, also if a push comes and the first sync is slow', () => {
+  const machine = new Machine({ fromStart: true });
+  machine.open();
+  machine.frame({ id: machine.frames('hello').at(-1).id, welcome: { session: 's1', node: 'n1', heartbeatMs: 30_000 } });
+  machine.push(2);
+  machine.tick(3000);
+  assert.deepEqual(machine.of('message'), [], 'the first message is missing');
+  const { id, pull } = machine.frames('pull').at(-1);
+  assert.equal(pull.cursor, 0);
+  const entry = (seq) => ({ conversation: KEY, seq, sender: 'bob', msgId: `b${seq}`, time: seq, content: { text: `t${seq}` } });
+  machine.frame({ id, page: { conversation: KEY, messages: [entry(1), entry(2)], completeTo: 2 } });
+  assert.deepEqual(machine.of('message').map((it) => it.seq), [1, 2]);
+});
+
 test('hands over a push that the state of the first sync covers', () => {
   const machine = new Machine();
   machine.login({}, [{ conversation: KEY, maxSeq: 5, minSeq: 1 }]);

@@ -10,7 +10,12 @@ use anyhow::{Context as _, anyhow};
 use rand::{RngExt as _, rngs::StdRng};
 use tokio::task::JoinHandle;
 
-use super::{client, groups, presence, world::World};
+use super::{
+    client, groups,
+    library::{self, Libraries},
+    presence,
+    world::{Device, World},
+};
 use crate::{checker::HistoryEvent, person::Phase};
 
 /// Time for everything to be quiet once all faults are healed.
@@ -23,17 +28,29 @@ const LEAVING: usize = 4;
 pub(super) struct Workload {
     clients: Vec<JoinHandle<()>>,
     changes: JoinHandle<anyhow::Result<()>>,
+    libraries: Libraries,
 }
 
 impl Workload {
     /// Creates the groups, then starts the clients.
-    pub(super) async fn begin(world: &Arc<World>, rng: &mut StdRng) -> anyhow::Result<Self> {
+    pub(super) async fn begin(
+        world: &Arc<World>,
+        mut libraries: Libraries,
+        rng: &mut StdRng,
+    ) -> anyhow::Result<Self> {
         groups::create(world).await?;
-        let clients = (0..world.clients.len())
-            .map(|index| tokio::spawn(client::run(Arc::clone(world), index, rng.random())))
-            .collect();
+        libraries.listen(world);
+        let start = |(index, device): (usize, &Device)| {
+            let (world, seed) = (Arc::clone(world), rng.random());
+            let link = device.library.and_then(|nth| libraries.link(nth, &format!("device{index}")));
+            match link {
+                Some(link) => tokio::spawn(library::run(world, index, seed, link)),
+                None => tokio::spawn(client::run(world, index, seed)),
+            }
+        };
+        let clients = world.clients.iter().enumerate().map(start).collect();
         let changes = tokio::spawn(groups::change(Arc::clone(world), rng.random()));
-        Ok(Self { clients, changes })
+        Ok(Self { clients, changes, libraries })
     }
 
     /// Waits until all clients have all answers, has them send their markers and check that they have everything, and
@@ -41,13 +58,29 @@ impl Workload {
     pub(super) async fn rest(&mut self, world: &World) -> anyhow::Result<()> {
         world.set_phase(Phase::Settle);
         (&mut self.changes).await.context("the administrator")??;
-        let rested = settle(world).await;
+        let rested = tokio::select! {
+            rested = settle(world) => rested,
+            why = world.failed() => return Err(why),
+        };
         let observed = match rested {
             Ok(()) => self.observe(world).await,
             Err(why) => Err(anyhow!("not converged after {CONVERGENCE_TIMEOUT:?}: {why}")),
         };
         world.recorder.seal();
-        observed
+        observed?;
+        self.end_libraries(world).await
+    }
+
+    /// Ends the libraries, whose adapters have to be there still.
+    async fn end_libraries(&mut self, world: &World) -> anyhow::Result<()> {
+        for (client, device) in self.clients.iter_mut().zip(&world.clients) {
+            if device.library.is_some() {
+                client.abort();
+                // A task that was aborted is no failure; one that ended by itself has reported why.
+                client.await.ok();
+            }
+        }
+        std::mem::take(&mut self.libraries).finish().await
     }
 
     /// Disconnects some devices, and asks all nodes for presence.

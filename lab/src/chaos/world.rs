@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::anyhow;
 use tidegate_protocol::{
     codec::Wire,
     id::{ConversationId, UserId},
@@ -46,6 +47,8 @@ pub(super) struct Device {
     pub(super) marked: AtomicBool,
     /// Whether it has reported that it has everything.
     pub(super) complete: AtomicBool,
+    /// Number of the adapter whose library is the client of this device; `None` for the lab's own client.
+    pub(super) library: Option<usize>,
 }
 
 impl Device {
@@ -72,6 +75,7 @@ pub(super) struct World {
     pub(super) admin: Admin,
     phase: watch::Sender<Phase>,
     sessions: AtomicU64,
+    failure: watch::Sender<Option<String>>,
 }
 
 impl World {
@@ -117,6 +121,7 @@ impl World {
                     waiting: AtomicUsize::new(usize::MAX),
                     marked: AtomicBool::new(false),
                     complete: AtomicBool::new(false),
+                    library: None,
                 });
             }
         }
@@ -124,7 +129,33 @@ impl World {
         clients.iter_mut().for_each(|client| client.profile.pace = pace);
         let phase = watch::Sender::new(Phase::Talk);
         let (admin, sessions) = (Admin::default(), AtomicU64::new(1));
-        Self { clients, groups, client_addresses, key, recorder, admin, phase, sessions }
+        let failure = watch::Sender::new(None);
+        Self { clients, groups, client_addresses, key, recorder, admin, phase, sessions, failure }
+    }
+
+    /// Makes libraries the clients of that many devices for each adapter, spread over all users.
+    pub(super) fn hand_over(&mut self, adapters: usize, devices: usize) {
+        let (all, handed) = (self.clients.len(), (adapters * devices).min(self.clients.len()));
+        for nth in 0..handed {
+            // From the end, where the devices of users with two devices are.
+            self.clients[all - 1 - nth * all / handed].library = Some(nth % adapters);
+        }
+    }
+
+    /// Ends the run with an error: what takes part in it has failed.
+    pub(super) fn fail(&self, why: String) {
+        self.failure.send_if_modified(|failure| {
+            let is_first = failure.is_none();
+            failure.get_or_insert(why);
+            is_first
+        });
+    }
+
+    /// Waits until the run has failed, and returns why.
+    pub(super) async fn failed(&self) -> anyhow::Error {
+        let mut failure = self.failure.subscribe();
+        let failure = failure.wait_for(Option::is_some).await;
+        anyhow!(failure.ok().and_then(|it| it.clone()).unwrap_or_default())
     }
 
     /// Returns the name of a node.

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use crate::{
     evidence, services,
     shell::{self, Shell},
+    steps::web,
     tools,
 };
 
@@ -19,10 +20,12 @@ const BROKERS_FAULTS_S: u64 = 60;
 /// Seconds of faults in the step cluster, without the start of its servers: most faults come twice.
 pub(crate) const CLUSTER_FAULTS_S: u64 = 100;
 
-/// Runs the step `chaos`, then plants losses into the history. Returns how many of them the checker found.
+/// Runs the step `chaos`, in which some devices have the TypeScript client, then plants losses into the history. Returns how
+/// many of them the checker found.
 pub(crate) fn short(shell: &Shell) -> anyhow::Result<usize> {
     let history = shell.scratch("chaos-history")?.join("history.jsonl");
-    let words = ["--history".to_owned(), history.display().to_string()];
+    let adapter = web::adapter(shell, "chaos-client")?;
+    let words = ["--history".to_owned(), history.display().to_string(), "--adapter".to_owned(), adapter];
     run(shell, SHORT_FAULTS_S, Some(shell.seed()?), &words)?;
     let lab = shell.built("tidegate-lab");
     let (named, _) = shell::output(shell.command(lab).args(["check", "--planted"]).arg(&history))?;
@@ -45,9 +48,11 @@ pub(crate) fn run(shell: &Shell, seconds: u64, seed: Option<u64>, more: &[String
 const ONE_BROKER: &[&str] = &["kafka", "redis7", "postgres"];
 const THREE_BROKERS: &[&str] = &["kafka", "kafka2", "kafka3", "redis7", "postgres"];
 
-/// Runs the step `cluster`: three nodes over one broker.
+/// Runs the step `cluster`: three nodes over one broker; some devices have the TypeScript client.
 pub(crate) fn cluster_short(shell: &Shell) -> anyhow::Result<()> {
-    cluster(&shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER), CLUSTER_FAULTS_S, Some(shell.seed()?), &[])
+    let words = ["--adapter".to_owned(), web::adapter(shell, "cluster-client")?];
+    let apart = shell.apart(shell::SERVICES_OF_CHAOS, ONE_BROKER);
+    cluster(&apart, CLUSTER_FAULTS_S, Some(shell.seed()?), &words)
 }
 
 /// Runs the step `brokers`: three brokers, one of which may break.

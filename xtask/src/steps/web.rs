@@ -1,6 +1,6 @@
 //! Steps `web` and `browser`: the TypeScript client and the console page, alone and against real nodes.
 
-use std::process::Command;
+use std::{fs::File, process::Command};
 
 use anyhow::{Context as _, ensure};
 
@@ -16,7 +16,7 @@ const CONSOLE: &str = "console";
 
 /// Tests of the client that need a node.
 const CLIENT_WITH_NODE: &[&str] =
-    &["test/node.test.mjs", "test/readme.test.mjs", "test/browser/tabs.test.mjs"];
+    &["test/node.test.mjs", "test/readme.test.mjs", "test/chaos.test.mjs", "test/browser/tabs.test.mjs"];
 /// Tests of the console in a browser, with a node and with a cluster.
 const CONSOLE_IN_BROWSER: &[&str] = &[
     "tests/browser/try.test.mjs",
@@ -73,6 +73,19 @@ fn built_page_is_committed(shell: &Shell) -> anyhow::Result<()> {
     let compared = shell::output(shell.command("diff").args(["--recursive", "--brief", &dist]).arg(&built));
     compared.with_context(|| format!("{dist} is not what its sources give; run its build and commit it"))?;
     Ok(())
+}
+
+/// Builds the client, and returns the command of its adapter in Node. It runs from a scratch folder of this name, because
+/// another step may build the client again meanwhile.
+pub(crate) fn adapter(shell: &Shell, name: &str) -> anyhow::Result<String> {
+    let scratch = shell.scratch(name)?;
+    let lock = File::create(scratch.with_file_name("client.lock"))?;
+    lock.lock()?;
+    let package = tools::node_modules(shell, CLIENT)?;
+    shell::run(&mut script_of(shell, CLIENT, "build")?)?;
+    let parts = ["dist", "kit", "package.json"].map(|part| package.join(part));
+    shell::run(shell.command("cp").arg("-a").args(parts).arg(&scratch))?;
+    Ok(format!("node '{}'", scratch.join("kit/adapter.mjs").display()))
 }
 
 /// Judges the client by the conformance kit, and returns the number of cases.

@@ -1,0 +1,25 @@
+// The lab's chaos with the client in Node: its checker finds what a client loses, shows twice or spoils.
+import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+const { TIDEGATE_BIN: bin, TIDEGATE_LAB: lab } = process.env;
+const options = { skip: bin && lab ? false : 'TIDEGATE_BIN or TIDEGATE_LAB names no binary', timeout: 120_000 };
+
+/** Runs chaos for some seconds, and resolves with the verdict. */
+function chaos(adapter, env = {}) {
+  const command = `node ${fileURLToPath(new URL(adapter, import.meta.url))}`;
+  const words = ['chaos', '--seconds', '4', '--users', '8', '--rate', '80', '--adapter', command, '--adapter-devices', '1', '--binary', bin];
+  return new Promise((resolve, reject) => {
+    execFile(lab, words, { env: { ...process.env, ...env } }, (_error, stdout, stderr) => {
+      if (!stdout) return reject(new Error(stderr));
+      resolve(JSON.parse(stdout).verdict);
+    });
+  });
+}
+
+test('chaos finds what a client loses, shows twice and spoils', options, async () => {
+  const verdict = await chaos('support/planted_adapter.mjs', { PLANT: 'lose,double,spoil' });
+  for (const rule of ['never-got', 'duplicate-after-dedup', 'corrupted']) assert.match(verdict, new RegExp(`"${rule}"`));
+});

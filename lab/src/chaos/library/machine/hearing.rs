@@ -1,0 +1,169 @@
+//! What a device makes of the events of its adapter: events of the history, and progress.
+
+use serde_json::Value;
+
+use super::{Asked, LibraryClient};
+use crate::{
+    checker::{HistoryEvent, Via},
+    person::text_hash,
+};
+
+impl LibraryClient {
+    /// Handles an event of the adapter.
+    pub(in super::super) fn hear(&mut self, event: &Value, session: impl FnMut() -> u64) {
+        let conv = || event["conversation"].as_str().unwrap_or_default().to_owned();
+        let seq = event["seq"].as_u64().unwrap_or_default();
+        match event["event"].as_str().unwrap_or_default() {
+            "state" => self.connected(event, session),
+            "sent" => self.sent(event, seq),
+            "failed" => self.failed(event),
+            "done" => self.done(event),
+            "message" => {
+                let cid = event["msgId"].as_str().unwrap_or_default().to_owned();
+                self.show(conv(), seq, Some(cid), body(event));
+            }
+            "change" => self.show(conv(), seq, None, 0),
+            "conversation" => self.state(event, conv()),
+            "receipt" => {
+                let user = self.profile.user.clone();
+                self.events.push(HistoryEvent::ReadOk { user, conv: conv(), seq });
+            }
+            "unsupported" => self.failure = Some(format!("unsupported: {}", event["do"])),
+            _ => {}
+        }
+    }
+
+    /// Records the state of a conversation while the device waits for the answer to its `sync`: it can't know when the
+    /// library asked for other states.
+    fn state(&mut self, event: &Value, conv: String) {
+        if !self.asked.values().any(|asked| matches!(asked, Asked::Sync)) {
+            return;
+        }
+        let number = |name: &str| event[name].as_u64().unwrap_or_default();
+        let (max, read, unread) = (number("maxSeq"), number("readSeq"), number("unread"));
+        let (user, session) = (self.profile.user.clone(), self.application);
+        self.events.push(HistoryEvent::State { user, session, conv, max, read, unread });
+    }
+
+    fn connected(&mut self, event: &Value, mut session: impl FnMut() -> u64) {
+        if event["client"] != *self.name() {
+            return;
+        }
+        let state = event["state"].as_str().unwrap_or_default();
+        if state != "connecting"
+            && let Some(session) = self.connection.take()
+        {
+            let code = u16::try_from(event["code"].as_u64().unwrap_or_default()).unwrap_or(u16::MAX);
+            self.events.push(HistoryEvent::Close { session, code });
+        }
+        match state {
+            "live" => {
+                let session = session();
+                self.connection = Some(session);
+                let (user, device) = (self.profile.user.clone(), self.profile.device.clone());
+                self.events.push(HistoryEvent::Open { user, device, session });
+            }
+            "closed" => self.failure = Some(format!("closed for ever: {event}")),
+            _ => {}
+        }
+    }
+
+    /// Takes the command that an event answers.
+    fn answered(&mut self, event: &Value) -> Option<Asked> {
+        let asked = self.asked.remove(event["as"].as_str().unwrap_or_default());
+        // The answer to a read may come right after a crash.
+        if asked.is_none() && event["client"] == *self.name() {
+            self.failure = Some(format!("answers what is answered or was not asked: {event}"));
+        }
+        asked
+    }
+
+    /// Returns the message that was sent before a crash and that an event answers: its promise was settled just before
+    /// the crash, or the next client has it from the store.
+    fn answered_late(&mut self, event: &Value) -> Option<String> {
+        let cid = match event["as"].as_str() {
+            Some(label) => self.left.remove(label)?,
+            None => match self.own.get(&body(event)) {
+                Some(cid) => cid.clone(),
+                None => event["msgId"].as_str()?.to_owned(),
+            },
+        };
+        self.unresolved = self.unresolved.saturating_sub(1);
+        Some(cid)
+    }
+
+    fn sent(&mut self, event: &Value, seq: u64) {
+        let duplicate = event["duplicate"].as_bool().unwrap_or_default();
+        if let Some(cid) = self.answered_late(event) {
+            return self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
+        }
+        match self.answered(event) {
+            Some(Asked::Send { cid, place }) if event["conversation"] == *place => {
+                self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
+            }
+            Some(_) => self.failure = Some(format!("sent elsewhere: {event}")),
+            None => {}
+        }
+    }
+
+    fn failed(&mut self, event: &Value) {
+        let code = u16::try_from(event["code"].as_u64().unwrap_or_default()).unwrap_or(u16::MAX);
+        if let Some(cid) = self.answered_late(event) {
+            return self.events.push(HistoryEvent::SendFail { cid, code });
+        }
+        match self.answered(event) {
+            Some(Asked::Send { cid, .. }) => self.events.push(HistoryEvent::SendFail { cid, code }),
+            Some(Asked::Pull { conv }) => {
+                if let Some(check) = &mut self.end_check {
+                    check.refused(&conv, code);
+                }
+            }
+            // A read that is refused, or not answered, may have moved the mark or not.
+            Some(Asked::Read { .. } | Asked::Sync) | None => {}
+        }
+    }
+
+    fn done(&mut self, event: &Value) {
+        match self.answered(event) {
+            Some(Asked::Read { conv, seq }) => {
+                let user = self.profile.user.clone();
+                self.events.push(HistoryEvent::ReadOk { user, conv, seq });
+            }
+            Some(Asked::Pull { conv }) => self.pulled(&conv, &event["page"]),
+            Some(Asked::Send { .. }) => self.failure = Some(format!("no seq: {event}")),
+            Some(Asked::Sync) | None => {}
+        }
+    }
+
+    fn pulled(&mut self, conv: &str, page: &Value) {
+        for push in page["messages"].as_array().into_iter().flatten() {
+            let seq = push["seq"].as_u64().unwrap_or_default();
+            let cid = push["event"].is_null().then(|| push["msgId"].as_str().unwrap_or_default().to_owned());
+            let body = body(push);
+            if let Some(check) = self.end_check.as_mut().filter(|_| !self.own.contains_key(&body)) {
+                check.expect(conv, seq);
+            }
+            let (device, conv) = (self.history_device(), conv.to_owned());
+            self.receive(device, conv, seq, cid, body, Via::Pull);
+        }
+        if let Some(check) = &mut self.end_check {
+            check.advance(conv, page);
+        }
+    }
+
+    fn show(&mut self, conv: String, seq: u64, cid: Option<String>, body: u64) {
+        self.shown.entry(conv.clone()).or_default().insert(seq);
+        let via = if self.is_ordered { Via::App } else { Via::Pull };
+        self.receive(self.profile.device.clone(), conv, seq, cid, body, via);
+    }
+
+    fn receive(&mut self, device: String, conv: String, seq: u64, cid: Option<String>, body: u64, via: Via) {
+        let (user, session) = (self.profile.user.clone(), self.application);
+        self.events.push(HistoryEvent::Recv { user, device, session, conv, seq, cid, body, via });
+    }
+}
+
+/// Returns the hash that stands for the content of an entry.
+fn body(entry: &Value) -> u64 {
+    entry["content"]["text"].as_str().map_or(0, text_hash)
+}

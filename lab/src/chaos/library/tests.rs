@@ -1,0 +1,139 @@
+//! Tests of a device with a library, without an adapter.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate_protocol::codec::Wire;
+
+use super::{machine::LibraryClient, message_names::name_messages};
+use crate::{
+    checker::{Budget, History, HistoryEvent, Via, check},
+    person::{Phase, Profile, text_hash},
+};
+
+const CONV: &str = "d:ann:bob";
+
+/// A device of ann, which writes to bob in each tick.
+fn device(can: &[&str]) -> LibraryClient {
+    let profile = Profile {
+        number: 3,
+        user: "ann".to_owned(),
+        device: "phone".to_owned(),
+        wire: Wire::ALL[0],
+        chained: true,
+        places: vec![CONV.to_owned()],
+        room: "hall".to_owned(),
+        pace: Duration::from_millis(20),
+        in_flight_max: 32,
+        hops: 0,
+        hints: false,
+    };
+    let can: Vec<String> = can.iter().map(|it| (*it).to_owned()).collect();
+    LibraryClient::new(profile, &can, json!({"do": "connect", "client": "device3"}), 1, 7)
+}
+
+/// Runs ticks until there is a command of this kind.
+fn until(client: &mut LibraryClient, phase: Phase, what: &str) -> Value {
+    let found = (0..1_000_000_u64).find_map(|tick| {
+        client.tick(Duration::from_millis(20) * u32::try_from(tick).ok()?, phase, || 2);
+        client.take_commands().into_iter().find(|it| it["do"] == what)
+    });
+    found.unwrap_or_else(|| panic!("no {what}"))
+}
+
+fn hear(client: &mut LibraryClient, event: &Value) {
+    client.hear(event, || 2);
+}
+
+fn is_sent(events: &[HistoryEvent<String>], name: &str) -> bool {
+    events.iter().any(|it| matches!(it, HistoryEvent::SendOk { cid, .. } if cid == name))
+}
+
+#[test]
+fn send_is_recorded_before_its_command_is_taken_and_its_answer_has_its_name() {
+    let mut client = device(&[]);
+    let send = until(&mut client, Phase::Talk, "send");
+    let HistoryEvent::SendInv { cid, body, .. } = &client.take_events()[0] else { panic!("no send") };
+    assert_eq!(send["content"]["text"].as_str().map(text_hash), Some(*body));
+    let sent =
+        json!({"event": "sent", "client": "device3/0", "as": send["as"], "conversation": CONV, "seq": 1});
+    hear(&mut client, &sent);
+    assert!(is_sent(&client.take_events(), cid));
+    hear(&mut client, &sent);
+    assert!(client.failure().is_some_and(|it| it.contains("answered")), "a second answer is a fault");
+}
+
+#[test]
+fn message_in_flight_at_a_crash_is_waited_for_and_named_by_its_id() {
+    let mut client = device(&["store"]);
+    hear(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    let drop = until(&mut client, Phase::Talk, "drop");
+    assert_eq!(drop["client"], "device3/0");
+    assert_eq!(client.waiting(), usize::MAX, "the next client is not live");
+    hear(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    assert_eq!(client.waiting(), usize::MAX, "what the old client reports late changes nothing");
+    hear(&mut client, &json!({"event": "state", "client": "device3/1", "state": "live"}));
+    let waiting = client.waiting();
+    assert!(waiting > 0);
+    let sent = json!({"event": "sent", "client": "device3/1", "conversation": CONV, "msgId": "m9", "seq": 4});
+    hear(&mut client, &sent);
+    assert_eq!(client.waiting(), waiting - 1);
+    assert!(is_sent(&client.take_events(), "m9"));
+    client.tick(Duration::ZERO, Phase::Settle, || 2);
+    client.tick(Duration::from_secs(6), Phase::Settle, || 2);
+    assert_eq!(client.waiting(), 0, "a command that the crash overtook has no answer");
+}
+
+#[test]
+fn device_is_complete_once_everything_it_can_pull_was_shown() {
+    let mut client = device(&["sync", "ordered"]);
+    hear(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    let sync = until(&mut client, Phase::Check, "sync");
+    hear(&mut client, &json!({"event": "done", "client": "device3/0", "as": sync["as"]}));
+    let pull = until(&mut client, Phase::Check, "pull");
+    let entry = |seq: u64| json!({"seq": seq, "msgId": format!("b{seq}"), "content": {"text": "hi"}});
+    let first = json!({"messages": [entry(1)], "completeTo": 2});
+    hear(&mut client, &json!({"event": "done", "client": "device3/0", "as": pull["as"], "page": first}));
+    let pull = until(&mut client, Phase::Check, "pull");
+    assert_eq!(pull["cursor"], 1, "the next page");
+    let last = json!({"messages": [entry(2)], "completeTo": 2});
+    hear(&mut client, &json!({"event": "done", "client": "device3/0", "as": pull["as"], "page": last}));
+    client.tick(Duration::ZERO, Phase::Check, || 2);
+    assert!(!client.is_complete());
+    for seq in [1, 2] {
+        let shown = json!({"event": "message", "conversation": CONV, "seq": seq, "msgId": format!("b{seq}")});
+        hear(&mut client, &shown);
+    }
+    client.tick(Duration::ZERO, Phase::Check, || 2);
+    assert!(client.is_complete());
+}
+
+/// A history in which a library sent one message, and the store has it under these ids.
+fn stored_as(ids: &[&str]) -> History {
+    let (mut history, body) = (History::default(), text_hash("hi"));
+    let (conv, user, device) = (CONV, "ann", "phone");
+    let cid = "library3.0";
+    history.push(
+        1,
+        HistoryEvent::SendInv { user, device, session: 1, conv, cid, body, attempt: 0, chained: true },
+    );
+    history.push(2, HistoryEvent::SendOk { cid: ids[0], seq: 1, duplicate: false });
+    for (seq, cid) in (1..).zip(ids) {
+        let (user, device) = ("bob", "phone");
+        history.push(
+            3,
+            HistoryEvent::Recv { user, device, session: 2, conv, seq, cid: Some(cid), body, via: Via::App },
+        );
+        history.push(4, HistoryEvent::LogMessage { conv, seq, sender: "ann", device, cid, body });
+    }
+    name_messages(&mut history);
+    history
+}
+
+#[test]
+fn message_has_one_name_whatever_id_the_library_chose() {
+    assert!(check(&stored_as(&["x"]), Budget::default()).is_clean());
+    let twice = check(&stored_as(&["x", "y"]), Budget::default());
+    assert!(twice.broken.contains_key("stored-twice"), "{:?}", twice.broken);
+    assert!(twice.broken.contains_key("duplicate-after-dedup"), "{:?}", twice.broken);
+}
