@@ -160,7 +160,7 @@ async fn live(shared: Arc<Shared>, index: usize, mut link: ClientSocket) -> Seen
 }
 
 /// Notes a frame of the node. Returns the reply to send; `Bye` means that this was the last frame.
-fn hear(
+fn handle_event(
     seen: &mut Seen,
     waiting: &mut HashMap<u64, (String, Instant)>,
     frame: pb::ServerFrame,

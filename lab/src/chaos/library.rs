@@ -158,7 +158,7 @@ pub(super) async fn run(world: Arc<World>, index: usize, seed: u64, mut link: Li
         tokio::select! {
             event = link.events.recv() => {
                 let Some(event) = event else { return };
-                client.hear(&event, || world.next_session());
+                client.handle_event(&event, || world.next_session());
             }
             _ = tick.tick() => client.tick(world.elapsed(), world.phase(), || world.next_session()),
         }

@@ -4,7 +4,7 @@
 //! Where the library can keep its outbox in a store, the device crashes now and then: its client is dropped without a
 //! trace, and the next one goes on from the store.
 
-mod hearing;
+mod incoming;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

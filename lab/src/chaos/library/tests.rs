@@ -41,8 +41,8 @@ fn until(client: &mut LibraryClient, phase: Phase, what: &str) -> Value {
     found.unwrap_or_else(|| panic!("no {what}"))
 }
 
-fn hear(client: &mut LibraryClient, event: &Value) {
-    client.hear(event, || 2);
+fn handle_event(client: &mut LibraryClient, event: &Value) {
+    client.handle_event(event, || 2);
 }
 
 fn is_sent(events: &[HistoryEvent<String>], name: &str) -> bool {

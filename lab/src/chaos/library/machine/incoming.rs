@@ -1,4 +1,4 @@
-//! What a device makes of the events of its adapter: events of the history, and progress.
+//! Events of the adapter, turned into events of the history and progress of the device.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::{
 
 impl LibraryClient {
     /// Handles an event of the adapter.
-    pub(in super::super) fn hear(&mut self, event: &Value, session: impl FnMut() -> u64) {
+    pub(in super::super) fn handle_event(&mut self, event: &Value, session: impl FnMut() -> u64) {
         let conv = || event["conversation"].as_str().unwrap_or_default().to_owned();
         let seq = event["seq"].as_u64().unwrap_or_default();
         match event["event"].as_str().unwrap_or_default() {
