@@ -217,7 +217,7 @@ impl Person {
     }
 
     /// Handles a frame. Returns the code when the broker closes the connection.
-    pub fn handle_event(&mut self, now: Duration, frame: pb::ServerFrame) -> Option<u16> {
+    pub fn handle_frame(&mut self, now: Duration, frame: pb::ServerFrame) -> Option<u16> {
         let mut session = self.session.take()?;
         session.last_input = session.ticks;
         let code = self.handle(&mut session, now, frame);
@@ -367,7 +367,8 @@ impl Person {
 
     fn handle(&mut self, session: &mut Session, now: Duration, frame: pb::ServerFrame) -> Option<u16> {
         let body = frame.body?;
-        if let Some(event) = session.reading.handle_event(session.number, &self.profile.user, frame.id, &body) {
+        if let Some(event) = session.reading.handle_frame(session.number, &self.profile.user, frame.id, &body)
+        {
             self.events.push(event);
         }
         if let Some(brought) = self.sync_state.receive(&mut session.request_state, frame.id, &body, now) {

@@ -103,7 +103,7 @@ impl Client {
             self.report();
             tokio::select! {
                 frame = link.next() => {
-                    let closed = self.person.handle_event(self.world.elapsed(), frame?);
+                    let closed = self.person.handle_frame(self.world.elapsed(), frame?);
                     self.record();
                     if let Some(code) = closed {
                         return Ok(End::Closed(code));

@@ -144,7 +144,7 @@ async fn live(shared: Arc<Shared>, index: usize, mut link: ClientSocket) -> Seen
                 pb::ClientFrame { id: number, body: Some(ClientBody::Send(send)) }
             }
             Some(Err(_)) => break,
-            Some(Ok(frame)) => match hear(&mut seen, &mut waiting, frame) {
+            Some(Ok(frame)) => match handle_frame(&mut seen, &mut waiting, frame) {
                 Some(ClientBody::Bye(_)) => break,
                 Some(body) => pb::ClientFrame { id: 0, body: Some(body) },
                 None => continue,
@@ -160,7 +160,7 @@ async fn live(shared: Arc<Shared>, index: usize, mut link: ClientSocket) -> Seen
 }
 
 /// Notes a frame of the node. Returns the reply to send; `Bye` means that this was the last frame.
-fn handle_event(
+fn handle_frame(
     seen: &mut Seen,
     waiting: &mut HashMap<u64, (String, Instant)>,
     frame: pb::ServerFrame,

@@ -37,7 +37,7 @@ impl Reading {
 
     /// Returns the event that a frame about read marks causes. A read that is refused, or not answered, may have moved
     /// the mark or not.
-    pub(super) fn handle_event(
+    pub(super) fn handle_frame(
         &mut self,
         session: u64,
         user: &str,

@@ -57,26 +57,26 @@ fn send_is_recorded_before_its_command_is_taken_and_its_answer_has_its_name() {
     assert_eq!(send["content"]["text"].as_str().map(text_hash), Some(*body));
     let sent =
         json!({"event": "sent", "client": "device3/0", "as": send["as"], "conversation": CONV, "seq": 1});
-    hear(&mut client, &sent);
+    handle_event(&mut client, &sent);
     assert!(is_sent(&client.take_events(), cid));
-    hear(&mut client, &sent);
+    handle_event(&mut client, &sent);
     assert!(client.failure().is_some_and(|it| it.contains("answered")), "a second answer is a fault");
 }
 
 #[test]
 fn message_in_flight_at_a_crash_is_waited_for_and_named_by_its_id() {
     let mut client = device(&["store"]);
-    hear(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
     let drop = until(&mut client, Phase::Talk, "drop");
     assert_eq!(drop["client"], "device3/0");
     assert_eq!(client.waiting(), usize::MAX, "the next client is not live");
-    hear(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
     assert_eq!(client.waiting(), usize::MAX, "what the old client reports late changes nothing");
-    hear(&mut client, &json!({"event": "state", "client": "device3/1", "state": "live"}));
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/1", "state": "live"}));
     let waiting = client.waiting();
     assert!(waiting > 0);
     let sent = json!({"event": "sent", "client": "device3/1", "conversation": CONV, "msgId": "m9", "seq": 4});
-    hear(&mut client, &sent);
+    handle_event(&mut client, &sent);
     assert_eq!(client.waiting(), waiting - 1);
     assert!(is_sent(&client.take_events(), "m9"));
     client.tick(Duration::ZERO, Phase::Settle, || 2);
@@ -87,22 +87,28 @@ fn message_in_flight_at_a_crash_is_waited_for_and_named_by_its_id() {
 #[test]
 fn device_is_complete_once_everything_it_can_pull_was_shown() {
     let mut client = device(&["sync", "ordered"]);
-    hear(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
     let sync = until(&mut client, Phase::Check, "sync");
-    hear(&mut client, &json!({"event": "done", "client": "device3/0", "as": sync["as"]}));
+    handle_event(&mut client, &json!({"event": "done", "client": "device3/0", "as": sync["as"]}));
     let pull = until(&mut client, Phase::Check, "pull");
     let entry = |seq: u64| json!({"seq": seq, "msgId": format!("b{seq}"), "content": {"text": "hi"}});
     let first = json!({"messages": [entry(1)], "completeTo": 2});
-    hear(&mut client, &json!({"event": "done", "client": "device3/0", "as": pull["as"], "page": first}));
+    handle_event(
+        &mut client,
+        &json!({"event": "done", "client": "device3/0", "as": pull["as"], "page": first}),
+    );
     let pull = until(&mut client, Phase::Check, "pull");
     assert_eq!(pull["cursor"], 1, "the next page");
     let last = json!({"messages": [entry(2)], "completeTo": 2});
-    hear(&mut client, &json!({"event": "done", "client": "device3/0", "as": pull["as"], "page": last}));
+    handle_event(
+        &mut client,
+        &json!({"event": "done", "client": "device3/0", "as": pull["as"], "page": last}),
+    );
     client.tick(Duration::ZERO, Phase::Check, || 2);
     assert!(!client.is_complete());
     for seq in [1, 2] {
         let shown = json!({"event": "message", "conversation": CONV, "seq": seq, "msgId": format!("b{seq}")});
-        hear(&mut client, &shown);
+        handle_event(&mut client, &shown);
     }
     client.tick(Duration::ZERO, Phase::Check, || 2);
     assert!(client.is_complete());

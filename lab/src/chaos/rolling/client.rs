@@ -226,7 +226,7 @@ impl Client {
             let wake = wake.min(At::now() + self.look_after());
             tokio::select! {
                 frame = link.next() => {
-                    let Some(body) = self.handle_event(frame, &mut link).await? else { continue };
+                    let Some(body) = self.handle_frame(frame, &mut link).await? else { continue };
                     match body {
                         ServerBody::GoAway(away) if !self.is_deaf() && !away.alternates.is_empty() => {
                             moving = self.set_out(away);
@@ -316,7 +316,7 @@ impl Client {
     }
 
     /// Handles a frame. Returns a body that the connection has to act on.
-    async fn handle_event(
+    async fn handle_frame(
         &mut self,
         frame: anyhow::Result<pb::ServerFrame>,
         link: &mut ClientSocket,
