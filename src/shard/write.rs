@@ -21,6 +21,11 @@ use crate::net::io::Io;
 impl<I: Io> Shard<I> {
     /// Appends a frame to the shared reply buffer, for the connection in hand.
     pub(super) fn reply(&mut self, conn: &Conn, frame: &pb::ServerFrame) {
+        match &frame.body {
+            Some(Body::Error(error)) => self.context.metrics.codes.count_number(error.code),
+            Some(Body::Close(close)) => self.context.metrics.codes.count_number(close.code),
+            _ => {}
+        }
         let wire = self.conns.hot[conn.key.slot as usize].wire;
         append(frame, wire, &mut self.buffers.reply);
     }
