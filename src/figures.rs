@@ -99,7 +99,14 @@ impl Figures {
         }
         let (now_ms, flows) = self.flows.complete(query.flows_after_ms);
         let flows = newest(flows.iter(), &mut left, FlowsRow::fields);
-        FiguresPage { now_ms, stats: stats.0, stats_next: stats.1, codes: codes.0, codes_next: codes.1, flows }
+        FiguresPage {
+            now_ms,
+            stats: stats.0,
+            stats_next: stats.1,
+            codes: codes.0,
+            codes_next: codes.1,
+            flows,
+        }
     }
 }
 

@@ -31,8 +31,7 @@ pub(super) async fn list(
     State(api): State<Api>,
     query: Result<Query<FlowsQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
-    let Query(FlowsQuery { since }) =
-        query.map_err(|error| Problem(Code::BadContent, error.body_text()))?;
+    let Query(FlowsQuery { since }) = query.map_err(|error| Problem(Code::BadContent, error.body_text()))?;
     let query = FiguresQuery { flows_after_ms: Some(since), ..FiguresQuery::default() };
     let queries = stats::peers(&api.cluster).into_iter().map(|run| (run, query)).collect();
     let answers = stats::query_peers(&*api.cluster.ports.link, queries).await;
@@ -112,7 +111,8 @@ mod tests {
     fn rows_of_all_nodes_are_summed_by_second() {
         let n1 = page(9_500, &[(1_000, "n2", "n1", 2), (3_000, "", "n1", 1)]);
         let n2 = page(9_400, &[(1_000, "n1", "n2", 3), (2_000, "n2", "", 4), (3_000, "", "n1", 5)]);
-        let all = "[1000,[[\"n2\",\"n1\",2],[\"n1\",\"n2\",3]]],[2000,[[\"n2\",\"\",4]]],[3000,[[\"\",\"n1\",6]]]";
+        let all =
+            "[1000,[[\"n2\",\"n1\",2],[\"n1\",\"n2\",3]]],[2000,[[\"n2\",\"\",4]]],[3000,[[\"\",\"n1\",6]]]";
         assert_eq!(summed(vec![n1.clone(), n2.clone()], 9_500, 0), all);
         assert_eq!(summed(vec![n1, n2], 9_500, 2_000), "[3000,[[\"\",\"n1\",6]]]");
     }
@@ -122,8 +122,17 @@ mod tests {
         let n1 = || page(9_100, &[(8_000, "", "n1", 1)]);
         assert_ne!(summed(vec![n1(), page(9_000, &[])], 9_100, 0), "");
         assert_eq!(summed(vec![n1(), page(8_999, &[])], 9_100, 0), "", "n2 may still count in that second");
-        assert_ne!(summed(vec![page(20_000, &[(8_000, "", "n1", 1)]), page(3, &[])], 20_000, 0), "", "its clock is wrong");
-        assert_eq!(summed(vec![n1(), page(u64::MAX, &[(u64::MAX - 9_000, "", "n2", 1)])], 9_000, 0).matches("n2").count(), 0);
+        assert_ne!(
+            summed(vec![page(20_000, &[(8_000, "", "n1", 1)]), page(3, &[])], 20_000, 0),
+            "",
+            "its clock is wrong"
+        );
+        assert_eq!(
+            summed(vec![n1(), page(u64::MAX, &[(u64::MAX - 9_000, "", "n2", 1)])], 9_000, 0)
+                .matches("n2")
+                .count(),
+            0
+        );
     }
 
     #[test]

@@ -115,11 +115,7 @@ impl Flows {
         self.complete_at(wall_ms, after_ms)
     }
 
-    pub(super) fn complete_at(
-        &self,
-        clock: impl Fn() -> u64,
-        after_ms: Option<u64>,
-    ) -> (u64, Vec<FlowsRow>) {
+    pub(super) fn complete_at(&self, clock: impl Fn() -> u64, after_ms: Option<u64>) -> (u64, Vec<FlowsRow>) {
         let rows = self.0.lock();
         let now_ms = clock();
         let Some(after_ms) = after_ms else { return (now_ms, Vec::new()) };

@@ -88,7 +88,10 @@ fn moves_are_summed_by_second_and_returned_once_it_is_over() {
     assert_eq!(flows_at(&flows, 7_000, 5_000), [row(6_000, "n2", "", 1)]);
     // A clock that was set back changes no second that was returned.
     flows.count(|| 4_000, None, Some(&n2));
-    assert_eq!(flows_at(&flows, 7_000, 0), [first, vec![row(6_000, "n2", "", 1), row(6_000, "", "n2", 1)]].concat());
+    assert_eq!(
+        flows_at(&flows, 7_000, 0),
+        [first, vec![row(6_000, "n2", "", 1), row(6_000, "", "n2", 1)]].concat()
+    );
     assert_eq!(flows.complete_at(|| 9_000, None), (9_000, vec![]));
 }
 

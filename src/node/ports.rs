@@ -203,8 +203,7 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
     let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
     let figures = Arc::default();
-    let (routes, event_publisher) =
-        with_events(routes, &me, &config.kafka.topic, sink, &figures, metrics);
+    let (routes, event_publisher) = with_events(routes, &me, &config.kafka.topic, sink, &figures, metrics);
     let ports = Ports {
         bus: Arc::new(bus),
         store,

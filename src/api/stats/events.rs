@@ -5,7 +5,12 @@ use std::fmt::Write as _;
 use crate::figures::{CODES_EVERY_MS, CodesRow, StatsRow};
 
 /// Appends the event with the rows of a node so far.
-pub(super) fn put_past<'a>(node: &str, rows: impl Iterator<Item = &'a StatsRow>, width: usize, out: &mut String) {
+pub(super) fn put_past<'a>(
+    node: &str,
+    rows: impl Iterator<Item = &'a StatsRow>,
+    width: usize,
+    out: &mut String,
+) {
     write!(out, "event: past\ndata: {{\"node\":\"{node}\",\"rows\":[").ok();
     put_list(rows, out, |row, out| put_stats(row, width, out));
     out.push_str("]}\n\n");

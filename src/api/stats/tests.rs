@@ -174,7 +174,10 @@ async fn peer_that_is_old_or_hangs_delays_no_other() {
         figures.push_stats(StatsRow { at_ms, values: vec![1] });
         let began = tokio::time::Instant::now();
         let now = next_of("n3", &mut later).await;
-        assert!(now.starts_with(&format!("event: now\ndata: {{\"node\":\"n3\",\"row\":[{at_ms},1,")), "{now}");
+        assert!(
+            now.starts_with(&format!("event: now\ndata: {{\"node\":\"n3\",\"row\":[{at_ms},1,")),
+            "{now}"
+        );
         assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
     }
     assert!(peers[0].1.queries.load(Ordering::SeqCst) > 1, "it may be updated meanwhile");
@@ -187,7 +190,8 @@ async fn restarted_peer_begins_with_its_past() {
     (1..4).for_each(|at_ms| before.push_stats(StatsRow { at_ms, values: vec![1] }));
     after.push_stats(StatsRow { at_ms: 9, values: vec![2] });
     let runs = [run("n2", 1), run("n2", 2)];
-    let feed = feed(&[(runs[0].clone(), peer(Some(&before), false)), (runs[1].clone(), peer(Some(&after), false))]);
+    let feed =
+        feed(&[(runs[0].clone(), peer(Some(&before), false)), (runs[1].clone(), peer(Some(&after), false))]);
     set_peers(&feed.cluster, runs[..1].iter().cloned());
     let (_, mut later) = feed.follow().unwrap();
     let past = |rows: &str| format!("event: past\ndata: {{\"node\":\"n2\",\"rows\":[[{rows},");
