@@ -5,12 +5,12 @@ use parking_lot::Mutex;
 
 mod codes;
 mod flows;
-mod ring;
+mod rows;
 
 pub use self::{
     codes::{CODES_EVERY_MS, CODES_ROWS_MAX, CodeCounts, CodePeriods, CodesRow},
     flows::{FLOWS_EVERY_MS, FLOWS_KEEP_MS, FLOWS_PER_ROW_MAX, FLOWS_ROWS_MAX, Flow, Flows, FlowsRow},
-    ring::Ring,
+    rows::RowRing,
 };
 
 /// Rows of values that are kept: 15 minutes.
@@ -58,8 +58,8 @@ pub struct FiguresPage {
 
 /// Figures that a node keeps.
 pub struct Figures {
-    stats: Mutex<Ring<StatsRow>>,
-    codes: Mutex<Ring<CodesRow>>,
+    stats: Mutex<RowRing<StatsRow>>,
+    codes: Mutex<RowRing<CodesRow>>,
     /// Clients that moved to this node, or left it.
     pub flows: Flows,
 }
@@ -67,8 +67,8 @@ pub struct Figures {
 impl Default for Figures {
     fn default() -> Self {
         Self {
-            stats: Mutex::new(Ring::new(STATS_ROWS_MAX)),
-            codes: Mutex::new(Ring::new(CODES_ROWS_MAX)),
+            stats: Mutex::new(RowRing::new(STATS_ROWS_MAX)),
+            codes: Mutex::new(RowRing::new(CODES_ROWS_MAX)),
             flows: Flows::default(),
         }
     }

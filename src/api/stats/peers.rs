@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::events;
 use crate::{
-    figures::{CODES_ROWS_MAX, CodesRow, FiguresPage, FiguresQuery, Ring, STATS_ROWS_MAX, StatsRow},
+    figures::{CODES_ROWS_MAX, CodesRow, FiguresPage, FiguresQuery, RowRing, STATS_ROWS_MAX, StatsRow},
     link::LinkError,
     routes::NodeBoot,
 };
@@ -18,9 +18,9 @@ pub(super) struct FollowedPeers {
 
 /// Figures received from one run of a peer.
 struct FollowedPeer {
-    stats: Ring<StatsRow>,
+    stats: RowRing<StatsRow>,
     stats_next: u64,
-    codes: Ring<CodesRow>,
+    codes: RowRing<CodesRow>,
     codes_next: u64,
 }
 
@@ -57,9 +57,9 @@ impl FollowedPeers {
         let (node, width) = (run.node.as_str(), self.width);
         let is_new = !self.peers.contains_key(run);
         let peer = self.peers.entry(run.clone()).or_insert_with(|| FollowedPeer {
-            stats: Ring::new(STATS_ROWS_MAX),
+            stats: RowRing::new(STATS_ROWS_MAX),
             stats_next: 0,
-            codes: Ring::new(CODES_ROWS_MAX),
+            codes: RowRing::new(CODES_ROWS_MAX),
             codes_next: 0,
         });
         (peer.stats_next, peer.codes_next) = (page.stats_next, page.codes_next);

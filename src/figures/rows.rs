@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 /// Bounded list of the newest rows. The first row ever pushed has the number 0.
 #[derive(Debug)]
-pub struct Ring<T> {
+pub struct RowRing<T> {
     rows: VecDeque<T>,
     rows_max: usize,
     next: u64,
 }
 
-impl<T> Ring<T> {
+impl<T> RowRing<T> {
     /// Creates an empty ring of at most `rows_max` rows.
     pub const fn new(rows_max: usize) -> Self {
         Self { rows: VecDeque::new(), rows_max, next: 0 }
