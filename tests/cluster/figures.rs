@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use tidegate_protocol::{Code, codec::Wire};
 
-use crate::support::{Cluster, StatsFollower, WAIT_MAX, ask, becomes, eventually, http};
+use crate::support::{Cluster, StatsFollower, WAIT_MAX, ask, becomes, eventually, eventually_within, http};
 
 /// Clients that moved so far, by source and target; and the nodes that did not answer.
 fn moved(cluster: &Cluster, nth: usize) -> (BTreeMap<(String, String), u64>, Value) {
@@ -63,4 +63,10 @@ fn one_node_shows_the_figures_of_all() {
     for _ in 0..3 {
         follower.expect_of("now", "n1");
     }
+    // Bob does not come back, and the node that removes his route counts him.
+    eventually_within(2 * WAIT_MAX, "n2 has left", || {
+        let (sums, silent) = moved(&cluster, 0);
+        let left = [(flow("", "n1"), 1), (flow("n2", ""), 1)];
+        (sums == left.into() && silent == serde_json::json!([])).then_some(())
+    });
 }

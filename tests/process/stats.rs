@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, codec::Wire};
 
-use crate::support::{Process, StatsFollower, Stopwatch, WAIT_MAX, ask, eventually, http};
+use crate::support::{Client, Process, StatsFollower, Stopwatch, WAIT_MAX, ask, eventually, hello, http};
 
 const PATH: &str = StatsFollower::PATH;
 
@@ -129,11 +129,14 @@ fn codes_given_to_clients_are_counted_by_period() {
     for _ in 0..2 {
         assert_eq!(alice.refused(ask::after("g:none", 0, 1)), Code::NotAMember);
     }
+    let mut stranger = Client::connect(node.address(), Wire::WsText);
+    assert_eq!(stranger.refused(ask::hello(hello("no token", "d"))), Code::TokenInvalid);
+    assert_eq!(stranger.expect_close(), Code::TokenInvalid);
     let _newer = node.login(Wire::Tcp, "alice", "phone");
     assert_eq!(alice.expect_close(), Code::Replaced);
     // The period may end in between.
     let mut counted = std::collections::BTreeMap::new();
-    while counted.values().sum::<u64>() < 3 {
+    while counted.values().sum::<u64>() < 4 {
         let codes = follower.expect_codes();
         for row in codes["rows"].as_array().expect("rows") {
             assert_eq!(row[0].as_u64().expect("a time") % 10_000, 0, "{row}");
@@ -143,7 +146,8 @@ fn codes_given_to_clients_are_counted_by_period() {
             }
         }
     }
-    assert_eq!(counted, [(2_004, 2), (3_500, 1)].into());
+    // The refusal of a login and the close after it count once.
+    assert_eq!(counted, [(2_001, 1), (2_004, 2), (3_500, 1)].into());
     let mut later = StatsFollower::open(&node);
     assert_ne!(later.expect_codes()["rows"], json!([]), "a later stream begins with them");
 }
