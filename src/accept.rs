@@ -152,6 +152,7 @@ impl Acceptor {
 
     fn refuse(&self, stream: TcpStream, code: Code) {
         self.metrics.refused.increment(1);
+        self.metrics.codes.count(code);
         refuse(stream, code);
     }
 

@@ -29,6 +29,7 @@ pub mod console;
 pub mod dev;
 mod dev_forward;
 mod events;
+mod flows;
 mod groups;
 pub mod http_server;
 pub mod monitor;
@@ -60,7 +61,7 @@ pub struct Api {
     pub drainer: Arc<Drainer>,
     /// Settings of the console.
     pub console: Arc<Console>,
-    /// Figures of the node.
+    /// Figures of the nodes.
     pub stats: Arc<StatsFeed>,
     /// Means of development; `None` on a node that is for something else.
     pub dev: Option<Arc<DevTools>>,
@@ -81,6 +82,7 @@ pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = (
         .route("/metrics", get(metrics))
         .route("/v1/console", get(console::about))
         .route("/v1/stats/stream", get(stats::stream))
+        .route("/v1/flows", get(flows::list))
         .route("/v1/dev/token", post(dev::token))
         .route("/v1/dev/cut", post(dev::cut))
         .route("/v1/dev/abort", post(dev::abort))

@@ -20,6 +20,7 @@ use crate::{
     delivery::answer_cache::AnswerCache,
     directory::Directory,
     drain::Drainer,
+    figures::CodeCounts,
     ingest::{
         admin::Admin,
         intake::{Intake, Outlets},
@@ -156,12 +157,18 @@ impl Broker {
         (Arc::new(broker), outlets)
     }
 
+    /// Returns the counts of the codes given to clients.
+    pub fn codes(&self) -> Arc<CodeCounts> {
+        Arc::clone(&self.metrics.codes)
+    }
+
     /// Returns the receiving end of the link, for the calls of peers.
     pub fn peer(&self) -> Peer {
         let peer = self
             .local
             .peer()
             .tracing(Arc::clone(&self.cluster.trace))
+            .with_figures(Arc::clone(&self.cluster.figures))
             .with_answer_cache(Arc::clone(&self.answer_cache), Arc::clone(&self.cluster));
         match &self.remote {
             Some(remote) => peer.with_group_subscriber(Arc::clone(&remote.subscriber)),

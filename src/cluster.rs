@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::{events::Events, ports::Ports, routes::NodeBoot, trace::Tracer};
+use crate::{events::Events, figures::Figures, ports::Ports, routes::NodeBoot, trace::Tracer};
 
 mod archive_lag;
 mod barrier;
@@ -34,6 +34,8 @@ pub struct Cluster {
     pub trace: Arc<Tracer>,
     /// Events of this node: online and offline devices, read marks, blocked chains.
     pub events: Arc<Events>,
+    /// Figures of this node: values by second, codes given to clients, clients that moved.
+    pub figures: Arc<Figures>,
 }
 
 impl Cluster {
@@ -47,6 +49,7 @@ impl Cluster {
             peers: Arc::default(),
             trace: Arc::default(),
             events: Arc::default(),
+            figures: Arc::default(),
         }
     }
 }

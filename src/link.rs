@@ -11,6 +11,7 @@ use tidegate_protocol::{
 };
 
 use crate::{
+    figures::{FiguresPage, FiguresQuery},
     routes::NodeBoot,
     trace::{TraceEvent, TraceFilter},
 };
@@ -313,5 +314,11 @@ pub trait Link: Send + Sync {
     /// peer records the message and the user from now on. A handler that records no steps returns an error.
     async fn traces(&self, _to: &NodeBoot, _query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         Err(LinkError::Unavailable("no trace steps are recorded".to_owned()))
+    }
+
+    /// Returns the peer's figures, the newest of them if they do not fit into one reply. A handler that keeps none, and
+    /// a node of an older version, return an error.
+    async fn figures(&self, _to: &NodeBoot, _query: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        Err(LinkError::Unavailable("no figures are kept".to_owned()))
     }
 }

@@ -5,11 +5,15 @@ use std::{ops::Deref, sync::Arc};
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
+use crate::figures::CodeCounts;
+
 macro_rules! metrics {
     ($($kind:ident $field:ident $name:literal $what:literal)*) => {
         /// One handle per metric, created at start so that every series exists at 0.
         pub struct Handles {
             $(#[doc = $what] pub $field: metrics!(@type $kind),)*
+            /// Codes given to clients; the console shows them, no series does.
+            pub codes: Arc<CodeCounts>,
         }
 
         /// Every metric as (kind, name, description), for the docs and their check.
@@ -18,7 +22,7 @@ macro_rules! metrics {
         impl Metrics {
             fn describe() -> Self {
                 $(metrics!(@describe $kind $name $what);)*
-                Self(Arc::new(Handles { $($field: metrics!(@make $kind $name),)* }))
+                Self(Arc::new(Handles { $($field: metrics!(@make $kind $name),)* codes: Arc::default() }))
             }
         }
     };

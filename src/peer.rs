@@ -17,6 +17,7 @@ use crate::{
         trace_steps,
     },
     directory::Directory,
+    figures::{Figures, FiguresPage, FiguresQuery},
     large_group::subscriber::GroupSubscriber,
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, LeaseStatus,
@@ -41,6 +42,7 @@ pub struct Peer {
     metrics: Metrics,
     missed: best_effort::RoomLosses,
     tracer: Arc<Tracer>,
+    figures: Arc<Figures>,
     /// Subscriber of large groups; `None` if this node takes no part in them.
     subscriber: Option<Arc<GroupSubscriber>>,
     /// Recent outcomes of local owners; `None` if this node owns no partitions.
@@ -64,6 +66,7 @@ impl Peer {
             metrics,
             missed: best_effort::RoomLosses::default(),
             tracer: Arc::default(),
+            figures: Arc::default(),
             subscriber: None,
             cache: None,
         }
@@ -73,6 +76,12 @@ impl Peer {
     #[must_use]
     pub fn tracing(self, tracer: Arc<Tracer>) -> Self {
         Self { tracer, ..self }
+    }
+
+    /// Returns `figures` to peers.
+    #[must_use]
+    pub fn with_figures(self, figures: Arc<Figures>) -> Self {
+        Self { figures, ..self }
     }
 
     /// Passes the records of large groups to `subscriber`.
@@ -241,6 +250,11 @@ impl Link for Peer {
     async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.check_run(to)?;
         Ok(self.tracer.find_and_watch(&query))
+    }
+
+    async fn figures(&self, to: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        self.check_run(to)?;
+        Ok(self.figures.page(query))
     }
 }
 

@@ -125,6 +125,8 @@ struct Buffers {
     ws_status: Option<u16>,
     /// Time after which a client may reconnect whose login was refused for that time, until its Close is encoded.
     close_after: Option<Duration>,
+    /// Connection and code of the last refusal, so that a close for the same reason is not counted again.
+    refused: Option<(crate::mail::ConnKey, u32)>,
 }
 
 impl Buffers {
@@ -135,6 +137,7 @@ impl Buffers {
             actions: Vec::new(),
             ws_status: None,
             close_after: None,
+            refused: None,
         }
     }
 }

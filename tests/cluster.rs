@@ -11,6 +11,8 @@ mod degraded;
 mod drain;
 #[path = "cluster/events.rs"]
 mod events;
+#[path = "cluster/figures.rs"]
+mod figures;
 #[path = "cluster/ids.rs"]
 mod ids;
 #[path = "cluster/import.rs"]

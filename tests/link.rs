@@ -1,6 +1,8 @@
 //! The link over gRPC beyond its contract: authentication, and the effect of one bad peer on the others.
 #![allow(clippy::unwrap_used)]
 
+#[path = "link/newer_calls.rs"]
+mod newer_calls;
 #[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
 #[path = "support/port.rs"]
 mod port;

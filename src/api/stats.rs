@@ -1,6 +1,7 @@
-//! Stream of the node's figures: one event a second, and the last 15 minutes at its start.
+//! Stream of the figures of all nodes: one event a second and node, and the last 15 minutes at its start.
 //!
-//! Each second is encoded once, for all streams. A stream that can't keep up ends, and so holds a bounded amount.
+//! Each event is encoded once, for all streams. A stream that can't keep up ends, and so holds a bounded amount. Peers
+//! are queried while there is a stream, and not otherwise.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -13,37 +14,70 @@ use axum::{
     },
     response::{IntoResponse as _, Response},
 };
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future::join_all, stream};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::Mutex;
 use tidegate_protocol::Code;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, broadcast},
-    time::{MissedTickBehavior, interval},
+    time::{Interval, MissedTickBehavior, interval, timeout},
 };
 
+mod events;
 mod fields;
-mod history;
+mod peers;
 
-use self::{fields::Sampler, history::History};
+use self::{fields::Sampler, peers::FollowedPeers};
 use super::{Api, refusal};
-use crate::{ack_times::AckTimes, cluster::Cluster, directory::Directory};
+use crate::{
+    ack_times::AckTimes,
+    cluster::Cluster,
+    directory::Directory,
+    figures::{CodeCounts, CodePeriods, FiguresQuery, STATS_ROWS_MAX},
+    link::{Link, LinkError},
+    routes::NodeBoot,
+};
 
-/// Interval of the events.
+/// Interval of the events of a node.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time for a peer to return its figures, shorter than the interval of the queries.
+pub(super) const PEER_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// Most streams at a time.
 const STREAMS_MAX: usize = 8;
 
-/// Most events that wait for one stream; one that is further behind ends.
-const BEHIND_MAX: usize = 16;
+/// Most events that wait for one stream; one that is further behind ends. Two are sent each second: one for this node,
+/// and one for all others.
+const BEHIND_MAX: usize = 32;
 
-/// Figures of the node, and the streams that follow them.
+/// Figures of the nodes, and the streams that follow them.
 pub struct StatsFeed {
-    node: String,
+    cluster: Arc<Cluster>,
     sampler: Mutex<Sampler>,
-    history: Mutex<History>,
+    codes: Arc<CodeCounts>,
+    state: Mutex<Feed>,
     streams: Arc<Semaphore>,
+}
+
+/// State that a new stream begins with.
+struct Feed {
+    /// Sender of the events; `None` once the streams have ended.
+    sender: Option<broadcast::Sender<Bytes>>,
+    peers: FollowedPeers,
+}
+
+impl Feed {
+    fn send(&self, events: String) {
+        if let Some(sender) = self.sender.as_ref().filter(|_| !events.is_empty()) {
+            // The last stream may have ended just now.
+            sender.send(events.into()).ok();
+        }
+    }
+
+    fn is_followed(&self) -> bool {
+        self.sender.as_ref().is_some_and(|sender| sender.receiver_count() > 0)
+    }
 }
 
 impl StatsFeed {
@@ -51,49 +85,116 @@ impl StatsFeed {
     pub fn new(
         cluster: Arc<Cluster>,
         metrics: PrometheusHandle,
+        codes: Arc<CodeCounts>,
         directory: Arc<Directory>,
         ack_times: Arc<AckTimes>,
     ) -> Self {
+        let sender = Some(broadcast::Sender::new(BEHIND_MAX));
         Self {
-            node: cluster.me.node.to_string(),
-            sampler: Mutex::new(Sampler::new(cluster, metrics, directory, ack_times)),
-            history: Mutex::new(History::new(BEHIND_MAX)),
+            sampler: Mutex::new(Sampler::new(Arc::clone(&cluster), metrics, directory, ack_times)),
+            cluster,
+            codes,
+            state: Mutex::new(Feed { sender, peers: FollowedPeers::new(fields::COUNT) }),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
         }
     }
 
-    /// Samples the figures each second until it is dropped.
+    /// Samples the figures each second, and follows those of the peers, until it is dropped.
     pub(super) async fn run(&self) {
-        let mut ticks = interval(INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        tokio::join!(self.sample(), self.follow_peers());
+    }
+
+    async fn sample(&self) {
+        let (mut ticks, mut periods) = (each_second(), CodePeriods::default());
         loop {
             ticks.tick().await;
-            if let Some(row) = self.sampler.lock().sample(super::now_ms()) {
-                self.history.lock().push(&self.node, row);
+            let now_ms = super::now_ms();
+            let row = self.sampler.lock().sample(now_ms);
+            let codes = periods.take(&self.codes, now_ms);
+            let state = self.state.lock();
+            let (node, mut events) = (self.cluster.me.node.as_str(), String::new());
+            if state.is_followed() {
+                row.iter().for_each(|row| events::put_now(node, row, fields::COUNT, &mut events));
+                if codes.is_some() {
+                    events::put_codes(node, codes.iter(), &mut events);
+                }
             }
+            state.send(events);
+            row.into_iter().for_each(|row| self.cluster.figures.push_stats(row));
+            codes.into_iter().for_each(|row| self.cluster.figures.push_codes(row));
+        }
+    }
+
+    async fn follow_peers(&self) {
+        let mut ticks = each_second();
+        loop {
+            ticks.tick().await;
+            let live = if self.state.lock().is_followed() { peers(&self.cluster) } else { Vec::new() };
+            let queries = {
+                let mut state = self.state.lock();
+                state.peers.retain(&live);
+                live.iter().map(|run| (run.clone(), state.peers.query(run))).collect()
+            };
+            let answers = query_peers(&*self.cluster.ports.link, queries).await;
+            let (mut state, mut events) = (self.state.lock(), String::new());
+            for (run, answer) in answers {
+                state.peers.take(&run, answer, &mut events);
+            }
+            state.send(events);
         }
     }
 
     /// Ends all streams.
     pub(super) fn end(&self) {
-        self.history.lock().end();
+        self.state.lock().sender = None;
     }
 
     /// Returns the first events of a new stream, and the later ones; `None` once the streams have ended.
     fn follow(&self) -> Option<(Bytes, broadcast::Receiver<Bytes>)> {
-        let history = self.history.lock();
-        let later = history.subscribe()?;
-        let start = format!(
+        let state = self.state.lock();
+        let later = state.sender.as_ref().map(broadcast::Sender::subscribe)?;
+        let mut start = format!(
             "event: start\ndata: {{\"everyMs\":{},\"keepMs\":{},\"fields\":{}}}\n\n",
             INTERVAL.as_millis(),
-            INTERVAL.as_millis() * history::ROWS_MAX as u128,
+            INTERVAL.as_millis() * STATS_ROWS_MAX as u128,
             fields::names(),
         );
-        Some((history.past(&self.node, start).into(), later))
+        let query = FiguresQuery { stats_from: Some(0), codes_from: Some(0), flows_after_ms: None };
+        let (node, own) = (self.cluster.me.node.as_str(), self.cluster.figures.page(query));
+        events::put_past(node, own.stats.iter(), fields::COUNT, &mut start);
+        events::put_codes(node, own.codes.iter(), &mut start);
+        state.peers.put_past(&mut start);
+        Some((start.into(), later))
     }
 }
 
-/// Streams the figures of this node.
+fn each_second() -> Interval {
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    ticks
+}
+
+/// Returns the live runs of other nodes; a former run of this node is none.
+pub(super) fn peers(cluster: &Cluster) -> Vec<NodeBoot> {
+    let mut runs = cluster.peers.runs();
+    runs.retain(|run| run.node != cluster.me.node);
+    runs
+}
+
+/// Queries peers concurrently; each has [`PEER_TIMEOUT`] to answer.
+pub(super) async fn query_peers(
+    link: &dyn Link,
+    queries: Vec<(NodeBoot, FiguresQuery)>,
+) -> Vec<(NodeBoot, Result<crate::figures::FiguresPage, LinkError>)> {
+    let late = |_| Err(LinkError::Unknown("no figures in time".to_owned()));
+    join_all(queries.into_iter().map(async |(run, query)| {
+        let answer = timeout(PEER_TIMEOUT, link.figures(&run, query)).await.unwrap_or_else(late);
+        (run, answer)
+    }))
+    .await
+}
+
+/// Streams the figures of all nodes.
 pub(super) async fn stream(State(api): State<Api>) -> Response {
     let Ok(permit) = Arc::clone(&api.stats.streams).try_acquire_owned() else {
         let message = "8 clients follow the figures of this node already";
@@ -117,3 +218,6 @@ async fn next(
     let event = later.recv().await.ok()?;
     Some((event, (later, permit)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
 
 use crate::{
     events::Events,
+    figures::Figures,
     routes::{
         Interest, NodeBoot, NodeInfo, NodeRow, Registered, Registration, Retire, Route, Routes, RoutesError,
         Token,
@@ -21,13 +22,20 @@ pub const DEPARTURE_RECHECK_DELAY: Duration = Duration::from_secs(1);
 pub struct AnnouncedRoutes {
     inner: Arc<dyn Routes>,
     events: Arc<Events>,
+    figures: Arc<Figures>,
     me: NodeBoot,
 }
 
 impl AnnouncedRoutes {
     /// Wraps the routes of the run `me`; all of the node's calls must go through the wrapper.
     pub fn new(inner: Arc<dyn Routes>, events: Arc<Events>, me: NodeBoot) -> Self {
-        Self { inner, events, me }
+        Self { inner, events, figures: Arc::default(), me }
+    }
+
+    /// Counts the devices that come and leave in `figures`.
+    #[must_use]
+    pub fn counting(self, figures: Arc<Figures>) -> Self {
+        Self { figures, ..self }
     }
 }
 
@@ -68,6 +76,7 @@ impl Routes for AnnouncedRoutes {
         let registered = self.inner.register(registration).await?;
         let route = Route { user, device, token: registered.token.clone() };
         self.events.online(&route, registered.replaced.as_ref());
+        self.figures.flows.came(registered.replaced.as_ref().map(|old| &old.at.node), &route.token.at.node);
         Ok(registered)
     }
 
@@ -83,6 +92,9 @@ impl Routes for AnnouncedRoutes {
         };
         for (row, is_deleted) in rows.iter().zip(&deleted) {
             let is_own = row.token.at == self.me;
+            if *is_deleted {
+                self.figures.flows.left(&row.token.at.node);
+            }
             match (is_deleted, is_own) {
                 (true, true) => self.events.left(row),
                 (true, false) => self.events.offline(row),

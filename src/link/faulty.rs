@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     fault::{Breaks, Faulty},
+    figures::{FiguresPage, FiguresQuery},
     routes::NodeBoot,
     trace::{TraceEvent, TraceFilter},
 };
@@ -77,5 +78,9 @@ impl Link for Faulty<dyn Link> {
 
     async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.call("traces", self.inner.traces(to, query)).await
+    }
+
+    async fn figures(&self, to: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        self.call("figures", self.inner.figures(to, query)).await
     }
 }

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     config,
+    figures::{FiguresPage, FiguresQuery},
     metrics::Metrics,
     private,
     routes::NodeBoot,
@@ -26,6 +27,7 @@ use crate::{
 mod call_queue;
 mod connection_limit;
 mod convert;
+mod figures;
 mod first_messages;
 mod handshake;
 mod listener;
@@ -310,6 +312,13 @@ impl Link for GrpcLink {
     async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         match self.query(to, CallBody::Traces(traces::put_query(query)), self.settings.timeout).await? {
             ReplyBody::Steps(sent) => Ok(traces::steps(sent)),
+            _ => Err(mismatched()),
+        }
+    }
+
+    async fn figures(&self, to: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        match self.query(to, CallBody::Figures(figures::put_query(query)), self.settings.timeout).await? {
+            ReplyBody::Figures(sent) => Ok(figures::page(sent)?),
             _ => Err(mismatched()),
         }
     }

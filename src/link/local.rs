@@ -9,6 +9,7 @@ use super::{
     PublishedMark, RoutedSession,
 };
 use crate::{
+    figures::{FiguresPage, FiguresQuery},
     routes::NodeBoot,
     trace::{TraceEvent, TraceFilter},
 };
@@ -67,6 +68,10 @@ impl Link for LocalLink {
     }
 
     async fn traces(&self, _: &NodeBoot, _: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
+        Err(LinkError::NotHere)
+    }
+
+    async fn figures(&self, _: &NodeBoot, _: FiguresQuery) -> Result<FiguresPage, LinkError> {
         Err(LinkError::NotHere)
     }
 }

@@ -11,6 +11,7 @@ use super::{
     PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
+    figures::{FiguresPage, FiguresQuery},
     routes::NodeBoot,
     trace::{TraceEvent, TraceFilter},
 };
@@ -126,5 +127,9 @@ impl Link for MemoryLink {
 
     async fn traces(&self, to: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.node(to)?.handler.traces(to, query).await
+    }
+
+    async fn figures(&self, to: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        self.node(to)?.handler.figures(to, query).await
     }
 }

@@ -24,6 +24,7 @@ use crate::{
     embedded::{BrokenDisk, Disk, EmbeddedBus, EmbeddedStore, Engine, EngineConfig, RealDisk},
     event_publisher::EventPublisher,
     events::{AnnouncedRoutes, Events},
+    figures::Figures,
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
     ports::Ports,
@@ -93,16 +94,18 @@ pub(super) fn is_unavailable(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Wraps the routes so that they record online and offline events, and builds the publisher of the events.
+/// Wraps the routes so that they record online and offline events and count moves, and builds the publisher of the events.
 fn with_events(
     routes: Arc<dyn Routes>,
     me: &NodeBoot,
     source: &str,
     sink: Option<Arc<dyn EventSink>>,
+    figures: &Arc<Figures>,
     metrics: &Metrics,
 ) -> (Arc<dyn Routes>, EventPublisher) {
     let events = Arc::new(Events::new(format!("/tidegate/{source}"), me.boot, EVENT_QUEUE_BYTES_MAX));
-    let recording = AnnouncedRoutes::new(Arc::clone(&routes), Arc::clone(&events), me.clone());
+    let recording = AnnouncedRoutes::new(Arc::clone(&routes), Arc::clone(&events), me.clone())
+        .counting(Arc::clone(figures));
     (Arc::new(recording), EventPublisher { events, routes, sink, metrics: metrics.clone() })
 }
 
@@ -167,7 +170,8 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), failure)
     };
     let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
-    let (routes, event_publisher) = with_events(routes, &me, &config.node.id, None, metrics);
+    let figures = Arc::default();
+    let (routes, event_publisher) = with_events(routes, &me, &config.node.id, None, &figures, metrics);
     let ports = Ports {
         bus,
         store,
@@ -176,7 +180,7 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         link: Arc::new(LocalLink),
     };
     let (trace, events) = (tracer(config), Arc::clone(&event_publisher.events));
-    let cluster = Cluster { trace, events, ..Cluster::new(me, ports) };
+    let cluster = Cluster { trace, events, figures, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
     Ok(BuiltPorts { cluster, failure, link: None, numbers, event_publisher, peering: Peering::Single })
 }
@@ -198,7 +202,8 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     let link = Arc::new(GrpcLink::new(me.clone(), settings, rand::random(), metrics.clone()));
     let limit = LagLimit::of(Duration::from_millis(config.kafka.retention_ms), config.kafka.retention_bytes);
     let routes = Arc::new(RedisRoutes::over(Arc::clone(&client), leases()));
-    let (routes, event_publisher) = with_events(routes, &me, &config.kafka.topic, sink, metrics);
+    let figures = Arc::default();
+    let (routes, event_publisher) = with_events(routes, &me, &config.kafka.topic, sink, &figures, metrics);
     let ports = Ports {
         bus: Arc::new(bus),
         store,
@@ -208,7 +213,7 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     };
     let peers = Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit)));
     let (trace, events) = (tracer(config), Arc::clone(&event_publisher.events));
-    let cluster = Cluster { peers, trace, events, ..Cluster::new(me, ports) };
+    let cluster = Cluster { peers, trace, events, figures, ..Cluster::new(me, ports) };
     if config.log.answers_first().is_some() {
         cluster.owned.unarchived().allow();
         warn_about_replication(config).await;

@@ -265,7 +265,10 @@ impl<I: Io> Shard<I> {
                 } else {
                     match self.verify(conn, &request.token) {
                         Ok(identity) => self.context.assigner.answer(&request, &identity.user),
-                        Err(refusal) => assign::refusal_response(&request, &refusal),
+                        Err(refusal) => {
+                            self.context.metrics.codes.count(refusal.code);
+                            assign::refusal_response(&request, &refusal)
+                        }
                     }
                 };
                 self.buffers.reply.extend_from_slice(&response);
@@ -273,6 +276,7 @@ impl<I: Io> Shard<I> {
                 Ok(ParseStep::Consumed(input.len()))
             }
             Err(refusal) => {
+                self.context.metrics.codes.count(refusal.code);
                 self.buffers.reply.extend_from_slice(&refusal.response);
                 self.finish(conn, Code::BadUpgrade);
                 Ok(ParseStep::Consumed(input.len()))

@@ -21,8 +21,24 @@ use crate::net::io::Io;
 impl<I: Io> Shard<I> {
     /// Appends a frame to the shared reply buffer, for the connection in hand.
     pub(super) fn reply(&mut self, conn: &Conn, frame: &pb::ServerFrame) {
+        self.count_code(conn, frame);
         let wire = self.conns.hot[conn.key.slot as usize].wire;
         append(frame, wire, &mut self.buffers.reply);
+    }
+
+    /// Counts the code of a refusal or of a close. A refusal that closes the connection, as that of a login, counts once.
+    fn count_code(&mut self, conn: &Conn, frame: &pb::ServerFrame) {
+        let codes = &self.context.metrics.codes;
+        match &frame.body {
+            Some(Body::Error(error)) => {
+                self.buffers.refused = Some((conn.key, error.code));
+                codes.count_number(error.code);
+            }
+            Some(Body::Close(close)) if self.buffers.refused != Some((conn.key, close.code)) => {
+                codes.count_number(close.code);
+            }
+            _ => {}
+        }
     }
 
     /// Writes the buffered replies and the outbox; bytes that the socket does not take stay in the outbox.

@@ -10,6 +10,7 @@ use std::{
 use futures_util::future::join_all;
 use tidegate::{
     fault::{FaultPlan, Faulty},
+    figures::FiguresQuery,
     link::{
         Answer, AnswerStatus, ArchiveStatus, Ask, AskKey, BestEffortMessage, GrpcLink, Landing, Link,
         LinkError, Listener, LocalLink, MemoryLink, PeerPush, PublishedMark, RoutedSession, Secret, Settings,
@@ -97,6 +98,7 @@ suite! {
         archive_query_returns_when_the_end_replies
         missing_answers_can_be_queried_again
         trace_steps_arrive_as_recorded
+        figures_arrive_as_kept
         query_does_not_wait_for_deliveries
         best_effort_messages_arrive_unchanged_and_in_order
         best_effort_messages_and_deliveries_are_independent
@@ -225,6 +227,17 @@ async fn trace_steps_arrive_as_recorded(world: &World) {
     assert_eq!(*world.end.looks.lock().unwrap(), queries);
 }
 
+async fn figures_arrive_as_kept(world: &World) {
+    let queries = [
+        FiguresQuery { stats_from: Some(0), codes_from: Some(u64::MAX), flows_after_ms: None },
+        FiguresQuery { flows_after_ms: Some(7), ..FiguresQuery::default() },
+    ];
+    for query in queries {
+        assert_eq!(world.link.figures(&world.there, query).await, Ok(end::figures()));
+    }
+    assert_eq!(*world.end.figures_queries.lock().unwrap(), queries);
+}
+
 async fn query_does_not_wait_for_deliveries(world: &World) {
     let gate = world.end.hold();
     let mut held = world.link.deliver(&world.there, vec![delivery("held", Vec::new())]);
@@ -315,6 +328,7 @@ async fn s5_ended_run_accepts_nothing(world: &World) {
     assert!(world.end.stops.lock().unwrap().is_empty());
     assert!(world.end.best_effort.lock().unwrap().is_empty());
     assert!(world.end.looks.lock().unwrap().is_empty());
+    assert!(world.end.figures_queries.lock().unwrap().is_empty());
 }
 
 async fn assert_unreachable(link: &dyn Link) {
@@ -328,6 +342,7 @@ async fn assert_unreachable(link: &dyn Link) {
     assert_eq!(link.answers_again(&here(), &gone, vec![ask]).await, Err(LinkError::NotHere));
     assert_eq!(link.send_best_effort(&gone, vec![best_effort_message(0)]).await, Err(LinkError::NotHere));
     assert_eq!(link.traces(&gone, TraceFilter::default()).await, Err(LinkError::NotHere));
+    assert_eq!(link.figures(&gone, FiguresQuery::default()).await, Err(LinkError::NotHere));
 }
 
 #[tokio::test]

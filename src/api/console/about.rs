@@ -17,6 +17,8 @@ pub(in crate::api) async fn about(State(api): State<Api>) -> Json<Value> {
         ("abort", console.may_abort),
         ("forward", console.is_development),
         ("stats", true),
+        ("flows", true),
+        ("codes", true),
     ]
     .into_iter()
     .filter_map(|(name, is_on)| is_on.then_some(name))

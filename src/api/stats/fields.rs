@@ -1,6 +1,6 @@
 //! Figures of a node: their names and sources, and the sampling of one row.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
@@ -8,6 +8,7 @@ use crate::{
     ack_times::{AckPercentiles, AckTimes},
     cluster::Cluster,
     directory::Directory,
+    figures::StatsRow,
 };
 
 /// Source of a figure.
@@ -29,8 +30,11 @@ enum Figure {
 
 use Figure::{AckMedian, AckTail, Counter, Gauge, Seconds, Users};
 
+/// Number of figures.
+pub(super) const COUNT: usize = 32;
+
 /// All figures. Clients find them by name, so that more can be appended.
-const FIELDS: [(&str, Figure); 32] = [
+const FIELDS: [(&str, Figure); COUNT] = [
     ("clients", Gauge("connections")),
     ("users", Users),
     ("connsAccepted", Counter("connections_accepted_total")),
@@ -81,7 +85,7 @@ pub(super) struct Sampler {
     directory: Arc<Directory>,
     ack_times: Arc<AckTimes>,
     /// Values of the metrics at the last sample; `None` before the first.
-    before: Option<[f64; FIELDS.len()]>,
+    before: Option<[f64; COUNT]>,
 }
 
 impl Sampler {
@@ -95,13 +99,14 @@ impl Sampler {
         Self { cluster, metrics, directory, ack_times, before: None }
     }
 
-    /// Returns the encoded row of the second that ends now; `None` at the first call, which only begins it.
-    pub(super) fn sample(&mut self, now_ms: u64) -> Option<String> {
+    /// Returns the row of the second that ends now; `None` at the first call, which only begins it.
+    pub(super) fn sample(&mut self, now_ms: u64) -> Option<StatsRow> {
         let values = values(&self.metrics.render());
         let acks = self.ack_times.take();
         let before = self.before.replace(values)?;
         let nodes = 1 + self.cluster.peers.others().len();
-        Some(row(now_ms, &values, &before, &Measured { users: self.directory.users(), nodes, acks }))
+        let values = row(&values, &before, &Measured { users: self.directory.users(), nodes, acks });
+        Some(StatsRow { at_ms: now_ms, values })
     }
 }
 
@@ -112,10 +117,9 @@ struct Measured {
     acks: AckPercentiles,
 }
 
-/// Encodes a row.
-fn row(now_ms: u64, now: &[f64; FIELDS.len()], before: &[f64; FIELDS.len()], measured: &Measured) -> String {
-    let mut text = format!("[{now_ms}");
-    for (nth, (name, figure)) in FIELDS.iter().enumerate() {
+/// Returns the values of a row.
+fn row(now: &[f64; COUNT], before: &[f64; COUNT], measured: &Measured) -> Vec<u64> {
+    let value = |(nth, (name, figure)): (usize, &(&str, Figure))| {
         let value = match figure {
             Gauge(_) if *name == "nodesLive" => measured.nodes as f64,
             Gauge(_) => now[nth],
@@ -126,15 +130,14 @@ fn row(now_ms: u64, now: &[f64; FIELDS.len()], before: &[f64; FIELDS.len()], mea
             AckTail => measured.acks.p99_us as f64,
         };
         // A value that is no number becomes 0.
-        write!(text, ",{}", value.max(0.0).round() as u64).ok();
-    }
-    text.push(']');
-    text
+        value.max(0.0).round() as u64
+    };
+    FIELDS.iter().enumerate().map(value).collect()
 }
 
 /// Reads the values of the metrics from their text form; 0 for a figure that is no metric.
-fn values(text: &str) -> [f64; FIELDS.len()] {
-    let mut values = [0.0; FIELDS.len()];
+fn values(text: &str) -> [f64; COUNT] {
+    let mut values = [0.0; COUNT];
     for line in text.lines() {
         let Some((name, value)) = line.strip_prefix(PREFIX).and_then(|line| line.split_once(' ')) else {
             continue;
@@ -185,10 +188,9 @@ mod tests {
             )
         };
         let measured = Measured { users: 2, nodes: 3, acks: AckPercentiles { p50_us: 400, p99_us: 900 } };
-        let row = row(1_000, &values(&text(70, 0.25)), &values(&text(50, 9.0)), &measured);
-        let numbers: Vec<u64> = serde_json::from_str(&row).unwrap();
-        let of = |name: &str| numbers[1 + FIELDS.iter().position(|(it, _)| *it == name).unwrap()];
-        assert_eq!((numbers[0], numbers.len()), (1_000, 1 + FIELDS.len()));
+        let numbers = row(&values(&text(70, 0.25)), &values(&text(50, 9.0)), &measured);
+        let of = |name: &str| numbers[FIELDS.iter().position(|(it, _)| *it == name).unwrap()];
+        assert_eq!(numbers.len(), COUNT);
         assert_eq!([of("clients"), of("users"), of("sends"), of("archiveLagMs")], [3, 2, 20, 250]);
         assert_eq!([of("nodesLive"), of("ackP50Us"), of("ackP99Us"), of("logins")], [3, 400, 900, 0]);
     }
@@ -197,7 +199,9 @@ mod tests {
     fn counter_that_falls_or_is_no_number_is_zero() {
         let measured = Measured { users: 0, nodes: 1, acks: AckPercentiles::default() };
         let odd = values("tidegate_connections NaN\ntidegate_sends_total -5\ntidegate_logins_total x\n");
-        let row = row(1, &odd, &[7.0; FIELDS.len()], &measured);
-        assert!(serde_json::from_str::<Vec<u64>>(&row).is_ok(), "{row}");
+        let mut expected = vec![0; COUNT];
+        // `nodesLive` is no metric.
+        expected[FIELDS.iter().position(|(name, _)| *name == "nodesLive").unwrap()] = 1;
+        assert_eq!(row(&odd, &[7.0; COUNT], &measured), expected);
     }
 }

@@ -17,7 +17,7 @@ use super::{
     Settings,
     connection_limit::{Authenticated, ConnectionLimit},
     convert::{self, Malformed},
-    handshake,
+    figures, handshake,
     peer::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES},
     service::{self, LinkServer, MESSAGE_BYTES_MAX, ResponseStream, StreamHandler},
     traces,
@@ -270,6 +270,9 @@ impl StreamServer {
             }
             Call::Traces(sent) => {
                 Reply::Steps(traces::put_steps(handler.traces(me, traces::query(sent)?).await?))
+            }
+            Call::Figures(sent) => {
+                Reply::Figures(figures::put_page(handler.figures(me, figures::query(sent)).await?))
             }
         })
     }

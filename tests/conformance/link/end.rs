@@ -10,6 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use tidegate::{
+    figures::{CodesRow, FiguresPage, FiguresQuery, Flow, FlowsRow, StatsRow},
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, Link, LinkError,
         PartitionOffset, PeerPush, PublishedMark, RoutedSession, Target,
@@ -20,7 +21,7 @@ use tidegate::{
 use tidegate_protocol::machine::ledger::Outcome;
 use tokio::sync::Semaphore;
 
-use crate::user;
+use crate::{node, user};
 
 /// Epoch of connections that are on this node.
 pub(super) const HERE: u64 = 7;
@@ -45,6 +46,8 @@ pub(super) struct End {
     pub(super) asks: Mutex<Vec<(NodeBoot, Vec<Ask>)>>,
     /// Trace queries.
     pub(super) looks: Mutex<Vec<TraceFilter>>,
+    /// Queries for figures.
+    pub(super) figures_queries: Mutex<Vec<FiguresQuery>>,
     /// Errors of the next deliveries.
     pub(super) fails: Mutex<Vec<LinkError>>,
     /// Deliveries wait until it is closed, if it is set.
@@ -54,6 +57,26 @@ pub(super) struct End {
     under_way: AtomicUsize,
     /// Highest number of concurrent answers and deliveries.
     pub(super) at_once: AtomicUsize,
+}
+
+/// Returns figures with each kind of row.
+pub(super) fn figures() -> FiguresPage {
+    let name = |name: &str| Some(node(name, 1).node);
+    let flows = vec![
+        Flow { from: name("n1"), to: name("there"), count: 3 },
+        Flow { from: None, to: name("there"), count: 1 },
+        Flow { from: name("there"), to: None, count: 2 },
+    ];
+    FiguresPage {
+        now_ms: 1_763_712_009_123,
+        stats: (1..=900)
+            .map(|n| StatsRow { at_ms: n * 1_000, values: (0..40).map(|at| n << at).collect() })
+            .collect(),
+        stats_next: u64::MAX,
+        codes: vec![CodesRow { at_ms: 10_000, counts: vec![(1_000, 1), (4_014, 7)] }],
+        codes_next: 5,
+        flows: vec![FlowsRow { at_ms: 1_000, flows }, FlowsRow { at_ms: 2_000, flows: Vec::new() }],
+    }
 }
 
 /// Returns the status of a record by its offset.
@@ -172,5 +195,10 @@ impl Link for End {
     async fn traces(&self, _: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.looks.lock().unwrap().push(query);
         Ok(steps())
+    }
+
+    async fn figures(&self, _: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        self.figures_queries.lock().unwrap().push(query);
+        Ok(figures())
     }
 }

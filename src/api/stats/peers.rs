@@ -1,0 +1,158 @@
+//! Figures of the other nodes, as far as they are followed: what was received, and the position of the next query.
+
+use std::collections::HashMap;
+
+use super::events;
+use crate::{
+    figures::{CODES_ROWS_MAX, CodesRow, FiguresPage, FiguresQuery, RowRing, STATS_ROWS_MAX, StatsRow},
+    link::LinkError,
+    routes::NodeBoot,
+};
+
+/// Followed peers. Bounded by the live nodes, and for each of them by the rows that a node keeps.
+pub(super) struct FollowedPeers {
+    /// Number of values of a row.
+    width: usize,
+    peers: HashMap<NodeBoot, FollowedPeer>,
+}
+
+/// Figures received from one run of a peer.
+struct FollowedPeer {
+    stats: RowRing<StatsRow>,
+    stats_next: u64,
+    codes: RowRing<CodesRow>,
+    codes_next: u64,
+}
+
+impl FollowedPeers {
+    /// Creates an empty list; rows get `width` values.
+    pub(super) fn new(width: usize) -> Self {
+        Self { width, peers: HashMap::new() }
+    }
+
+    /// Forgets all peers but these.
+    pub(super) fn retain(&mut self, live: &[NodeBoot]) {
+        self.peers.retain(|run, _| live.contains(run));
+    }
+
+    /// Returns the query for what is newer than the received figures of a peer.
+    pub(super) fn query(&self, run: &NodeBoot) -> FiguresQuery {
+        let (stats, codes) = self.peers.get(run).map_or((0, 0), |peer| (peer.stats_next, peer.codes_next));
+        FiguresQuery { stats_from: Some(stats), codes_from: Some(codes), flows_after_ms: None }
+    }
+
+    /// Takes a peer's answer, and appends its events to `out`. A peer without an answer keeps its rows until it leaves
+    /// the list of nodes, or its run has ended.
+    pub(super) fn take(&mut self, run: &NodeBoot, answer: Result<FiguresPage, LinkError>, out: &mut String) {
+        let page = match answer {
+            Ok(page) => page,
+            Err(error) => {
+                tracing::debug!(%error, node = %run.node, "peer returned no figures");
+                if error == LinkError::NotHere {
+                    self.peers.remove(run);
+                }
+                return;
+            }
+        };
+        let (node, width) = (run.node.as_str(), self.width);
+        let is_new = !self.peers.contains_key(run);
+        let peer = self.peers.entry(run.clone()).or_insert_with(|| FollowedPeer {
+            stats: RowRing::new(STATS_ROWS_MAX),
+            stats_next: 0,
+            codes: RowRing::new(CODES_ROWS_MAX),
+            codes_next: 0,
+        });
+        (peer.stats_next, peer.codes_next) = (page.stats_next, page.codes_next);
+        if is_new {
+            events::put_past(node, page.stats.iter(), width, out);
+        } else {
+            page.stats.iter().for_each(|row| events::put_now(node, row, width, out));
+        }
+        if is_new || !page.codes.is_empty() {
+            events::put_codes(node, page.codes.iter(), out);
+        }
+        page.stats.into_iter().for_each(|row| peer.stats.push(row));
+        page.codes.into_iter().for_each(|row| peer.codes.push(row));
+    }
+
+    /// Appends the events with the rows so far, for a new stream.
+    pub(super) fn put_past(&self, out: &mut String) {
+        for (run, peer) in &self.peers {
+            let node = run.node.as_str();
+            events::put_past(node, peer.stats.rows(), self.width, out);
+            events::put_codes(node, peer.codes.rows(), out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_protocol::id::NodeId;
+
+    use super::*;
+
+    fn run(boot: u64) -> NodeBoot {
+        NodeBoot { node: NodeId::new("n2").unwrap(), boot }
+    }
+
+    fn page(times: &[u64], stats_next: u64, codes: &[u64]) -> FiguresPage {
+        FiguresPage {
+            stats: times.iter().map(|at_ms| StatsRow { at_ms: *at_ms, values: vec![*at_ms] }).collect(),
+            stats_next,
+            codes: codes.iter().map(|at_ms| CodesRow { at_ms: *at_ms, counts: vec![(4_014, 1)] }).collect(),
+            codes_next: codes.len() as u64,
+            ..FiguresPage::default()
+        }
+    }
+
+    fn taken(peers: &mut FollowedPeers, boot: u64, answer: Result<FiguresPage, LinkError>) -> String {
+        let mut out = String::new();
+        peers.take(&run(boot), answer, &mut out);
+        out
+    }
+
+    #[test]
+    fn peer_begins_with_its_past_and_goes_on_with_newer_rows() {
+        let mut peers = FollowedPeers::new(1);
+        let query = |stats, codes| FiguresQuery {
+            stats_from: Some(stats),
+            codes_from: Some(codes),
+            flows_after_ms: None,
+        };
+        assert_eq!(peers.query(&run(1)), query(0, 0));
+        let past = "event: past\ndata: {\"node\":\"n2\",\"rows\":[[5,5],[6,6]]}\n\n";
+        let codes = "event: codes\ndata: {\"node\":\"n2\",\"everyMs\":10000,\"rows\":[[4,[[4014,1]]]]}\n\n";
+        assert_eq!(taken(&mut peers, 1, Ok(page(&[5, 6], 9, &[4]))), [past, codes].concat());
+        assert_eq!(peers.query(&run(1)), query(9, 1));
+        // Without an answer, the next query is the same, and a new stream gets what there is.
+        assert_eq!(taken(&mut peers, 1, Err(LinkError::Unavailable("old".into()))), "");
+        assert_eq!(peers.query(&run(1)), query(9, 1));
+        let now = "event: now\ndata: {\"node\":\"n2\",\"row\":[7,7]}\n\n";
+        assert_eq!(taken(&mut peers, 1, Ok(page(&[7], 10, &[]))), now);
+        let mut start = String::new();
+        peers.put_past(&mut start);
+        assert_eq!(start, [&past.replace("]]}", "],[7,7]]}"), codes].concat());
+    }
+
+    #[test]
+    fn run_that_has_left_is_forgotten_and_another_starts_over() {
+        let mut peers = FollowedPeers::new(1);
+        taken(&mut peers, 1, Ok(page(&[5], 1, &[])));
+        peers.retain(&[run(1), run(2)]);
+        assert!(taken(&mut peers, 2, Ok(page(&[8], 1, &[]))).starts_with("event: past\n"));
+        taken(&mut peers, 1, Err(LinkError::NotHere));
+        assert_eq!(peers.peers.keys().collect::<Vec<_>>(), [&run(2)]);
+        peers.retain(&[]);
+        assert!(peers.peers.is_empty());
+    }
+
+    #[test]
+    fn kept_rows_are_bounded() {
+        let mut peers = FollowedPeers::new(1);
+        for n in 0..3 {
+            taken(&mut peers, 1, Ok(page(&[n; STATS_ROWS_MAX], 0, &[n; CODES_ROWS_MAX])));
+        }
+        let peer = &peers.peers[&run(1)];
+        assert_eq!((peer.stats.rows().len(), peer.codes.rows().len()), (STATS_ROWS_MAX, CODES_ROWS_MAX));
+    }
+}
