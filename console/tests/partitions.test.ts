@@ -50,7 +50,9 @@ test("cells say what waits, and too many of them show the worst of each group", 
 test("an owner is described by what moves, and by the partition that waits longest", () => {
   const owners = [owner("n1", [0, 1, 2], { 1: [3, 1500], 2: [9, 2000] }), owner("n2", [2])];
   const list = cells(hold(new Map(), owners, 3, 0), owners, []);
-  assert.deepEqual(ownerWords(list, 3), { text: "3, 1 on their way to n2", worst: "1: 3 records, 1.5 s old" });
+  assert.deepEqual(ownerWords(list, 3), { text: "3, 1 on their way to n2", worst: "1: 3 records, 1.5 s old", isRed: false });
+  const behind = cells(hold(new Map(), [owner("n1", [0, 1, 2, 3, 4])], 5, 0), [owner("n1", [0, 1, 2, 3, 4])], [0, 1, 3, 4]);
+  assert.deepEqual(ownerWords(behind, 5), { text: "5", worst: "0, 1, 3 and 1 more: ARCHIVE_BEHIND (4011)", isRed: true });
 });
 
 test("height grows with the logarithm of what waits", () => {

@@ -13,6 +13,9 @@ const AGAIN = 6;
 /** Moves by second; undefined while the node does not count them. */
 export const flows = signal<ReadonlyMap<number, readonly Move[]> | undefined>(undefined);
 
+/** Changes when moves of seconds are read late, after a time in which the page read none. */
+export const flowsRevision = signal(0);
+
 /** Nodes whose moves are missing. */
 export const silent = signal<readonly string[]>([]);
 
@@ -39,15 +42,20 @@ export function mergeFlows(before: ReadonlyMap<number, readonly Move[]>, rows: A
 export function followFlows(): () => void {
   let since = 0;
   let isBusy = false;
+  let isLate = true;
   const read = async () => {
+    if (document.hidden || paused.value) isLate = true;
     if (isBusy || document.hidden || paused.value || !allows("flows")) return;
     isBusy = true;
     try {
       const it = await get<Answer>(`/v1/flows?since=${since}`);
       flows.value = mergeFlows(flows.value ?? new Map(), it.rows);
       silent.value = it.silent ?? [];
+      if (isLate) flowsRevision.value += 1;
+      isLate = false;
       since = Math.max(0, it.nowMs - AGAIN * 1000);
     } catch {
+      isLate = true;
       // It is read again in a second; the foot of the page says when the node is silent.
     }
     isBusy = false;

@@ -45,7 +45,7 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td class="end">{grouped(it.conns)}</td>
       <td class="wide wider"><span class="meter"><i class="bar" style={{ width: it.conns === 0 ? "0" : `${Math.min(100, (it.conns / Math.max(1, it.capacity)) * 100)}%` }} /></span> <span class="quiet small">of {grouped(it.capacity)}</span></td>
       <td class="end wide">{it.owns.length}</td>
-      <td class="end wide">{grouped(lag)}{age > 1000 && <span class="small waits"> {duration(age)}</span>}</td>
+      <td class="end wide">{grouped(lag)}{age >= 1000 && <span class="small lagging"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>
       <td class="wide soft grow doing">{drainWords(it) || (it.lease !== "live" ? "stopped" : cameBack(it.node))}{it.weight !== 100 && <span class="quiet"> weight {grouped(it.weight)}</span>}{it.share !== null && it.share >= 0 && <span class="quiet"> share {it.share} %</span>}</td>
       <td class="wide zone">{it.zone}</td>

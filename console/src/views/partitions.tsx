@@ -89,7 +89,7 @@ function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly
           <div class={`owner ${group.name === "all" ? "" : nodeClass(group.name)}`} role="row" key={group.name}>
             <div role="rowheader" class={byNumber ? "sr" : ""}>
               {group.name === "" ? <span class="waits">no owner</span> : group.name === "all" ? "All" : <span class="node">{group.name}</span>} <span class="quiet small">{words.text}</span>
-              {words.worst && <span class="small worst"> {words.worst}</span>}
+              {words.worst && <span class={words.isRed ? "small worst waits" : "small worst"}> {words.worst}</span>}
             </div>
             <div class="cells" role="presentation">
               {group.cells.map((cell, place) => (

@@ -9,7 +9,7 @@ import { counts, type Reading } from "../charts/readings.ts";
 import { layout, type Layout } from "../charts/river.ts";
 import type { Move } from "../charts/strands.ts";
 import { allows, boot, nodeClass, nodeNames } from "../live/boot.ts";
-import { flows, silent } from "../live/flows.ts";
+import { flows, flowsRevision, silent } from "../live/flows.ts";
 import { nodes } from "../live/nodes.ts";
 import { readings } from "../live/samples.ts";
 import { revision, seconds } from "../live/stats.ts";
@@ -45,9 +45,9 @@ export interface Current {
   readonly all: readonly Phase[];
 }
 
-/** The state of the river, once a second; undefined before the first figures. */
+/** The state of the river, once a second and when the past becomes known; undefined before the first figures. */
 export const current = computed<Current | undefined>(() => {
-  void seconds.value;
+  void [seconds.value, revision.value, flowsRevision.value];
   const end = pinned.value;
   return course.strands.steps.length > 0 ? untracked(() => read(end)) : read(end);
 });
@@ -55,7 +55,7 @@ export const current = computed<Current | undefined>(() => {
 function read(wanted: number | undefined): Current | undefined {
   const known = readings();
   const names = nodeNames.value.filter((name) => known.has(name));
-  course.update({ names, readings: known, flows: allows("flows") ? (flows.value ?? new Map<number, Move[]>()) : undefined, revision: revision.value + (flows.value ? 0.5 : 0) });
+  course.update({ names, readings: known, flows: allows("flows") ? (flows.value ?? new Map<number, Move[]>()) : undefined, revision: revision.value + flowsRevision.value });
   const end = course.strands.steps.at(-1)?.at;
   if (end === undefined) return undefined;
   const to = wanted ?? end;

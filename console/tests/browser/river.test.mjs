@@ -18,10 +18,10 @@ after(async () => {
   await node?.stop();
 });
 
-async function openNodes(path, options) {
+async function openNodes(path, options, ago) {
   const it = await open(browser, node.url, "/errors", options);
   await it.page.waitForSelector(".code");
-  await pretend(it.page, rollout(Math.floor(Date.now() / 1000)));
+  await pretend(it.page, rollout(Math.floor(Date.now() / 1000), ago));
   await it.page.goto(node.url + path);
   return it;
 }
@@ -46,9 +46,9 @@ for (const path of ["/nodes", "/overview"]) {
 
 test("the river opens while nodes leave, is read by keys, stands still and shows as a table", { timeout: 60_000 }, async () => {
   const { page, context, wrong } = await openNodes("/nodes");
-  await page.waitForSelector(".phases li");
+  await page.waitForSelector(".phases >> text=n3 leaves");
   assert.match((await page.textContent(".phases")) ?? "", /n3 leaves, 3,000 at 50\/s.+n1 is leaving/);
-  assert.match((await page.textContent(".figures")) ?? "", /Have moved3,\d\d\din 8 min/);
+  await page.waitForSelector(".figures >> text=/Have moved\\s*3,\\d{3}/");
   assert.equal(await page.evaluate(() => document.querySelector(".river-box")?.clientHeight), 392);
   const drawn = () => page.evaluate(() => {
     const canvas = document.querySelector(".river-box canvas");
@@ -69,6 +69,18 @@ test("the river opens while nodes leave, is read by keys, stands still and shows
   assert.equal(await page.evaluate(() => document.querySelector(".river-box")?.clientHeight), 120);
   await page.click("text=Show as table");
   assert.match((await page.textContent(".river-table")) ?? "", /n3 to n1 750, n3 to n2 750/);
+  assert.deepEqual(wrong, []);
+  await context.close();
+});
+
+test("the last rollout that the page keeps is shown again", { timeout: 60_000 }, async () => {
+  const { page, context, wrong } = await openNodes("/nodes", {}, 780);
+  await page.waitForSelector(".phases >> text=n1");
+  assert.doesNotMatch((await page.textContent(".phases")) ?? "", /n3/);
+  await page.click("text=Last rollout");
+  await page.waitForSelector(".phases >> text=n3 leaves, 3,000 at 50/s");
+  await page.click("text=Go on");
+  await page.waitForSelector("text=Last rollout");
   assert.deepEqual(wrong, []);
   await context.close();
 });
@@ -103,6 +115,7 @@ test("the weight of another node is set through that of the page, and each actio
   await page.keyboard.press("Escape");
   await until(page, () => document.querySelector(":popover-open") === null);
   await page.click("[aria-label='More for n2']");
+  await page.waitForSelector(":popover-open >> text=Weight and share");
   assert.match((await page.textContent(":popover-open")) ?? "", /draining as curl.+calling off as curl.+weight as curl/);
   await page.click("text=Weight and share");
   await page.fill("dialog[open] input >> nth=0", "many");

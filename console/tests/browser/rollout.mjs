@@ -3,8 +3,8 @@
 const FIELDS = ["clients", "slowCloses", "ackP99Us", "drainPhase"];
 const NAMES = ["n1", "n2", "n3"];
 
-/** Counts, moves and nodes of the last ten minutes, by the second in which they end. */
-export function rollout(end) {
+/** Counts, moves and nodes of the last minutes, by the second in which they end; n3 left `ago` seconds before, for 100 s. */
+export function rollout(end, ago = 400) {
   const rows = { n1: [], n2: [], n3: [] };
   const flows = [];
   const have = { n1: 3000, n2: 3000, n3: 3000 };
@@ -13,15 +13,15 @@ export function rollout(end) {
     have[to] += count;
     list.push([from, to, count]);
   };
-  for (let second = -600; second <= 0; second += 1) {
+  for (let second = -ago - 90; second <= 0; second += 1) {
     const list = [];
-    const [n3Leaves, n1Leaves] = [second >= -400 && second < -340, second >= -20];
+    const [n3Leaves, n1Leaves] = [second >= -ago && second < 60 - ago, second >= -20];
     if (n3Leaves) for (const to of ["n1", "n2"]) hand("n3", to, 25, list);
     if (n1Leaves) for (const to of ["n2", "n3"]) hand("n1", to, 25, list);
     flows.push([(end + second) * 1000, list]);
     for (const name of NAMES) {
-      if (name === "n3" && second > -338 && second <= -300) continue;
-      const phase = (name === "n3" && second >= -400 && second <= -338) || (name === "n1" && n1Leaves) ? 3 : 0;
+      if (name === "n3" && second > 62 - ago && second <= 100 - ago) continue;
+      const phase = (name === "n3" && second >= -ago && second <= 62 - ago) || (name === "n1" && n1Leaves) ? 3 : 0;
       rows[name].push([(end + second) * 1000 + 100, have[name], 0, 4200, phase]);
     }
   }
