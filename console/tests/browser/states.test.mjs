@@ -140,6 +140,18 @@ describe("the states of the page", { concurrency: 3 }, () => {
     for (const part of [".count-badge", ".rise", ".trend", ".part"]) assert.equal(await page.$(part), null, part);
   });
 
+  test("the style guide and Try it exist on nodes for development only", { timeout: 60_000 }, async () => {
+    const own = await startNode({ env: { TIDEGATE__ADMIN__DEVELOPMENT: "no" } });
+    const { page, context, wrong } = await open(browser, own.url, "/styleguide");
+    await page.waitForSelector(".note >> text=This page has no view at this address.");
+    assert.equal(await page.$(".guide"), null);
+    await page.goto(`${own.url}/try`);
+    await page.waitForSelector(".note >> text=Try it exists on nodes for development only");
+    assert.deepEqual(wrong, []);
+    await context.close();
+    await own.stop();
+  });
+
   test("a console that only reads offers no actions", { timeout: 60_000 }, async () => {
     const own = await startNode({ env: { TIDEGATE__ADMIN__CONSOLE: "read" } });
     const { page, context, wrong } = await open(browser, own.url, "/nodes");
