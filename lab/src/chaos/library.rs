@@ -109,8 +109,9 @@ impl Libraries {
             let (world, routes, name) =
                 (Arc::clone(world), Arc::clone(&library.routes), library.description.name.clone());
             tokio::spawn(async move {
-                let end = hand_over(events, &routes).await;
-                world.fail(format!("the adapter of {name} has ended: {end:?}"));
+                let error = hand_over(events, &routes).await.err();
+                let why = error.map_or_else(String::new, |error| format!(": {error:#}"));
+                world.fail(format!("the adapter of {name} has ended by itself{why}"));
             });
         }
     }
