@@ -196,7 +196,7 @@ impl Client {
             }
             let loses = self.loses_pushes && self.rng.random_ratio(1, LOST_ONE_IN);
             if connection.takes(&frame, loses)
-                && let Some(code) = self.person.hear(now, frame)
+                && let Some(code) = self.person.handle_frame(now, frame)
             {
                 return Err(code);
             }
