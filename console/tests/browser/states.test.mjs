@@ -122,11 +122,12 @@ describe("the states of the page", { concurrency: 3 }, () => {
     .map(([event, data]) => `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`).join("");
   const now = Date.now();
   const rows = [[now - 600_000, [[2002, 40]]], [now - 60_000, [[2002, 2], [4005, 7]]], [now, [[1002, 9]]]];
-  const counting = (features) => async (page) => {
-    await boot(page, (it) => ({ ...it, features: [...it.features, ...features], nodes: 3, peers: ["n2", "n3"].map((name) => ({ node: name, ws: [], admin: "" })) }));
+  const counting = (isCounting) => async (page) => {
+    const others = (features) => features.filter((it) => it !== "codes");
+    await boot(page, (it) => ({ ...it, features: [...others(it.features), ...(isCounting ? ["codes"] : [])], nodes: 3, peers: ["n2", "n3"].map((name) => ({ node: name, ws: [], admin: "" })) }));
     await page.route("**/v1/stats/stream", (route) => route.fulfill({ contentType: "text/event-stream", body: stream(rows) }));
   };
-  stated("codes that rise come first, with their counts, and have a badge", "/errors", counting(["codes"]), async (page) => {
+  stated("codes that rise come first, with their counts, and have a badge", "/errors", counting(true), async (page) => {
     await page.waitForSelector(".nav .count-badge >> text=2");
     assert.deepEqual(await page.$$eval(".rise > .num:first-child", (list) => list.map((it) => it.textContent)), ["1002", "4005"]);
     assert.match((await page.textContent(".rise")) ?? "", /9 in 5 min.*9 in 15 min, rises/);
@@ -134,7 +135,7 @@ describe("the states of the page", { concurrency: 3 }, () => {
     assert.equal(await page.$("#code-2001 .trend"), null);
     await page.waitForSelector(".part >> text=n3 did not report. These are the counts of 2 of 3 nodes.");
   });
-  stated("without counts nothing is claimed about codes", "/errors", counting([]), async (page) => {
+  stated("without counts nothing is claimed about codes", "/errors", counting(false), async (page) => {
     await page.waitForSelector(".code");
     await page.waitForSelector(".foot >> text=/Live|Last heard/");
     for (const part of [".count-badge", ".rise", ".trend", ".part"]) assert.equal(await page.$(part), null, part);
