@@ -1,7 +1,7 @@
 //! `tidegate demo`: a node, two bots that talk, and breaks on a schedule, each followed by a judgement.
 //!
 //! The node is a process of this same binary. The bots are clients over sockets: `bot` is the pure machine of one,
-//! `stage` drives both, `breaks` has what is done to them, and `judge` compares what they sent, were acked and showed
+//! `stage` drives both, `schedule` decides what is next, `breaks` has what is done to them, and `judge` compares what they sent, were acked and showed
 //! with the history that both pull after each break.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
@@ -15,12 +15,13 @@ use tokio::{
 use self::{
     breaks::Break,
     node::{DataDir, NodeProcess},
-    play::{End, Play},
+    play::Play,
     record::User,
+    schedule::End,
     screen::Screen,
     stage::{Stage, Wish},
 };
-use super::find;
+use super::{child, find};
 use crate::private;
 
 mod audit;
@@ -30,6 +31,7 @@ mod judge;
 mod node;
 mod play;
 mod record;
+mod schedule;
 mod screen;
 mod stage;
 mod words;
@@ -87,10 +89,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let data = DataDir::open(args.data.as_deref())?;
         let outcome = show(args, &data).await;
-        if matches!(outcome, Ok(true)) {
+        let log = child::log_file(&data.path);
+        if matches!(outcome, Ok(true)) || !log.exists() {
             data.remove();
         } else if data.is_temporary {
-            eprintln!("kept, with the node's log: {}", data.path.display());
+            eprintln!("the data is kept; the node's log: {}", log.display());
         }
         Ok(if outcome? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     })
@@ -161,10 +164,12 @@ async fn finish(play: &mut Play) {
     let is_good = play.judged.findings.is_empty() && play.overdue.is_empty();
     let text = match (is_good, can_judge) {
         (false, _) => "a promise was broken",
+        (true, _) if play.judged.sent == 0 => "nothing was sent, and nothing was judged",
         (true, true) => "no promise was broken: both histories agree with all that was sent, acked and shown",
         (true, false) => "no promise was broken up to the last judgement; what came after it was not checked",
     };
-    play.screen.verdict(text, is_good && can_judge);
+    let checked = (can_judge || !is_good).then_some(is_good);
+    play.screen.verdict(text, checked);
     for user in User::BOTH {
         play.stage.wish(user, Wish::Offline);
     }

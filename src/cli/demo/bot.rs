@@ -107,11 +107,6 @@ impl Bot {
         self.complete
     }
 
-    /// Returns the number of messages without an answer.
-    pub(super) fn unanswered(&self) -> usize {
-        self.outbox.len()
-    }
-
     /// Returns whether the bot is logged in, has all answers, and has everything up to `seq`.
     pub(super) fn is_calm(&self, seq: u64) -> bool {
         let has_all = self.complete.is_some_and(|complete| complete >= self.target.max(seq));

@@ -17,8 +17,8 @@ const OFFLINE_MAX: Duration = Duration::from_secs(3);
 const OFFLINE_MIN: Duration = Duration::from_millis(400);
 /// Interval between messages that are written until the node is killed.
 const STREAM_INTERVAL: Duration = Duration::from_millis(2);
-/// Messages that are written until the node is killed.
-const STREAM_MESSAGES: usize = 12;
+/// Messages that are written one after the other, and messages that follow at once, right before the kill.
+const STREAM_MESSAGES: (usize, usize) = (6, 10);
 
 /// Kind of break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,10 +128,15 @@ async fn offline(play: &mut Play, victim: User) -> anyhow::Result<()> {
 
 async fn kill(play: &mut Play) -> anyhow::Result<()> {
     let mut ids = Vec::new();
-    for nth in 0..STREAM_MESSAGES {
+    let (stream, burst) = STREAM_MESSAGES;
+    for nth in 0..stream + burst {
         ids.push(play.write(User::BOTH[nth % 2], "Quick, before it goes dark."));
-        tokio::time::sleep(STREAM_INTERVAL).await;
+        if nth < stream {
+            tokio::time::sleep(STREAM_INTERVAL).await;
+        }
     }
+    // Time for the burst to leave, not for its acks.
+    tokio::time::sleep(STREAM_INTERVAL / 2).await;
     let killed = play.stage.now();
     play.node.kill().await?;
     play.stage.until(RECOVERY_MAX, |scene| scene.bots.iter().all(|bot| !bot.is_live())).await;
@@ -215,18 +220,20 @@ async fn lost_ack(play: &mut Play, sender: User) -> anyhow::Result<()> {
     }
     let (sent, shown) =
         play.stage.look(|scene| (scene.record.find(&id).cloned(), scene.record.times_shown(receiver, &id)));
-    let Some((sent, ack)) = sent.and_then(|sent| Some((sent.clone(), *sent.acks.last()?))) else {
-        return Ok(());
-    };
     play.screen.detail(&format!(
-        "{} after {}: sent again under the same id, acked as seq {}{}; {} was shown it {}",
+        "{} was back after {}, and sent it again under the same id",
         sender.name(),
-        fine(back),
-        sent.seq().unwrap_or(ack.seq),
-        if ack.is_duplicate { ", a duplicate" } else { "" },
-        receiver.name(),
-        times(shown)
+        fine(back)
     ));
+    if let Some(ack) = sent.and_then(|sent| sent.acks.last().copied()) {
+        play.screen.detail(&format!(
+            "it was acked as seq {}, {}; {} was shown it {}",
+            ack.seq,
+            if ack.is_duplicate { "a duplicate" } else { "new to the node" },
+            receiver.name(),
+            times(shown)
+        ));
+    }
     Ok(())
 }
 

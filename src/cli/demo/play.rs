@@ -1,4 +1,4 @@
-//! Play: the bots talk, a break follows at its time, and a judgement follows each break.
+//! Play: the stage, the node and the screen, with what breaks and judgements need of all three.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -7,32 +7,17 @@ use uuid::Uuid;
 
 use super::{
     bot::Bot,
-    breaks::Break,
     judge::{Finding, Judgement, judge},
     node::NodeProcess,
-    record::{Sent, User},
+    record::User,
     screen::Screen,
     stage::{Scene, Stage},
-    words,
 };
 
 /// Time for a message to be acked and shown while nothing is broken, and for the bots to recover from a break.
 pub(super) const RECOVERY_MAX: Duration = Duration::from_secs(20);
 /// Time for both histories to be pulled.
-const AUDIT_MAX: Duration = Duration::from_secs(20);
-/// Longest pause between two messages of the talk.
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Interval at which traces are asked for again; a node records them for ten minutes.
-const TRACE_INTERVAL: Duration = Duration::from_secs(9 * 60);
-/// Longest time before the first break.
-const FIRST_BREAK_MAX: Duration = Duration::from_secs(5);
-
-/// When the play ends by itself.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct End {
-    pub(super) after: Option<Duration>,
-    pub(super) rounds: Option<usize>,
-}
+pub(super) const AUDIT_MAX: Duration = Duration::from_secs(20);
 
 /// State of the play.
 pub(super) struct Play {
@@ -48,10 +33,9 @@ pub(super) struct Play {
     pub(super) judged: Judgement,
     /// Broken promises that the recording does not show.
     pub(super) overdue: BTreeSet<Finding>,
-    /// Whether a break is under way.
-    pub(super) is_breaking: bool,
     messages: usize,
-    talked: usize,
+    /// Messages of the talk so far.
+    pub(super) talked: usize,
 }
 
 impl Play {
@@ -66,7 +50,6 @@ impl Play {
             breaks: 0,
             judged: Judgement::default(),
             overdue: BTreeSet::new(),
-            is_breaking: false,
             messages: 0,
             talked: 0,
         }
@@ -87,60 +70,6 @@ impl Play {
         self.node.trace().await
     }
 
-    /// Plays until the end; `Ok` also if a promise was broken.
-    pub(super) async fn run(&mut self, end: End) -> anyhow::Result<()> {
-        let pause = PAUSE_MAX.min(self.every / 4);
-        let mut next_break = self.stage.now() + FIRST_BREAK_MAX.min(self.every / 2);
-        let mut next_trace = self.stage.now() + TRACE_INTERVAL;
-        while !self.screen.is_closed {
-            if end.after.is_some_and(|after| self.stage.now() >= after)
-                || end.rounds.is_some_and(|rounds| self.breaks >= rounds * Break::ALL.len())
-            {
-                return Ok(());
-            }
-            if self.stage.now() >= next_trace {
-                next_trace = self.stage.now() + TRACE_INTERVAL;
-                self.node.trace().await?;
-            }
-            if self.stage.now() >= next_break {
-                next_break = self.stage.now() + self.every;
-                self.break_next().await?;
-            } else {
-                self.talk().await?;
-            }
-            tokio::time::sleep(pause).await;
-        }
-        Ok(())
-    }
-
-    /// Lets one bot say the next line of the talk.
-    async fn talk(&mut self) -> anyhow::Result<()> {
-        let from = User::BOTH[self.talked % 2];
-        let text = words::talk(self.talked);
-        self.talked += 1;
-        let at = self.stage.now();
-        let id = self.write(from, text);
-        let is_done = |scene: &Scene| {
-            let seq = scene.record.find(&id).and_then(Sent::seq);
-            seq.is_some() && scene.bot(from.other()).complete() >= seq
-        };
-        // Without the receiver, the next judgement says what is missing.
-        self.stage.until(RECOVERY_MAX, is_done).await;
-        self.check()?;
-        let outcome = self.stage.look(|scene| {
-            let sent = scene.record.find(&id)?;
-            let shown = scene.record.shown(from.other()).iter().rev().find(|shown| shown.id == id);
-            let shown = shown.map_or_else(
-                || "not shown".to_owned(),
-                |shown| format!("shown {}", words::fine(shown.at.saturating_sub(sent.at))),
-            );
-            let (seq, ack) = sent.seq().zip(sent.ack_time())?;
-            Some(format!("{:<9} acked {:<8} {shown}", format!("seq {seq}"), words::fine(ack)))
-        });
-        self.screen.message(at, from, text, outcome.as_deref().unwrap_or("no ack"));
-        Ok(())
-    }
-
     /// Lets a bot write a message; returns its id.
     pub(super) fn write(&mut self, from: User, text: &str) -> String {
         self.messages += 1;
@@ -153,34 +82,6 @@ impl Play {
             scene.bots[from as usize].write(id.clone(), text.to_owned(), now, &mut scene.record);
         });
         id
-    }
-
-    /// Does the next break, waits until the bots have recovered, and judges.
-    async fn break_next(&mut self) -> anyhow::Result<()> {
-        let (nth, round) = (self.breaks + 1, self.breaks / Break::ALL.len());
-        let kind = Break::ALL[self.breaks % Break::ALL.len()];
-        // Both bots have their turn.
-        let victim = if round % 2 == 0 { User::Ben } else { User::Ada };
-        self.screen.break_begins(self.stage.now(), nth, &kind.headline(victim));
-        self.is_breaking = true;
-        kind.run(self, victim).await?;
-        if !self.stage.calm(RECOVERY_MAX).await {
-            self.overdue(format!(
-                "the bots had not recovered {} after break {nth}",
-                words::fine(RECOVERY_MAX)
-            ));
-        }
-        self.check()?;
-        if !self.judge(AUDIT_MAX).await {
-            self.overdue(format!(
-                "the history was not answered within {} after break {nth}",
-                words::fine(AUDIT_MAX)
-            ));
-        }
-        self.is_breaking = false;
-        self.breaks += 1;
-        self.screen.line("");
-        Ok(())
     }
 
     /// Pulls the history over both connections, compares, and prints the judgement; returns whether there is one.

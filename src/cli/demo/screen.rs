@@ -33,6 +33,7 @@ pub(super) struct Screen {
     has_colours: bool,
     /// Whether the reader, such as `head`, has closed the pipe.
     pub(super) is_closed: bool,
+    is_blank: bool,
 }
 
 impl Screen {
@@ -40,11 +41,19 @@ impl Screen {
     pub(super) fn open() -> Self {
         let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Self { has_colours: std::io::stdout().is_terminal() && !is_refused, is_closed: false }
+        Self {
+            has_colours: std::io::stdout().is_terminal() && !is_refused,
+            is_closed: false,
+            is_blank: false,
+        }
     }
 
-    /// Prints a line.
+    /// Prints a line; of several empty ones in a row only the first.
     pub(super) fn line(&mut self, text: &str) {
+        if text.is_empty() && self.is_blank {
+            return;
+        }
+        self.is_blank = text.is_empty();
         let mut out = std::io::stdout().lock();
         let written = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
         self.is_closed |= written.is_err();
@@ -75,7 +84,7 @@ impl Screen {
             ("open", "/messages?user=ada", "each message of the bots, step by step"),
             ("", "/events", "who comes and goes"),
             ("", "/people?user=ben", "where ben is connected"),
-            ("", "/try", "the same breaks, by your hand"),
+            ("", "/try", "alice and bob, for you to break"),
         ] {
             let address = format!("{:<44}", format!("http://{admin}{path}"));
             let address = self.paint(Style::Cyan, &address);
@@ -83,6 +92,9 @@ impl Screen {
         }
         let kept = if is_temporary { ", removed at the end" } else { "" };
         self.line(&format!("    data  {data}{kept}; the node's log is in it"));
+        self.line(
+            "    ✓     both bots pulled the whole conversation; it agrees with what was sent, acked, shown",
+        );
         self.line("    stop  Ctrl-C");
         self.line("");
     }
@@ -127,9 +139,13 @@ impl Screen {
         self.line(&format!("{clock}   {}", self.paint(Style::Bold, what)));
     }
 
-    /// Prints the verdict.
-    pub(super) fn verdict(&mut self, text: &str, is_good: bool) {
-        let text = self.paint(if is_good { Style::Green } else { Style::Red }, text);
+    /// Prints the verdict; `None` if not everything could be judged.
+    pub(super) fn verdict(&mut self, text: &str, is_good: Option<bool>) {
+        let text = match is_good {
+            Some(true) => self.paint(Style::Green, text),
+            Some(false) => self.paint(Style::Red, text),
+            None => text.to_owned(),
+        };
         self.detail(&text);
     }
 }

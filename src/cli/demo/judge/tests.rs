@@ -30,7 +30,8 @@ fn stored(id: &str, seq: u64) -> Stored {
 impl Case {
     /// Records everything but what `is_left_out` names: `ack a1`, `show a1`.
     fn without(is_left_out: impl Fn(&str) -> bool) -> Self {
-        let mut record = Record { base: 5, ..Record::default() };
+        let mut record = Record::default();
+        record.base = 5;
         for (id, by, seq) in TEXTS {
             record.attempt(by, id, &format!("text of {id}"), 1, Duration::ZERO);
             if !is_left_out(&format!("ack {id}")) {
