@@ -115,7 +115,8 @@ impl Client {
     async fn login_at(address: &str, args: &LoginArgs, device: &str) -> anyhow::Result<Self> {
         let hello =
             pb::Hello { version: 1, token: args.token()?, device: device.to_owned(), ..Default::default() };
-        Self::connect(host_port(address)?, hello).await
+        // Boxed, because the futures of all callers contain it.
+        Box::pin(Self::connect(host_port(address)?, hello)).await
     }
 
     /// Logs in at a host:port with this first frame.
