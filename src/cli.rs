@@ -7,7 +7,9 @@ use clap::{Parser, Subcommand};
 pub mod admin;
 pub mod assign;
 mod banner;
+mod child;
 pub mod client;
+pub mod demo;
 pub mod drain;
 mod find;
 pub mod http;
@@ -34,6 +36,7 @@ pub struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   tidegate                                     serve on 127.0.0.1:7800
+  tidegate demo                                see it broken, and nothing lost
   tidegate tail --user bob                     show what bob receives
   tidegate send --user alice --to bob hello    one message from alice to bob
   tidegate token alice                         a development token
@@ -44,6 +47,8 @@ The environment sets configuration keys as TIDEGATE__SECTION__KEY; see docs/conf
 enum Command {
     /// Hold connections and move messages (the default)
     Serve(serve::Args),
+    /// Show a node and two bots that talk while links, clients and the node are broken
+    Demo(demo::Args),
     /// Send a message as a user
     Send(send::Args),
     /// Show what a user receives, one JSON line per frame
@@ -84,11 +89,13 @@ pub struct DataArg {
 /// Parses the arguments and runs the command.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage. `serve` has two more: 3 if the drain's deadline cut connections, 4 if a
-/// second signal ended the drain. `up` passes on the first bad exit code of its nodes.
+/// second signal ended the drain. `up` passes on the first bad exit code of its nodes, and `demo`
+/// exits with 1 also if a promise was broken.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command.unwrap_or(Command::Serve(serve::Args::default())) {
         Command::Serve(args) => return exit_code(serve::run(&args)),
+        Command::Demo(args) => return exit_code(demo::run(&args)),
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),

@@ -7,6 +7,8 @@ mod support;
 
 #[path = "process/console.rs"]
 mod console;
+#[path = "process/demo.rs"]
+mod demo;
 #[path = "process/dev.rs"]
 mod dev;
 #[path = "process/files.rs"]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::{SinkExt, StreamExt};
+use socket2::SockRef;
 use tidegate_protocol::{
     codec::{self, Decoded, Framing},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
@@ -112,7 +113,17 @@ impl Client {
     }
 
     async fn login_at(address: &str, args: &LoginArgs, device: &str) -> anyhow::Result<Self> {
-        let (server, token) = (host_port(address)?, args.token()?);
+        let hello =
+            pb::Hello { version: 1, token: args.token()?, device: device.to_owned(), ..Default::default() };
+        // Boxed, because the futures of all callers contain it.
+        Box::pin(Self::connect(host_port(address)?, hello)).await
+    }
+
+    /// Logs in at a host:port with this first frame.
+    ///
+    /// # Errors
+    /// Nothing answers, or the broker refuses the login; the text names the cure.
+    pub(super) async fn connect(server: &str, hello: pb::Hello) -> anyhow::Result<Self> {
         let stream =
             TcpStream::connect(server).await.with_context(|| format!("no node answers at {server}"))?;
         stream.set_nodelay(true)?;
@@ -120,7 +131,6 @@ impl Client {
         let headers = request.headers_mut();
         headers.insert("Sec-WebSocket-Protocol", HeaderValue::from_static("tidegate.v1.json"));
         let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await?;
-        let hello = pb::Hello { version: 1, token, device: device.to_owned(), ..Default::default() };
         send(&mut socket, 1, ClientBody::Hello(hello)).await?;
         match next_in_time(&mut socket).await?.body {
             Some(ServerBody::Welcome(welcome)) => Ok(Self { socket, welcome }),
@@ -134,6 +144,12 @@ impl Client {
     /// The connection is lost.
     pub async fn send(&mut self, id: u64, body: ClientBody) -> anyhow::Result<()> {
         send(&mut self.socket, id, body).await
+    }
+
+    /// Resets the connection, as a network that fails does: what has arrived and was not read is gone.
+    pub(super) fn reset(self) {
+        // Best effort: without the option, the rest in the buffer alone makes the kernel send a reset.
+        SockRef::from(self.socket.get_ref()).set_linger(Some(Duration::ZERO)).ok();
     }
 
     /// Waits without a time limit for the next frame, and returns it.

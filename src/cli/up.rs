@@ -7,24 +7,23 @@
 use std::{
     env,
     fs::{self, File, TryLockError},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     path::{Path, PathBuf},
-    process::{ExitCode, Stdio},
-    time::{Duration, Instant},
+    process::ExitCode,
+    time::Instant,
 };
 
 use anyhow::{Context as _, bail};
 use futures_util::future::join_all;
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use tokio::{
-    process::{Child, Command},
+    process::Child,
     signal::unix::{SignalKind, signal},
 };
 
 use super::{
     banner,
-    find::{self, CONNECT_TIMEOUT},
+    child::{self, START_MAX},
     topics,
 };
 use crate::{
@@ -36,10 +35,6 @@ use crate::{
 
 /// Most nodes that one machine is expected to hold.
 const NODES_MAX: u16 = 16;
-/// Time for a node to start.
-const START_MAX: Duration = Duration::from_secs(60);
-/// Interval at which starting nodes are polled.
-const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// File of the token key that the nodes share, below the data directory.
 const KEY_FILE: &str = "token.key";
 /// File in which `cargo xtask services up` lists the running services, below the build directory.
@@ -93,7 +88,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let names: Vec<String> = (1..=args.nodes).map(|nth| format!("n{nth}")).collect();
         // Before any change on the disk: another cluster may run here.
-        names.iter().try_for_each(|name| check_not_running(name, &args.data.join(name)))?;
+        names.iter().try_for_each(|name| child::check_not_running(name, &args.data.join(name)))?;
         let _lock = lock(&args.data)?;
         let ports = (0..args.nodes).map(|nth| ports(args.port, nth)).collect::<anyhow::Result<Vec<_>>>()?;
         let shared = shared(args)?;
@@ -222,39 +217,19 @@ fn lock(data: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Fails if a node of that name runs on that directory.
-fn check_not_running(name: &str, data: &Path) -> anyhow::Result<()> {
-    let Ok(Addresses { admin, pid, .. }) = find::node(data, "") else { return Ok(()) };
-    // A killed node leaves its file, and another program may use its pid or its port by now.
-    if is_alive(pid) && TcpStream::connect_timeout(&admin, CONNECT_TIMEOUT).is_ok() {
-        bail!("{name} runs already (pid {pid}): stop it, or choose another directory with --data");
-    }
-    Ok(())
-}
-
-fn is_alive(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    pid.is_some_and(|pid| test_kill_process(pid).is_ok())
-}
-
 fn start<'a>(
     args: &Args,
     shared: &[String],
     nodes: impl Iterator<Item = (&'a String, [u16; 3])>,
 ) -> anyhow::Result<Vec<NodeProcess>> {
-    let program = env::current_exe().context("the program has no name")?;
     let mut members: Vec<NodeProcess> = Vec::new();
     for (name, [client, admin, link]) in nodes {
         let data = args.data.join(name);
         let unwritable = || format!("{} can't be written: choose another one with --data", data.display());
         private::create_dir_all(&data).with_context(unwritable)?;
-        // A killed node left its file, which would look like the addresses of the new one.
-        fs::remove_file(data.join(NODE_FILE)).ok();
-        let log = fs::File::create(data.join("log")).with_context(unwritable)?;
-        let mut command = Command::new(&program);
-        command
-            .args(["serve", "--leave-with", &std::process::id().to_string()])
-            .args(args.config.iter().flat_map(|file| ["--config".as_ref(), file.as_os_str()]));
+        let log = fs::File::create(child::log_file(&data)).with_context(unwritable)?;
+        let mut command = child::command()?;
+        command.args(args.config.iter().flat_map(|file| ["--config".as_ref(), file.as_os_str()]));
         for set in shared.iter().cloned().chain([
             format!("node.id={name}"),
             format!("node.data={}", data.display()),
@@ -264,9 +239,7 @@ fn start<'a>(
         ]) {
             command.args(["--set", &set]);
         }
-        // Standard output would put the node's greeting, with tokens, into the log.
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0).kill_on_drop(true);
-        let child = command.spawn().with_context(|| format!("{} can't be run", program.display()))?;
+        let child = child::spawn(command, &data, log)?;
         members.push(NodeProcess { name: name.clone(), data, child, exit: None });
     }
     Ok(members)
@@ -292,42 +265,13 @@ async fn all_ready(members: &mut [NodeProcess]) -> anyhow::Result<Vec<Addresses>
     let until = Instant::now() + START_MAX;
     let mut addresses = Vec::new();
     for member in members {
-        addresses.push(loop {
-            if let Ok(text) = fs::read(member.data.join(NODE_FILE)) {
-                break serde_json::from_slice(&text)?;
-            }
-            let log = member.log();
-            if let Some(status) = member.child.try_wait()? {
-                bail!("node {} did not start ({status}):\n{}", member.name, last_lines(&log));
-            }
-            if Instant::now() > until {
-                bail!(
-                    "node {} did not start in time; its log, {}, ends:\n{}",
-                    member.name,
-                    log.display(),
-                    last_lines(&log)
-                );
-            }
-            tokio::time::sleep(START_POLL_INTERVAL).await;
-        });
+        addresses.push(child::ready(&member.name, &member.data, &mut member.child, until).await?);
     }
     Ok(addresses)
 }
 
-fn last_lines(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(8)..].join("\n")
-}
-
 fn terminate_all(members: &[NodeProcess]) {
-    for member in members {
-        let pid = member.child.id().and_then(|pid| i32::try_from(pid).ok());
-        if let Some(pid) = pid.and_then(Pid::from_raw) {
-            // Fails only if the node has ended.
-            kill_process(pid, Signal::TERM).ok();
-        }
-    }
+    members.iter().for_each(|member| child::terminate(&member.child));
 }
 
 /// Waits until all have ended. A node that ends on its own leaves the others running, as in a cluster.
@@ -369,7 +313,7 @@ impl NodeProcess {
     }
 
     fn log(&self) -> PathBuf {
-        self.data.join("log")
+        child::log_file(&self.data)
     }
 }
 

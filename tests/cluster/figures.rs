@@ -7,13 +7,15 @@ use tidegate_protocol::{Code, codec::Wire};
 
 use crate::support::{Cluster, StatsFollower, WAIT_MAX, ask, becomes, eventually, eventually_within, http};
 
+/// Time of a second, and the moves in it: source, target and count.
+type Row = (u64, Vec<(String, String, u64)>);
+
 /// Clients that moved so far, by source and target; and the nodes that did not answer.
 fn moved(cluster: &Cluster, nth: usize) -> (BTreeMap<(String, String), u64>, Value) {
     let (status, body) = http::ask(cluster.node(nth).admin(), "GET", "/v1/flows", "");
     assert_eq!(status, 200, "{body}");
     let body: Value = serde_json::from_str(&body).expect("JSON");
-    let rows: Vec<(u64, Vec<(String, String, u64)>)> =
-        serde_json::from_value(body["rows"].clone()).expect("rows");
+    let rows: Vec<Row> = serde_json::from_value(body["rows"].clone()).expect("rows");
     assert!(rows.is_sorted_by(|a, b| a.0 < b.0), "{rows:?}");
     let mut sums = BTreeMap::new();
     for (from, to, count) in rows.into_iter().flat_map(|(_, flows)| flows) {

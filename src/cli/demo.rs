@@ -1,0 +1,177 @@
+//! `tidegate demo`: a node, two bots that talk, and breaks on a schedule, each followed by a judgement.
+//!
+//! The node is a process of this same binary. The bots are clients over sockets: `bot` is the pure machine of one,
+//! `stage` drives both, `schedule` decides what is next, `breaks` has what is done to them, and `judge` compares what they sent, were acked and showed
+//! with the history that both pull after each break.
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
+
+use self::{
+    breaks::Break,
+    node::{DataDir, NodeProcess},
+    play::Play,
+    record::User,
+    schedule::End,
+    screen::Screen,
+    stage::{Stage, Wish},
+};
+use super::{child, find};
+use crate::private;
+
+mod audit;
+mod bot;
+mod breaks;
+mod judge;
+mod node;
+mod play;
+mod record;
+mod schedule;
+mod screen;
+mod stage;
+mod words;
+
+/// Time for the last judgement after a signal.
+const LAST_JUDGEMENT_MAX: Duration = Duration::from_millis(800);
+/// Time for the bots to say bye.
+const BYE_MAX: Duration = Duration::from_millis(700);
+
+/// Arguments of `tidegate demo`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = NOTES)]
+pub struct Args {
+    /// Seconds from one break to the next
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    every: f64,
+    /// Stop after this many seconds, and after the break that is under way; default: at Ctrl-C
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    for_seconds: Option<f64>,
+    /// Stop once each break was done this often
+    #[arg(long, value_name = "COUNT")]
+    rounds: Option<usize>,
+    /// Data directory of the node, which is kept; default: a temporary one that is removed at the end
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Client port; the admin port is the next one. 0 selects free ones; default: 7800, or free ones if it is taken
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// Hide this message, counted from 1, from its receiver, to see a broken promise reported
+    #[arg(long, value_name = "NTH")]
+    plant: Option<usize>,
+}
+
+const NOTES: &str = "\
+Two bots, ada and ben, talk over WebSockets as any client does. Breaks take turns: a reset link, a
+receiver that is offline, a killed node (SIGKILL) that starts again on its data, a message sent
+twice, a lost ack, a client that acks nothing. After each one both bots pull the whole conversation,
+and what was sent, acked and shown is compared with it. `lost` and `doubled` are about acked
+messages, `out of order` about what a receiver was shown and what followed an ack.
+
+Exit code 0 if no promise was broken, otherwise 1, and the data is kept.";
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is expected".to_owned())?;
+    if (0.1..=1e6).contains(&seconds) { Ok(seconds) } else { Err("0.1 to 1000000 seconds".to_owned()) }
+}
+
+/// Runs the demo until its end or a signal.
+///
+/// # Errors
+/// The node can't be started, or ends by itself.
+pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    private::close_new_files();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let data = DataDir::open(args.data.as_deref())?;
+        let outcome = show(args, &data).await;
+        let log = child::log_file(&data.path);
+        if matches!(outcome, Ok(true)) || !log.exists() {
+            data.remove();
+        } else if data.is_temporary {
+            eprintln!("the data is kept; the node's log: {}", log.display());
+        }
+        Ok(if outcome? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    })
+}
+
+/// Plays with a node on a data directory; returns whether no promise was broken.
+async fn show(args: &Args, data: &DataDir) -> anyhow::Result<bool> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut stopped = async || {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    };
+    let node = tokio::select! {
+        node = NodeProcess::start(&data.path, args.port) => node?,
+        () = stopped() => return Ok(true),
+    };
+    let key = find::key(&data.path).context("the node's token key")?;
+    let stage = Arc::new(Stage::new(node.addresses.client, key));
+    let mut drivers = JoinSet::new();
+    for user in User::BOTH {
+        drivers.spawn(stage::drive(Arc::clone(&stage), user));
+    }
+    let mut play = Play::new(stage, node, Screen::open());
+    play.every = Duration::from_secs_f64(args.every);
+    play.plant = args.plant;
+    let path = data.path.display().to_string();
+    play.screen.greet(play.every, &play.node.addresses.admin.to_string(), &path, data.is_temporary);
+    let end = End { after: args.for_seconds.map(Duration::from_secs_f64), rounds: args.rounds };
+    let played = async {
+        play.begin().await?;
+        play.run(end).await
+    };
+    let outcome = tokio::select! {
+        outcome = played => outcome,
+        () = stopped() => Ok(()),
+    };
+    tokio::select! {
+        () = finish(&mut play) => {}
+        () = stopped() => {}
+    }
+    play.node.stop().await;
+    drivers.shutdown().await;
+    outcome?;
+    Ok(play.judged.findings.is_empty() && play.overdue.is_empty())
+}
+
+/// Judges once more if that is possible, and prints the summary.
+async fn finish(play: &mut Play) {
+    let done = &Break::ALL[..];
+    let names: Vec<String> = done
+        .iter()
+        .enumerate()
+        .map(|(nth, kind)| (kind.name(), (play.breaks + done.len() - 1 - nth) / done.len()))
+        .filter(|(_, count)| *count > 0)
+        .map(|(name, count)| format!("{count} {name}"))
+        .collect();
+    let count = words::plural(play.breaks, "break");
+    let what = if names.is_empty() { count } else { format!("{count}: {}", names.join(", ")) };
+    play.screen.summary(play.stage.now(), &what);
+    for user in User::BOTH {
+        play.stage.wish(user, Wish::Online);
+    }
+    let can_judge = play.node.is_running()
+        && play.stage.calm(LAST_JUDGEMENT_MAX).await
+        && play.judge(LAST_JUDGEMENT_MAX).await;
+    let is_good = play.judged.findings.is_empty() && play.overdue.is_empty();
+    let text = match (is_good, can_judge) {
+        (false, _) => "a promise was broken",
+        (true, _) if play.judged.sent == 0 => "nothing was sent, and nothing was judged",
+        (true, true) => "no promise was broken: both histories agree with all that was sent, acked and shown",
+        (true, false) => "no promise was broken up to the last judgement; what came after it was not checked",
+    };
+    let checked = (can_judge || !is_good).then_some(is_good);
+    play.screen.verdict(text, checked);
+    for user in User::BOTH {
+        play.stage.wish(user, Wish::Offline);
+    }
+    play.stage.until(BYE_MAX, |scene| scene.bots.iter().all(|bot| !bot.is_live())).await;
+}

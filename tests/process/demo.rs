@@ -1,0 +1,151 @@
+//! `tidegate demo` as a newcomer runs it: each break with its judgement, a planted fault, and a stop by Ctrl-C.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{Screen, Stopwatch, eventually_within, fresh_data, http, terminal};
+
+/// Limit for a round of all breaks on a busy machine.
+const ROUND_MAX: Duration = Duration::from_secs(180);
+/// Judgement of a break that broke no promise.
+const NOTHING_BROKEN: &str = "lost 0  doubled 0  out of order 0  ✓";
+
+/// Running demo with the lines that it has printed; killed when the test ends.
+struct Demo {
+    child: Child,
+    screen: Screen,
+    folder: PathBuf,
+}
+
+impl Demo {
+    /// Runs the demo with these arguments on free ports; temporary files are in the folder.
+    fn start(folder: &Path, words: &[&str]) -> Self {
+        let mut command = command(folder, words);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program runs");
+        let screen = Screen::of(child.stdout.take().expect("a pipe"));
+        screen.add(child.stderr.take().expect("a pipe"));
+        Self { child, screen, folder: folder.to_owned() }
+    }
+
+    /// Returns the admin address in the banner.
+    fn admin(&self) -> SocketAddr {
+        let line = self.screen.line("the address to open", |line| line.contains("open  http://"));
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+        address.and_then(|address| address.parse().ok()).expect("an address")
+    }
+
+    fn exit(&mut self) -> ExitStatus {
+        eventually_within(ROUND_MAX, "the demo ends", || self.child.try_wait().expect("a child"))
+    }
+
+    fn text(&self) -> String {
+        self.screen.lines().join("\n")
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+fn command(folder: &Path, words: &[&str]) -> Command {
+    fs::create_dir_all(folder).expect("the folder is created");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["demo", "--port", "0"]).args(words).env("TMPDIR", folder);
+    // Settings of other nodes do not reach that of the demo.
+    command.env("TIDEGATE__LISTEN__CLIENT", "127.0.0.1:1").env("TIDEGATE_DATA", "/nowhere");
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn each_break_is_judged_and_breaks_no_promise() {
+    let folder = fresh_data();
+    let data = folder.join("kept");
+    let path = data.to_str().expect("a plain path").to_owned();
+    let mut demo = Demo::start(&folder, &["--every", "1", "--rounds", "1", "--data", &path]);
+    let admin = demo.admin();
+    demo.screen.line("a message", |line| line.contains("ada → ben"));
+    let (status, page) = http::ask(admin, "GET", "/messages?user=ada", "");
+    assert!(status == 200 && page.contains("<html"), "{status} {page}");
+    let (_, trace) = http::ask(admin, "GET", "/v1/trace?user=ada", "");
+    assert!(trace.contains("d:ada:ben"), "the messages of the bots are traced: {trace}");
+    let status = demo.exit();
+    let text = demo.text();
+    assert!(status.success(), "{status}: {text}");
+    for what in
+        ["is reset while", "says bye", "SIGKILL", "sends a message twice", "loses the link", "acks none"]
+    {
+        let lines = demo.screen.lines();
+        let times = lines.iter().filter(|line| line.contains("break ") && line.contains(what));
+        assert_eq!(times.count(), 1, "{what}: {text}");
+    }
+    let judgements: Vec<String> =
+        demo.screen.lines().into_iter().filter(|line| line.contains("lost ")).collect();
+    // One for each break, and one at the end.
+    assert_eq!(judgements.len(), 7, "{text}");
+    for judgement in &judgements {
+        assert!(judgement.contains(NOTHING_BROKEN), "{judgement}");
+        let words: Vec<&str> = judgement.split_whitespace().collect();
+        assert_eq!([words[0], words[2], words[4]], ["sent", "acked", "delivered"], "{judgement}");
+        assert!(words[1] == words[3] && words[3] == words[5], "all is acked and delivered: {judgement}");
+    }
+    assert!(text.contains("1 of 2 marked as a duplicate; ben was shown it once"), "{text}");
+    assert!(text.contains(", a duplicate; ben was shown it once"), "{text}");
+    assert!(text.contains("closed the link as SLOW"), "{text}");
+    assert!(text.contains("no promise was broken: both histories"), "{text}");
+    assert!(!text.contains('\u{1b}'), "colours only in a terminal: {text:?}");
+    assert!(
+        data.join("log").exists() && !data.join("node.json").exists(),
+        "the data of an ended node is kept"
+    );
+}
+
+#[test]
+fn planted_fault_is_named_and_fails_the_demo() {
+    let folder = fresh_data();
+    let mut demo = Demo::start(&folder, &["--every", "1", "--for", "0.1", "--plant", "1"]);
+    let status = demo.exit();
+    let text = demo.text();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("lost 1  doubled 0  out of order 0  ✗"), "{text}");
+    assert!(text.contains("BROKEN  never-got: ben never got seq 1, "), "{text}");
+    assert!(!text.contains("no promise was broken"), "{text}");
+    let log = text.split("the data is kept; the node's log: ").nth(1).expect("the data is kept");
+    assert!(Path::new(log.trim()).exists(), "{text}");
+}
+
+#[test]
+fn ctrl_c_stops_the_demo_with_a_summary_and_removes_its_data() {
+    let folder = fresh_data();
+    let (writes, reads) = terminal();
+    let mut command = command(&folder, &["--every", "60"]);
+    let mut child = command.env("NO_COLOR", "1").stdout(writes).spawn().expect("the program runs");
+    // From here on only the demo has its side of the terminal.
+    drop(command);
+    let screen = Screen::of(reads);
+    screen.add(child.stderr.take().expect("a pipe"));
+    let mut demo = Demo { child, screen, folder: folder.clone() };
+    demo.screen.line("two messages", |line| line.contains("ben → ada"));
+    let began = Stopwatch::start();
+    kill_process(Pid::from_child(&demo.child), Signal::INT).expect("it runs");
+    let status = demo.exit();
+    let took = began.elapsed();
+    let text = demo.text();
+    assert_eq!(status.code(), Some(0), "{text}");
+    assert!(took < Duration::from_secs(4), "{took:?}: {text}");
+    assert!(text.contains("0 breaks") && text.contains(NOTHING_BROKEN), "{text}");
+    assert!(!text.contains('\u{1b}'), "NO_COLOR is respected: {text:?}");
+    let left: Vec<_> = fs::read_dir(&folder).expect("a folder").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
