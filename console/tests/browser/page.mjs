@@ -43,6 +43,13 @@ export async function open(browser, url, path, { prepare, ...options } = {}) {
   }
   await prepare?.(page);
   await page.goto(url + path);
+  const end = context.close.bind(context);
+  // Answers that a test changes on their way may be outstanding when it ends.
+  context.close = async () => {
+    await context.unrouteAll({ behavior: "ignoreErrors" });
+    await page.unrouteAll({ behavior: "ignoreErrors" });
+    await end();
+  };
   return { page, context, wrong };
 }
 
