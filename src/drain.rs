@@ -221,12 +221,11 @@ impl Drainer {
         if machine.phase() == NodePhase::Cordoned {
             machine.handle_others(self.assigner.others_accept());
         }
-        let is_noticed = (machine.phase() >= NodePhase::Noticing && snapshot.unnoticed == 0)
-            || (machine.phase() > NodePhase::Ready && snapshot.conns == 0);
-        if *is_notice_only && is_noticed {
-            // Before the snapshot could end the drain, however short the slots of a few clients are.
+        let ends_at_notice = (machine.phase() >= NodePhase::Noticing && snapshot.unnoticed == 0)
+            || (machine.phase() > NodePhase::Ready && (snapshot.conns == 0 || machine.is_late(now)));
+        // Before the snapshot could end the drain, however short the slots of a few clients are.
+        if *is_notice_only && ends_at_notice && machine.handle_abort(steps) {
             *is_notice_only = false;
-            machine.handle_abort(steps);
         } else {
             // Requested steps come first: those of the snapshot may build on them.
             machine.handle_snapshot(now, snapshot, steps);

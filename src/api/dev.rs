@@ -56,8 +56,8 @@ pub(super) const NOT_FOR_DEVELOPMENT: DevRefusal = DevRefusal::Cured(
 const OTHER_ACCOUNT: DevRefusal = DevRefusal::Cured(
     StatusCode::FORBIDDEN,
     Code::Forbidden,
-    "only the account that runs the node, or root, gets tokens",
-    "Call from that account; `tidegate token` asks it for the key's file in the same way.",
+    "only the account that runs the node, or root, may do that",
+    "Call from that account. Tokens: `tidegate token` asks it for the key's file in the same way.",
 );
 
 /// Refusal of a node that no `tidegate up` started.
@@ -107,9 +107,7 @@ pub(super) async fn token(
     wish: Result<Json<TokenWish>, JsonRejection>,
 ) -> Result<Response, DevRefusal> {
     let tools = tools(&api)?;
-    if !ends.is_some_and(|Extension(ends)| ends.is_own_account()) {
-        return Err(OTHER_ACCOUNT);
-    }
+    own_account(ends)?;
     let Json(TokenWish { user, device, ttl_ms }) = wish.map_err(bad_body)?;
     let (user, device) = ids(&user, device.as_deref())?;
     let ttl_ms = ttl_ms.unwrap_or(TTL_MAX_MS);
@@ -131,9 +129,11 @@ pub(super) async fn token(
 /// Resets the sockets of a user's device on this node, or of all its devices.
 pub(super) async fn cut(
     State(api): State<Api>,
+    ends: Option<Extension<Ends>>,
     wish: Result<Json<CutWish>, JsonRejection>,
 ) -> Result<Json<Value>, DevRefusal> {
     let tools = tools(&api)?;
+    own_account(ends)?;
     let Json(CutWish { user, device }) = wish.map_err(bad_body)?;
     let (user, device) = ids(&user, device.as_deref())?;
     let cut = tokio::time::timeout(CUT_TIMEOUT, tools.cutter.cut(&user, device.as_ref())).await;
@@ -144,9 +144,9 @@ pub(super) async fn cut(
     Ok(Json(json!({"node": node, "user": user.as_str(), "device": device, "cut": cut})))
 }
 
-/// Ends the process at once, as a crash does. Only a node that `tidegate up` started does so.
-pub(super) async fn abort(State(api): State<Api>) -> DevRefusal {
-    if let Err(refusal) = tools(&api) {
+/// Ends the process at once, as a crash does. Only a node that `tidegate up` or `tidegate demo` started does so.
+pub(super) async fn abort(State(api): State<Api>, ends: Option<Extension<Ends>>) -> DevRefusal {
+    if let Err(refusal) = tools(&api).and_then(|_| own_account(ends)) {
         return refusal;
     }
     if api.console.may_abort {
@@ -154,6 +154,14 @@ pub(super) async fn abort(State(api): State<Api>) -> DevRefusal {
         process::abort();
     }
     NOT_FOR_CRASHES
+}
+
+/// Refuses a caller that runs under another account than this node.
+pub(super) fn own_account(ends: Option<Extension<Ends>>) -> Result<(), DevRefusal> {
+    match ends {
+        Some(Extension(ends)) if ends.is_own_account() => Ok(()),
+        _ => Err(OTHER_ACCOUNT),
+    }
 }
 
 /// Returns the means of development, or the refusal of a node that is for something else.

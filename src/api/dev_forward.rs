@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{State, rejection::JsonRejection},
     http::{
         Method, Request, StatusCode,
@@ -14,14 +14,15 @@ use axum::{
 };
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1;
+use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::Code;
 use tokio::{net::TcpStream, time::timeout};
 
-use super::{Api, Problem, bad_body, dev, dev::DevRefusal};
+use super::{Api, Problem, bad_body, caller::Ends, dev, dev::DevRefusal};
+use crate::routes::NodeBoot;
 
 /// Requests that may be forwarded.
 const FORWARDED: [(&str, &str); 5] = [
@@ -63,9 +64,11 @@ const NO_SUCH_NODE: DevRefusal = DevRefusal::Cured(
 /// Sends the request to the node and passes its response on.
 pub(super) async fn forward(
     State(api): State<Api>,
+    ends: Option<Extension<Ends>>,
     wish: Result<Json<ForwardWish>, JsonRejection>,
 ) -> Result<Response, DevRefusal> {
     dev::tools(&api)?;
+    dev::own_account(ends)?;
     let Json(wish) = wish.map_err(bad_body)?;
     if !FORWARDED.contains(&(wish.method.as_str(), wish.path.as_str())) {
         let why = "only cuts, crashes, drains and weights of docs/http.md can be forwarded";
@@ -74,47 +77,106 @@ pub(super) async fn forward(
     let others = api.cluster.peers.others();
     let peer = others.iter().find(|row| row.info.boot.node.as_str() == wish.node).ok_or(NO_SUCH_NODE)?;
     let address = address(&peer.info.description.console).ok_or(dev::NOT_FOR_DEVELOPMENT)?;
-    match timeout(FORWARD_TIMEOUT, send(address, &wish)).await {
-        Ok(Ok((status, body))) => Ok((status, [(CONTENT_TYPE, "application/json")], body).into_response()),
+    let not_yet = |why: &str| Problem(Code::NotYet, why.into()).into();
+    match timeout(FORWARD_TIMEOUT, send(address, &peer.info.boot, &wish)).await {
+        Ok(Ok(Answer::Response(status, body))) => {
+            Ok((status, [(CONTENT_TYPE, "application/json")], body).into_response())
+        }
         // The connection of a crashed node ends without a response.
-        Ok(Err(_)) if wish.path == ABORT => {
+        Ok(Ok(Answer::Ended)) if wish.path == ABORT => {
             Ok(Json(json!({"node": wish.node, "aborted": true})).into_response())
         }
-        _ => Err(Problem(Code::NotYet, "the other node does not answer".into()).into()),
+        Ok(Ok(Answer::Stranger)) => {
+            Err(not_yet("another program, or a newer run of the node, answers at the address of that node"))
+        }
+        _ => Err(not_yet("the other node does not answer")),
     }
 }
 
+/// Outcome of a request that was sent to a console.
+enum Answer {
+    /// The node's response.
+    Response(StatusCode, Bytes),
+    /// The connection ended after the request.
+    Ended,
+    /// The console is not that of the node: it got no request.
+    Stranger,
+}
+
 /// Returns the address of a console, which must be on loopback, whatever the other node has announced.
-fn address(console: &str) -> Option<SocketAddr> {
+pub(super) fn address(console: &str) -> Option<SocketAddr> {
     let address: SocketAddr = console.strip_prefix("http://")?.parse().ok()?;
     address.ip().is_loopback().then_some(address)
 }
 
-async fn send(address: SocketAddr, wish: &ForwardWish) -> anyhow::Result<(StatusCode, Bytes)> {
+/// Sends the request, after the console has said that it is that of the node: another program may have its port by now.
+async fn send(address: SocketAddr, boot: &NodeBoot, wish: &ForwardWish) -> anyhow::Result<Answer> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let body = if wish.body.is_null() { String::new() } else { wish.body.to_string() };
-    let request = Request::builder()
-        .method(Method::from_bytes(wish.method.as_bytes())?)
-        .uri(&wish.path)
-        .header(HOST, address.to_string())
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body)))?;
     let exchange = async {
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await;
-        let body = body.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes();
+        let who = exchange(&mut sender, request(address, "GET", "/v1/console", String::new())?).await?;
+        if !is_console_of(boot, &who.1) {
+            return anyhow::Ok(Answer::Stranger);
+        }
+        let body = if wish.body.is_null() { String::new() } else { wish.body.to_string() };
+        let request = request(address, &wish.method, &wish.path, body)?;
+        let answer = exchange(&mut sender, request).await;
         drop(sender);
-        anyhow::Ok((status, body))
+        Ok(answer.map_or(Answer::Ended, |(status, body)| Answer::Response(status, body)))
     };
     let (answer, _ended) = tokio::join!(exchange, connection);
     answer
 }
 
+fn request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: String,
+) -> anyhow::Result<Request<Full<Bytes>>> {
+    let request = Request::builder().method(Method::from_bytes(method.as_bytes())?).uri(path);
+    let request = request.header(HOST, address.to_string()).header(CONTENT_TYPE, "application/json");
+    Ok(request.body(Full::new(Bytes::from(body)))?)
+}
+
+/// Sends a request, and reads the response up to its limit.
+async fn exchange(
+    sender: &mut SendRequest<Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await;
+    Ok((status, body.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes()))
+}
+
+/// Returns whether the facts of a console are those of a run of a node.
+fn is_console_of(boot: &NodeBoot, facts: &[u8]) -> bool {
+    let facts: Value = serde_json::from_slice(facts).unwrap_or_default();
+    facts["node"] == *boot.node.as_str() && facts["boot"] == format!("{:x}", boot.boot)
+}
+
 #[cfg(test)]
 mod tests {
+    use tidegate_protocol::id::NodeId;
+
     use super::*;
+
+    #[test]
+    fn only_the_console_of_the_same_run_is_that_of_the_node() {
+        let boot = NodeBoot { node: NodeId::new("n2").unwrap(), boot: 0x5f };
+        assert!(is_console_of(&boot, br#"{"node":"n2","boot":"5f","version":"0.1.0"}"#));
+        for facts in [
+            r#"{"node":"n1","boot":"5f"}"#,
+            r#"{"node":"n2","boot":"60"}"#,
+            r#"{"node":"n2"}"#,
+            "<html>",
+            "",
+            "null",
+        ] {
+            assert!(!is_console_of(&boot, facts.as_bytes()), "{facts}");
+        }
+    }
 
     #[test]
     fn only_consoles_on_loopback_are_called() {

@@ -28,7 +28,7 @@ mod fields;
 mod peers;
 
 use self::{fields::Sampler, peers::FollowedPeers};
-use super::{Api, refusal};
+use super::{Api, flows::FlowsCache, refusal};
 use crate::{
     ack_times::AckTimes,
     cluster::Cluster,
@@ -58,6 +58,8 @@ pub struct StatsFeed {
     codes: Arc<CodeCounts>,
     state: Mutex<Feed>,
     streams: Arc<Semaphore>,
+    /// Answers that requests for flows share.
+    pub(super) flows: FlowsCache,
 }
 
 /// State that a new stream begins with.
@@ -96,6 +98,7 @@ impl StatsFeed {
             codes,
             state: Mutex::new(Feed { sender, peers: FollowedPeers::new(fields::COUNT) }),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+            flows: FlowsCache::default(),
         }
     }
 
@@ -137,8 +140,9 @@ impl StatsFeed {
             };
             let answers = query_peers(&*self.cluster.ports.link, queries).await;
             let (mut state, mut events) = (self.state.lock(), String::new());
+            let now_ms = super::now_ms();
             for (run, answer) in answers {
-                state.peers.take(&run, answer, &mut events);
+                state.peers.take(&run, now_ms, answer, &mut events);
             }
             state.send(events);
         }

@@ -23,6 +23,9 @@ const PAIRS_MAX: usize = 64;
 /// Flows of a row at most: the named pairs, and those whose source is [`OTHER`] or nowhere.
 pub const FLOWS_PER_ROW_MAX: usize = PAIRS_MAX + 4;
 
+/// How far ahead of the clock a row may be, in ms.
+const AHEAD_MAX_MS: u64 = 5_000;
+
 /// Source under which further pairs are summed.
 const OTHER: &str = "other";
 
@@ -92,7 +95,11 @@ impl Flows {
     pub(super) fn count(&self, clock: impl Fn() -> u64, from: Option<&NodeId>, to: Option<&NodeId>) {
         let mut rows = self.0.lock();
         let second = clock() / FLOWS_EVERY_MS * FLOWS_EVERY_MS;
-        // After the clock was set back, the newest row gets what comes next.
+        // Seconds far ahead are those of a clock that was wrong.
+        if rows.back().is_some_and(|row| row.at_ms > second + AHEAD_MAX_MS) {
+            rows.retain(|row| row.at_ms <= second);
+        }
+        // After the clock was set back a little, the newest row gets what comes next.
         if rows.back().is_none_or(|row| row.at_ms < second) {
             while rows.len() >= FLOWS_ROWS_MAX
                 || rows.front().is_some_and(|row| row.at_ms + FLOWS_KEEP_MS <= second)

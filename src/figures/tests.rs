@@ -96,6 +96,17 @@ fn moves_are_summed_by_second_and_returned_once_it_is_over() {
 }
 
 #[test]
+fn clock_that_was_far_ahead_for_a_while_loses_only_its_own_seconds() {
+    let (flows, n1) = (Flows::default(), node("n1"));
+    for second in [5_000, 7_205_000, 6_000, 7_000] {
+        flows.count(|| second, None, Some(&n1));
+    }
+    let times: Vec<u64> = flows_at(&flows, 8_000, 0).iter().map(|row| row.0).collect();
+    // The jump ahead has made the row before it too old to keep.
+    assert_eq!(times, [6_000, 7_000]);
+}
+
+#[test]
 fn connection_to_the_same_node_is_no_move() {
     let (flows, n1) = (Flows::default(), node("n1"));
     flows.came(Some(&n1), &n1);

@@ -43,6 +43,8 @@ impl<I: Io> Shard<I> {
 
     /// Writes the buffered replies and the outbox; bytes that the socket does not take stay in the outbox.
     pub(super) fn flush(&mut self, conn: &mut Conn) {
+        // A refusal and its close are written together.
+        self.buffers.refused = None;
         let reply = std::mem::take(&mut self.buffers.reply);
         let result = self.try_flush(conn, &reply);
         if result.is_err() {

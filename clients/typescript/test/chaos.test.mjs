@@ -12,9 +12,13 @@ function chaos(adapter, env = {}) {
   const command = `node ${fileURLToPath(new URL(adapter, import.meta.url))}`;
   const words = ['chaos', '--seconds', '4', '--users', '8', '--rate', '80', '--adapter', command, '--adapter-devices', '1', '--binary', bin];
   return new Promise((resolve, reject) => {
-    execFile(lab, words, { env: { ...process.env, ...env } }, (_error, stdout, stderr) => {
-      if (!stdout) return reject(new Error(stderr));
-      resolve(JSON.parse(stdout).verdict);
+    // A run that hangs ends before the test does, or its node would go on.
+    execFile(lab, words, { env: { ...process.env, ...env }, timeout: 100_000, maxBuffer: 1 << 24 }, (_error, stdout, stderr) => {
+      try {
+        resolve(JSON.parse(stdout).verdict);
+      } catch {
+        reject(new Error(`${stdout}\n${stderr}`));
+      }
     });
   });
 }

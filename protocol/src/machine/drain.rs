@@ -310,6 +310,11 @@ impl Drain {
         self.begun + self.settings.cordon()
     }
 
+    /// Returns whether the slots should have ended by now.
+    pub fn is_late(&self, now: Time) -> bool {
+        now >= self.rush_at()
+    }
+
     /// Returns when all slots must have ended; the remaining ones are then ended early.
     fn rush_at(&self) -> Time {
         self.begun + self.settings.rush_after()

@@ -4,7 +4,7 @@ use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
 use super::Api;
-use crate::{assign::address_for, net::upgrade::Transport, routes::NodeInfo};
+use crate::{api::dev_forward, assign::address_for, net::upgrade::Transport, routes::NodeInfo};
 
 /// Returns the facts.
 pub(in crate::api) async fn about(State(api): State<Api>) -> Json<Value> {
@@ -52,7 +52,8 @@ fn peer(info: &NodeInfo) -> Value {
         "node": info.boot.node.as_str(),
         "boot": format!("{:x}", info.boot.boot),
         "version": info.description.version,
-        "admin": info.description.console,
+        // Another node's word for it: only what is a console by its form may become a link or a part of a command.
+        "admin": dev_forward::address(&info.description.console).map_or("", |_| &info.description.console),
         "ws": addresses(info, Transport::Ws),
         "tcp": addresses(info, Transport::Tcp),
     })

@@ -9,6 +9,10 @@ use crate::{
     routes::NodeBoot,
 };
 
+/// Largest difference of a peer's clock at which its times are used as they are: some of it is the time of the answer
+/// on its way.
+const SKEW_MAX_MS: u64 = 2_000;
+
 /// Followed peers. Bounded by the live nodes, and for each of them by the rows that a node keeps.
 pub(super) struct FollowedPeers {
     /// Number of values of a row.
@@ -41,10 +45,17 @@ impl FollowedPeers {
         FiguresQuery { stats_from: Some(stats), codes_from: Some(codes), flows_after_ms: None }
     }
 
-    /// Takes a peer's answer, and appends its events to `out`. A peer without an answer keeps its rows until it leaves
-    /// the list of nodes, or its run has ended.
-    pub(super) fn take(&mut self, run: &NodeBoot, answer: Result<FiguresPage, LinkError>, out: &mut String) {
-        let page = match answer {
+    /// Takes a peer's answer at the time `now_ms`, and appends its events to `out`. Times of a peer whose clock differs
+    /// are those of this node's clock afterwards. A peer without an answer keeps its rows until it leaves the list of
+    /// nodes, or its run has ended.
+    pub(super) fn take(
+        &mut self,
+        run: &NodeBoot,
+        now_ms: u64,
+        answer: Result<FiguresPage, LinkError>,
+        out: &mut String,
+    ) {
+        let mut page = match answer {
             Ok(page) => page,
             Err(error) => {
                 tracing::debug!(%error, node = %run.node, "peer returned no figures");
@@ -55,6 +66,8 @@ impl FollowedPeers {
             }
         };
         let (node, width) = (run.node.as_str(), self.width);
+        page.stats.iter_mut().for_each(|row| row.values.truncate(width));
+        correct_times(&mut page, now_ms);
         let is_new = !self.peers.contains_key(run);
         let peer = self.peers.entry(run.clone()).or_insert_with(|| FollowedPeer {
             stats: RowRing::new(STATS_ROWS_MAX),
@@ -77,7 +90,10 @@ impl FollowedPeers {
 
     /// Appends the events with the rows so far, for a new stream.
     pub(super) fn put_past(&self, out: &mut String) {
-        for (run, peer) in &self.peers {
+        // Of two runs of a node the newer one comes last, and replaces what a client has of the other.
+        let mut peers: Vec<_> = self.peers.iter().collect();
+        peers.sort_by_key(|(_, peer)| peer.stats.rows().next_back().map(|row| row.at_ms));
+        for (run, peer) in peers {
             let node = run.node.as_str();
             events::put_past(node, peer.stats.rows(), self.width, out);
             events::put_codes(node, peer.codes.rows(), out);
@@ -85,11 +101,24 @@ impl FollowedPeers {
     }
 }
 
+/// Replaces the times of a page by those of this node's clock, if the clocks differ by more than [`SKEW_MAX_MS`].
+fn correct_times(page: &mut FiguresPage, now_ms: u64) {
+    let sent_ms = page.now_ms;
+    if sent_ms.abs_diff(now_ms) <= SKEW_MAX_MS {
+        return;
+    }
+    let corrected = |at_ms: u64| (at_ms.saturating_add(now_ms)).saturating_sub(sent_ms).min(now_ms);
+    page.stats.iter_mut().for_each(|row| row.at_ms = corrected(row.at_ms));
+    page.codes.iter_mut().for_each(|row| row.at_ms = corrected(row.at_ms));
+}
+
 #[cfg(test)]
 mod tests {
     use tidegate_protocol::id::NodeId;
 
     use super::*;
+
+    const NOW_MS: u64 = 100_000;
 
     fn run(boot: u64) -> NodeBoot {
         NodeBoot { node: NodeId::new("n2").unwrap(), boot }
@@ -101,13 +130,14 @@ mod tests {
             stats_next,
             codes: codes.iter().map(|at_ms| CodesRow { at_ms: *at_ms, counts: vec![(4_014, 1)] }).collect(),
             codes_next: codes.len() as u64,
+            now_ms: NOW_MS,
             ..FiguresPage::default()
         }
     }
 
     fn taken(peers: &mut FollowedPeers, boot: u64, answer: Result<FiguresPage, LinkError>) -> String {
         let mut out = String::new();
-        peers.take(&run(boot), answer, &mut out);
+        peers.take(&run(boot), NOW_MS, answer, &mut out);
         out
     }
 
@@ -132,6 +162,29 @@ mod tests {
         let mut start = String::new();
         peers.put_past(&mut start);
         assert_eq!(start, [&past.replace("]]}", "],[7,7]]}"), codes].concat());
+    }
+
+    #[test]
+    fn times_of_a_peer_with_another_clock_are_corrected() {
+        let mut peers = FollowedPeers::new(1);
+        let ahead = FiguresPage { now_ms: NOW_MS + 50_000, ..page(&[140_000, 149_000], 2, &[150_000]) };
+        let out = taken(&mut peers, 1, Ok(ahead));
+        assert!(out.contains("[[90000,140000],[99000,149000]]") && out.contains("[[100000,"), "{out}");
+        let lies = FiguresPage { now_ms: 0, ..page(&[u64::MAX], 3, &[]) };
+        assert!(taken(&mut peers, 1, Ok(lies)).contains("[100000,"), "not later than now");
+        let close = FiguresPage { now_ms: NOW_MS - 1_500, ..page(&[98_000], 4, &[]) };
+        assert!(taken(&mut peers, 1, Ok(close)).contains("[98000,"));
+    }
+
+    #[test]
+    fn newer_run_of_a_node_comes_last_at_the_start_of_a_stream() {
+        for boots in [[1, 2], [2, 1]] {
+            let mut peers = FollowedPeers::new(1);
+            boots.iter().for_each(|boot| drop(taken(&mut peers, *boot, Ok(page(&[5 + boot], 1, &[])))));
+            let mut start = String::new();
+            peers.put_past(&mut start);
+            assert!(start.find("[[6,6]]") < start.find("[[7,7]]"), "{start}");
+        }
     }
 
     #[test]

@@ -4,8 +4,8 @@ use tidegate_protocol::{id::NodeId, pb};
 
 use super::convert::{Malformed, all};
 use crate::figures::{
-    CODES_ROWS_MAX, CodesRow, FLOWS_PER_ROW_MAX, FLOWS_ROWS_MAX, FiguresPage, FiguresQuery, Flow, FlowsRow,
-    STATS_ROWS_MAX, StatsRow,
+    CODES_ROWS_MAX, CodesRow, FLOWS_EVERY_MS, FLOWS_PER_ROW_MAX, FLOWS_ROWS_MAX, FiguresPage, FiguresQuery,
+    Flow, FlowsRow, STATS_ROWS_MAX, StatsRow,
 };
 
 /// Most values of a row; a later version may have more than this one.
@@ -56,6 +56,11 @@ pub(super) fn page(sent: pb::LinkFigures) -> Result<FiguresPage, Malformed> {
         || sent.flows.len() > FLOWS_ROWS_MAX;
     if is_long {
         return Err(Malformed("number of rows"));
+    }
+    // One row a second: more could not be summed in a bounded time.
+    let second = |row: &pb::LinkFlowsRow| row.at_ms / FLOWS_EVERY_MS;
+    if !sent.flows.is_sorted_by(|a, b| second(a) < second(b)) {
+        return Err(Malformed("order of the flows"));
     }
     Ok(FiguresPage {
         now_ms: number(sent.now_ms),
@@ -149,13 +154,17 @@ mod tests {
             change(&mut sent);
             page(sent)
         };
-        let broken: [fn(&mut pb::LinkFigures); 8] = [
+        let broken: [fn(&mut pb::LinkFigures); 9] = [
             |sent| sent.stats = vec![pb::LinkStatsRow::default(); STATS_ROWS_MAX + 1],
             |sent| sent.codes = vec![pb::LinkCodesRow::default(); CODES_ROWS_MAX + 1],
             |sent| sent.flows = vec![pb::LinkFlowsRow::default(); FLOWS_ROWS_MAX + 1],
             |sent| sent.stats[0].values = vec![0; VALUES_MAX + 1],
             |sent| sent.codes[0].counts = vec![pb::LinkCodeCount::default(); CODES_PER_ROW_MAX + 1],
             |sent| sent.flows[0].flows = vec![pb::LinkFlow::default(); FLOWS_PER_ROW_MAX + 1],
+            |sent| {
+                let again = pb::LinkFlowsRow { at_ms: sent.flows[0].at_ms + 1, flows: Vec::new() };
+                sent.flows.push(again);
+            },
             |sent| sent.flows[0].flows[0].from = "\"<script>".to_owned(),
             |sent| sent.flows[0].flows[0].to = "n".repeat(65),
         ];
