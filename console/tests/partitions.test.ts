@@ -28,6 +28,9 @@ test("a partition is divided while two nodes list it, and for some seconds after
   held = hold(held, [owner("n2", [1, 2])], 3, 9500);
   held = hold(held, [owner("n2", [0, 1, 2])], 3, 11_000);
   assert.deepEqual(at(held, 0), ["n2", "n1", false]);
+  held = hold(held, [owner("n2", [1, 2])], 3, 20_000);
+  held = hold(held, [owner("n2", [0, 1, 2])], 3, 21_000);
+  assert.deepEqual(at(held, 0), ["n2", "", false], "a node that takes its own partition back took it over from nobody");
 });
 
 test("cells say what waits, and too many of them show the worst of each group", () => {
