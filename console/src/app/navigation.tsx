@@ -55,7 +55,7 @@ export function Navigation({ list }: { readonly list: readonly Entry[] }) {
 
 function Foot() {
   const age = silence();
-  const text = age === undefined ? "Connecting" : age <= 2 ? "Live" : `Last heard ${age} s ago`;
+  const text = age === undefined ? "Connecting" : age <= 2 ? "Live" : `Last answer ${age} s ago`;
   return (
     <div class="foot" title={text}>
       <div class="row">

@@ -7,7 +7,7 @@ import type { Recorder } from "./recorder.ts";
 export const LISTENERS = ["carol", "dora", "emil", "fay", "gus", "hana", "ivo", "june", "kai", "lena", "milo", "nora"] as const;
 
 /** What is seen of one listener: whether it is in the room, and whether it has the newest message. */
-export type Hearing = "away" | "waits" | "has";
+export type Receipt = "away" | "waits" | "has";
 
 /** The listeners of a live room: each a client and a connection of its own, whose frames are recorded but not drawn. */
 export class Audience {
@@ -40,7 +40,7 @@ export class Audience {
   }
 
   /** Returns how a listener stands to the newest message; without one, nobody waits. */
-  hearing(person: Person, newest: string): Hearing {
+  receipt(person: Person, newest: string): Receipt {
     if (!person.isLive || !this.entered.has(person)) return "away";
     return newest === "" || this.got.get(person.name)?.has(newest) ? "has" : "waits";
   }

@@ -59,7 +59,7 @@ export function WeightDialog({ nodes }: { readonly nodes: readonly NodeRow[] }) 
           {failed.value && <Failed error={failed.value} />}
           <div class="actions">
             {body && adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/weight", body)} />}
-            <button type="button" class="button" onClick={() => (weighed.value = undefined)}>Keep it</button>
+            <button type="button" class="button" onClick={() => (weighed.value = undefined)}>Cancel</button>
             <button type="submit" class="button primary" disabled={!body}>Set</button>
           </div>
         </form>

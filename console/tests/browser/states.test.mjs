@@ -137,7 +137,7 @@ describe("the states of the page", { concurrency: 3 }, () => {
   });
   stated("without counts nothing is claimed about codes", "/errors", counting(false), async (page) => {
     await page.waitForSelector(".code");
-    await page.waitForSelector(".foot >> text=/Live|Last heard/");
+    await page.waitForSelector(".foot >> text=/Live|Last answer/");
     for (const part of [".count-badge", ".rise", ".trend", ".part"]) assert.equal(await page.$(part), null, part);
   });
 

@@ -211,7 +211,7 @@ describe("the try-out page", { concurrency: LANES }, () => {
     await page.waitForSelector(".listeners >> text=/^12 in the room/");
     await say(page, 0, "to the room");
     await page.waitForSelector(".chat-1 .bubble >> text=to the room");
-    await page.waitForSelector("[data-heard='12'] >> text=newest: 12 of 12");
+    await page.waitForSelector("[data-received='12'] >> text=newest: 12 of 12");
     assert.deepEqual(await judged(page), ["0", "0", "0"]);
     assert.equal(await page.textContent(".count:nth-child(3) .figure"), "13");
     await page.waitForSelector(".listeners >> text=Lossy: dropped frames are counted and announced. None so far.");
