@@ -4,7 +4,7 @@ import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
-import { paused, seconds } from "../live/stats.ts";
+import { seconds } from "../live/stats.ts";
 import { Empty } from "../parts/empty.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { CopyButton } from "../parts/copy.tsx";
@@ -131,7 +131,7 @@ export default function Messages() {
     if (!id) return;
     void look(kind, id, false);
     const timer = setInterval(() => {
-      if (!paused.value && !document.hidden) void look(kind, id, false);
+      if (!document.hidden) void look(kind, id, false);
     }, 2000);
     return () => clearInterval(timer);
   }, [key]);

@@ -6,7 +6,7 @@ import { allows, boot, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
 import { followFlows } from "../live/flows.ts";
-import { series } from "../live/stats.ts";
+import { clock, counted, series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Menu } from "../parts/menu.tsx";
@@ -127,7 +127,8 @@ function Figures({ clients, live }: { readonly clients: number | undefined; read
   const moved = river && allows("flows") ? movesBetween(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
   const minutes = `in ${(river?.span ?? 480) / 60} min`;
   const slowest = Math.max(0, ...series("ackP99Us", river?.span ?? 480, true).map((it) => it ?? 0));
-  const slow = series("slowCloses", river?.span ?? 480).reduce<number>((sum, it) => sum + (it ?? 0), 0);
+  const until = river?.to ?? Math.floor(clock() / 1000);
+  const slow = counted("slowCloses", river?.from ?? until - 479, until);
   const [number, unit] = slowest > 0 ? fine(slowest / 1000).split(" ") : ["–", ""];
   return (
     <div class="figures">
