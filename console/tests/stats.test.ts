@@ -49,6 +49,7 @@ test("a node whose clock differs is left out, and cuts nothing of the others", (
   assert.deepEqual(strays.value, ["n3", "n4"]);
   assert.deepEqual(series("logins", 5), [7, 7, 7, 7, 7]);
   assert.equal(now("logins"), 7);
+  assert.equal(series("logins", 300).length, 20, "a clock that is behind puts nothing before the others");
   assert.equal(codesNow.value, START + 10_000, "codes go by the clock of the page’s node");
   assert.deepEqual([...readings().keys()], ["n1", "n2"]);
   row("n1", 20, 3);

@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
-import type { Frame } from "./frames.ts";
+import { withLoss, type Losses } from "../words/rooms.ts";
+import { number, type Frame } from "./frames.ts";
 import { Person } from "./person.ts";
 import type { Recorder } from "./recorder.ts";
 
@@ -12,8 +13,8 @@ export type Receipt = "away" | "waits" | "has";
 /** The listeners of a live room: each a client and a connection of its own, whose frames are recorded but not drawn. */
 export class Audience {
   readonly people: readonly Person[];
-  /** Frames whose loss the node announced, over all listeners. */
-  readonly dropped = signal(0);
+  /** Losses that nodes announced, to the listeners and to those who talk. */
+  readonly losses = signal<Losses>({ frames: 0, unknown: 0 });
   private readonly got = new Map<string, Set<string>>();
   /** Those who are in the room: the client enters it again by itself after each login. */
   private readonly entered = new Set<Person>();
@@ -68,7 +69,12 @@ export class Audience {
 
   private frame(connection: number, direction: "in" | "out", frame: Frame, at: number): void {
     this.recorder.frame(connection, direction, frame, at);
-    if (frame.kind === "shed" && direction === "in") this.dropped.value += Number(frame.body["count"] ?? 0);
+    this.announced(direction, frame);
+  }
+
+  /** Takes a frame of anybody in the room, which may announce a loss. */
+  announced(direction: "in" | "out", frame: Frame): void {
+    if (frame.kind === "shed" && direction === "in") this.losses.value = withLoss(this.losses.value, number(frame.body, "count"));
   }
 
   private async begin(person: Person): Promise<void> {

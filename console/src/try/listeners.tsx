@@ -1,4 +1,4 @@
-import { grouped } from "../words/numbers.ts";
+import { lossWords } from "../words/rooms.ts";
 import type { Audience, Receipt } from "./audience.ts";
 import type { Stage } from "./stage.ts";
 
@@ -28,7 +28,7 @@ export function Listeners({ stage, audience }: { readonly stage: Stage; readonly
           </li>
         ))}
       </ul>
-      <p class="small quiet">Lossy: dropped frames are counted and announced. {audience.dropped.value === 0 ? "None so far." : `${grouped(audience.dropped.value)} so far.`}</p>
+      <p class="small quiet">Lossy: dropped frames are counted and announced. {lossWords(audience.losses.value)}</p>
     </section>
   );
 }
