@@ -195,9 +195,9 @@ describe("the try-out page", { concurrency: LANES }, () => {
     assert.match(await sentence(page), /300 .*Alice saw all of them\. Nothing lost/);
   });
 
-  tried("a drain of the only node is called off after the notice", "/try", async (page) => {
+  tried("a drain of the only node ends at the notice", "/try", async (page) => {
     await press(page, "7");
-    assert.match(await sentence(page), /^n1 asked bob to leave within .+ called off .+ Nothing lost/);
+    assert.match(await sentence(page), /^n1 asked bob to leave within .+ It was a drain until the notice alone: n1 goes on\. .*Nothing lost/);
     await page.waitForSelector(".tile.blocked[data-break=kill] >> text=only in a cluster");
   });
 
