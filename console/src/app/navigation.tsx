@@ -8,7 +8,7 @@ import { current } from "./router.ts";
 import { silence } from "./silence.ts";
 
 /** What stands at an entry: a count that matters now, in words. */
-function badge(path: string): readonly [number, string] {
+export function badge(path: string): readonly [number, string] {
   if (path !== "/errors" || !allows("codes")) return [0, ""];
   const count = rising(codeCounts.value).length;
   return [count, count > 0 ? `${plural(count, "code")} rose in the last 5 minutes` : ""];

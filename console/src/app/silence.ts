@@ -1,3 +1,4 @@
+import { computed } from "@preact/signals";
 import { seconds, stream } from "../live/stats.ts";
 
 /** Seconds of silence after which the page says so in a bar. */
@@ -9,3 +10,6 @@ export function silence(): number | undefined {
   const { answeredAt } = stream.value;
   return answeredAt ? Math.max(0, Math.floor((performance.now() - answeredAt) / 1000)) : undefined;
 }
+
+/** Whether the node has been silent for so long that the page says so: it can be asked to do nothing meanwhile. */
+export const isSilent = computed(() => (silence() ?? 0) >= LONG_S);

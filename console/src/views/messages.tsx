@@ -2,6 +2,7 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
+import { isSilent } from "../app/silence.ts";
 import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
 import { seconds } from "../live/stats.ts";
@@ -66,7 +67,7 @@ function Followed({ name }: { readonly name: string }) {
       {left > 0 ? (
         <span>{kind === "user" ? `Everything ${id} sends or gets` : "This message"} is followed for {Math.floor(left / 60)}:{String(left % 60).padStart(2, "0")} more</span>
       ) : (
-        <span>Only a part of the messages is recorded. <button type="button" class="link" onClick={() => void look(kind === "user" ? "user" : "msg", id, true)}>Follow {kind === "user" ? id : "it"} for 10 minutes</button></span>
+        <span>Only a part of the messages is recorded. <button type="button" class="link" disabled={isSilent.value} onClick={() => void look(kind === "user" ? "user" : "msg", id, true)}>Follow {kind === "user" ? id : "it"} for 10 minutes</button></span>
       )}
     </p>
   );

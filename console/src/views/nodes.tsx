@@ -1,6 +1,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
+import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
 import { allows, boot, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
@@ -71,12 +72,12 @@ function Actions({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolea
   return (
     <span class="row-actions">
       {can && (isLeaving(it)
-        ? <button type="button" class="link" onClick={() => void act(it.node, "DELETE")}>Call off</button>
-        : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
+        ? <button type="button" class="link" disabled={isSilent.value} onClick={() => void act(it.node, "DELETE")}>Call off</button>
+        : <button type="button" class="link" disabled={isSilent.value} onClick={() => (asked.value = it)}>Drain</button>)}
       {!can && !it.self && <OtherConsole node={it.node} />}
       {(can || admin) && (
         <Menu label={`More for ${it.node}`}>
-          {can && <button type="button" class="menu-item" data-ends onClick={() => (weighed.value = it)}>Weight and share</button>}
+          {can && <button type="button" class="menu-item" data-ends disabled={isSilent.value} onClick={() => (weighed.value = it)}>Weight and share</button>}
           {admin && copies.map(([label, text]) => <CopyButton plain label={label} text={text} />)}
           {admin && !it.self && <a class="menu-item" data-ends href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a>}
         </Menu>
@@ -112,7 +113,7 @@ function Ask({ others }: { readonly others: number }) {
           <div class="actions">
             {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/drain")} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
-            <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
+            <button type="button" class="button danger" disabled={isSilent.value} onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
           </div>
         </>
       )}
