@@ -57,6 +57,19 @@ test("a node whose clock differs is left out, and cuts nothing of the others", (
   assert.deepEqual(strays.value, ["n4"], "its clock was set");
 });
 
+test("after a pause of the stream, rows of the past are new rows by a clock that is known", () => {
+  const past = (node: string, second: number) => take("past", JSON.stringify({ node, rows: [[START + second * 1000, 0]] }));
+  past("n1", 0);
+  past("n2", 0);
+  row("n1", 1);
+  row("n3", 61);
+  past("n1", 100);
+  past("n2", 99);
+  past("n3", 160);
+  assert.deepEqual(strays.value, ["n3"]);
+  assert.deepEqual(["n1", "n2", "n3"].map((node) => hasReported(arrivals.value, node, "n1")), [true, true, true]);
+});
+
 test("slow connections that were closed are counted once, whatever row is late", () => {
   row("n1", 0, 0, 0, 1);
   row("n1", 3, 0, 0, 2);

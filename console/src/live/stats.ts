@@ -59,11 +59,11 @@ export function counted(field: string, from: number, to: number): number {
   return column > 0 ? total([...rows.value.values()], column, from, to) : 0;
 }
 
-/** Notes when a row arrived; from a row of the past only its time is known. */
+/** Notes when a row arrived. One of the past says nothing of the node's clock, so that what was known of it stays. */
 function arrive(node: string, rowMs: number, isPast: boolean): void {
   const own = boot.value?.node ?? "";
-  if (isPast && node !== own && arrivals.value.has(node)) return;
-  const ownMs = node === own || isPast ? rowMs : arrivals.value.get(own)?.rowMs;
+  const known = arrivals.value.get(node);
+  const ownMs = node === own ? rowMs : isPast ? rowMs - (known ? known.rowMs - known.ownMs : 0) : arrivals.value.get(own)?.rowMs;
   if (ownMs === undefined) return;
   arrivals.value = new Map(arrivals.value).set(node, { rowMs, ownMs });
   const next = apart(arrivals.value);
