@@ -30,11 +30,15 @@ test("the steepest code comes first", () => {
 
 test("rows that are sent again count once, and old ones end", () => {
   const data = (...rows: unknown[]) => JSON.stringify({ node: "n1", everyMs: 10_000, rows });
-  takeCodes(data([now - 10_000, [[2002, 3]]], [now, [[2002, 1]]]));
-  takeCodes(data([now, [[2002, 1]]]));
+  takeCodes(data([now - 10_000, [[2002, 3]]], [now, [[2002, 1]]]), "n1");
+  takeCodes(data([now, [[2002, 1]]]), "n1");
   assert.equal(codeCounts.value.get(2002)?.total, 4);
-  takeCodes(JSON.stringify({ node: "n2", everyMs: 10_000, rows: [] }));
+  takeCodes(JSON.stringify({ node: "n2", everyMs: 10_000, rows: [] }), "n1");
   assert.deepEqual([...counted.value.keys()], ["n1", "n2"]);
+  takeCodes(JSON.stringify({ node: "n2", everyMs: 10_000, rows: [[now + 60 * MIN, [[2002, 1]]]] }), "n1");
+  assert.deepEqual([codesNow.value, codeCounts.value.get(2002)?.total], [now, 5], "the clock of a peer is not the time");
+  takeCodes(JSON.stringify({ node: "n2", everyMs: 10_000, rows: [] }), "n1");
+  counted.value = new Map([...counted.value].filter(([node]) => node === "n1"));
   takeTime(now + 5000);
   assert.equal(codesNow.value, now);
   takeTime(now + 6 * MIN);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { cells, heightOf, hold, shrink, step, type Holding, type Owner } from "../src/charts/partitions.ts";
-import { combine } from "../src/live/series.ts";
+import { combine, total } from "../src/live/series.ts";
 import { cellWords, ownerWords } from "../src/words/partitions.ts";
 
 const owner = (node: string, owns: readonly number[], waits: Record<number, [number, number]> = {}): Owner => ({
@@ -28,6 +28,9 @@ test("a partition is divided while two nodes list it, and for some seconds after
   held = hold(held, [owner("n2", [1, 2])], 3, 9500);
   held = hold(held, [owner("n2", [0, 1, 2])], 3, 11_000);
   assert.deepEqual(at(held, 0), ["n2", "n1", false]);
+  held = hold(held, [owner("n2", [1, 2])], 3, 20_000);
+  held = hold(held, [owner("n2", [0, 1, 2])], 3, 21_000);
+  assert.deepEqual(at(held, 0), ["n2", "", false], "a node that takes its own partition back took it over from nobody");
 });
 
 test("cells say what waits, and too many of them show the worst of each group", () => {
@@ -81,12 +84,23 @@ test("arrow keys reach every cell", () => {
 test("sums over nodes wait for those that are late, and hold what they said for two seconds", () => {
   const row = (second: number, value: number) => [second * 1000 + 200, value];
   const own = [1, 2, 3, 4, 5, 6].map((second) => row(second, 10));
+  const longer = [...own, row(7, 10), row(8, 10)];
   const late = [1, 2, 4].map((second) => row(second, 5));
   assert.deepEqual(combine([own, late], 1, 300, false), [15, 15, 15, 15]);
   assert.deepEqual(combine([own, late], 1, 300, true), [10, 10, 10, 10]);
   assert.deepEqual(combine([own, late], 1, 2, false), [15, 15]);
   const gone = [row(1, 5)];
-  assert.deepEqual(combine([own, gone], 1, 300, false), [15, 15, 15, 10, 10, 10], "a node that is gone holds up nothing");
+  assert.deepEqual(combine([longer, gone], 1, 300, false), [15, 15, 15, 10, 10, 10, 10, 10], "a node that is gone holds up nothing");
   assert.deepEqual(combine([[row(1, 4), row(9, 6)]], 1, 300, false), [4, 4, 4, undefined, undefined, undefined, undefined, undefined, 6]);
   assert.deepEqual(combine([], 1, 300, false), []);
+  const ahead = [5, 6, 7, 8, 9, 10, 11].map((second) => row(second, 5));
+  const behind = [1, 2].map((second) => row(second, 1));
+  assert.deepEqual(combine([own, ahead, behind], 1, 300, false, 6), [11, 11], "a clock that is some seconds ahead does not make the others gone");
+  assert.deepEqual(combine([own, ahead], 1, 1, false, 6), [15], "the newest second that all have reported");
+});
+
+test("a counter is summed by rows: a second without one adds nothing, and two rows in one second both count", () => {
+  const rows = [[1000, 1], [2010, 2], [2990, 4], [5000, 8], [9000, 16]];
+  assert.equal(total([rows, [[2000, 32]]], 1, 2, 8), 46);
+  assert.equal(total([], 1, 0, 9), 0);
 });

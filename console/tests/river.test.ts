@@ -6,7 +6,7 @@ import { phases } from "../src/charts/phases.ts";
 import { counts, ordered, type Reading } from "../src/charts/readings.ts";
 import { layout } from "../src/charts/river.ts";
 import { FLIGHT, LOOK, Strands, unitOf, type Move, type Second } from "../src/charts/strands.ts";
-import { mergeFlows } from "../src/live/flows.ts";
+import { askNext, mergeFlows, type Ask } from "../src/live/flows.ts";
 import { caption, compact, lasted, movesWords, phaseBrief, phaseWords, summary } from "../src/words/river.ts";
 
 /** Numbers from 0 to 1 that repeat for a seed. */
@@ -203,6 +203,37 @@ test("answers replace the seconds that they contain", () => {
   const next = mergeFlows(first, [[2000, [["n1", "n2", 5], ["", "n2", 1]]]]);
   assert.deepEqual([...next].map(([at, list]) => [at, list.map((move) => move.count)]), [[1, [1]], [2, [5, 1]]]);
   assert.deepEqual([...mergeFlows(next, [[1_000_000, []]]).keys()], [1000]);
+});
+
+test("moves of a node that was silent are asked for again, and no count falls meanwhile", () => {
+  const ask = (asked: Ask, nowMs: number, ...silent: string[]) => askNext(asked, { nowMs, silent });
+  const first: Ask = { sinceMs: 94_000, gaps: new Map() };
+  assert.deepEqual(ask(first, 101_000), { sinceMs: 95_000, gaps: new Map() });
+  const silent = ask(ask(first, 101_000, "n3"), 140_000, "n3");
+  assert.deepEqual(silent, { sinceMs: 134_000, gaps: new Map([["n3", 94_000]]) }, "a node that stays silent does not widen each request");
+  const back = ask(silent, 141_000);
+  assert.deepEqual(back, { sinceMs: 94_000, gaps: new Map() });
+  assert.equal(ask(back, 142_000).sinceMs, 136_000);
+  assert.deepEqual(ask(back, 142_000, "n3").gaps, new Map([["n3", 94_000]]), "silent again before it was asked");
+  assert.equal(ask(silent, 2_000_000).sinceMs, 1_100_000, "no more than is kept");
+  assert.equal(ask(silent, 141_000, "n2").sinceMs, 94_000, "another silent node delays nothing");
+
+  const known = mergeFlows(new Map(), [[2000, [["n1", "n3", 7], ["n3", "n1", 2], ["", "n2", 1]]]]);
+  const sorted = (flows: ReadonlyMap<number, readonly Move[]>) => (flows.get(2) ?? []).map((it) => `${it.from} ${it.to} ${it.count}`).sort();
+  const partial = mergeFlows(known, [[2000, [["n3", "n1", 1], ["", "n2", 4]]]], true);
+  assert.deepEqual(sorted(partial), [" n2 4", "n1 n3 7", "n3 n1 2"]);
+  assert.deepEqual(sorted(mergeFlows(partial, [[2000, [["n3", "n1", 1]]]])), ["n3 n1 1"]);
+});
+
+test("a clock that differs by some seconds takes no clients from the picture", () => {
+  const course = new Course();
+  // The readings of n2 come two seconds late from a clock that is five behind, and n3 is five ahead.
+  for (let now = 1030; now < 1060; now += 1) {
+    const list = (end: number) => Array.from({ length: 30 }, (_, index) => reading(end - 29 + index, 10));
+    course.update({ names: NAMES, own: "n1", readings: new Map([["n1", list(now)], ["n2", list(now - 7)], ["n3", list(now + 5)]]), flows: new Map(), revision: 0 });
+  }
+  const lanes = course.strands.steps.slice(-20).map((it) => it.lanes.map((lane) => lane.length));
+  assert.deepEqual(lanes, lanes.map(() => [10, 10, 10]));
 });
 
 test("a picture keeps its strands apart, inside its height, and joins what crosses", () => {

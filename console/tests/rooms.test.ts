@@ -1,7 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { HistoryEvent, Stamped } from "../src/try/history.ts";
+import { Audience } from "../src/try/audience.ts";
 import { judge } from "../src/try/judge.ts";
+import { Recorder } from "../src/try/recorder.ts";
+import { lossWords } from "../src/words/rooms.ts";
 
 const conv = "r:hall";
 const people = ["alice", "bob", "carol"];
@@ -57,4 +60,18 @@ test("copies, a changed order and a number that is used twice are found", () => 
   assert.deepEqual(rules(recording(...two, got(2, "a", 1), got(2, "b", 2), got(3, "a", 1), got(3, "b", 1)), 60 * S), ["number-twice"]);
   // A repeated send is passed on twice.
   assert.deepEqual(rules(recording(sent("a"), sent("a", 1), ok("a", 1), got(2, "a", 1), got(2, "a", 1), got(3, "a", 1)), 60 * S), []);
+});
+
+test("announced losses are counted, and those without a number apart", () => {
+  const audience = new Audience(new Recorder(), () => {});
+  const shed = (body: Record<string, unknown>, direction: "in" | "out" = "in") => {
+    audience.announced(direction, { id: 0, kind: "shed", body, raw: "" });
+    return lossWords(audience.losses.value);
+  };
+  assert.equal(lossWords(audience.losses.value), "None so far.");
+  assert.equal(shed({ room: "hall" }, "out"), "None so far.");
+  assert.equal(shed({ room: "hall" }), "Once an unknown number, which may be none.");
+  assert.equal(shed({ room: "hall", count: 1200 }), "1,200 so far, and once an unknown number, which may be none.");
+  assert.equal(shed({ room: "hall", count: 0 }), "1,200 so far, and 2 times an unknown number, which may be none.");
+  assert.equal(lossWords({ frames: 3, unknown: 0 }), "3 so far.");
 });

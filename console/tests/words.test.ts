@@ -49,9 +49,14 @@ test("the sentences about the other breaks", () => {
   );
   assert.equal(say("drain", { node: "n1", slotMs: 900, to: "n2", movedMs: 40 }), "n1 asked bob to leave within 900 ms, and said where to go. Bob was on n2 40 ms later.");
   assert.equal(
-    say("drain", { node: "n1", slotMs: 59, calledOff: true }),
-    "n1 asked bob to leave within 59 ms. The drain was called off after the notice, because this node serves this page.",
+    say("drain", { node: "n1", slotMs: 59, goesOn: true }),
+    "n1 asked bob to leave within 59 ms. It was a drain until the notice alone: n1 goes on.",
   );
+  assert.equal(
+    say("drain", { node: "n1", slotMs: 900, to: "n2", movedMs: 40, goesOn: true, sent: 1, ackMs: 3 }),
+    "n1 asked bob to leave within 900 ms, and said where to go. Bob was on n2 40 ms later. It was a drain until the notice alone: n1 goes on. Nobody waited for an ack longer than 3.0 ms.",
+  );
+  assert.equal(say("drain", { node: "n1" }), "", "without a notice nothing is claimed");
   assert.equal(say("kill", { node: "n1", to: "n2", movedMs: 400 }), "n1 died. Bob was on n2 after 400 ms.");
   assert.equal(say("kill", { node: "n1", to: "n2", movedMs: 400, again: 3, repeated: 1 }), "n1 died. Bob was on n2 after 400 ms. One message was sent again and kept its number.");
   assert.equal(say("kill", { node: "n1", again: 3 }), "n1 died.");

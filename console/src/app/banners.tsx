@@ -1,10 +1,10 @@
 import { boot, pageVersion } from "../live/boot.ts";
-import { LONG_S, silence } from "./silence.ts";
+import { isSilent, silence } from "./silence.ts";
 
 /** Says once that the node does not answer, from when the page is, and where else to look. */
 function Silent() {
   const age = silence();
-  if (age === undefined || age < LONG_S) return null;
+  if (age === undefined || !isSilent.value) return null;
   const since = new Date(Date.now() - age * 1000).toLocaleTimeString("en-GB");
   const other = boot.value?.peers.find((peer) => peer.admin);
   return (

@@ -8,7 +8,7 @@ import { current } from "./router.ts";
 import { silence } from "./silence.ts";
 
 /** What stands at an entry: a count that matters now, in words. */
-function badge(path: string): readonly [number, string] {
+export function badge(path: string): readonly [number, string] {
   if (path !== "/errors" || !allows("codes")) return [0, ""];
   const count = rising(codeCounts.value).length;
   return [count, count > 0 ? `${plural(count, "code")} rose in the last 5 minutes` : ""];
@@ -55,7 +55,7 @@ export function Navigation({ list }: { readonly list: readonly Entry[] }) {
 
 function Foot() {
   const age = silence();
-  const text = age === undefined ? "Connecting" : age <= 2 ? "Live" : `Last heard ${age} s ago`;
+  const text = age === undefined ? "Connecting" : age <= 2 ? "Live" : `Last answer ${age} s ago`;
   return (
     <div class="foot" title={text}>
       <div class="row">

@@ -10,10 +10,10 @@ import { Banners } from "./banners.tsx";
 import { Dialogs } from "./dialogs.tsx";
 import { KeyForm } from "./keyform.tsx";
 import { dialog } from "./keys.ts";
-import { entries } from "./nav.ts";
-import { Navigation } from "./navigation.tsx";
+import { entries, type Entry } from "./nav.ts";
+import { Navigation, badge } from "./navigation.tsx";
 import { current, go } from "./router.ts";
-import { silence, LONG_S } from "./silence.ts";
+import { isSilent } from "./silence.ts";
 import { dark, toggleTheme } from "./theme.ts";
 
 /** Views that are loaded when they are opened. */
@@ -77,14 +77,13 @@ export function Shell() {
   }, [name, it]);
   const View = known ? loaded.value[at] : undefined;
   const isOff = unloaded.value.has(at);
-  const isSilent = (silence() ?? 0) >= LONG_S;
   const [first, rest] = [list.filter((entry) => ["/try", "/overview", "/messages", "/nodes"].includes(entry.path)), list];
   return (
     <>
       <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>Skip to the content</a>
       <div class="shell">
         <Navigation list={list} />
-        <main class={isSilent ? "panel silent" : "panel"} id="content" tabIndex={-1}>
+        <main class={isSilent.value ? "panel silent" : "panel"} id="content" tabIndex={-1}>
           <Progress isBusy={!it || (known && !View && !isOff)} />
           {keyAsked.value ? <KeyForm /> : View ? <View /> : <Frame known={known} title={name ?? "Tidegate"} again={isOff ? () => loadView(at) : undefined} />}
           <Banners />
@@ -97,15 +96,24 @@ export function Shell() {
             </a>
           ))}
           {rest.length > first.length && (
-            <button type="button" onClick={() => (dialog.value = "find")}>
-              <Icon name="more" />
-              More
-            </button>
+            <More list={rest.filter((entry) => !first.includes(entry))} />
           )}
         </nav>
       </div>
       <Dialogs list={list} />
     </>
+  );
+}
+
+/** Opens the views that have no tab, and has the count of the first of them that has one. */
+function More({ list }: { readonly list: readonly Entry[] }) {
+  const [entry, count, words] = list.map((it) => [it, ...badge(it.path)] as const).find(([, count]) => count > 0) ?? [];
+  return (
+    <button type="button" aria-label={entry ? `More. ${entry.label}: ${words}` : "More"} onClick={() => (dialog.value = "find")}>
+      <Icon name="more" />
+      More
+      {entry && <span class="count-badge" title={words}>{count}</span>}
+    </button>
   );
 }
 

@@ -8,6 +8,8 @@ export interface Known {
   readonly readings: ReadonlyMap<string, readonly Reading[]>;
   /** Moves by second; undefined where no node counts them. */
   readonly flows: ReadonlyMap<number, readonly Move[]> | undefined;
+  /** The node whose clock counts; without it the newest reading of all does. */
+  readonly own?: string;
   /** Changes when seconds that were known before may have changed. */
   readonly revision: number;
 }
@@ -15,8 +17,8 @@ export interface Known {
 /** Seconds that are kept. */
 export const KEEP = 900;
 
-/** Seconds that a reading of a peer may be late. */
-const LATE = 3;
+/** Seconds that a reading of a peer may be late, beyond those for which a reading holds: its clock may differ by five. */
+const LATE = 4;
 
 /** Strands of the last 15 minutes, which grow by the seconds that become known. */
 export class Course {
@@ -32,7 +34,7 @@ export class Course {
   update(known: Known): void {
     this.flows = known.flows;
     const all = [...known.readings.values()].flat();
-    const newest = all.reduce((most, it) => Math.max(most, it.at), 0);
+    const newest = known.readings.get(known.own ?? "")?.at(-1)?.at ?? all.reduce((most, it) => Math.max(most, it.at), 0);
     const first = Math.max(newest - KEEP, all.reduce((least, it) => Math.min(least, it.at), newest));
     const unit = unitOf(most(known, first, newest));
     const key = [...known.names, unit, known.revision, known.flows ? "flows" : "counts"].join(" ");

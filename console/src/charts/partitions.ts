@@ -51,8 +51,10 @@ export function hold(before: ReadonlyMap<number, Holding>, owners: readonly Owne
     else if (list.length > 1) {
       const owner = was && list.includes(was.owner) ? was.owner : first;
       next.set(partition, { owner, other: list.find((it) => it !== owner) ?? "", isShared: true, since: now });
-    } else if (was && was.owner !== first) next.set(partition, { owner: first, other: was.owner || was.other, isShared: false, since: now });
-    else {
+    } else if (was && was.owner !== first) {
+      const from = was.owner || was.other;
+      next.set(partition, { owner: first, other: from === first ? "" : from, isShared: false, since: now });
+    } else {
       const isRecent = was !== undefined && was.other !== "" && now - was.since < CHANGED_MS;
       next.set(partition, { owner: first, other: isRecent && was ? was.other : "", isShared: false, since: was?.since ?? 0 });
     }

@@ -15,7 +15,7 @@ export function ordered(list: readonly Reading[]): Reading[] {
 }
 
 /**
- * Clients by second from `from` to `to`; a node that was not heard for longer than `HOLD` seconds has none. `left` is how
+ * Clients by second from `from` to `to`; a node that reported nothing for longer than `HOLD` seconds has none. `left` is how
  * many are known to have left it in a second, for those since its last reading.
  */
 export function counts(readings: readonly Reading[], from: number, to: number, left?: (at: number) => number): number[] {

@@ -99,11 +99,12 @@ export class Strands {
     for (let index = 0; index < count; index += 1) this.lanes[lane]?.push(this.next++);
   }
 
-  /** Strands of a lane and those on their way to it. */
+  /** Returns how many strands a lane has, with those on their way to it. */
   private have(lane: number): number {
     return (this.lanes[lane]?.length ?? 0) + this.flying.filter((it) => it.to === lane).length;
   }
 
+  /** Returns the fewest strands that the counts of a lane ask for in the seconds that wait. */
   private least(lane: number): number {
     return Math.min(...this.waiting.map((second) => this.target(lane, second)));
   }
@@ -131,7 +132,7 @@ export class Strands {
     this.crossings.push(crossing);
   }
 
-  /** Strands that moves of the seconds ahead will take to or from a lane. */
+  /** Returns how many strands the moves of the seconds ahead will take to or from a lane. */
   private ahead(lane: number, side: "from" | "to"): number {
     const name = this.names[lane];
     let sum = 0;
@@ -141,7 +142,7 @@ export class Strands {
     return sum;
   }
 
-  /** The same, with the moves that were too small for a strand so far. */
+  /** Returns how many strands moves will take to or from a lane, with those that were too small for a strand so far. */
   private pending(lane: number, side: "from" | "to"): number {
     let sum = this.ahead(lane, side);
     for (const [key, credit] of this.credit) if (Number(key.split(" ")[side === "from" ? 0 : 1]) === lane) sum += credit;

@@ -35,15 +35,15 @@ async function answer(response: Response): Promise<unknown> {
 }
 
 async function ask(path: string, init: RequestInit): Promise<unknown> {
-  let response;
   try {
-    response = await fetch(path, { ...init, headers: { ...init.headers, ...keyHeader() } });
+    const response = await fetch(path, { ...init, headers: { ...init.headers, ...keyHeader() } });
+    if (response.status === 401) keyRefused();
+    // The connection may end while the body is read, too.
+    return await answer(response);
   } catch (error) {
-    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    if (error instanceof ApiError || (error instanceof DOMException && error.name === "AbortError")) throw error;
     throw new ApiError(0, "No answer", "The node does not answer.", "Check that it runs; the page tries again by itself.", true);
   }
-  if (response.status === 401) keyRefused();
-  return answer(response);
 }
 
 /** Reads a route of the node. A request that can be aborted may wait for news, so that the page does not count as loading. */

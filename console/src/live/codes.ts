@@ -28,7 +28,7 @@ export interface CodeCount {
 /** Counts of all codes by node. */
 export const counted = signal<ReadonlyMap<string, Stretches>>(new Map());
 
-/** Time of the nodes that was seen last; without new counts old ones leave the stretch by it. */
+/** Time of the page's node that was seen last, 0 before; without new counts old ones leave the stretch by it. */
 export const codesNow = signal(0);
 
 /** Sums up the counts of all nodes until a time; codes that were not given are absent. */
@@ -62,12 +62,12 @@ export function rising(all: ReadonlyMap<number, CodeCount>): readonly CodeCount[
 }
 
 /** What was counted, by code. */
-export const codeCounts = computed(() => summary(counted.value, codesNow.value));
+export const codeCounts = computed(() => (codesNow.value > 0 ? summary(counted.value, codesNow.value) : new Map<number, CodeCount>()));
 
-/** Takes an event `codes` of the stream of figures. */
-export function takeCodes(data: string): void {
+/** Takes an event `codes` of the stream of figures; `own` is the node whose clock counts. */
+export function takeCodes(data: string, own: string): void {
   const { node, rows } = JSON.parse(data) as { node: string; rows?: readonly (readonly [number, readonly Count[]])[] };
-  const newest = Math.max(codesNow.value, ...(rows ?? []).map(([at]) => at));
+  const newest = node === own ? Math.max(codesNow.value, ...(rows ?? []).map(([at]) => at)) : codesNow.value;
   // After a reconnect the node repeats rows that are here.
   const stretches = new Map([...(counted.value.get(node) ?? []), ...(rows ?? [])]);
   for (const at of stretches.keys()) if (at < newest - KEEP_MS) stretches.delete(at);
@@ -75,7 +75,7 @@ export function takeCodes(data: string): void {
   codesNow.value = newest;
 }
 
-/** Takes the time of a node. */
+/** Takes the time of the page's node. */
 export function takeTime(atMs: number): void {
   // Once in ten seconds is enough for what is counted by ten seconds.
   if (atMs >= codesNow.value + 10_000) codesNow.value = atMs;

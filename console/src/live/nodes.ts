@@ -2,7 +2,6 @@ import { signal } from "@preact/signals";
 import { ApiError, get } from "./api.ts";
 import { nameNodes } from "./boot.ts";
 import { sample } from "./samples.ts";
-import { paused } from "./stats.ts";
 
 /** A node, as `GET /v1/nodes` lists it. */
 export interface NodeRow {
@@ -52,7 +51,7 @@ export async function readNodes(): Promise<void> {
 export function followNodes(): () => void {
   void readNodes();
   const timer = setInterval(() => {
-    if (!document.hidden && !paused.value) void readNodes();
+    if (!document.hidden) void readNodes();
   }, 1500);
   return () => clearInterval(timer);
 }

@@ -2,7 +2,8 @@ import { signal } from "@preact/signals";
 import { boot, loadBoot } from "./boot.ts";
 import { takeCodes, takeTime } from "./codes.ts";
 import { lines } from "./events.ts";
-import { combine } from "./series.ts";
+import { apart, type Arrival } from "./clocks.ts";
+import { combine, total } from "./series.ts";
 
 /** Seconds that the page keeps of each node. */
 const KEEP = 900;
@@ -19,6 +20,12 @@ export const rows = signal<ReadonlyMap<string, Rows>>(new Map());
 /** Changes when rows of the past arrive, and so seconds that were known before may have changed. */
 export const revision = signal(0);
 
+/** When the newest row of each node arrived. */
+export const arrivals = signal<ReadonlyMap<string, Arrival>>(new Map());
+
+/** Nodes whose clock differs so much that their rows are left out. */
+export const strays = signal<readonly string[]>([]);
+
 /** Difference of the node's clock to that of this page, in ms. */
 let ahead = 0;
 
@@ -27,40 +34,58 @@ export function clock(): number {
   return Date.now() + ahead;
 }
 
-/** State of the stream: when the node was last heard, by the clock of the page, and whether it is connected. */
-export const stream = signal<{ readonly heard: number; readonly live: boolean }>({ heard: 0, live: false });
-
-/** Whether live updates are paused by the person. */
-export const paused = signal(false);
+/** State of the stream: when the node last sent something, by the clock of the page, and whether it is connected. */
+export const stream = signal<{ readonly answeredAt: number; readonly live: boolean }>({ answeredAt: 0, live: false });
 
 /** A clock of whole seconds, for texts such as "3 s ago". */
 export const seconds = signal(0);
 
-/** Sum of a field over the nodes in their newest second; undefined if no node reported. */
+/** Sum of a field over the nodes in the newest second that all of those that go on have reported; undefined if none has. */
 export function now(field: string): number | undefined {
-  const column = fields.value.indexOf(field) + 1;
-  if (column === 0 || rows.value.size === 0) return undefined;
-  let sum = 0;
-  for (const list of rows.value.values()) sum += list.at(-1)?.[column] ?? 0;
-  return sum;
+  return series(field, 1).at(-1);
 }
 
-/** The last values of a field, summed (or with `max`, the highest) over the nodes by second; undefined where no node was heard. */
+/** The last values of a field, summed (or with `max`, the highest) over the nodes by second; undefined where no node reported. */
 export function series(field: string, count: number, max = false): (number | undefined)[] {
   const column = fields.value.indexOf(field) + 1;
-  return column > 0 ? combine([...rows.value.values()], column, count, max) : [];
+  const lists = [...rows.value].filter(([node]) => !strays.value.includes(node)).map(([, list]) => list);
+  const own = rows.value.get(boot.value?.node ?? "")?.at(-1)?.[0];
+  return column > 0 ? combine(lists, column, count, max, own === undefined ? undefined : Math.floor(own / 1000)) : [];
 }
 
-function take(event: string, data: string): void {
-  if (event === "codes") return takeCodes(data);
+/** How often something was counted from a second to another one, on all nodes. */
+export function counted(field: string, from: number, to: number): number {
+  const column = fields.value.indexOf(field) + 1;
+  return column > 0 ? total([...rows.value.values()], column, from, to) : 0;
+}
+
+/** Notes when a row arrived. One of the past says nothing of the node's clock, so that what was known of it stays. */
+function arrive(node: string, rowMs: number, isPast: boolean): void {
+  const own = boot.value?.node ?? "";
+  const known = arrivals.value.get(node);
+  const ownMs = node === own ? rowMs : isPast ? rowMs - (known ? known.rowMs - known.ownMs : 0) : arrivals.value.get(own)?.rowMs;
+  if (ownMs === undefined) return;
+  arrivals.value = new Map(arrivals.value).set(node, { rowMs, ownMs });
+  const next = apart(arrivals.value);
+  if (next.join(" ") === strays.value.join(" ")) return;
+  strays.value = next;
+  revision.value += 1;
+}
+
+/** Takes an event of the stream. */
+export function take(event: string, data: string): void {
+  const own = boot.value?.node ?? "";
+  if (event === "codes") return takeCodes(data, own);
   const body = JSON.parse(data) as { fields?: string[]; node?: string; rows?: number[][]; row?: number[] };
   // After a pause the node may be another run of it.
-  if (!stream.value.live && stream.value.heard > 0) void loadBoot().catch(() => {});
-  stream.value = { heard: performance.now(), live: true };
-  if (body.row?.[0]) takeTime(body.row[0]);
+  if (!stream.value.live && stream.value.answeredAt > 0) void loadBoot().catch(() => {});
+  stream.value = { answeredAt: performance.now(), live: true };
+  const newest = (body.row ?? body.rows?.at(-1))?.[0];
+  if (newest && body.node === own) takeTime(newest);
   if (event === "start" && body.fields) fields.value = body.fields;
-  if (event === "now" && body.node === boot.value?.node && body.row) ahead = (body.row[0] ?? 0) - Date.now();
-  if (!body.node || (event !== "past" && event !== "now") || (paused.value && event === "now")) return;
+  if (event === "now" && body.node === own && body.row) ahead = (body.row[0] ?? 0) - Date.now();
+  if (!body.node || (event !== "past" && event !== "now")) return;
+  if (newest) arrive(body.node, newest, event === "past");
   const next = new Map(rows.value);
   const known = next.get(body.node) ?? [];
   // A node that has started again does not know what it did before, but the page does.

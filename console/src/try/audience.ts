@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
-import type { Frame } from "./frames.ts";
+import { withLoss, type Losses } from "../words/rooms.ts";
+import { number, type Frame } from "./frames.ts";
 import { Person } from "./person.ts";
 import type { Recorder } from "./recorder.ts";
 
@@ -7,13 +8,13 @@ import type { Recorder } from "./recorder.ts";
 export const LISTENERS = ["carol", "dora", "emil", "fay", "gus", "hana", "ivo", "june", "kai", "lena", "milo", "nora"] as const;
 
 /** What is seen of one listener: whether it is in the room, and whether it has the newest message. */
-export type Hearing = "away" | "waits" | "has";
+export type Receipt = "away" | "waits" | "has";
 
 /** The listeners of a live room: each a client and a connection of its own, whose frames are recorded but not drawn. */
 export class Audience {
   readonly people: readonly Person[];
-  /** Frames whose loss the node announced, over all listeners. */
-  readonly dropped = signal(0);
+  /** Losses that nodes announced, to the listeners and to those who talk. */
+  readonly losses = signal<Losses>({ frames: 0, unknown: 0 });
   private readonly got = new Map<string, Set<string>>();
   /** Those who are in the room: the client enters it again by itself after each login. */
   private readonly entered = new Set<Person>();
@@ -40,7 +41,7 @@ export class Audience {
   }
 
   /** Returns how a listener stands to the newest message; without one, nobody waits. */
-  hearing(person: Person, newest: string): Hearing {
+  receipt(person: Person, newest: string): Receipt {
     if (!person.isLive || !this.entered.has(person)) return "away";
     return newest === "" || this.got.get(person.name)?.has(newest) ? "has" : "waits";
   }
@@ -68,7 +69,12 @@ export class Audience {
 
   private frame(connection: number, direction: "in" | "out", frame: Frame, at: number): void {
     this.recorder.frame(connection, direction, frame, at);
-    if (frame.kind === "shed" && direction === "in") this.dropped.value += Number(frame.body["count"] ?? 0);
+    this.announced(direction, frame);
+  }
+
+  /** Takes a frame of anybody in the room, which may announce a loss. */
+  announced(direction: "in" | "out", frame: Frame): void {
+    if (frame.kind === "shed" && direction === "in") this.losses.value = withLoss(this.losses.value, number(frame.body, "count"));
   }
 
   private async begin(person: Person): Promise<void> {

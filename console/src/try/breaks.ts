@@ -341,26 +341,29 @@ const drain: Break = {
     const started = it.stage.wire.items.length;
     const person = it.stage.people.indexOf(it.who);
     const notice = () => it.stage.wire.items.slice(started).find((item) => item.kind === "frame" && item.person === person && item.frame.kind === "goAway");
-    const before = it.who.node;
+    const [before, session] = [it.who.node, it.who.session];
     // The node goes on once all have their notice: with few clients a full drain would end its process at once.
     await postOn(node, "/v1/drain", { until: "noticed" });
     try {
       await it.until(() => notice() !== undefined, 15_000);
       const item = notice();
       if (item?.kind === "frame") {
-        it.facts.slotMs = number(item.frame.body, "afterMs") + number(item.frame.body, "windowMs");
-        if (!isAlone) {
+        const slotMs = number(item.frame.body, "afterMs") + number(item.frame.body, "windowMs");
+        it.facts.slotMs = slotMs;
+        if (isAlone) await it.until(() => it.who.isLive && it.who.session !== session, slotMs + 10_000);
+        else {
           await it.until(() => it.who.isLive && it.who.node !== before, 40_000);
           if (it.who.node !== before) Object.assign(it.facts, { to: it.who.node, movedMs: performance.now() - item.at });
         }
       }
     } finally {
-      it.facts.calledOff = isAlone;
       it.stage.wire.end(band);
     }
     void it.say(it.other);
     await it.pause(500);
     await it.stage.until(() => it.stage.people.every((one) => one.isLive), 30_000);
+    // A new link is what shows that the node had asked, and that somebody serves the person again.
+    if (it.facts.slotMs !== undefined && it.who.isLive && it.who.session !== session) it.facts.goesOn = true;
     it.to = performance.now();
     await it.measured();
   },

@@ -368,10 +368,11 @@ export class Stage {
       if (this.plant === 0) this.recorder.hidden.add(`${person.name} ${cid}`);
     }
     this.recorder.frame(connection, direction, frame, at);
+    this.audience?.announced(direction, frame);
     this.note(person, kind, direction, body, cid);
     this.wire.frame(at, index, direction, frame, cid);
     this.changed();
-    // A drain of the only node is called off within the slot, which may be shorter than a frame of the screen.
+    // A drain may be over within the slot, which may be shorter than a frame of the screen.
     if (kind === "goAway") for (const look of [...this.waiters]) look();
   }
 

@@ -2,7 +2,9 @@ import table, { type CodeEntry } from "code-table";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { allows, boot } from "../live/boot.ts";
+import { hasReported } from "../live/clocks.ts";
 import { codeCounts, counted, rising, type CodeCount } from "../live/codes.ts";
+import { arrivals } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Icon } from "../parts/icon.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
@@ -23,8 +25,9 @@ function Trend({ it }: { readonly it: CodeCount }) {
 
 /** Codes that were given more often in the last 5 minutes than before, and which nodes' counts are known. */
 function Rising({ list }: { readonly list: readonly CodeCount[] }) {
-  const nodes = [boot.value?.node ?? "", ...(boot.value?.peers ?? []).map((peer) => peer.node)];
-  const silent = nodes.filter((node) => node && !counted.value.has(node));
+  const own = boot.value?.node ?? "";
+  const nodes = [own, ...(boot.value?.peers ?? []).map((peer) => peer.node)];
+  const silent = nodes.filter((node) => node && (!counted.value.has(node) || !hasReported(arrivals.value, node, own)));
   return (
     <>
       {silent.length > 0 && silent.length < nodes.length && <p class="note part">{joined(silent)} did not report. These are the counts of {nodes.length - silent.length} of {nodes.length} nodes.</p>}

@@ -2,9 +2,10 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
+import { isSilent } from "../app/silence.ts";
 import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
-import { paused, seconds } from "../live/stats.ts";
+import { seconds } from "../live/stats.ts";
 import { Empty } from "../parts/empty.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { CopyButton } from "../parts/copy.tsx";
@@ -66,7 +67,7 @@ function Followed({ name }: { readonly name: string }) {
       {left > 0 ? (
         <span>{kind === "user" ? `Everything ${id} sends or gets` : "This message"} is followed for {Math.floor(left / 60)}:{String(left % 60).padStart(2, "0")} more</span>
       ) : (
-        <span>Only a part of the messages is recorded. <button type="button" class="link" onClick={() => void look(kind === "user" ? "user" : "msg", id, true)}>Follow {kind === "user" ? id : "it"} for 10 minutes</button></span>
+        <span>Only a part of the messages is recorded. <button type="button" class="link" disabled={isSilent.value} onClick={() => void look(kind === "user" ? "user" : "msg", id, true)}>Follow {kind === "user" ? id : "it"} for 10 minutes</button></span>
       )}
     </p>
   );
@@ -131,7 +132,7 @@ export default function Messages() {
     if (!id) return;
     void look(kind, id, false);
     const timer = setInterval(() => {
-      if (!paused.value && !document.hidden) void look(kind, id, false);
+      if (!document.hidden) void look(kind, id, false);
     }, 2000);
     return () => clearInterval(timer);
   }, [key]);

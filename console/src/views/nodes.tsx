@@ -1,12 +1,13 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
+import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
 import { allows, boot, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
 import { followFlows } from "../live/flows.ts";
-import { series } from "../live/stats.ts";
+import { clock, counted, series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Menu } from "../parts/menu.tsx";
@@ -71,12 +72,12 @@ function Actions({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolea
   return (
     <span class="row-actions">
       {can && (isLeaving(it)
-        ? <button type="button" class="link" onClick={() => void act(it.node, "DELETE")}>Call off</button>
-        : <button type="button" class="link" onClick={() => (asked.value = it)}>Drain</button>)}
+        ? <button type="button" class="link" disabled={isSilent.value} onClick={() => void act(it.node, "DELETE")}>Call off</button>
+        : <button type="button" class="link" disabled={isSilent.value} onClick={() => (asked.value = it)}>Drain</button>)}
       {!can && !it.self && <OtherConsole node={it.node} />}
       {(can || admin) && (
         <Menu label={`More for ${it.node}`}>
-          {can && <button type="button" class="menu-item" data-ends onClick={() => (weighed.value = it)}>Weight and share</button>}
+          {can && <button type="button" class="menu-item" data-ends disabled={isSilent.value} onClick={() => (weighed.value = it)}>Weight and share</button>}
           {admin && copies.map(([label, text]) => <CopyButton plain label={label} text={text} />)}
           {admin && !it.self && <a class="menu-item" data-ends href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a>}
         </Menu>
@@ -112,7 +113,7 @@ function Ask({ others }: { readonly others: number }) {
           <div class="actions">
             {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/drain")} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
-            <button type="button" class="button danger" onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
+            <button type="button" class="button danger" disabled={isSilent.value} onClick={() => { asked.value = undefined; void act(it.node, "POST"); }}>Drain {it.node}</button>
           </div>
         </>
       )}
@@ -127,7 +128,8 @@ function Figures({ clients, live }: { readonly clients: number | undefined; read
   const moved = river && allows("flows") ? movesBetween(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
   const minutes = `in ${(river?.span ?? 480) / 60} min`;
   const slowest = Math.max(0, ...series("ackP99Us", river?.span ?? 480, true).map((it) => it ?? 0));
-  const slow = series("slowCloses", river?.span ?? 480).reduce<number>((sum, it) => sum + (it ?? 0), 0);
+  const until = river?.to ?? Math.floor(clock() / 1000);
+  const slow = counted("slowCloses", river?.from ?? until - 479, until);
   const [number, unit] = slowest > 0 ? fine(slowest / 1000).split(" ") : ["–", ""];
   return (
     <div class="figures">

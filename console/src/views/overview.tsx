@@ -1,13 +1,14 @@
 import { useEffect } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
-import { allows, nodeClass } from "../live/boot.ts";
+import { allows, boot, nodeClass } from "../live/boot.ts";
 import { followEvents, list } from "../live/cloudevents.ts";
 import { followNodes, nodes, nodesFailure, readNodes } from "../live/nodes.ts";
-import { now, rows, series } from "../live/stats.ts";
+import { hasReported } from "../live/clocks.ts";
+import { arrivals, now, rows, series, strays } from "../live/stats.ts";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
-import { verdict } from "../words/nodes.ts";
+import { figuresNote, verdict } from "../words/nodes.ts";
 import { grouped } from "../words/numbers.ts";
 import { RUNBOOK_FILE } from "../words/runbook.ts";
 import { Partitions } from "./partitions.tsx";
@@ -45,9 +46,10 @@ export default function Overview() {
   useEffect(followEvents, []);
   const it = nodes.value;
   const alive = it?.nodes.filter((node) => node.lease === "live") ?? [];
-  const live = alive.length;
   // The same source as the sentence and the rows of the nodes, or the figures would differ by what has just connected.
   const clients = it ? alive.reduce((sum, node) => sum + node.conns, 0) : undefined;
+  const known = [...rows.value.keys()].filter((node) => hasReported(arrivals.value, node, boot.value?.node ?? ""));
+  const note = figuresNote(alive.map((node) => node.node), known, strays.value);
   const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs") });
   return (
     <>
@@ -69,9 +71,7 @@ export default function Overview() {
           </div>
         </section>
         {allows("stats") && <section class="sparks" aria-label="The last five minutes">{LINES.map(([field, label, unit]) => <Line field={field} label={label} unit={unit} known={field === "clients" ? clients : undefined} />)}</section>}
-        {allows("stats") && rows.value.size > 0 && rows.value.size < live && (
-          <p class="note quiet">These are the figures of {[...rows.value.keys()].join(", ")} alone: {rows.value.size} of {live} nodes.</p>
-        )}
+        {allows("stats") && note && <p class="note quiet">{note}</p>}
         <section class="pad">
           <h2>Nodes</h2>
           <ul class="node-row">

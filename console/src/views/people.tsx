@@ -2,6 +2,7 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
+import { isSilent } from "../app/silence.ts";
 import { ApiError, get, post } from "../live/api.ts";
 import { allows, nodeClass } from "../live/boot.ts";
 import { failure as eventsFailure, followEvents, isRead, list, retryEvents } from "../live/cloudevents.ts";
@@ -79,7 +80,7 @@ function Person({ user }: { readonly user: string }) {
           <h2><bdi>{user}</bdi> {it && <span class={`chip ${it.online ? "tide" : ""}`}>{it.online ? "online" : "offline"}</span>}</h2>
           <span class="quiet">{it ? `${it.devices.length} ${it.devices.length === 1 ? "device" : "devices"} connected` : "–"}</span>
         </div>
-        {allows("token") && <button type="button" class="button" onClick={() => void mint(user)}>Create a token</button>}
+        {allows("token") && <button type="button" class="button" disabled={isSilent.value} onClick={() => void mint(user)}>Create a token</button>}
         <a class="button" href={`/messages?user=${encodeURIComponent(user)}`}>Messages</a>
       </div>
       {minted.value?.user === user && <Minted it={minted.value} />}

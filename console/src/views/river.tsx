@@ -55,7 +55,7 @@ export const current = computed<Current | undefined>(() => {
 function read(wanted: number | undefined): Current | undefined {
   const known = readings();
   const names = nodeNames.value.filter((name) => known.has(name));
-  course.update({ names, readings: known, flows: allows("flows") ? (flows.value ?? new Map<number, Move[]>()) : undefined, revision: revision.value + flowsRevision.value });
+  course.update({ names, readings: known, flows: allows("flows") ? (flows.value ?? new Map<number, Move[]>()) : undefined, own: boot.value?.node ?? "", revision: revision.value + flowsRevision.value });
   const end = course.strands.steps.at(-1)?.at;
   if (end === undefined) return undefined;
   const to = wanted ?? end;

@@ -61,7 +61,7 @@ function Controls() {
       <Section title="Buttons">
         <Samples>
           <button type="button" class="button">Plain</button><button type="button" class="button primary">Primary</button><button type="button" class="button danger">Danger</button>
-          <button type="button" class="button" disabled>Disabled</button><button type="button" class="button square" aria-label="Pause"><Icon name="pause" /></button>
+          <button type="button" class="button" disabled>Disabled</button><button type="button" class="link" disabled>Off</button><button type="button" class="button square" aria-label="Pause"><Icon name="pause" /></button>
           <CopyButton label="Copy as curl" text={() => "curl"} /><CopyButton plain label="Copy" text={() => "text"} /><kbd>Ctrl K</kbd>
         </Samples>
       </Section>

@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
+import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
 import { adminOf, postOn } from "../live/forward.ts";
 import { readNodes, type NodeRow } from "../live/nodes.ts";
@@ -59,8 +60,8 @@ export function WeightDialog({ nodes }: { readonly nodes: readonly NodeRow[] }) 
           {failed.value && <Failed error={failed.value} />}
           <div class="actions">
             {body && adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/weight", body)} />}
-            <button type="button" class="button" onClick={() => (weighed.value = undefined)}>Keep it</button>
-            <button type="submit" class="button primary" disabled={!body}>Set</button>
+            <button type="button" class="button" onClick={() => (weighed.value = undefined)}>Cancel</button>
+            <button type="submit" class="button primary" disabled={!body || isSilent.value}>Set</button>
           </div>
         </form>
       )}

@@ -1,6 +1,6 @@
 import type { NodeRow, Nodes } from "../live/nodes.ts";
 import { runbook, type Runbook } from "./runbook.ts";
-import { capital, count, duration, grouped, plural } from "./numbers.ts";
+import { capital, count, duration, grouped, joined, plural } from "./numbers.ts";
 
 /** What a node's drain is doing. */
 export function drainWords({ drain }: Pick<NodeRow, "drain">): string {
@@ -32,6 +32,15 @@ export function newClients(it: NodeRow, nodes: readonly NodeRow[], weight: numbe
   if (taking.length === 1) return `${it.node} is the only node that takes new clients.`;
   if (pull(it) === 0) return `${it.node} gets no new clients, unless no other node takes them.`;
   return `${it.node} gets about ${Math.round((pull(it) / sum) * 100)} % of the new clients, by weight and free connections.`;
+}
+
+/** Of which nodes the figures are, where some of the live ones are missing; empty otherwise, and before the first figures. */
+export function figuresNote(live: readonly string[], known: readonly string[], strays: readonly string[]): string {
+  const shown = live.filter((node) => known.includes(node) && !strays.includes(node));
+  if (shown.length === 0 || shown.length === live.length) return "";
+  const apart = live.filter((node) => strays.includes(node)).map((node) => `${node}’s`);
+  const clocks = apart.length === 0 ? "" : ` ${joined(apart)} ${apart.length === 1 ? "clock differs" : "clocks differ"}.`;
+  return `These are the figures of ${joined(shown)} alone: ${shown.length} of ${live.length} nodes.${clocks}`;
 }
 
 /** A verdict about the cluster: what a person has to know first. */

@@ -43,7 +43,8 @@ export interface Facts {
   node?: string;
   to?: string;
   movedMs?: number;
-  calledOff?: boolean;
+  /** Whether the drain ended at the notice, and the person is connected again. */
+  goesOn?: boolean;
   durable?: boolean;
   /** Whether the conversation is a live room, which keeps nothing, and how many messages the person missed in it. */
   isRoom?: boolean;
@@ -120,8 +121,8 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
     all([
       it.node && it.slotMs !== undefined && `${it.node} asked ${it.who} to leave within ${duration(it.slotMs)}${it.to ? ", and said where to go" : ""}.`,
       it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} ${duration(it.movedMs)} later.`,
-      it.calledOff && "The drain was called off after the notice, because this node serves this page.",
-      it.got && it.movedMs === undefined && !it.calledOff && cameBack(it),
+      it.goesOn && it.node && `It was a drain until the notice alone: ${it.node} goes on.`,
+      it.got && it.movedMs === undefined && !it.goesOn && cameBack(it),
       it.sent && it.ackMs !== undefined && `Nobody waited for an ack longer than ${fine(it.ackMs)}.`,
     ]),
 

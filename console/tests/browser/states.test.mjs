@@ -134,10 +134,13 @@ describe("the states of the page", { concurrency: 3 }, () => {
     assert.match((await page.textContent("#code-2002 .trend")) ?? "", /42 in 15 min$/);
     assert.equal(await page.$("#code-2001 .trend"), null);
     await page.waitForSelector(".part >> text=n3 did not report. These are the counts of 2 of 3 nodes.");
+    await page.setViewportSize({ width: 390, height: 844 });
+    await page.waitForSelector(".tabs .count-badge >> text=2");
+    assert.match((await page.getAttribute(".tabs button", "aria-label")) ?? "", /^More\. Errors: two codes rose/);
   });
   stated("without counts nothing is claimed about codes", "/errors", counting(false), async (page) => {
     await page.waitForSelector(".code");
-    await page.waitForSelector(".foot >> text=/Live|Last heard/");
+    await page.waitForSelector(".foot >> text=/Live|Last answer/");
     for (const part of [".count-badge", ".rise", ".trend", ".part"]) assert.equal(await page.$(part), null, part);
   });
 

@@ -195,9 +195,9 @@ describe("the try-out page", { concurrency: LANES }, () => {
     assert.match(await sentence(page), /300 .*Alice saw all of them\. Nothing lost/);
   });
 
-  tried("a drain of the only node is called off after the notice", "/try", async (page) => {
+  tried("a drain of the only node ends at the notice", "/try", async (page) => {
     await press(page, "7");
-    assert.match(await sentence(page), /^n1 asked bob to leave within .+ called off .+ Nothing lost/);
+    assert.match(await sentence(page), /^n1 asked bob to leave within .+ It was a drain until the notice alone: n1 goes on\. .*Nothing lost/);
     await page.waitForSelector(".tile.blocked[data-break=kill] >> text=only in a cluster");
   });
 
@@ -211,7 +211,7 @@ describe("the try-out page", { concurrency: LANES }, () => {
     await page.waitForSelector(".listeners >> text=/^12 in the room/");
     await say(page, 0, "to the room");
     await page.waitForSelector(".chat-1 .bubble >> text=to the room");
-    await page.waitForSelector("[data-heard='12'] >> text=newest: 12 of 12");
+    await page.waitForSelector("[data-received='12'] >> text=newest: 12 of 12");
     assert.deepEqual(await judged(page), ["0", "0", "0"]);
     assert.equal(await page.textContent(".count:nth-child(3) .figure"), "13");
     await page.waitForSelector(".listeners >> text=Lossy: dropped frames are counted and announced. None so far.");

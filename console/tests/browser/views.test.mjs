@@ -117,13 +117,16 @@ describe("the views", { concurrency: 3 }, () => {
 
   test("the page says that the node is gone, and is live again without a load", { timeout: 60_000 }, async () => {
     const own = await startNode();
-    const { page, context } = await open(browser, own.url, "/overview");
+    const { page, context } = await open(browser, own.url, "/nodes");
     await page.waitForSelector(".foot >> text=Live");
+    await page.waitForSelector("td .link:enabled >> text=Drain");
     await own.end();
     await page.waitForSelector(".banner >> text=does not answer", { timeout: 20_000 });
+    assert.equal(await page.$("td .link:enabled"), null, "a node that does not answer is asked for nothing, by no key either");
     const again = await startNode({ data: own.data, ports: own.ports });
     await page.waitForSelector(".foot >> text=Live", { timeout: 20_000 });
     assert.equal(await page.$(".banner"), null);
+    await page.waitForSelector("td .link:enabled >> text=Drain");
     await context.close();
     await again.stop();
   });
