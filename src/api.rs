@@ -34,6 +34,7 @@ mod groups;
 pub mod http_server;
 pub mod monitor;
 mod nodes;
+mod peer_figures;
 mod presence;
 mod same_origin;
 mod stall_guard;

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tidegate_protocol::{Code, id::NodeId};
 
-use super::{Api, Problem, stats};
+use super::{Api, Problem, peer_figures};
 use crate::figures::{
     FLOWS_EVERY_MS, FLOWS_KEEP_MS, FLOWS_ROWS_MAX, FiguresPage, FiguresQuery, Flow, FlowsRow,
 };
@@ -76,8 +76,8 @@ struct Answers {
 
 async fn query_all(api: &Api, since: u64) -> Answers {
     let query = FiguresQuery { flows_after_ms: Some(since), ..FiguresQuery::default() };
-    let queries = stats::peers(&api.cluster).into_iter().map(|run| (run, query)).collect();
-    let answers = stats::query_peers(&*api.cluster.ports.link, queries).await;
+    let queries = peer_figures::live(&api.cluster).into_iter().map(|run| (run, query)).collect();
+    let answers = peer_figures::query(&*api.cluster.ports.link, queries).await;
     // Last, so that its seconds are complete at least as far as those of the peers.
     let own = api.cluster.figures.page(query);
     let now_ms = own.now_ms;

@@ -14,13 +14,13 @@ use axum::{
     },
     response::{IntoResponse as _, Response},
 };
-use futures_util::{StreamExt as _, future::join_all, stream};
+use futures_util::{StreamExt as _, stream};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::Mutex;
 use tidegate_protocol::Code;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, broadcast},
-    time::{Interval, MissedTickBehavior, interval, timeout},
+    time::{Interval, MissedTickBehavior, interval},
 };
 
 mod events;
@@ -28,21 +28,16 @@ mod fields;
 mod peers;
 
 use self::{fields::Sampler, peers::FollowedPeers};
-use super::{Api, flows::FlowsCache, refusal};
+use super::{Api, flows::FlowsCache, peer_figures, refusal};
 use crate::{
     ack_times::AckTimes,
     cluster::Cluster,
     directory::Directory,
     figures::{CodeCounts, CodePeriods, FiguresQuery, STATS_ROWS_MAX},
-    link::{Link, LinkError},
-    routes::NodeBoot,
 };
 
 /// Interval of the events of a node.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// Time for a peer to return its figures, shorter than the interval of the queries.
-pub(super) const PEER_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// Most streams at a time.
 const STREAMS_MAX: usize = 8;
@@ -132,13 +127,14 @@ impl StatsFeed {
         let mut ticks = each_second();
         loop {
             ticks.tick().await;
-            let live = if self.state.lock().is_followed() { peers(&self.cluster) } else { Vec::new() };
+            let live =
+                if self.state.lock().is_followed() { peer_figures::live(&self.cluster) } else { Vec::new() };
             let queries = {
                 let mut state = self.state.lock();
                 state.peers.retain(&live);
                 live.iter().map(|run| (run.clone(), state.peers.query(run))).collect()
             };
-            let answers = query_peers(&*self.cluster.ports.link, queries).await;
+            let answers = peer_figures::query(&*self.cluster.ports.link, queries).await;
             let (mut state, mut events) = (self.state.lock(), String::new());
             let now_ms = super::now_ms();
             for (run, answer) in answers {
@@ -176,26 +172,6 @@ fn each_second() -> Interval {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     ticks
-}
-
-/// Returns the live runs of other nodes; a former run of this node is none.
-pub(super) fn peers(cluster: &Cluster) -> Vec<NodeBoot> {
-    let mut runs = cluster.peers.runs();
-    runs.retain(|run| run.node != cluster.me.node);
-    runs
-}
-
-/// Queries peers concurrently; each has [`PEER_TIMEOUT`] to answer.
-pub(super) async fn query_peers(
-    link: &dyn Link,
-    queries: Vec<(NodeBoot, FiguresQuery)>,
-) -> Vec<(NodeBoot, Result<crate::figures::FiguresPage, LinkError>)> {
-    let late = |_| Err(LinkError::Unknown("no figures in time".to_owned()));
-    join_all(queries.into_iter().map(async |(run, query)| {
-        let answer = timeout(PEER_TIMEOUT, link.figures(&run, query)).await.unwrap_or_else(late);
-        (run, answer)
-    }))
-    .await
 }
 
 /// Streams the figures of all nodes.

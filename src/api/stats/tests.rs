@@ -11,12 +11,12 @@ use crate::{
     cluster::PeerSnapshot,
     figures::{CodesRow, Figures, FiguresPage, StatsRow},
     link::{
-        Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, MemoryLink, PeerPush,
-        PublishedMark, RoutedSession,
+        Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, MemoryLink,
+        PeerPush, PublishedMark, RoutedSession,
     },
     metrics,
     ports::Ports,
-    routes::{Lease, Leases, MemoryRoutes, NodeInfo, NodeRow},
+    routes::{Lease, Leases, MemoryRoutes, NodeBoot, NodeInfo, NodeRow},
     scratch::MemoryScratch,
     store::MemoryStore,
 };
