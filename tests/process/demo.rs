@@ -93,7 +93,7 @@ fn each_break_is_judged_and_breaks_no_promise() {
         assert_eq!(times.count(), 1, "{what}: {text}");
     }
     let judgements: Vec<String> =
-        demo.screen.lines().into_iter().filter(|line| line.contains("lost ")).collect();
+        demo.screen.lines().into_iter().filter(|line| line.contains("doubled ")).collect();
     // One for each break, and one at the end.
     assert_eq!(judgements.len(), 7, "{text}");
     for judgement in &judgements {
