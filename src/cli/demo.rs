@@ -1,8 +1,8 @@
 //! `tidegate demo`: a node, two bots that talk, and breaks on a schedule, each followed by a judgement.
 //!
 //! The node is a process of this same binary. The bots are clients over sockets: `bot` is the pure machine of one,
-//! `stage` drives both, `schedule` decides what is next, `breaks` has what is done to them, and `judge` compares what they sent, were acked and showed
-//! with the history that both pull after each break.
+//! `stage` drives both, `schedule` decides what is next, and `breaks` breaks their links, their clients and the node.
+//! `judge` compares what they sent, were acked and showed with the history that both pull after each break.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -13,9 +13,8 @@ use tokio::{
 };
 
 use self::{
-    breaks::Break,
     node::{DataDir, NodeProcess},
-    play::Play,
+    play::{AUDIT_MAX, Play, RECOVERY_MAX},
     record::User,
     schedule::End,
     screen::Screen,
@@ -36,8 +35,8 @@ mod screen;
 mod stage;
 mod words;
 
-/// Time for the last judgement after a signal.
-const LAST_JUDGEMENT_MAX: Duration = Duration::from_millis(800);
+/// Time for the bots to recover after a signal, and for the last judgement then; a second signal ends both.
+const AFTER_SIGNAL_MAX: Duration = Duration::from_secs(3);
 /// Time for the bots to say bye.
 const BYE_MAX: Duration = Duration::from_millis(700);
 
@@ -52,7 +51,7 @@ pub struct Args {
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
     for_seconds: Option<f64>,
     /// Stop once each break was done this often
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = count)]
     rounds: Option<usize>,
     /// Data directory of the node, which is kept; default: a temporary one that is removed at the end
     #[arg(long, value_name = "DIR")]
@@ -61,22 +60,29 @@ pub struct Args {
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
     /// Hide this message, counted from 1, from its receiver, to see a broken promise reported
-    #[arg(long, value_name = "NTH")]
+    #[arg(long, value_name = "NTH", value_parser = count)]
     plant: Option<usize>,
 }
 
 const NOTES: &str = "\
 Two bots, ada and ben, talk over WebSockets as any client does. Breaks take turns: a reset link, a
 receiver that is offline, a killed node (SIGKILL) that starts again on its data, a message sent
-twice, a lost ack, a client that acks nothing. After each one both bots pull the whole conversation,
-and what was sent, acked and shown is compared with it. `lost` and `doubled` are about acked
-messages, `out of order` about what a receiver was shown and what followed an ack.
+twice, a lost ack, a client that acks nothing. After each one both bots pull what their conversation
+got since the last complete comparison, at first since the start of the demo, and what was sent,
+acked and shown is compared with it. `lost` and `doubled` are about acked messages, `out of order`
+about what a receiver was shown and what followed an ack. Let nobody else write as ada or ben to the
+other: such a message counts as `never-sent`.
 
-Exit code 0 if no promise was broken, otherwise 1, and the data is kept.";
+Exit code 0 if no broken promise was found, otherwise 1, and the data is kept. It is 0 also if the
+last line says that something was not checked: the bots or their histories took too long.";
 
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "a number of seconds is expected".to_owned())?;
     if (0.1..=1e6).contains(&seconds) { Ok(seconds) } else { Err("0.1 to 1000000 seconds".to_owned()) }
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a number from 1 on is expected".to_owned())
 }
 
 /// Runs the demo until its end or a signal.
@@ -128,50 +134,63 @@ async fn show(args: &Args, data: &DataDir) -> anyhow::Result<bool> {
         play.begin().await?;
         play.run(end).await
     };
-    let outcome = tokio::select! {
-        outcome = played => outcome,
-        () = stopped() => Ok(()),
+    let (outcome, is_over) = tokio::select! {
+        outcome = played => {
+            let is_over = outcome.is_ok();
+            (outcome, is_over)
+        }
+        () = stopped() => (Ok(()), false),
     };
+    let limits = if is_over { [RECOVERY_MAX, AUDIT_MAX] } else { [AFTER_SIGNAL_MAX; 2] };
     tokio::select! {
-        () = finish(&mut play) => {}
+        () = finish(&mut play, limits) => {}
         () = stopped() => {}
     }
     play.node.stop().await;
     drivers.shutdown().await;
     outcome?;
-    Ok(play.judged.findings.is_empty() && play.overdue.is_empty())
+    Ok(play.is_good())
 }
 
-/// Judges once more if that is possible, and prints the summary.
-async fn finish(play: &mut Play) {
-    let done = &Break::ALL[..];
-    let names: Vec<String> = done
-        .iter()
-        .enumerate()
-        .map(|(nth, kind)| (kind.name(), (play.breaks + done.len() - 1 - nth) / done.len()))
-        .filter(|(_, count)| *count > 0)
-        .map(|(name, count)| format!("{count} {name}"))
-        .collect();
-    let count = words::plural(play.breaks, "break");
-    let what = if names.is_empty() { count } else { format!("{count}: {}", names.join(", ")) };
-    play.screen.summary(play.stage.now(), &what);
+/// Judges once more if that is possible within the limits of a recovery and of a pull, and prints the summary.
+async fn finish(play: &mut Play, [recovery_max, audit_max]: [Duration; 2]) {
+    play.screen.summary(play.stage.now(), &breaks::summary(play.breaks));
     for user in User::BOTH {
         play.stage.wish(user, Wish::Online);
     }
-    let can_judge = play.node.is_running()
-        && play.stage.calm(LAST_JUDGEMENT_MAX).await
-        && play.judge(LAST_JUDGEMENT_MAX).await;
-    let is_good = play.judged.findings.is_empty() && play.overdue.is_empty();
-    let text = match (is_good, can_judge) {
-        (false, _) => "a promise was broken",
-        (true, _) if play.judged.sent == 0 => "nothing was sent, and nothing was judged",
-        (true, true) => "no promise was broken: both histories agree with all that was sent, acked and shown",
-        (true, false) => "no promise was broken up to the last judgement; what came after it was not checked",
-    };
-    let checked = (can_judge || !is_good).then_some(is_good);
-    play.screen.verdict(text, checked);
+    let judged_before = play.judged.counts.sent;
+    let is_checked =
+        play.node.is_running() && play.stage.calm(recovery_max).await && play.judge(audit_max).await;
+    play.print_broken();
+    let (is_good, sent) = (play.is_good(), play.stage.look(|scene| scene.record.counts().sent));
+    let is_known = (is_checked && sent > 0) || !is_good;
+    let text = words::verdict(is_good, is_checked, sent, judged_before);
+    play.screen.verdict(text, is_known.then_some(is_good));
     for user in User::BOTH {
         play.stage.wish(user, Wish::Offline);
     }
     play.stage.until(BYE_MAX, |scene| scene.bots.iter().all(|bot| !bot.is_live())).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn counts_begin_at_one() {
+        for option in ["--rounds", "--plant"] {
+            let why = Line::try_parse_from(["demo", option, "0"]).unwrap_err().to_string();
+            assert!(why.contains(option) && why.contains("from 1 on"), "{why}");
+        }
+        let args = Line::try_parse_from(["demo", "--rounds", "1", "--plant", "2"]).unwrap().args;
+        assert_eq!((args.rounds, args.plant), (Some(1), Some(2)));
+    }
 }

@@ -14,6 +14,8 @@ use crate::support::{Screen, Stopwatch, eventually_within, fresh_data, http, ter
 
 /// Limit for a round of all breaks on a busy machine.
 const ROUND_MAX: Duration = Duration::from_secs(180);
+/// Limit for an end by Ctrl-C on a busy machine: the last judgement has two times three seconds, the node two.
+const STOP_MAX: Duration = Duration::from_secs(15);
 /// Judgement of a break that broke no promise.
 const NOTHING_BROKEN: &str = "lost 0  doubled 0  out of order 0  ✓";
 
@@ -91,7 +93,7 @@ fn each_break_is_judged_and_breaks_no_promise() {
         assert_eq!(times.count(), 1, "{what}: {text}");
     }
     let judgements: Vec<String> =
-        demo.screen.lines().into_iter().filter(|line| line.contains("lost ")).collect();
+        demo.screen.lines().into_iter().filter(|line| line.contains("doubled ")).collect();
     // One for each break, and one at the end.
     assert_eq!(judgements.len(), 7, "{text}");
     for judgement in &judgements {
@@ -100,10 +102,21 @@ fn each_break_is_judged_and_breaks_no_promise() {
         assert_eq!([words[0], words[2], words[4]], ["sent", "acked", "delivered"], "{judgement}");
         assert!(words[1] == words[3] && words[3] == words[5], "all is acked and delivered: {judgement}");
     }
+    let sent = |line: &String| line.split_whitespace().nth(1).and_then(|count| count.parse::<u32>().ok());
+    assert!(
+        judgements.iter().take(6).is_sorted_by(|a, b| sent(a) < sent(b)),
+        "the counts are totals: {text}"
+    );
     assert!(text.contains("1 of 2 marked as a duplicate; ben was shown it once"), "{text}");
     assert!(text.contains(", a duplicate; ben was shown it once"), "{text}");
     assert!(text.contains("closed the link as SLOW"), "{text}");
     assert!(text.contains("no promise was broken: both histories"), "{text}");
+    assert!(
+        text.contains(
+            "6 breaks: 1 link reset, 1 absence, 1 node kill, 1 double send, 1 lost ack, 1 frozen client"
+        ),
+        "{text}"
+    );
     assert!(!text.contains('\u{1b}'), "colours only in a terminal: {text:?}");
     assert!(
         data.join("log").exists() && !data.join("node.json").exists(),
@@ -143,7 +156,7 @@ fn ctrl_c_stops_the_demo_with_a_summary_and_removes_its_data() {
     let took = began.elapsed();
     let text = demo.text();
     assert_eq!(status.code(), Some(0), "{text}");
-    assert!(took < Duration::from_secs(4), "{took:?}: {text}");
+    assert!(took < STOP_MAX, "{took:?}: {text}");
     assert!(text.contains("0 breaks") && text.contains(NOTHING_BROKEN), "{text}");
     assert!(!text.contains('\u{1b}'), "NO_COLOR is respected: {text:?}");
     let left: Vec<_> = fs::read_dir(&folder).expect("a folder").collect();

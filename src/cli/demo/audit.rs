@@ -1,4 +1,4 @@
-//! Pull of a whole history, page by page, for a comparison with what was acked and shown. Pure.
+//! Pull of a history from a seq on, page by page, for a comparison with what was acked and shown. Pure.
 
 use tidegate_protocol::{
     content::{Content, ContentBody},
@@ -33,8 +33,8 @@ impl Audit {
     }
 
     /// Returns the entries, as the broker listed them.
-    pub(super) fn entries(&self) -> &[Stored] {
-        &self.entries
+    pub(super) fn into_entries(self) -> Vec<Stored> {
+        self.entries
     }
 
     /// Begins again, unless it is complete: the connection of the pending page has ended.

@@ -8,7 +8,6 @@ use std::{
 };
 
 use tidegate_protocol::{
-    Code,
     content::Content,
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
@@ -16,10 +15,11 @@ use tidegate_protocol::{
 use super::{
     audit::{Audit, text_of},
     record::{Acked, Record, Shown, User},
+    words::plural,
 };
 
-/// Messages in one page.
-const PAGE_MESSAGES: u32 = 100;
+mod pulls;
+
 /// How long an entry may be missing before it is pulled; until then its push or ack is on its way.
 const MISSING_MAX: Duration = Duration::from_millis(500);
 /// Interval at which the broker is asked whether there is more.
@@ -70,6 +70,8 @@ pub(super) struct Bot {
     pub(super) hidden: Option<String>,
     /// Pushes that the bot had already.
     pub(super) copies: u64,
+    /// Why the last login or request failed, until one succeeds.
+    pub(super) last_error: Option<String>,
 }
 
 impl Bot {
@@ -94,6 +96,7 @@ impl Bot {
             is_frozen: false,
             hidden: None,
             copies: 0,
+            last_error: None,
         }
     }
 
@@ -109,8 +112,28 @@ impl Bot {
 
     /// Returns whether the bot is logged in, has all answers, and has everything up to `seq`.
     pub(super) fn is_calm(&self, seq: u64) -> bool {
-        let has_all = self.complete.is_some_and(|complete| complete >= self.target.max(seq));
-        self.is_live && self.outbox.is_empty() && has_all && self.early.is_empty()
+        self.waits_for(seq).is_none()
+    }
+
+    /// Returns what the bot lacks to be calm, with the last error.
+    pub(super) fn waits_for(&self, seq: u64) -> Option<String> {
+        let last = self.target.max(seq);
+        let what = match self.complete {
+            _ if !self.is_live => "is not logged in".to_owned(),
+            None => "has no answer to its sync".to_owned(),
+            Some(_) if !self.outbox.is_empty() => {
+                format!("has no answer to {}", plural(self.outbox.len(), "message"))
+            }
+            Some(complete) if complete < last => format!("lacks seq {} of {last}", complete + 1),
+            Some(_) => return None,
+        };
+        let why = self.last_error.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        Some(format!("{} {what}{why}", self.user.name()))
+    }
+
+    /// Returns whether an attempt to send may still be answered, such as the second one of a message.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.asked.values().any(|asked| matches!(asked, Asked::Send(_)))
     }
 
     /// Returns the frames to send now.
@@ -132,17 +155,6 @@ impl Bot {
         self.send_due(now, record);
     }
 
-    /// Begins to pull the whole history after `base`, for a comparison; it changes nothing of what the bot has.
-    pub(super) fn begin_audit(&mut self, base: u64) {
-        self.audit = Some(Audit::new(base));
-        self.ask_audit();
-    }
-
-    /// Returns the pulled history, if it is complete.
-    pub(super) fn audit(&self) -> Option<&Audit> {
-        self.audit.as_ref().filter(|audit| audit.is_complete())
-    }
-
     /// Acks again, after a time without acks.
     pub(super) fn thaw(&mut self) {
         self.is_frozen = false;
@@ -156,8 +168,7 @@ impl Bot {
         self.asked.clear();
         self.ready.clear();
         self.positions_at = now + POSITIONS_INTERVAL;
-        let positions = self.positions();
-        self.ask(Asked::Sync, ClientBody::Sync(pb::Sync { positions }));
+        self.ask_sync();
         for outgoing in &mut self.outbox {
             outgoing.due = Some(now);
         }
@@ -188,6 +199,9 @@ impl Bot {
             self.pull_missing();
         }
         self.ask_audit();
+        if self.complete.is_none() {
+            self.ask_sync();
+        }
         if now >= self.positions_at {
             self.positions_at = now + POSITIONS_INTERVAL;
             let positions = self.positions();
@@ -206,12 +220,7 @@ impl Bot {
                 self.ack(is_copy);
             }
             Some(ServerBody::Page(page)) => match self.asked.remove(&frame.id) {
-                Some(Asked::Audit) => {
-                    if let Some(audit) = &mut self.audit {
-                        audit.add(page);
-                    }
-                    self.ask_audit();
-                }
+                Some(Asked::Audit) => self.take_audited(page),
                 Some(_) => self.take_page(page, now, record),
                 None => {}
             },
@@ -220,6 +229,7 @@ impl Bot {
             }
             Some(ServerBody::SyncEnd(_)) => {
                 self.asked.remove(&frame.id);
+                self.last_error = None;
                 // A bot begins at the end of an older conversation.
                 self.complete.get_or_insert(self.target);
                 self.pull_missing();
@@ -245,12 +255,17 @@ impl Bot {
         }
         record.acked(&ack.msg_id, Acked { seq: ack.seq, is_duplicate: ack.duplicate, at: now });
         self.outbox.retain(|outgoing| outgoing.id != ack.msg_id);
+        self.last_error = None;
         // The connection that sent a message gets no push of it.
         self.know(ack.seq, None, record);
     }
 
     fn refused(&mut self, request: u64, error: &pb::Error, now: Duration, record: &mut Record) {
-        match self.asked.remove(&request) {
+        let asked = self.asked.remove(&request);
+        if !matches!(asked, Some(Asked::Audit)) {
+            self.last_error = Some(format!("{} {}", error.code, error.name));
+        }
+        match asked {
             Some(Asked::Send(id)) if error.temporary => {
                 for outgoing in self.outbox.iter_mut().filter(|outgoing| outgoing.id == id) {
                     outgoing.due = Some(now + Duration::from_millis(error.retry_after_ms.max(100).into()));
@@ -260,35 +275,9 @@ impl Bot {
                 self.outbox.retain(|outgoing| outgoing.id != id);
                 record.refused(&id, format!("{} {}", error.code, error.name));
             }
-            // There is nothing behind the cursor.
-            Some(Asked::Audit) if !error.temporary || error.code == u32::from(Code::NotYet.number()) => {
-                if let Some(audit) = &mut self.audit {
-                    audit.end();
-                }
-            }
-            // The passing of time repeats them.
-            Some(Asked::Sync | Asked::Pull | Asked::Audit) | None => {}
-        }
-    }
-
-    fn take_page(&mut self, page: pb::Page, now: Duration, record: &mut Record) {
-        let before = self.complete;
-        self.exists(page.complete_to);
-        for push in page.messages {
-            self.take(push, true, now, record);
-        }
-        for seq in page.recalled {
-            self.know(seq, None, record);
-        }
-        for range in page.expired {
-            for seq in range.first..=range.last.min(self.target) {
-                self.know(seq, None, record);
-            }
-        }
-        self.ack(false);
-        // A page without progress is not asked for again at once.
-        if self.complete > before {
-            self.pull_missing();
+            Some(Asked::Audit) => self.audit_refused(error),
+            // The passing of time repeats a pull and the first sync; pings with positions replace a later sync.
+            Some(Asked::Sync | Asked::Pull) | None => {}
         }
     }
 
@@ -333,32 +322,11 @@ impl Bot {
         self.say(0, ClientBody::Ack(pb::Ack { conversation: self.conversation.to_owned(), seq }));
     }
 
-    fn pull_missing(&mut self) {
-        let Some(complete) = self.complete.filter(|complete| *complete < self.target) else { return };
-        if !self.is_asked(&Asked::Pull) {
-            let pull = self.forward(complete);
-            self.ask(Asked::Pull, pull);
+    fn ask_sync(&mut self) {
+        if !self.is_asked(&Asked::Sync) {
+            let positions = self.positions();
+            self.ask(Asked::Sync, ClientBody::Sync(pb::Sync { positions }));
         }
-    }
-
-    fn ask_audit(&mut self) {
-        let Some(audit) = self.audit.as_ref().filter(|audit| !audit.is_complete()) else { return };
-        if !self.is_asked(&Asked::Audit) {
-            let pull = self.forward(audit.cursor());
-            self.ask(Asked::Audit, pull);
-        }
-    }
-
-    fn forward(&self, cursor: u64) -> ClientBody {
-        let direction = pb::Direction::Forward.into();
-        let conversation = self.conversation.to_owned();
-        ClientBody::Pull(pb::Pull {
-            conversation,
-            cursor,
-            limit: PAGE_MESSAGES,
-            direction,
-            ..Default::default()
-        })
     }
 
     fn positions(&self) -> Vec<pb::Position> {

@@ -42,15 +42,15 @@ impl Break {
     pub(super) const ALL: [Self; 6] =
         [Self::Reset, Self::Offline, Self::Kill, Self::Twice, Self::LostAck, Self::Frozen];
 
-    /// Returns the kind in the plural, for the summary.
-    pub(super) const fn name(self) -> &'static str {
+    /// Returns the noun of the kind, which takes an `s` in the plural.
+    const fn noun(self) -> &'static str {
         match self {
             Self::Reset => "link reset",
-            Self::Offline => "offline",
-            Self::Kill => "node killed",
-            Self::Twice => "sent twice",
-            Self::LostAck => "ack lost",
-            Self::Frozen => "frozen",
+            Self::Offline => "absence",
+            Self::Kill => "node kill",
+            Self::Twice => "double send",
+            Self::LostAck => "lost ack",
+            Self::Frozen => "frozen client",
         }
     }
 
@@ -83,6 +83,16 @@ impl Break {
             Self::Frozen => frozen(play, victim).await,
         }
     }
+}
+
+/// Returns how many breaks there were, and how many of each kind: `2 breaks: 1 link reset, 1 absence`.
+pub(super) fn summary(breaks: usize) -> String {
+    let kinds = Break::ALL.len();
+    let counts = Break::ALL.iter().enumerate().map(|(nth, kind)| (kind, (breaks + kinds - 1 - nth) / kinds));
+    let parts: Vec<String> =
+        counts.filter(|(_, count)| *count > 0).map(|(kind, count)| plural(count, kind.noun())).collect();
+    let count = plural(breaks, "break");
+    if parts.is_empty() { count } else { format!("{count}: {}", parts.join(", ")) }
 }
 
 async fn reset(play: &mut Play, victim: User) -> anyhow::Result<()> {
@@ -238,19 +248,20 @@ async fn lost_ack(play: &mut Play, sender: User) -> anyhow::Result<()> {
 }
 
 async fn frozen(play: &mut Play, victim: User) -> anyhow::Result<()> {
-    let (other, copies, closes) = play.stage.change(|scene, _| {
+    let (other, copies) = play.stage.change(|scene, _| {
         let index = victim as usize;
         scene.bots[index].is_frozen = true;
-        (victim.other(), scene.bots[index].copies, scene.closed[index].len())
+        scene.closed[index] = None;
+        (victim.other(), scene.bots[index].copies)
     });
     let began = play.stage.now();
     let id = play.write(other, "You look a little frozen.");
-    let is_closed = |scene: &Scene| scene.closed[victim as usize].len() > closes;
+    let is_closed = |scene: &Scene| scene.closed[victim as usize].is_some();
     play.stage.until(RECOVERY_MAX, is_closed).await;
     let (copies, close) = play.stage.change(|scene, _| {
         let bot = &mut scene.bots[victim as usize];
         bot.thaw();
-        (bot.copies - copies, scene.closed[victim as usize].get(closes).cloned())
+        (bot.copies - copies, scene.closed[victim as usize].take())
     });
     let again = match copies {
         0 => "the broker sent nothing again".to_owned(),
@@ -300,7 +311,7 @@ async fn came_back(play: &mut Play, user: User, mark: usize, since: Duration) {
     let back = play.stage.now() - since;
     play.stage.calm(RECOVERY_MAX).await;
     let fetched: Vec<u64> = play.stage.look(|scene| {
-        scene.record.shown(user)[mark..].iter().filter(|it| it.is_pulled).map(|it| it.seq).collect()
+        scene.record.shown(user).iter().skip(mark).filter(|it| it.is_pulled).map(|it| it.seq).collect()
     });
     let got = match fetched.first() {
         None => "and had missed nothing".to_owned(),
@@ -334,5 +345,25 @@ fn times(count: usize) -> String {
         0 => "never".to_owned(),
         1 => "once".to_owned(),
         count => format!("{count} times"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_counts_each_kind_as_a_noun() {
+        for (breaks, text) in [
+            (0, "0 breaks"),
+            (1, "1 break: 1 link reset"),
+            (3, "3 breaks: 1 link reset, 1 absence, 1 node kill"),
+            (
+                9,
+                "9 breaks: 2 link resets, 2 absences, 2 node kills, 1 double send, 1 lost ack, 1 frozen client",
+            ),
+        ] {
+            assert_eq!(summary(breaks), text);
+        }
     }
 }

@@ -1,9 +1,14 @@
-//! Judgement of a recording by the rules of the history checker (docs/internals/testing.md), against the histories that
-//! both bots pulled. Pure.
+//! Judgement of a recording against the histories that both bots pulled, by those rules of the history checker
+//! (docs/internals/testing.md) that concern one conversation of two devices. Pure.
+//!
+//! Only the bots write in their conversation: any other message in it counts as `never-sent`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    time::Duration,
+};
 
-use super::record::{Record, User};
+use super::record::{Counts, Record, Sent, User};
 
 /// Entry of a pulled history.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +16,13 @@ pub(super) struct Stored {
     pub(super) seq: u64,
     /// Id and text of the message; `None` for an entry without content.
     pub(super) message: Option<(String, String)>,
+}
+
+impl Stored {
+    /// Returns the id of the message.
+    fn id(&self) -> Option<&str> {
+        self.message.as_ref().map(|(id, _)| id.as_str())
+    }
 }
 
 /// Broken promise.
@@ -31,13 +43,10 @@ pub(super) enum Harm {
     Other,
 }
 
-/// Counts of a recording, and its broken promises.
+/// Counts of all messages, and the broken promises.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
-    pub(super) sent: usize,
-    pub(super) acked: usize,
-    /// Messages that their receiver was shown.
-    pub(super) delivered: usize,
+    pub(super) counts: Counts,
     pub(super) findings: BTreeSet<Finding>,
 }
 
@@ -70,13 +79,16 @@ impl Judgement {
     }
 }
 
-/// Judges a recording against the histories that each user pulled after it.
-pub(super) fn judge(record: &Record, histories: &[Vec<Stored>; 2]) -> Judgement {
-    let mut judgement = Judgement::default();
-    count(record, &mut judgement);
+/// Judges a recording against the histories that each user pulled from its base on. The pull began at `pulled_at`:
+/// what was acked or shown later need not be in them.
+pub(super) fn judge(record: &Record, histories: &[Vec<Stored>; 2], pulled_at: Duration) -> Judgement {
+    let mut judgement = Judgement { counts: record.counts(), ..Judgement::default() };
     for user in User::BOTH {
+        let history = &histories[user as usize];
         check_shown(record, user, &mut judgement);
-        check_history(record, user, &histories[user as usize], &mut judgement);
+        check_places(record, user, history, pulled_at, &mut judgement);
+        check_history(record, user, history, &mut judgement);
+        check_complete(record, user, history, pulled_at, &mut judgement);
     }
     check_acks(record, &mut judgement);
     check_order(record, &mut judgement);
@@ -84,21 +96,9 @@ pub(super) fn judge(record: &Record, histories: &[Vec<Stored>; 2]) -> Judgement 
     judgement
 }
 
-fn count(record: &Record, judgement: &mut Judgement) {
-    let shown = User::BOTH.map(|user| ids_shown(record, user));
-    judgement.sent = record.sent().len();
-    judgement.acked = record.sent().iter().filter(|sent| !sent.acks.is_empty()).count();
-    let is_delivered = |id: &str, by: User| shown[by.other() as usize].contains(id);
-    judgement.delivered = record.sent().iter().filter(|sent| is_delivered(&sent.id, sent.by)).count();
-}
-
-fn ids_shown(record: &Record, user: User) -> HashSet<&str> {
-    record.shown(user).iter().map(|shown| shown.id.as_str()).collect()
-}
-
-/// Checks that a user was shown each message once, in order and unchanged.
+/// Checks that a user was shown each message of the other once, in order and unchanged, and nothing else.
 fn check_shown(record: &Record, user: User, judgement: &mut Judgement) {
-    let (name, mut ids, mut last) = (user.name(), HashSet::new(), 0);
+    let (name, mut ids, mut last) = (user.name(), HashSet::new(), record.base);
     for shown in record.shown(user) {
         let (id, seq) = (&shown.id, shown.seq);
         if !ids.insert(id) {
@@ -109,8 +109,44 @@ fn check_shown(record: &Record, user: User, judgement: &mut Judgement) {
             judgement.add("non-monotonic", format!("{name} was shown seq {seq}, {id}, after seq {last}"));
         }
         last = last.max(seq);
-        if record.find(id).is_some_and(|sent| sent.text != shown.text) {
-            judgement.add("corrupted", format!("{id}, seq {seq}, reached {name} with another text"));
+        match record.find(id) {
+            None => {
+                judgement
+                    .add("never-sent", format!("{name} was shown {id}, seq {seq}, which neither bot sent"));
+            }
+            Some(sent) if sent.by == user => {
+                judgement.add("misplaced", format!("{name} was shown {id}, seq {seq}, which is its own"));
+            }
+            Some(sent) if sent.text != shown.text => {
+                judgement.add("corrupted", format!("{id}, seq {seq}, reached {name} with another text"));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Checks that the history of a user has what it was shown, at that seq.
+fn check_places(
+    record: &Record,
+    user: User,
+    history: &[Stored],
+    pulled_at: Duration,
+    judgement: &mut Judgement,
+) {
+    let name = user.name();
+    let entries: HashMap<u64, &Stored> = history.iter().map(|entry| (entry.seq, entry)).collect();
+    for shown in record.shown(user).iter().filter(|it| it.seq > record.base && it.at <= pulled_at) {
+        let (id, seq) = (&shown.id, shown.seq);
+        match entries.get(&seq) {
+            None => {
+                let what = format!("{name} was shown {id} as seq {seq}, and its history has no such entry");
+                judgement.add("phantom", what);
+            }
+            Some(entry) if entry.id() != Some(id.as_str()) => {
+                let what = format!("{name} was shown {id} as seq {seq}, and its history has another there");
+                judgement.add("inconsistent-seq", what);
+            }
+            Some(_) => {}
         }
     }
 }
@@ -152,7 +188,7 @@ fn check_order(record: &Record, judgement: &mut Judgement) {
     }
 }
 
-/// Checks a user's history: no hole, nothing twice, and everything that was acked where it was acked.
+/// Checks a user's history: no hole, nothing twice, and only what was sent, unchanged and not refused.
 fn check_history(record: &Record, user: User, history: &[Stored], judgement: &mut Judgement) {
     let name = user.name();
     let mut places: HashMap<&str, u64> = HashMap::new();
@@ -169,7 +205,11 @@ fn check_history(record: &Record, user: User, history: &[Stored], judgement: &mu
         if let Some(before) = places.insert(id, entry.seq) {
             judgement.add("stored-twice", format!("{id} is stored at seq {before} and at seq {}", entry.seq));
         }
-        let Some(sent) = record.find(id) else { continue };
+        let Some(sent) = record.find(id) else {
+            judgement
+                .add("never-sent", format!("{id} is stored at seq {}, and neither bot sent it", entry.seq));
+            continue;
+        };
         if sent.text != *text {
             judgement.add("corrupted", format!("{id} is stored at seq {} with another text", entry.seq));
         }
@@ -178,8 +218,22 @@ fn check_history(record: &Record, user: User, history: &[Stored], judgement: &mu
                 .add("refused-but-stored", format!("{id} was refused, and is stored at seq {}", entry.seq));
         }
     }
-    let shown = ids_shown(record, user);
-    for sent in record.sent() {
+}
+
+/// Checks that a user's history has everything that was acked, where it was acked, and that the user was shown it.
+fn check_complete(
+    record: &Record,
+    user: User,
+    history: &[Stored],
+    pulled_at: Duration,
+    judgement: &mut Judgement,
+) {
+    let name = user.name();
+    let places: HashMap<&str, u64> =
+        history.iter().filter_map(|entry| Some((entry.id()?, entry.seq))).collect();
+    let shown = record.ids_shown(user);
+    let is_due = |sent: &&Sent| sent.acks.first().is_some_and(|ack| ack.at <= pulled_at);
+    for sent in record.sent().iter().filter(is_due) {
         let Some(seq) = sent.seq() else { continue };
         if places.get(sent.id.as_str()) != Some(&seq) {
             let what = format!("{} was acked as seq {seq}, and {name}'s history has it not there", sent.id);

@@ -31,8 +31,8 @@ pub(super) struct Play {
     pub(super) breaks: usize,
     /// The last judgement.
     pub(super) judged: Judgement,
-    /// Broken promises that the recording does not show.
-    pub(super) overdue: BTreeSet<Finding>,
+    /// Broken promises that no later judgement takes back: what the recording does not show, or shows no longer.
+    broken: BTreeSet<Finding>,
     messages: usize,
     /// Messages of the talk so far.
     pub(super) talked: usize,
@@ -49,7 +49,7 @@ impl Play {
             plant: None,
             breaks: 0,
             judged: Judgement::default(),
-            overdue: BTreeSet::new(),
+            broken: BTreeSet::new(),
             messages: 0,
             talked: 0,
         }
@@ -62,11 +62,9 @@ impl Play {
         };
         if !self.stage.until(RECOVERY_MAX, is_synced).await {
             self.check()?;
-            bail!("the bots can't log in to the node");
+            bail!("the bots can't log in to the node: {}", self.stage.look(Scene::waits_for));
         }
-        self.stage.change(|scene, _| {
-            scene.record.base = scene.bots.iter().filter_map(Bot::complete).max().unwrap_or(0);
-        });
+        self.stage.change(|scene, _| scene.record.base = scene.end());
         self.node.trace().await
     }
 
@@ -85,22 +83,30 @@ impl Play {
     }
 
     /// Pulls the history over both connections, compares, and prints the judgement; returns whether there is one.
+    ///
+    /// What was judged while nothing was open is forgotten: the next judgement is about what follows.
     pub(super) async fn judge(&mut self, limit: Duration) -> bool {
-        self.stage.change(|scene, _| {
+        let (began, settled) = self.stage.change(|scene, now| {
             let base = scene.record.base;
             scene.bots.iter_mut().for_each(|bot| bot.begin_audit(base));
+            (now, scene.settled())
         });
-        let has_both = |scene: &Scene| scene.bots.iter().all(|bot| bot.audit().is_some());
-        if !self.stage.until(limit, has_both).await {
-            return false;
+        let has_both = |scene: &Scene| scene.bots.iter().all(Bot::has_audit);
+        self.stage.until(limit, has_both).await;
+        let judged = self.stage.change(|scene, _| {
+            let [ada, ben] = scene.bots.each_mut().map(Bot::end_audit);
+            let judgement = judge(&scene.record, &[ada?, ben?], began);
+            let settled = settled.filter(|_| scene.settled() == settled);
+            if let Some(end) = settled {
+                scene.record.settle(end);
+            }
+            Some((judgement, settled.is_some()))
+        });
+        let Some((mut judgement, is_settled)) = judged else { return false };
+        if is_settled {
+            self.broken.extend(judgement.findings.iter().cloned());
         }
-        let mut judgement = self.stage.look(|scene| {
-            let histories = User::BOTH.map(|user| {
-                scene.bot(user).audit().map(|audit| audit.entries().to_vec()).unwrap_or_default()
-            });
-            judge(&scene.record, &histories)
-        });
-        judgement.findings.extend(self.overdue.iter().cloned());
+        judgement.findings.extend(self.broken.iter().cloned());
         let new: Vec<&Finding> = judgement.findings.difference(&self.judged.findings).collect();
         self.screen.judged(&judgement, &new);
         self.judged = judgement;
@@ -109,7 +115,19 @@ impl Play {
 
     /// Notes a recovery that took too long.
     pub(super) fn overdue(&mut self, what: String) {
-        self.overdue.insert(Finding { rule: "slow-recovery", what });
+        self.broken.insert(Finding { rule: "slow-recovery", what });
+    }
+
+    /// Prints the broken promises that no judgement has printed.
+    pub(super) fn print_broken(&mut self) {
+        let new: Vec<&Finding> = self.broken.difference(&self.judged.findings).collect();
+        self.screen.broken(&new);
+        self.judged.findings.extend(self.broken.iter().cloned());
+    }
+
+    /// Returns whether no promise was broken, as far as it was judged.
+    pub(super) fn is_good(&self) -> bool {
+        self.judged.findings.is_empty() && self.broken.is_empty()
     }
 
     /// Fails if the play can't go on: the node has ended, or a bot must not connect again.

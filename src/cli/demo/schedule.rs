@@ -89,17 +89,16 @@ impl Play {
         self.screen.break_begins(self.stage.now(), nth, &kind.headline(victim));
         kind.run(self, victim).await?;
         if !self.stage.calm(RECOVERY_MAX).await {
-            self.overdue(format!(
-                "the bots had not recovered {} after break {nth}",
-                words::fine(RECOVERY_MAX)
-            ));
+            let limit = words::fine(RECOVERY_MAX);
+            let why = self.stage.look(Scene::waits_for);
+            self.overdue(format!("the bots had not recovered {limit} after break {nth}: {why}"));
         }
         self.check()?;
         if !self.judge(AUDIT_MAX).await {
-            self.overdue(format!(
-                "the history was not answered within {} after break {nth}",
-                words::fine(AUDIT_MAX)
-            ));
+            let limit = words::fine(AUDIT_MAX);
+            self.screen
+                .detail(&format!("not checked: the histories took over {limit}; the next ✓ covers it"));
+            self.print_broken();
         }
         self.breaks += 1;
         self.screen.line("");

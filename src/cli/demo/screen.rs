@@ -93,7 +93,7 @@ impl Screen {
         let kept = if is_temporary { ", removed at the end" } else { "" };
         self.line(&format!("    data  {data}{kept}; the node's log is in it"));
         self.line(
-            "    ✓     both bots pulled the whole conversation; it agrees with what was sent, acked, shown",
+            "    ✓     both bots pulled what came since the last ✓; it agrees with what was sent, acked, shown",
         );
         self.line("    stop  Ctrl-C");
         self.line("");
@@ -125,8 +125,13 @@ impl Screen {
         let (mark, style) =
             if judgement.findings.is_empty() { ("✓", Style::Green) } else { ("✗", Style::Red) };
         let broken = self.paint(style, &format!("{}  {mark}", words::broken(judgement)));
-        self.line(&format!("{INDENT}{} {broken}", words::sent(judgement)));
-        for finding in new {
+        self.line(&format!("{INDENT}{} {broken}", words::sent(judgement.counts)));
+        self.broken(new);
+    }
+
+    /// Prints broken promises.
+    pub(super) fn broken(&mut self, findings: &[&Finding]) {
+        for finding in findings {
             let finding = self.paint(Style::Red, &words::finding(finding));
             self.detail(&finding);
         }

@@ -66,8 +66,8 @@ pub(super) struct Closed {
 pub(super) struct Scene {
     pub(super) bots: [Bot; 2],
     pub(super) record: Record,
-    /// Closes by the broker, for each bot.
-    pub(super) closed: [Vec<Closed>; 2],
+    /// First close by the broker since the last look at it, for each bot.
+    pub(super) closed: [Option<Closed>; 2],
     /// Reason for which a bot must not connect again.
     pub(super) failed: Option<String>,
 }
@@ -89,10 +89,28 @@ impl Scene {
         &self.bots[user as usize]
     }
 
+    /// Returns the end of the conversation, as far as any bot has it.
+    pub(super) fn end(&self) -> u64 {
+        self.bots.iter().filter_map(Bot::complete).max().unwrap_or(0)
+    }
+
     /// Returns whether both bots are connected, have all answers and have everything.
     pub(super) fn is_calm(&self) -> bool {
-        let last = self.bots.iter().filter_map(Bot::complete).max().unwrap_or(0);
-        self.bots.iter().all(|bot| bot.is_calm(last))
+        let end = self.end();
+        self.bots.iter().all(|bot| bot.is_calm(end))
+    }
+
+    /// Returns the end of the conversation, if both bots are calm and await no further answer to what they sent.
+    pub(super) fn settled(&self) -> Option<u64> {
+        let is_settled = self.is_calm() && !self.bots.iter().any(Bot::awaits_answer);
+        is_settled.then(|| self.end())
+    }
+
+    /// Returns what the bots still wait for, with the last errors.
+    pub(super) fn waits_for(&self) -> String {
+        let end = self.end();
+        let waits: Vec<String> = self.bots.iter().filter_map(|bot| bot.waits_for(end)).collect();
+        waits.join("; ")
     }
 }
 
@@ -102,7 +120,7 @@ impl Stage {
         let scene = Scene {
             bots: User::BOTH.map(|user| Bot::new(user, CONVERSATION)),
             record: Record::default(),
-            closed: [Vec::new(), Vec::new()],
+            closed: [None, None],
             failed: None,
         };
         Self {
@@ -158,6 +176,12 @@ impl Stage {
         self.until(limit, Scene::is_calm).await
     }
 
+    /// Notes why a login failed; returns the time to wait before the next one.
+    fn not_logged_in(&self, user: User, why: String) -> Duration {
+        self.change(|scene, _| scene.bots[user as usize].last_error = Some(why));
+        Duration::ZERO
+    }
+
     /// Handles an event of a bot. Unlike [`Stage::change`] it wakes no driver: the one that calls it sends what is
     /// ready.
     fn handle(&self, user: User, handle: impl FnOnce(&mut Bot, Duration, &mut Record)) {
@@ -196,7 +220,8 @@ pub(super) async fn drive(stage: Arc<Stage>, user: User) {
                     Ended::Never(why) => return stage.change(|scene, _| scene.failed = Some(why)),
                 }
             }
-            Ok(Err(_)) | Err(_) => Duration::ZERO,
+            Ok(Err(error)) => stage.not_logged_in(user, format!("{error:#}")),
+            Err(_) => stage.not_logged_in(user, format!("no answer to the login within {LOGIN_MAX:?}")),
         };
         if stage.now() >= began + STABLE_AFTER {
             longest = RECONNECT_FIRST;
@@ -282,7 +307,10 @@ async fn bye(stage: &Stage, user: User, client: &mut Client) {
 }
 
 fn closed(stage: &Stage, user: User, close: &pb::Close) -> Ended {
-    stage.change(|scene, at| scene.closed[user as usize].push(Closed { name: close.name.clone(), at }));
+    stage.change(|scene, at| {
+        scene.closed[user as usize].get_or_insert_with(|| Closed { name: close.name.clone(), at });
+        scene.bots[user as usize].last_error = Some(format!("closed as {}: {}", close.name, close.reason));
+    });
     match close.reconnect() {
         pb::Reconnect::Never => {
             Ended::Never(format!("{} was closed as {}: {}", user.name(), close.name, close.reason))

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::judge::{Finding, Harm, Judgement};
+use super::{
+    judge::{Finding, Harm, Judgement},
+    record::Counts,
+};
 
 /// Lines of the bots' talk, in turn.
 const TALK: [&str; 16] = [
@@ -71,8 +74,8 @@ pub(super) fn seqs(seqs: &[u64]) -> String {
 }
 
 /// Returns the counts of what was sent.
-pub(super) fn sent(judgement: &Judgement) -> String {
-    format!("sent {:<4} acked {:<4} delivered {:<4}", judgement.sent, judgement.acked, judgement.delivered)
+pub(super) fn sent(counts: Counts) -> String {
+    format!("sent {:<4} acked {:<4} delivered {:<4}", counts.sent, counts.acked, counts.delivered)
 }
 
 /// Returns the counts of what was broken.
@@ -89,6 +92,18 @@ pub(super) fn broken(judgement: &Judgement) -> String {
 /// Returns the sentence about a broken promise.
 pub(super) fn finding(finding: &Finding) -> String {
     format!("BROKEN  {}: {}", finding.rule, finding.what)
+}
+
+/// Returns the verdict at the end. `sent` is the number of messages that were sent, `judged` of those that were judged
+/// before; `is_checked` says that the last judgement was about all.
+pub(super) fn verdict(is_good: bool, is_checked: bool, sent: usize, judged: usize) -> &'static str {
+    match (is_good, is_checked) {
+        (false, _) => "a promise was broken",
+        (true, _) if sent == 0 => "nothing was sent, and nothing was judged",
+        (true, true) => "no promise was broken: both histories agree with all that was sent, acked and shown",
+        (true, false) if judged == 0 => "not checked: there was no time for a judgement",
+        (true, false) => "no promise was broken up to the last judgement; what came after it was not checked",
+    }
 }
 
 #[cfg(test)]
@@ -129,12 +144,23 @@ mod tests {
 
     #[test]
     fn other_harm_is_counted_only_where_there_is_some() {
-        let mut judgement = Judgement { sent: 3, acked: 2, delivered: 1, ..Default::default() };
+        let mut judgement = Judgement::default();
         assert_eq!(broken(&judgement), "lost 0  doubled 0  out of order 0");
         for rule in ["never-got", "stored-twice", "slow-recovery"] {
             judgement.findings.insert(Finding { rule, what: String::new() });
         }
         assert_eq!(broken(&judgement), "lost 1  doubled 1  out of order 0  other 1");
-        assert_eq!(sent(&judgement).trim_end(), "sent 3    acked 2    delivered 1");
+        let counts = Counts { sent: 3, acked: 2, delivered: 1 };
+        assert_eq!(sent(counts).trim_end(), "sent 3    acked 2    delivered 1");
+    }
+
+    #[test]
+    fn verdict_claims_only_what_was_checked() {
+        assert_eq!(verdict(false, true, 5, 5), "a promise was broken");
+        assert!(verdict(true, true, 0, 0).starts_with("nothing was sent"));
+        assert!(verdict(true, false, 0, 0).starts_with("nothing was sent"));
+        assert!(verdict(true, true, 5, 0).contains("both histories agree with all"));
+        assert!(verdict(true, false, 5, 4).contains("up to the last judgement"));
+        assert!(verdict(true, false, 5, 0).starts_with("not checked"));
     }
 }

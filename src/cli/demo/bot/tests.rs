@@ -122,6 +122,12 @@ fn page(seqs: &[u64], complete_to: u64) -> ServerBody {
     })
 }
 
+/// Ends the audit; returns the seqs of the history.
+fn audited(bench: &mut Bench) -> Option<Vec<u64>> {
+    let entries = bench.bot.end_audit()?;
+    Some(entries.iter().map(|entry| entry.seq).collect())
+}
+
 fn acked(body: &ClientBody) -> Option<u64> {
     if let ClientBody::Ack(ack) = body { Some(ack.seq) } else { None }
 }
@@ -270,10 +276,10 @@ fn audit_pulls_everything_and_repairs_nothing() {
     bench.bot.receive(frame, bench.now, &mut bench.record);
     let (request, cursor) = pulled(&mut bench);
     assert_eq!(cursor, 2);
-    assert!(bench.bot.audit().is_none(), "a page is missing");
+    assert!(!bench.bot.has_audit(), "a page is missing");
     bench.get(request, page(&[3], 3));
-    let seqs: Vec<u64> = bench.bot.audit().unwrap().entries().iter().map(|entry| entry.seq).collect();
-    assert_eq!(seqs, [1, 2, 3]);
+    assert!(bench.bot.has_audit());
+    assert_eq!(audited(&mut bench), Some(vec![1, 2, 3]));
     assert_eq!((bench.shown(), bench.bot.complete()), (vec![1], Some(1)));
 }
 
@@ -289,4 +295,58 @@ fn audit_begins_again_on_the_next_connection() {
         matches!(after.first(), Some(ClientBody::Pull(pull)) if pull.cursor == 0),
         "the pages of two connections are not mixed: {after:?}"
     );
+}
+
+#[test]
+fn page_of_an_ended_audit_is_not_mixed_into_the_next_one() {
+    let mut bench = Bench::synced(0);
+    bench.bot.begin_audit(0);
+    let (late, _) = pulled(&mut bench);
+    assert_eq!(audited(&mut bench), None, "it is not complete");
+    bench.bot.begin_audit(4);
+    let (request, cursor) = pulled(&mut bench);
+    assert_eq!(cursor, 4);
+    assert!(bench.get(late, page(&[1, 2], 5)).is_empty() && !bench.bot.has_audit());
+    bench.get(request, page(&[5], 5));
+    assert_eq!(audited(&mut bench), Some(vec![5]));
+}
+
+#[test]
+fn first_sync_is_repeated_until_it_is_answered() {
+    let bot = Bot::new(User::Ben, CONVERSATION);
+    let mut bench = Bench { bot, record: Record::default(), now: Duration::ZERO };
+    assert_eq!(bench.bot.waits_for(0).as_deref(), Some("ben is not logged in"));
+    bench.bot.last_error = Some("no node answers".into());
+    assert_eq!(bench.bot.waits_for(0).as_deref(), Some("ben is not logged in (no node answers)"));
+    bench.bot.connected(bench.now, &mut bench.record);
+    let refused = bench.bot.take_ready()[0].id;
+    assert!(bench.pass(Duration::from_millis(100)).is_empty(), "the first one is not answered yet");
+    let busy = pb::Error { code: 4_017, name: "BUSY".into(), temporary: true, ..Default::default() };
+    bench.get(refused, ServerBody::Error(busy));
+    assert_eq!(bench.bot.waits_for(0).as_deref(), Some("ben has no answer to its sync (4017 BUSY)"));
+    bench.bot.tick(bench.now, &mut bench.record);
+    let frames = bench.bot.take_ready();
+    let [frame] = &frames[..] else { panic!("not one frame: {frames:?}") };
+    assert!(matches!(frame.body, Some(ClientBody::Sync(_))), "{frame:?}");
+    bench.get(frame.id, ServerBody::SyncEnd(pb::SyncEnd::default()));
+    assert!(bench.bot.is_calm(0) && bench.bot.last_error.is_none());
+    assert!(bench.pass(Duration::from_millis(100)).is_empty(), "a sync that was answered is not repeated");
+}
+
+#[test]
+fn bot_names_what_it_waits_for() {
+    let mut bench = Bench::synced(3);
+    assert_eq!(bench.bot.waits_for(3), None);
+    assert_eq!(bench.bot.waits_for(5).as_deref(), Some("ben lacks seq 4 of 5"));
+    let (first, _) = bench.write("b1");
+    assert_eq!(bench.bot.waits_for(3).as_deref(), Some("ben has no answer to 1 message"));
+    bench.bot.repeat("b1", bench.now, &mut bench.record);
+    let (second, _) = bench.sent();
+    bench.ack(first, "b1", 4, false);
+    assert!(
+        bench.bot.is_calm(4) && bench.bot.awaits_answer(),
+        "the second attempt may be answered otherwise"
+    );
+    bench.ack(second, "b1", 4, true);
+    assert!(!bench.bot.awaits_answer());
 }

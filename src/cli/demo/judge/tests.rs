@@ -50,7 +50,7 @@ impl Case {
     }
 
     fn judge(&self) -> Judgement {
-        judge(&self.record, &self.histories)
+        judge(&self.record, &self.histories, Duration::ZERO)
     }
 
     fn rules(&self) -> Vec<&'static str> {
@@ -63,7 +63,7 @@ impl Case {
 #[test]
 fn sound_recording_has_no_finding() {
     let judgement = Case::sound().judge();
-    assert_eq!((judgement.sent, judgement.acked, judgement.delivered), (3, 3, 3));
+    assert_eq!(judgement.counts, Counts { sent: 3, acked: 3, delivered: 3 });
     assert!(judgement.findings.is_empty(), "{:?}", judgement.findings);
     // A retry with the same answer is no second message.
     let mut case = Case::sound();
@@ -73,15 +73,53 @@ fn sound_recording_has_no_finding() {
 }
 
 #[test]
-fn foreign_messages_and_entries_without_content_are_not_judged() {
+fn entry_without_content_is_not_judged() {
     let mut case = Case::sound();
-    for history in &mut case.histories {
-        history.push(stored("x1", 9));
-        history.push(Stored { seq: 10, message: None });
-    }
-    case.record.show(User::Ben, shown("x1", 9));
+    case.histories.iter_mut().for_each(|history| history.push(Stored { seq: 9, message: None }));
     let judgement = case.judge();
-    assert_eq!((judgement.sent, judgement.findings.len()), (3, 0), "{judgement:?}");
+    assert_eq!((judgement.counts.sent, judgement.findings.len()), (3, 0), "{judgement:?}");
+}
+
+#[test]
+fn messages_that_neither_bot_sent_are_found() {
+    let mut case = Case::sound();
+    case.histories.iter_mut().for_each(|history| history.push(stored("x1", 9)));
+    assert_eq!(case.rules(), ["never-sent"]);
+    let mut case = Case::sound();
+    case.record.show(User::Ben, shown("x1", 9));
+    assert_eq!(case.rules(), ["never-sent", "phantom"]);
+    assert_eq!(case.judge().count(Harm::Other), 2);
+    // An own message that comes back.
+    let mut case = Case::without(|step| step == "show b1");
+    case.record.show(User::Ben, shown("b1", 7));
+    assert_eq!(case.rules(), ["misplaced", "never-got", "non-monotonic"]);
+}
+
+#[test]
+fn shown_message_must_be_where_the_history_has_it() {
+    // Shown without an ack, and in no history.
+    let mut case = Case::without(|step| step == "ack a2");
+    case.histories.iter_mut().for_each(|history| history.truncate(2));
+    assert_eq!(case.rules(), ["phantom"]);
+    // Shown at another seq than that of the ack and of the history.
+    let mut case = Case::without(|step| step == "show a2");
+    case.record.show(User::Ben, shown("a2", 7));
+    assert_eq!(case.rules(), ["inconsistent-seq"]);
+    let mut case = Case::without(|step| step == "show a2");
+    case.record.show(User::Ben, Shown { text: "another text".into(), ..shown("a2", 8) });
+    assert_eq!(case.rules(), ["corrupted"]);
+}
+
+#[test]
+fn what_followed_the_pull_of_the_histories_need_not_be_in_them() {
+    let later = Duration::from_millis(1);
+    let mut case = Case::without(|step| step.ends_with("a2"));
+    case.histories.iter_mut().for_each(|history| history.truncate(2));
+    case.record.acked("a2", Acked { at: later, ..ack(8, false) });
+    case.record.show(User::Ben, Shown { at: later, ..shown("a2", 8) });
+    assert!(case.rules().is_empty(), "{:?}", case.rules());
+    let judgement = judge(&case.record, &case.histories, later);
+    assert_eq!(judgement.findings.len(), 3, "{judgement:?}");
 }
 
 #[test]
@@ -89,7 +127,7 @@ fn message_without_an_ack_is_not_lost() {
     let mut case = Case::without(|step| step.ends_with("a2"));
     case.histories.iter_mut().for_each(|history| history.truncate(2));
     let judgement = case.judge();
-    assert_eq!((judgement.sent, judgement.acked, judgement.delivered), (3, 2, 2));
+    assert_eq!(judgement.counts, Counts { sent: 3, acked: 2, delivered: 2 });
     assert!(judgement.findings.is_empty(), "{:?}", judgement.findings);
 }
 
@@ -98,13 +136,13 @@ fn lost_messages_are_found() {
     let never = Case::without(|step| step == "show a2");
     assert_eq!(never.rules(), ["never-got"]);
     let judgement = never.judge();
-    assert_eq!((judgement.delivered, judgement.count(Harm::Lost)), (2, 1));
+    assert_eq!((judgement.counts.delivered, judgement.count(Harm::Lost)), (2, 1));
     let what = &judgement.findings.first().unwrap().what;
     assert!(what.contains("ben") && what.contains("a2") && what.contains('8'), "{what}");
 
     let mut case = Case::sound();
     case.histories.iter_mut().for_each(|history| history.truncate(2));
-    assert_eq!(case.rules(), ["lost-acked"]);
+    assert_eq!(case.rules(), ["lost-acked", "phantom"]);
     // Gone from the middle of one history.
     let mut case = Case::sound();
     case.histories[1].remove(1);
