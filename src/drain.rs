@@ -32,6 +32,9 @@ use crate::{
 /// Interval at which the counts are checked in a drain.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Shortest slot in a drain until the notice.
+const NOTICE_ONLY_SLOT: Duration = Duration::from_secs(2);
+
 /// Longest wait for shards with a full mailbox. The drain then continues; they get the order as soon as it fits.
 const POST_TIMEOUT: Duration = Duration::from_millis(250);
 
@@ -233,10 +236,16 @@ impl Drainer {
         if steps.iter().any(|step| matches!(step, DrainStep::Notice(..))) {
             *progress = Arc::new(DrainProgress::not_begun(self.shards.len()));
         }
-        for step in steps.iter() {
+        for step in steps.iter_mut() {
             match step {
                 DrainStep::Resume => *rate = 0,
-                DrainStep::Notice(_, plan) => *rate = plan.rate,
+                DrainStep::Notice(pace, plan) => {
+                    *rate = plan.rate;
+                    if *is_notice_only {
+                        // So that nobody is closed before the drain is aborted, and all move by themselves.
+                        pace.handover = pace.handover.max(NOTICE_ONLY_SLOT);
+                    }
+                }
                 _ => {}
             }
         }

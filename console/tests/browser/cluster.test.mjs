@@ -1,4 +1,4 @@
-// Follows, drains and kills nodes of a cluster of three from its page: TIDEGATE_BIN names the program, TIDEGATE_SERVICES the list of Kafka, Redis and Postgres that `cargo xtask services up` writes.
+// Follows, drains and kills nodes of a cluster of three from its page: TIDEGATE_BIN names the program, TIDEGATE_SERVICES the list of Kafka, Redis and Postgres that `cargo xtask services up` writes. They have to be new: for a while the nodes of a former run look alive in them.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -48,6 +48,12 @@ before(async () => {
   if (!services) return;
   cluster = await startCluster();
   browser = await launch();
+  // The policy of a page allows connections to the nodes that its node knew when it was loaded.
+  const limit = Date.now() + 30_000;
+  while ((await (await fetch(`${cluster.url}/v1/console`)).json()).nodes < 3) {
+    if (Date.now() > limit) throw new Error("the first node does not know all others");
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
 });
 after(async () => {
   await browser?.close();
