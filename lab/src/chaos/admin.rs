@@ -34,6 +34,11 @@ impl Admin {
         self.addresses.lock().insert(node, address);
     }
 
+    /// Forgets the address of a node that has ended: another program may get its port.
+    pub(super) fn forget_address(&self, node: usize) {
+        self.addresses.lock().remove(&node);
+    }
+
     /// Returns the address of the next node.
     fn address(&self) -> Option<SocketAddr> {
         let addresses = self.addresses.lock();
@@ -54,7 +59,9 @@ impl Admin {
             if breaks() {
                 deadline = Instant::now() + CHANGE_TIMEOUT;
             }
-            match timeout(ATTEMPT_TIMEOUT, self.post(path, &body.to_string())).await {
+            let address = self.address();
+            let attempt = async { post(address.context("no node yet")?, path, &body.to_string()).await };
+            match timeout(ATTEMPT_TIMEOUT, attempt).await {
                 Ok(Ok((200 | 201, answer))) => {
                     let answer: Value = serde_json::from_str(&answer)?;
                     return answer["seq"].as_u64().with_context(|| format!("no seq in {answer}"));
@@ -62,7 +69,12 @@ impl Admin {
                 Ok(Ok((503, _)) | Err(_)) | Err(_) if Instant::now() < deadline => {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
-                Ok(Ok((status, answer))) => bail!("POST {path} {body}: {status} {answer}"),
+                Ok(Ok((status, answer))) => {
+                    // Names the run that has refused it.
+                    let asked = address.context("no node")?;
+                    let who = timeout(ATTEMPT_TIMEOUT, request(asked, "GET", "/v1/console", "")).await;
+                    bail!("POST {path} {body}: {status} {answer}, by the node {who:?} at {asked}")
+                }
                 Ok(Err(error)) => return Err(error.context(format!("POST {path}"))),
                 Err(_) => bail!("POST {path}: no answer"),
             }
@@ -80,12 +92,12 @@ impl Admin {
         }
         Ok(serde_json::from_str(&answer)?)
     }
-
-    async fn post(&self, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-        post(self.address().context("no node yet")?, path, body).await
-    }
 }
 
 async fn post(address: SocketAddr, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
-    Connection::open(&address.to_string(), ATTEMPT_TIMEOUT).await?.request("POST", path, body).await
+    request(address, "POST", path, body).await
+}
+
+async fn request(address: SocketAddr, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+    Connection::open(&address.to_string(), ATTEMPT_TIMEOUT).await?.request(method, path, body).await
 }

@@ -158,6 +158,7 @@ impl Cluster {
 
     /// Starts a node that has ended, and points its proxy and the administrator to it.
     pub(super) async fn come_back(&mut self, world: &World, nth: usize) -> anyhow::Result<()> {
+        world.admin.forget_address(nth);
         self.revive_plainly(nth).await?;
         let node = &mut self.nodes[nth];
         node.client_proxy.set_target(node.process.client);

@@ -154,6 +154,7 @@ async fn come_back(
     process: &mut Process,
     rng: &mut StdRng,
 ) -> anyhow::Result<()> {
+    world.admin.forget_address(0);
     pause(rng, 0..300).await;
     process.set_disk("")?;
     process.restart().await?;
