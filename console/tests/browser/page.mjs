@@ -46,12 +46,27 @@ export async function open(browser, url, path, { prepare, ...options } = {}) {
   const end = context.close.bind(context);
   // Answers that a test changes on their way may be outstanding when it ends.
   context.close = async () => {
+    ending.add(page);
     await context.unrouteAll({ behavior: "ignoreErrors" });
     await page.unrouteAll({ behavior: "ignoreErrors" });
     await end();
   };
   return { page, context, wrong };
 }
+
+/** Pages whose test has ended. */
+const ending = new WeakSet();
+
+/** Changes the JSON that the page gets from a path; `change` gets it and returns another. What is outstanding at the end of the test is dropped. */
+export const changed = (page, path, change) =>
+  page.route(path, async (route) => {
+    try {
+      const response = await route.fetch();
+      await route.fulfill({ response, json: change(await response.json()) });
+    } catch (error) {
+      if (!ending.has(page)) throw error;
+    }
+  });
 
 /**
  * Waits until a function in the page returns true. It is asked from outside, because the policy of the page forbids the

@@ -1,4 +1,5 @@
 // A cluster that a test makes up: three nodes of 3,000 clients each, of which one has left and come back, and one leaves now.
+import { changed } from "./page.mjs";
 
 const FIELDS = ["clients", "slowCloses", "ackP99Us", "drainPhase"];
 const NAMES = ["n1", "n2", "n3"];
@@ -42,10 +43,6 @@ export async function pretend(page, { rows, flows, nodes }) {
   await page.route("**/v1/stats/stream", (route) => route.fulfill({ contentType: "text/event-stream", body: stream }));
   await page.route("**/v1/flows?*", (route) => route.fulfill(json({ everyMs: 1000, keepMs: 900_000, nowMs: flows.at(-1)[0], rows: flows, silent: [] })));
   await page.route("**/v1/nodes", (route) => route.fulfill(json({ nodes, partitions: 64, archiveBehind: [], stale: false })));
-  await page.route("**/v1/console", async (route) => {
-    const response = await route.fetch();
-    const own = await response.json();
-    const peers = ["n2", "n3"].map((node) => ({ node, ws: [], admin: "http://127.0.0.1:1" }));
-    await route.fulfill({ response, json: { ...own, node: "n1", nodes: 3, peers, features: [...new Set([...own.features, "stats", "flows", "forward"])] } });
-  });
+  const peers = ["n2", "n3"].map((node) => ({ node, ws: [], admin: "http://127.0.0.1:1" }));
+  await changed(page, "**/v1/console", (own) => ({ ...own, node: "n1", nodes: 3, peers, features: [...new Set([...own.features, "stats", "flows", "forward"])] }));
 }

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { startNode } from "./node.mjs";
-import { launch, open, until } from "./page.mjs";
+import { changed, launch, open, until } from "./page.mjs";
 
 let node;
 let browser;
@@ -29,10 +29,7 @@ function stated(name, path, prepare, act) {
 }
 
 /** Changes the answer of `GET /v1/console`; `change` gets it and returns another. */
-const boot = (page, change) => page.route("**/v1/console", async (route) => {
-  const response = await route.fetch();
-  return route.fulfill({ json: change(await response.json()) });
-});
+const boot = (page, change) => changed(page, "**/v1/console", change);
 
 describe("the states of the page", { concurrency: 3 }, () => {
   let version;
