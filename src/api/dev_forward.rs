@@ -113,7 +113,7 @@ pub(super) fn address(console: &str) -> Option<SocketAddr> {
 async fn send(address: SocketAddr, boot: &NodeBoot, wish: &ForwardWish) -> anyhow::Result<Answer> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let exchange = async {
+    let answer = async {
         let who = exchange(&mut sender, request(address, "GET", "/v1/console", String::new())?).await?;
         if !is_console_of(boot, &who.1) {
             return anyhow::Ok(Answer::Stranger);
@@ -124,7 +124,7 @@ async fn send(address: SocketAddr, boot: &NodeBoot, wish: &ForwardWish) -> anyho
         drop(sender);
         Ok(answer.map_or(Answer::Ended, |(status, body)| Answer::Response(status, body)))
     };
-    let (answer, _ended) = tokio::join!(exchange, connection);
+    let (answer, _ended) = tokio::join!(answer, connection);
     answer
 }
 

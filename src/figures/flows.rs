@@ -57,7 +57,7 @@ impl FlowsRow {
     }
 
     /// Adds to the flow between two nodes.
-    pub fn add(&mut self, from: Option<&NodeId>, to: Option<&NodeId>, count: u64) {
+    fn add(&mut self, from: Option<&NodeId>, to: Option<&NodeId>, count: u64) {
         let is_pair = |flow: &&mut Flow| flow.from.as_ref() == from && flow.to.as_ref() == to;
         match self.flows.iter_mut().find(is_pair) {
             Some(flow) => flow.count = flow.count.saturating_add(count),
