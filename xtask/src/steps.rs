@@ -183,9 +183,16 @@ pub(crate) const STEPS: &[TestStep] = &[
         plain!(rehearse::step),
     ),
     step(
+        "clients",
+        "the TypeScript client with a node, and the conformance kit, in Node and Chromium",
+        70,
+        Needs::Build,
+        counted!(web::clients),
+    ),
+    step(
         "browser",
-        "client and console with a node, in Node and Chromium, and the conformance kit",
-        140,
+        "the console in Chromium, with a node and with a cluster whose nodes are killed",
+        90,
         Needs::Build,
         counted!(web::browser),
     ),
@@ -212,8 +219,8 @@ pub(crate) const STEPS: &[TestStep] = &[
 pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
     &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
-    &[&["chaos"], &["cluster"], &["autobahn", "third-party", "counts", "user"]],
-    &[&["rehearsal"], &["brokers"], &["browser"]],
+    &[&["chaos"], &["cluster"], &["autobahn", "third-party", "browser"]],
+    &[&["rehearsal"], &["brokers"], &["clients", "counts", "user"]],
     &[&["rolling"]],
 ];
 

@@ -1,10 +1,13 @@
 // Opens the page in a browser and records what must not happen: errors, violations of the policy, other hosts.
+import assert from "node:assert/strict";
 import { existsSync } from "node:fs";
 import { readFile } from "node:fs/promises";
+import { createRequire } from "node:module";
 import { basename, join } from "node:path";
 import { chromium } from "playwright-core";
 
 const dist = new URL("../../dist/", import.meta.url).pathname;
+const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const TYPES = { ".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2", ".svg": "image/svg+xml", ".txt": "text/plain" };
 
 /** Starts the browser. */
@@ -101,4 +104,16 @@ export async function say(page, index, text) {
     ([person, words]) => [...document.querySelectorAll(`.chat-${person} .bubble.own`)].some((it) => it.textContent.includes(words) && it.querySelector(".ticks svg")),
     [index, text],
   );
+}
+
+/** Loads axe into the page, and returns how to ask what it finds in there, in a theme. */
+export async function accessibility(page) {
+  await page.evaluate(axe);
+  return async (colorScheme) => {
+    await page.emulateMedia({ colorScheme });
+    await until(page, (it) => document.documentElement.dataset.theme === it, colorScheme);
+    const { violations, passes } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"], resultTypes: ["violations"] }));
+    assert.ok(passes.length > 5, "axe looked at nothing");
+    return violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`));
+  };
 }

@@ -9,7 +9,7 @@ import { startNode } from "./node.mjs";
 import { judged, launch, open, say, sentence, until } from "./page.mjs";
 
 /** Tests that run at once, each with a node of its own: most of their time they wait for a timer of the protocol. */
-const LANES = 3;
+const LANES = 5;
 const free = [];
 const waiting = [];
 let nodes = [];

@@ -1,12 +1,9 @@
 // All views in both themes: no error, no violation of the policy, no sideways scroll, no finding of axe.
 import assert from "node:assert/strict";
-import { readFile } from "node:fs/promises";
-import { createRequire } from "node:module";
 import { after, before, describe, test } from "node:test";
 import { startNode } from "./node.mjs";
-import { launch, open, say, until } from "./page.mjs";
+import { accessibility, launch, open, say, until } from "./page.mjs";
 
-const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let node;
 let browser;
 before(async () => {
@@ -29,13 +26,6 @@ const WIDTHS = [1920, 1440, 1024, 768, 390, 360];
 /** Widths at which axe looks as well: they have the two layouts that differ most. */
 const LOOKED_AT = [1440, 360];
 
-/** What axe finds in the page. */
-async function findings(page) {
-  const { violations, passes } = await page.evaluate(() => window.axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"], resultTypes: ["violations"] }));
-  assert.ok(passes.length > 5, "axe looked at nothing");
-  return violations.flatMap((it) => it.nodes.map((one) => `${it.id}: ${one.target.join(" ")}: ${one.any[0]?.message ?? one.all[0]?.message ?? ""}`));
-}
-
 /** Parts that reach over the right edge, if the page scrolls sideways. */
 function wide() {
   if (document.documentElement.scrollWidth <= innerWidth) return [];
@@ -47,15 +37,11 @@ function shown(path) {
   test(`${path} in all widths and both themes`, { timeout: 90_000 }, async () => {
     const { page, context, wrong } = await open(browser, node.url, path, { viewport: { width: WIDTHS[0], height: 800 } });
     await page.waitForSelector(READY[path]);
-    await page.evaluate(axe);
+    const findings = await accessibility(page);
     for (const width of WIDTHS) {
       await page.setViewportSize({ width, height: 800 });
       assert.deepEqual(await page.evaluate(wide), [], `it scrolls sideways at ${width} px`);
-      for (const colorScheme of LOOKED_AT.includes(width) ? ["light", "dark"] : []) {
-        await page.emulateMedia({ colorScheme });
-        await until(page, (it) => document.documentElement.dataset.theme === it, colorScheme);
-        assert.deepEqual(await findings(page), [], `${colorScheme}, ${width} px`);
-      }
+      for (const theme of LOOKED_AT.includes(width) ? ["light", "dark"] : []) assert.deepEqual(await findings(theme), [], `${theme}, ${width} px`);
     }
     assert.deepEqual(wrong, []);
     await context.close();

@@ -1,8 +1,8 @@
-//! Steps `web` and `browser`: the TypeScript client and the console page, alone and against real nodes.
+//! Steps `web`, `clients` and `browser`: the TypeScript client and the console page, alone and against real nodes.
 
-use std::{fs::File, process::Command};
+use std::{fs::File, process::Command, thread};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 
 use crate::{
     services,
@@ -17,14 +17,15 @@ const CONSOLE: &str = "console";
 /// Tests of the client that need a node.
 const CLIENT_WITH_NODE: &[&str] =
     &["test/node.test.mjs", "test/readme.test.mjs", "test/chaos.test.mjs", "test/browser/tabs.test.mjs"];
-/// Tests of the console in a browser, with a node and with a cluster.
-const CONSOLE_IN_BROWSER: &[&str] = &[
+/// Tests of the console in a browser, with nodes of their own.
+const CONSOLE_WITH_NODE: &[&str] = &[
     "tests/browser/try.test.mjs",
     "tests/browser/views.test.mjs",
     "tests/browser/states.test.mjs",
     "tests/browser/river.test.mjs",
-    "tests/browser/cluster.test.mjs",
 ];
+/// Tests of the console in a browser, with a cluster.
+const CONSOLE_WITH_CLUSTER: &[&str] = &["tests/browser/cluster.test.mjs"];
 
 /// Servers of the cluster.
 const SERVERS: &[&str] = &["kafka", "redis7", "postgres"];
@@ -37,21 +38,37 @@ pub(crate) fn build(shell: &Shell) -> anyhow::Result<usize> {
     Ok(client + node_tests(script_of(shell, CONSOLE, "test")?)?)
 }
 
-/// Tests of both packages with a real node, in Node and in Chromium, and the conformance kit in both.
-pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
+/// Tests of the client with a real node, and the conformance kit, in Node and in Chromium.
+pub(crate) fn clients(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "chromium", "chromium")?;
     shell::run(&mut script_of(shell, CLIENT, "build")?)?;
-    let mut passed = kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?;
-    passed += node_tests(tests_with_node(shell, CLIENT, CLIENT_WITH_NODE)?)?;
-    let apart = shell.apart(shell::SERVICES_OF_BROWSER, SERVERS);
-    services::with_new(&apart, |list| {
-        let mut tests = tests_with_node(shell, CONSOLE, CONSOLE_IN_BROWSER)?;
-        // The page that the node serves, not the one in the tree.
-        tests.env("TIDEGATE_CONSOLE", "embedded").env("TIDEGATE_SERVICES", list);
-        passed += node_tests(tests)?;
-        Ok(())
-    })?;
-    Ok(passed)
+    let passed = kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?;
+    Ok(passed + node_tests(tests_with_node(shell, CLIENT, CLIENT_WITH_NODE)?)?)
+}
+
+/// Tests of the page that the nodes serve, in Chromium. Those with one node run while the servers of the cluster start.
+pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
+    tools::ensure_program(shell, "chromium", "chromium")?;
+    let page = |files: &[&str]| {
+        let mut tests = tests_with_node(shell, CONSOLE, files)?;
+        tests.env("TIDEGATE_CONSOLE", "embedded");
+        anyhow::Ok(tests)
+    };
+    let with_node = page(CONSOLE_WITH_NODE)?;
+    let mut with_cluster = page(CONSOLE_WITH_CLUSTER)?;
+    thread::scope(|scope| {
+        let with_node = scope.spawn(|| node_tests(with_node));
+        let apart = shell.apart(shell::SERVICES_OF_BROWSER, SERVERS);
+        let mut passed = 0;
+        let cluster = services::with_new(&apart, |list| {
+            with_cluster.env("TIDEGATE_SERVICES", list);
+            passed = node_tests(with_cluster)?;
+            Ok(())
+        });
+        let alone = with_node.join().map_err(|_| anyhow!("the tests with one node panicked"))?;
+        cluster?;
+        Ok(passed + alone?)
+    })
 }
 
 /// Returns the command that runs tests of a package with the built programs.
