@@ -1,5 +1,12 @@
 //! Client listener: accepts connections, refuses those over a limit with a code, and
 //! spreads the rest evenly over shards. A busy shard never delays it.
+//!
+//! With TLS, and for connections of proxies, the first bytes come between the accept and the shard, on threads of their
+//! own.
+
+mod opening;
+mod openings;
+mod placement;
 
 use std::{
     io::{self, Write},
@@ -8,19 +15,27 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use mio::{Events, Interest, Poll, Token, net::TcpListener, net::TcpStream};
 use tidegate_protocol::{Code, codec::Wire, pb, pb::server_frame::Body};
 
+pub use self::openings::OpeningSettings;
+use self::{
+    openings::{Accepted, OpeningQueue, Openings},
+    placement::Placement,
+};
 use crate::{
     budget::Admission,
     config,
     log_limit::log_limited,
     metrics::Metrics,
-    net::sockopt,
-    shard::newcomer::{Newcomer, NewcomerQueue},
+    net::{sockopt, tcp::Arrival, transfer},
+    networks::Networks,
+    shard::{DriverQueue, newcomer::Newcomer},
+    supervised,
 };
 
 /// Pause of accepting when the process has no file descriptor left; clients wait in the kernel's backlog.
@@ -34,12 +49,34 @@ pub struct Acceptor {
     poll: Poll,
     listener: TcpListener,
     admission: Arc<Admission>,
-    shards: Vec<NewcomerQueue<TcpStream>>,
+    placement: Placement,
+    openings: Option<OpeningThreads>,
+    /// Networks of proxies that name their client in an HTTP header.
+    forwarders: Networks,
     socket: config::SocketConfig,
     metrics: Metrics,
-    next: usize,
     stop: Arc<AtomicBool>,
     paused_until: Option<Instant>,
+}
+
+/// Threads for the first bytes of connections.
+struct OpeningThreads {
+    queues: Vec<OpeningQueue>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    /// Networks whose connections begin with a PROXY header.
+    proxies: Networks,
+    has_tls: bool,
+    next: usize,
+}
+
+/// What comes between the accept and the shard.
+pub struct FirstBytes {
+    /// TLS, deadline and bound.
+    pub settings: OpeningSettings,
+    /// Networks whose connections begin with a PROXY header.
+    pub proxies: Networks,
+    /// Number of threads.
+    pub threads: usize,
 }
 
 /// Handle that stops an [`Acceptor`].
@@ -60,14 +97,16 @@ impl Stopper {
 }
 
 impl Acceptor {
-    /// Creates an acceptor, and the handle that stops it.
+    /// Creates an acceptor, and the handle that stops it. With `first_bytes`, connections of proxies and, if TLS is
+    /// offered, all connections pass threads that this starts.
     ///
     /// # Errors
-    /// Fails if the kernel can't create the poll or its waker.
+    /// Fails if the kernel can't create a poll, its waker or a thread.
     pub fn new(
         listener: std::net::TcpListener,
         admission: Arc<Admission>,
-        shards: Vec<NewcomerQueue<TcpStream>>,
+        shards: Vec<DriverQueue>,
+        first_bytes: Option<FirstBytes>,
         socket: config::SocketConfig,
         metrics: Metrics,
     ) -> io::Result<(Self, Stopper)> {
@@ -77,9 +116,27 @@ impl Acceptor {
         let waker = Arc::new(mio::Waker::new(poll.registry(), WAKER)?);
         let stop = Arc::new(AtomicBool::new(false));
         let stopper = Stopper { stop: Arc::clone(&stop), waker };
-        let acceptor =
-            Self { poll, listener, admission, shards, socket, metrics, next: 0, stop, paused_until: None };
+        let placement = Placement::new(shards);
+        let start = |first: FirstBytes| OpeningThreads::start(first, &placement, &metrics, &stop);
+        let openings = first_bytes.map(start).transpose()?;
+        let acceptor = Self {
+            poll,
+            listener,
+            admission,
+            placement,
+            openings,
+            forwarders: Networks::default(),
+            socket,
+            metrics,
+            stop,
+            paused_until: None,
+        };
         Ok((acceptor, stopper))
+    }
+
+    /// Counts no connection from these networks for its address: proxies that name their clients later.
+    pub fn with_forwarders(self, forwarders: Networks) -> Self {
+        Self { forwarders, ..self }
     }
 
     /// Accepts until [`Stopper::stop`] is called.
@@ -99,7 +156,7 @@ impl Acceptor {
                 self.accept_all();
             }
         }
-        Ok(())
+        self.openings.take().map_or(Ok(()), OpeningThreads::end)
     }
 
     fn accept_all(&mut self) {
@@ -123,7 +180,13 @@ impl Acceptor {
     }
 
     fn admit(&mut self, stream: TcpStream, address: SocketAddr) {
-        let permit = match self.admission.admit(address.ip()) {
+        let is_from_proxy = self.openings.as_ref().is_some_and(|it| it.proxies.contains(address.ip()));
+        let admitted = if is_from_proxy || self.forwarders.contains(address.ip()) {
+            self.admission.admit_from_proxy()
+        } else {
+            self.admission.admit(address.ip())
+        };
+        let permit = match admitted {
             Ok(permit) => permit,
             Err(code) => return self.refuse(stream, code),
         };
@@ -131,45 +194,76 @@ impl Acceptor {
             tracing::debug!(%error, "connection lost before it was served");
             return;
         }
-        match self.offer(Newcomer { stream, address, permit }) {
-            Ok(()) => self.metrics.accepted.increment(1),
-            Err(newcomer) => self.refuse(newcomer.stream, Code::Overloaded),
-        }
-    }
-
-    /// Offers a connection to the shard with the fewest connections, then to the others; returns it if all are full.
-    fn offer(&mut self, newcomer: Newcomer<TcpStream>) -> Result<(), Newcomer<TcpStream>> {
-        let (first, count) = (self.least_loaded(), self.shards.len());
-        let mut refused = newcomer;
-        for step in 0..count {
-            match self.shards[(first + step) % count].offer(refused) {
-                Ok(()) => return Ok(()),
-                Err(newcomer) => refused = newcomer,
+        if let Some(openings) = &mut self.openings
+            && (is_from_proxy || openings.has_tls)
+        {
+            if let Err(accepted) = openings.offer(Accepted { stream, address, permit, is_from_proxy }) {
+                self.refuse(accepted.stream, Code::Overloaded);
             }
+            return;
         }
-        Err(refused)
+        let arrival = Arrival { stream, tls: None };
+        match self.placement.offer(Newcomer { arrival, address, permit }) {
+            Ok(()) => self.metrics.accepted.increment(1),
+            Err(newcomer) => self.refuse(newcomer.arrival.stream, Code::Overloaded),
+        }
     }
 
     fn refuse(&self, stream: TcpStream, code: Code) {
         self.metrics.refused.increment(1);
         self.metrics.codes.count(code);
-        refuse(stream, code);
+        refuse(stream, code, "");
+    }
+}
+
+impl OpeningThreads {
+    fn start(
+        first: FirstBytes,
+        placement: &Placement,
+        metrics: &Metrics,
+        stop: &Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        let FirstBytes { settings, proxies, threads: count } = first;
+        let has_tls = settings.certificates.is_some() || settings.is_tls_required;
+        let (mut queues, mut threads) = (Vec::new(), Vec::new());
+        for index in 0..count.max(1) {
+            let (openings, queue) =
+                Openings::new(placement.clone(), settings.clone(), metrics.clone(), Arc::clone(stop))?;
+            threads.push(supervised::spawn_thread(format!("tidegate-tls-{index}"), || openings.run())?);
+            queues.push(queue);
+        }
+        Ok(Self { queues, threads, proxies, has_tls, next: 0 })
     }
 
-    /// Returns the shard with the fewest connections; rotates among equals.
-    fn least_loaded(&mut self) -> usize {
-        let count = self.shards.len();
+    /// Hands a connection to one of the threads; returns it if all have as many as they may.
+    fn offer(&mut self, accepted: Accepted) -> Result<(), Accepted> {
+        let count = self.queues.len();
         self.next = (self.next + 1) % count;
-        (0..count)
-            .map(|step| (self.next + step) % count)
-            .min_by_key(|at| self.shards[*at].shard().conns())
-            .unwrap_or(0)
+        let mut refused = accepted;
+        for step in 0..count {
+            match self.queues[(self.next + step) % count].offer(refused) {
+                Ok(()) => return Ok(()),
+                Err(accepted) => refused = accepted,
+            }
+        }
+        Err(refused)
+    }
+
+    /// Waits for the threads, which end when the acceptor stops.
+    fn end(self) -> io::Result<()> {
+        for thread in self.threads {
+            thread.join().unwrap_or(Ok(()))?;
+        }
+        Ok(())
     }
 }
 
 /// Sends a `Close` as a JSON line, which needs no handshake, and closes the connection. The client may not read it.
-fn refuse(mut stream: TcpStream, code: Code) {
-    let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close("", REFUSED_RETRY_MS))) };
+fn refuse(mut stream: TcpStream, code: Code, reason: &str) {
+    // A close with unread input would send a reset, which destroys what is written.
+    let mut input = [0; 4_096];
+    while matches!(transfer::read(&stream, &mut input), Ok(received) if received == input.len()) {}
+    let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close(reason, REFUSED_RETRY_MS))) };
     let line = tidegate_protocol::codec::encode_frame(&close, Wire::JsonLine);
     if let Err(error) = stream.write(&line) {
         tracing::debug!(%error, "failed to send the refusal code to a client");

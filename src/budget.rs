@@ -55,15 +55,23 @@ pub struct Admission {
     conns_max: usize,
     per_address_max: usize,
     conns: AtomicUsize,
-    per_address: DashMap<IpAddr, usize, RandomState>,
+    per_network: DashMap<Network, usize, RandomState>,
     pressure: AtomicU8,
     closed: AtomicBool,
 }
 
+/// Network by its first address and the length of its prefix.
+type Network = (IpAddr, u8);
+
+/// Networks of an IPv6 address that are counted, with how many times as many connections each may have as one address:
+/// a subscriber has a /64, often a /56, and a site a /48.
+const IPV6_NETWORKS: [(u8, usize); 3] = [(64, 1), (56, 4), (48, 16)];
+
 /// Connection permit, released on drop.
 pub struct ConnectionPermit {
     admission: Arc<Admission>,
-    address: IpAddr,
+    /// Address under which the connection is counted; `None` for that of a proxy, until it names its client.
+    address: Option<IpAddr>,
 }
 
 impl Pressure {
@@ -100,7 +108,7 @@ impl Admission {
             conns_max: if conns_max == 0 { by_files } else { conns_max.min(by_files) },
             per_address_max,
             conns: AtomicUsize::new(0),
-            per_address: DashMap::default(),
+            per_network: DashMap::default(),
             pressure: AtomicU8::new(0),
             closed: AtomicBool::new(false),
         })
@@ -108,27 +116,43 @@ impl Admission {
 
     /// Returns a permit for a connection from `address`, or the code to refuse it with.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<ConnectionPermit, Code> {
+        let mut permit = self.admit_from_proxy()?;
+        permit.move_to(address)?;
+        Ok(permit)
+    }
+
+    /// Returns a permit for a connection of a proxy, which counts for no address until [`ConnectionPermit::move_to`].
+    pub fn admit_from_proxy(self: &Arc<Self>) -> Result<ConnectionPermit, Code> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Code::Draining);
         }
         if self.pressure() != Pressure::Fine {
             return Err(Code::Overloaded);
         }
-        let address = network_of(address);
         if self.conns.fetch_add(1, Ordering::Relaxed) >= self.conns_max {
             self.conns.fetch_sub(1, Ordering::Relaxed);
             return Err(Code::Overloaded);
         }
-        let permit = ConnectionPermit { admission: Arc::clone(self), address };
-        let count = {
-            let mut count = self.per_address.entry(address).or_default();
+        Ok(ConnectionPermit { admission: Arc::clone(self), address: None })
+    }
+
+    fn count(&self, address: IpAddr) -> Result<(), Code> {
+        let mut is_over = false;
+        for (network, share) in networks_of(address) {
+            let mut count = self.per_network.entry(network).or_default();
             *count += 1;
-            *count
-        };
-        if self.per_address_max > 0 && count > self.per_address_max {
-            return Err(Code::TooManyFromAddress);
+            is_over |= self.per_address_max > 0 && *count > self.per_address_max.saturating_mul(share);
         }
-        Ok(permit)
+        if is_over { Err(Code::TooManyFromAddress) } else { Ok(()) }
+    }
+
+    fn uncount(&self, address: IpAddr) {
+        for (network, _) in networks_of(address) {
+            self.per_network.remove_if_mut(&network, |_, count| {
+                *count = count.saturating_sub(1);
+                *count == 0
+            });
+        }
     }
 
     /// Sets whether all new clients are refused `DRAINING`.
@@ -181,25 +205,49 @@ impl Admission {
     }
 }
 
+impl ConnectionPermit {
+    /// Counts the connection for this address from now on, the one that its proxy names.
+    ///
+    /// # Errors
+    /// Too many connections from there; the connection has to be closed.
+    pub fn move_to(&mut self, address: IpAddr) -> Result<(), Code> {
+        if let Some(former) = self.address.replace(address) {
+            self.admission.uncount(former);
+        }
+        self.admission.count(address)
+    }
+}
+
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.admission.conns.fetch_sub(1, Ordering::Relaxed);
-        self.admission.per_address.remove_if_mut(&self.address, |_, count| {
-            *count = count.saturating_sub(1);
-            *count == 0
-        });
+        if let Some(address) = self.address {
+            self.admission.uncount(address);
+        }
+    }
+}
+
+/// Returns the networks in which an address is counted, each with its share of the limit.
+fn networks_of(address: IpAddr) -> impl Iterator<Item = (Network, usize)> {
+    let address = address.to_canonical();
+    let levels: &[(u8, usize)] = if address.is_ipv4() { &[(32, 1)] } else { &IPV6_NETWORKS };
+    levels.iter().map(move |(prefix, share)| ((prefix_of(address, *prefix), *prefix), *share))
+}
+
+/// Returns the first address of the network of an IPv6 address with this prefix; an IPv4 address as it is.
+fn prefix_of(address: IpAddr, prefix: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(v6) => {
+            let kept = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            IpAddr::from((v6.to_bits() & kept).to_be_bytes())
+        }
     }
 }
 
 /// Returns the network counted as one address: an IPv4 address, or an IPv6 /64, which one subscriber gets.
 pub(crate) fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(v4) => v4.into(),
-        IpAddr::V6(v6) => {
-            let [a, b, c, d, ..] = v6.segments();
-            IpAddr::from([a, b, c, d, 0, 0, 0, 0])
-        }
-    }
+    prefix_of(address.to_canonical(), 64)
 }
 
 #[cfg(test)]
@@ -218,8 +266,46 @@ mod tests {
         assert_eq!(admission.admit(same_network).err(), Some(Code::Overloaded));
         drop(first);
         let _fourth = admission.admit(same_network).unwrap();
-        assert_eq!(admission.per_address.len(), 2, "one IPv4 address and one /64");
+        assert_eq!(admission.per_network.len(), 4, "one IPv4 address, and a /64, a /56 and a /48");
         assert_eq!(admission.conns(), 3);
+    }
+
+    #[test]
+    fn wider_ipv6_networks_have_higher_limits() {
+        let admission = Admission::new(1_000, 2);
+        let in_64 = |network: u16, host: u16| IpAddr::from([0x2001, 0xdb8, 1, network, 0, 0, 0, host]);
+        // Four /64 of one /56 fill it; other /56 of the /48 are open until there are sixteen times as many.
+        let mut permits = Vec::new();
+        for network in 0..4 {
+            permits.extend((0..2).map(|host| admission.admit(in_64(network, host)).unwrap()));
+        }
+        assert_eq!(admission.admit(in_64(4, 0)).err(), Some(Code::TooManyFromAddress), "the /56 is full");
+        for network in (0x100..0xd00).step_by(0x100) {
+            permits.extend((0..2).map(|host| admission.admit(in_64(network, host)).unwrap()));
+        }
+        assert_eq!(permits.len(), 32);
+        assert_eq!(
+            admission.admit(in_64(0xff00, 0)).err(),
+            Some(Code::TooManyFromAddress),
+            "the /48 is full"
+        );
+        permits.clear();
+        assert!(admission.per_network.is_empty(), "refused connections leave no count");
+    }
+
+    #[test]
+    fn a_connection_of_a_proxy_counts_for_the_client_that_it_names() {
+        let admission = Admission::new(10, 1);
+        let (proxy, client) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]));
+        let mut first = admission.admit_from_proxy().unwrap();
+        let mut second = admission.admit_from_proxy().unwrap();
+        assert_eq!(admission.per_network.len(), 0);
+        first.move_to(client).unwrap();
+        assert_eq!(second.move_to(client), Err(Code::TooManyFromAddress));
+        drop(second);
+        assert_eq!(admission.admit(client).err(), Some(Code::TooManyFromAddress));
+        drop(first);
+        assert!(admission.admit(client).is_ok());
     }
 
     #[test]

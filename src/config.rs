@@ -19,6 +19,7 @@ mod link;
 mod log;
 mod postgres;
 mod redis;
+mod tls;
 mod trace;
 
 pub use self::{
@@ -30,6 +31,7 @@ pub use self::{
     log::LogConfig,
     postgres::PostgresConfig,
     redis::RedisConfig,
+    tls::TlsConfig,
     trace::TraceConfig,
 };
 pub use kafka::KafkaConfig;
@@ -40,6 +42,10 @@ const LIST_KEYS: &[&str] = &[
     "assign.addresses",
     "assign.labels",
     "listen.origins",
+    "listen.proxies",
+    "listen.forwarders",
+    "tls.cert_files",
+    "tls.key_files",
     "kafka.brokers",
     "kafka.node_brokers",
     "kafka.properties",
@@ -54,6 +60,8 @@ pub struct Config {
     pub node: NodeConfig,
     /// Listen addresses and allowed web origins.
     pub listen: ListenConfig,
+    /// TLS on the client port.
+    pub tls: TlsConfig,
     /// Console on the admin port, and rights that only a node for development has.
     pub admin: AdminConfig,
     /// Verification of client tokens.
@@ -124,6 +132,13 @@ pub struct ListenConfig {
     /// Web origins that may connect; "*" allows any. Requests without Origin, which do not come from a browser, are
     /// always allowed.
     pub origins: Vec<String>,
+    /// Networks of proxies that send a PROXY header (v1 or v2) before everything else, such as HAProxy with
+    /// `send-proxy-v2`: 10.0.0.0/8, or one address. A connection from there without the header is refused; the header of
+    /// any other peer is.
+    pub proxies: Vec<String>,
+    /// Networks of HTTP proxies whose `Forwarded` or `X-Forwarded-For` names the client of a WebSocket. The header of any
+    /// other peer is ignored.
+    pub forwarders: Vec<String>,
 }
 
 /// Deadlines and intervals, in milliseconds.
@@ -214,6 +229,8 @@ impl Default for ListenConfig {
             monitor: String::new(),
             backlog: 4096,
             origins: Vec::new(),
+            proxies: Vec::new(),
+            forwarders: Vec::new(),
         }
     }
 }

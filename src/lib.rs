@@ -9,7 +9,7 @@
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`] | appending sends to the log; groups with members on many nodes; CloudEvents |
 //! | 3 | [`delivery`], [`room`] | pushes and replies to shards and peers; live rooms |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`], `ack_times` | durable ports, and the disk under them; the five ports together; the ports with what a node knows of the others; messages to shards; assignment of clients; times from send to ack |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`figures`], [`inline`], [`limiter`], `log_limit`, [`metrics`], [`net`], [`private`], `queue_set`, [`redis`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`figures`], [`inline`], [`limiter`], `log_limit`, [`metrics`], [`net`], [`networks`], [`private`], `queue_set`, [`redis`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
 
 pub mod accept;
 mod ack_times;
@@ -44,6 +44,7 @@ pub mod login;
 pub mod mail;
 pub mod metrics;
 pub mod net;
+pub mod networks;
 pub mod node;
 pub mod partition;
 pub mod peer;

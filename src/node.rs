@@ -22,6 +22,7 @@ use tidegate_protocol::{Code, machine::drain::DrainOutcome};
 use tokio::sync::watch;
 
 mod files;
+mod first_bytes;
 mod ids;
 pub mod import;
 mod lease_task;
@@ -44,6 +45,7 @@ use crate::{
     mail::Mail,
     metrics::{self, Metrics},
     net::sockopt,
+    networks::Networks,
     partition::owner,
     private,
     shard::{Driver, DriverQueue},
@@ -207,7 +209,7 @@ impl Node {
         let client = start_listening(sockets.client, &config.listen)?;
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
-        let acceptor = start_acceptor(client, &admission, newcomers, config.socket.clone(), metrics)?;
+        let acceptor = start_acceptor(config, client, &admission, newcomers, metrics)?;
         let apis = serve_apis(
             sockets.admin,
             sockets.monitor,
@@ -391,13 +393,16 @@ fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
 
 /// Starts to accept clients, each on one of the shards.
 fn start_acceptor(
+    config: &Config,
     client: TcpListener,
     admission: &Arc<Admission>,
     newcomers: Vec<DriverQueue>,
-    socket: config::SocketConfig,
     metrics: Metrics,
 ) -> anyhow::Result<(Stopper, Thread)> {
-    let (acceptor, stopper) = Acceptor::new(client, Arc::clone(admission), newcomers, socket, metrics)?;
+    let first_bytes = first_bytes::settings(config, &metrics)?;
+    let (acceptor, stopper) =
+        Acceptor::new(client, Arc::clone(admission), newcomers, first_bytes, config.socket.clone(), metrics)?;
+    let acceptor = acceptor.with_forwarders(Networks::parse(&config.listen.forwarders)?);
     let thread = supervised::spawn_thread("tidegate-accept", || acceptor.run())?;
     Ok((stopper, thread))
 }

@@ -74,7 +74,7 @@ const FREEZE_THRESHOLD: Duration = Duration::from_secs(1);
 pub struct Shard<I: Io> {
     context: Context,
     io: I,
-    newcomers: Newcomers<I::Stream>,
+    newcomers: Newcomers<I::Arrival>,
     mailbox: Mailbox,
     conns: Conns<I::Stream>,
     hub: Hub,
@@ -145,7 +145,7 @@ impl Buffers {
 impl<I: Io> Shard<I> {
     /// Creates a shard and the queue of its new connections, which has the handle of its mailbox. `waker` wakes the
     /// driver from the wait between two turns.
-    pub fn new(context: Context, io: I, waker: Waker) -> (Self, NewcomerQueue<I::Stream>) {
+    pub fn new(context: Context, io: I, waker: Waker) -> (Self, NewcomerQueue<I::Arrival>) {
         let (handle, mailbox) = mailbox(waker, context.mailbox_bytes);
         let (queue, newcomers) = newcomer_queue(handle, NEWCOMERS_MAX);
         let hub = Hub::new(context.index, Arc::clone(&context.directory));

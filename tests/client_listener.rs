@@ -18,7 +18,7 @@ use tidegate::{
     config,
     mail::{self, Mailbox},
     metrics,
-    net::sockopt,
+    net::{sockopt, tcp::Arrival},
     shard::newcomer::{self, NEWCOMERS_MAX, Newcomers},
 };
 use tidegate_protocol::{Code, codec::Wire};
@@ -27,7 +27,7 @@ use tidegate_protocol::{Code, codec::Wire};
 struct TestListener {
     address: SocketAddr,
     mailboxes: Vec<Mailbox>,
-    newcomers: Vec<Newcomers<mio::net::TcpStream>>,
+    newcomers: Vec<Newcomers<Arrival>>,
     stopper: Stopper,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -53,14 +53,14 @@ impl TestListener {
         }
         let (metrics, _) = metrics::install();
         let (acceptor, stopper) =
-            Acceptor::new(listener, Admission::new(0, 0), shards, socket, metrics).expect("a poll");
+            Acceptor::new(listener, Admission::new(0, 0), shards, None, socket, metrics).expect("a poll");
         let thread = std::thread::spawn(move || acceptor.run().expect("polling works"));
         Self { address, mailboxes, newcomers: queues, stopper, thread: Some(thread) }
     }
 
     /// Returns the next connection that a shard got.
     fn next(&mut self, shard: usize) -> mio::net::TcpStream {
-        eventually("a connection", || Some(self.newcomers[shard].try_recv().ok()?.stream))
+        eventually("a connection", || Some(self.newcomers[shard].try_recv().ok()?.arrival.stream))
     }
 }
 

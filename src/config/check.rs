@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{Config, FaultConfig, LimitsConfig, ListenConfig};
+use crate::networks::Networks;
 
 impl Config {
     pub(super) fn check(&self, problems: &mut Vec<String>) {
@@ -27,7 +28,7 @@ impl Config {
         self.check_profile(&mut need);
         self.kafka.check(timing.reply_ms, &mut need);
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
-        self.listen.check(&mut need);
+        self.check_client_port(&mut need);
         self.limits.check(&mut need);
         self.assign.check(&mut need);
         self.link.check(&mut need);
@@ -130,12 +131,17 @@ impl ListenConfig {
         self.monitor.parse().ok()
     }
 
-    fn check(&self, need: &mut impl FnMut(bool, &str)) {
+    pub(super) fn check(&self, is_encrypted: bool, need: &mut impl FnMut(bool, &str)) {
         need(
-            self.allow_public || self.client.ip().is_loopback(),
-            "listen.client: not a loopback address, but tokens are for development and nothing is encrypted; set \
-             listen.allow_public=true to accept that",
+            self.allow_public || is_encrypted || self.client.ip().is_loopback(),
+            "listen.client: not a loopback address, and connections may be without TLS; set tls.cert_files, tls.key_files \
+             and tls.required, or listen.allow_public=true if a proxy encrypts them",
         );
+        for (key, networks) in [("listen.proxies", &self.proxies), ("listen.forwarders", &self.forwarders)] {
+            if let Err(error) = Networks::parse(networks) {
+                need(false, &format!("{key}: {error}"));
+            }
+        }
         need(
             self.admin.ip().is_loopback(),
             "listen.admin: must be a loopback address until admin keys exist",

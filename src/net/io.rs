@@ -20,20 +20,47 @@ pub struct Ready {
 
 /// Transport of the connections of one shard. Readiness is edge-triggered, as with epoll.
 pub trait Io {
-    /// Stream of one connection; dropping it closes the connection.
+    /// Connection that is not registered; dropping it closes the connection.
+    type Arrival;
+
+    /// Stream of one registered connection; dropping it closes the connection.
     type Stream;
 
-    /// Registers a stream: from now on its readiness is reported under `slot`, first what holds already.
+    /// Registers a connection: from now on its readiness is reported under `slot`, first what holds already.
     ///
     /// # Errors
-    /// Fails if the transport can't watch another stream.
-    fn register(&mut self, stream: &mut Self::Stream, slot: u32) -> io::Result<()>;
+    /// Fails if the transport can't watch another stream; the connection is closed then.
+    fn register(&mut self, arrival: Self::Arrival, slot: u32) -> io::Result<Self::Stream>;
 
     /// Ends the reports for a registered stream.
     ///
     /// # Errors
     /// Fails if the stream is not registered.
     fn deregister(&mut self, stream: &mut Self::Stream) -> io::Result<()>;
+
+    /// Returns whether bytes can be read although no readiness is reported for them.
+    fn has_input(&self, _stream: &Self::Stream) -> bool {
+        false
+    }
+
+    /// Returns whether written bytes wait in this transport, and [`Self::flush`] has to be called when the stream takes
+    /// bytes.
+    fn has_output(&self, _stream: &Self::Stream) -> bool {
+        false
+    }
+
+    /// Returns the bytes that this transport holds for the stream.
+    fn held(&self, _stream: &Self::Stream) -> usize {
+        0
+    }
+
+    /// Writes the bytes that wait in this transport.
+    ///
+    /// # Errors
+    /// The errors of [`Self::write`].
+    fn flush(&mut self, _stream: &Self::Stream) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Reads the available bytes; returns 0 if the peer has shut its write side.
     ///

@@ -1,21 +1,70 @@
-//! TCP transport of a shard: non-blocking sockets and the poll that watches them, read and written by bare system
-//! calls.
+//! TCP transport of a shard: non-blocking sockets, some of them with TLS, and the poll that watches them, read and
+//! written by bare system calls.
 
 use std::{
     io::{self, IoSlice},
     net::Shutdown,
+    os::fd::AsRawFd as _,
     time::Duration,
 };
 
 use mio::{Events, Interest, Poll, Registry, Token, net::TcpStream};
 use socket2::SockRef;
 
-use super::{io::Io, transfer};
+use super::{
+    io::Io,
+    tls::{SharedBuffers, TlsSession},
+    transfer,
+};
 
 /// Sockets of one shard. Its methods are inlined into the shard, so that a fan-out pays for the system call alone.
 pub struct Tcp {
     /// Owned here, because a second handle of its registry would cost each shard a file descriptor.
     poll: Poll,
+    tls: TlsSessions,
+}
+
+/// Connection that no shard has yet.
+pub struct Arrival {
+    /// Socket of the connection.
+    pub stream: TcpStream,
+    /// State of its TLS, if its content is encrypted.
+    pub tls: Option<Box<TlsSession>>,
+}
+
+/// State of the sockets with TLS. It is apart from the sockets, so that a socket without TLS is its descriptor alone, of
+/// which a fan-out reads many.
+#[derive(Default)]
+struct TlsSessions {
+    /// By file descriptor; empty until the first connection with TLS.
+    by_descriptor: Vec<Option<Box<TlsSession>>>,
+    buffers: Option<Box<SharedBuffers>>,
+}
+
+impl TlsSessions {
+    /// Sets the state of a registered socket, and forgets that of an earlier one with the same descriptor.
+    fn set(&mut self, stream: &TcpStream, session: Option<Box<TlsSession>>) {
+        let descriptor = stream.as_raw_fd() as usize;
+        if session.is_some() && self.by_descriptor.len() <= descriptor {
+            self.by_descriptor.resize_with(descriptor + 1, || None);
+        }
+        if let Some(place) = self.by_descriptor.get_mut(descriptor) {
+            *place = session;
+        }
+    }
+
+    fn get(&self, stream: &TcpStream) -> Option<&TlsSession> {
+        self.by_descriptor.get(stream.as_raw_fd() as usize)?.as_deref()
+    }
+
+    #[inline]
+    fn get_mut(&mut self, stream: &TcpStream) -> Option<(&mut TlsSession, &mut SharedBuffers)> {
+        if self.by_descriptor.is_empty() {
+            return None;
+        }
+        let session = self.by_descriptor.get_mut(stream.as_raw_fd() as usize)?.as_deref_mut()?;
+        Some((session, self.buffers.get_or_insert_default()))
+    }
 }
 
 impl Tcp {
@@ -24,7 +73,7 @@ impl Tcp {
     /// # Errors
     /// Fails if the kernel can't create the poll.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { poll: Poll::new()? })
+        Ok(Self { poll: Poll::new()?, tls: TlsSessions::default() })
     }
 
     /// Returns the registry of the poll, for wakers.
@@ -42,35 +91,73 @@ impl Tcp {
 }
 
 impl Io for Tcp {
+    type Arrival = Arrival;
     type Stream = TcpStream;
 
     #[inline]
-    fn register(&mut self, stream: &mut TcpStream, slot: u32) -> io::Result<()> {
-        self.poll.registry().register(stream, Token(slot as usize), Interest::READABLE | Interest::WRITABLE)
+    fn register(&mut self, arrival: Arrival, slot: u32) -> io::Result<TcpStream> {
+        let Arrival { mut stream, tls } = arrival;
+        let interests = Interest::READABLE | Interest::WRITABLE;
+        self.poll.registry().register(&mut stream, Token(slot as usize), interests)?;
+        self.tls.set(&stream, tls);
+        Ok(stream)
     }
 
     #[inline]
     fn deregister(&mut self, stream: &mut TcpStream) -> io::Result<()> {
+        self.tls.set(stream, None);
         self.poll.registry().deregister(stream)
+    }
+
+    fn has_input(&self, stream: &TcpStream) -> bool {
+        self.tls.get(stream).is_some_and(TlsSession::has_input)
+    }
+
+    fn has_output(&self, stream: &TcpStream) -> bool {
+        self.tls.get(stream).is_some_and(TlsSession::has_output)
+    }
+
+    fn held(&self, stream: &TcpStream) -> usize {
+        self.tls.get(stream).map_or(0, TlsSession::held)
+    }
+
+    #[inline]
+    fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
+        match self.tls.get_mut(stream) {
+            Some((session, _)) => session.flush(stream),
+            None => Ok(()),
+        }
     }
 
     #[inline]
     fn read(&mut self, stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
-        transfer::read(stream, buffer)
+        match self.tls.get_mut(stream) {
+            Some((session, buffers)) => session.read(stream, buffer, buffers),
+            None => transfer::read(stream, buffer),
+        }
     }
 
     #[inline]
     fn write(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
-        transfer::write(stream, bytes)
+        match self.tls.get_mut(stream) {
+            Some((session, buffers)) => session.write(stream, &[IoSlice::new(bytes)], buffers),
+            None => transfer::write(stream, bytes),
+        }
     }
 
     #[inline]
     fn write_slices(&mut self, stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        transfer::write_slices(stream, slices)
+        match self.tls.get_mut(stream) {
+            Some((session, buffers)) => session.write(stream, slices, buffers),
+            None => transfer::write_slices(stream, slices),
+        }
     }
 
     #[inline]
     fn shutdown_write(&mut self, stream: &TcpStream) -> io::Result<()> {
+        if let Some((session, _)) = self.tls.get_mut(stream) {
+            session.close(stream);
+        }
         stream.shutdown(Shutdown::Write)
     }
 

@@ -8,6 +8,7 @@ use httparse::{EMPTY_HEADER, Header, Request, Status};
 use tokio_tungstenite::tungstenite::{handshake::server, http};
 
 mod assign;
+mod forwarded;
 mod origin;
 mod refusal;
 #[cfg(test)]
@@ -16,7 +17,10 @@ mod tests;
 use origin::is_loopback_origin;
 use refusal::RefusalReason;
 
+use crate::networks::Networks;
+
 pub use assign::{ASSIGN_PATH, AssignAsked, Transport};
+pub use forwarded::forwarded_client;
 pub use refusal::UpgradeRefusal;
 
 /// Longest request head that is read.
@@ -57,6 +61,8 @@ pub struct Policy {
     pub origins: Vec<String>,
     /// Whether pages on loopback, such as the console, may connect too; for nodes for development.
     pub admits_loopback: bool,
+    /// Networks of proxies whose word about the client is taken.
+    pub forwarders: Networks,
 }
 
 impl Policy {

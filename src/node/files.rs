@@ -10,7 +10,8 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-use crate::{config::Config, private};
+use super::first_bytes;
+use crate::{config::Config, net::tls::Certificates, private};
 
 /// Content of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,9 @@ pub(super) fn check(config: &Config) -> anyhow::Result<()> {
         ("kafka.cert_file", &kafka.cert_file, Content::Certificates),
         ("kafka.ca_file", &kafka.ca_file, Content::Certificates),
     ];
+    if let Some(files) = first_bytes::files(&config.tls) {
+        Certificates::load(files).context("TLS of the client port")?;
+    }
     let is_cluster = config.node.profile == "cluster";
     let used = files.into_iter().filter(|(key, file, content)| {
         // The Kafka library accepts a directory of certificates, too.

@@ -13,6 +13,7 @@ use crate::{
     config::{Config, LimitsConfig},
     limiter::RateLimits,
     net::upgrade,
+    networks::Networks,
     partition::{
         owner,
         retention::{self, Keep},
@@ -48,6 +49,8 @@ pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
         upgrade: upgrade::Policy {
             origins: config.listen.origins.clone(),
             admits_loopback: config.is_development(),
+            // Checked with the configuration.
+            forwarders: Networks::parse(&config.listen.forwarders).unwrap_or_default(),
         },
         verifier: Arc::new(Verifier::hs256(token_key)),
         recall_within: Duration::from_millis(limits.recall_ms),

@@ -122,7 +122,7 @@ pub(super) struct Conn {
     /// Whether the end of input has been read.
     pub(super) half_closed: bool,
     pub(super) address: IpAddr,
-    pub(super) _permit: ConnectionPermit,
+    pub(super) permit: ConnectionPermit,
 }
 
 impl Conn {

@@ -2,13 +2,16 @@
 
 use std::{io, sync::Arc, task::Wake, time::Instant};
 
-use mio::{Events, Token, net::TcpStream};
+use mio::{Events, Token};
 use tidegate_protocol::Time;
 
 use super::{Context, Shard, newcomer::NewcomerQueue};
 use crate::{
     clock::{Now, wall_ms},
-    net::{io::Ready, tcp::Tcp},
+    net::{
+        io::Ready,
+        tcp::{Arrival, Tcp},
+    },
 };
 
 /// Most events that one poll returns; the others are returned by the next one.
@@ -22,7 +25,7 @@ pub struct Driver {
 }
 
 /// Queue of the new connections of a shard on sockets.
-pub type DriverQueue = NewcomerQueue<TcpStream>;
+pub type DriverQueue = NewcomerQueue<Arrival>;
 
 /// Waker of a sleeping poll.
 struct PollWaker(mio::Waker);

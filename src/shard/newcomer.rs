@@ -26,9 +26,9 @@ pub const NEWCOMERS_MAX: usize = 4_096;
 pub(super) const NEWCOMERS_BUDGET: usize = 256;
 
 /// Accepted connection that its shard has not registered yet.
-pub struct Newcomer<S> {
-    /// Stream of the connection.
-    pub stream: S,
+pub struct Newcomer<A> {
+    /// Connection, as the transport of the shard takes it.
+    pub arrival: A,
     /// Address of the peer.
     pub address: SocketAddr,
     /// Permit of the connection, which its shard holds until the close.
@@ -36,23 +36,23 @@ pub struct Newcomer<S> {
 }
 
 /// Sending side of the queue of one shard's new connections.
-pub struct NewcomerQueue<S> {
-    queue: mpsc::Sender<Newcomer<S>>,
+pub struct NewcomerQueue<A> {
+    queue: mpsc::Sender<Newcomer<A>>,
     shard: ShardHandle,
 }
 
 /// Receiving side of a [`NewcomerQueue`], owned by the shard.
-pub type Newcomers<S> = mpsc::Receiver<Newcomer<S>>;
+pub type Newcomers<A> = mpsc::Receiver<Newcomer<A>>;
 
 /// Creates the queue of a shard's new connections, which holds at most `newcomers_max`.
-pub fn newcomer_queue<S>(shard: ShardHandle, newcomers_max: usize) -> (NewcomerQueue<S>, Newcomers<S>) {
+pub fn newcomer_queue<A>(shard: ShardHandle, newcomers_max: usize) -> (NewcomerQueue<A>, Newcomers<A>) {
     let (queue, newcomers) = mpsc::channel(newcomers_max);
     (NewcomerQueue { queue, shard }, newcomers)
 }
 
-impl<S> NewcomerQueue<S> {
+impl<A> NewcomerQueue<A> {
     /// Offers a connection without waiting; returns it if the queue is full or the shard has stopped.
-    pub fn offer(&self, newcomer: Newcomer<S>) -> Result<(), Newcomer<S>> {
+    pub fn offer(&self, newcomer: Newcomer<A>) -> Result<(), Newcomer<A>> {
         let Ok(place) = self.queue.try_reserve() else { return Err(newcomer) };
         // Counted before the shard can take it, because the shard subtracts it when it closes.
         self.shard.count_in();
@@ -89,8 +89,8 @@ impl<I: Io> Shard<I> {
     }
 
     /// Adds a new connection and returns its slot, or `None` if its socket can't be registered.
-    fn add_conn(&mut self, newcomer: Newcomer<I::Stream>) -> Option<u32> {
-        let Newcomer { mut stream, address, permit } = newcomer;
+    fn add_conn(&mut self, newcomer: Newcomer<I::Arrival>) -> Option<u32> {
+        let Newcomer { arrival, address, permit } = newcomer;
         let (slot, generation) = self.conns.reserve();
         let conn = Conn {
             key: ConnKey { shard: self.context.index as u8, slot, generation },
@@ -109,18 +109,26 @@ impl<I: Io> Shard<I> {
             peer_ended: false,
             half_closed: false,
             address: address.ip(),
-            _permit: permit,
+            permit,
         };
-        let registered = self.io.register(&mut stream, slot);
+        let registered = self.io.register(arrival, slot);
         let hot = &mut self.conns.hot[slot as usize];
-        hot.stream = Some(stream);
         hot.wire = Wire::JsonLine;
         hot.flags = 0;
         self.context.metrics.conns.increment(1.0);
-        if let Err(error) = registered {
-            log_limited!(warn, %error, "failed to register a socket with the poll; closing the connection");
-            self.free(Box::new(conn));
-            return None;
+        match registered {
+            Ok(stream) => {
+                let has_input = self.io.has_input(&stream);
+                hot.stream = Some(stream);
+                if has_input {
+                    self.list(&conn);
+                }
+            }
+            Err(error) => {
+                log_limited!(warn, %error, "failed to register a socket with the poll; closing the connection");
+                self.free(Box::new(conn));
+                return None;
+            }
         }
         self.rearm(&conn);
         self.conns.put(Box::new(conn));

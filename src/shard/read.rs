@@ -21,7 +21,7 @@ use crate::{
     assign,
     net::{
         io::Io,
-        upgrade::{self, UpgradeProgress},
+        upgrade::{self, UpgradeProgress, UpgradeRefusal},
     },
 };
 
@@ -231,13 +231,13 @@ impl<I: Io> Shard<I> {
             Detect::Found(Preface::Tls) => {
                 return Err((
                     Code::UnknownFraming,
-                    "this port does not accept TLS; connect without it".into(),
+                    "this port has no TLS; connect without it, or set tls.cert_files".into(),
                 ));
             }
             Detect::Found(Preface::ProxyV1 | Preface::ProxyV2) => {
                 return Err((
                     Code::UnknownFraming,
-                    "this port does not accept PROXY headers; disable them".into(),
+                    "PROXY headers are accepted from listen.proxies only".into(),
                 ));
             }
             Detect::Unknown => return Err((Code::UnknownFraming, String::new())),
@@ -248,7 +248,11 @@ impl<I: Io> Shard<I> {
     }
 
     fn upgrade(&mut self, conn: &mut Conn, input: &[u8]) -> Result<ParseStep, (Code, String)> {
-        match upgrade::upgrade(input, &self.context.upgrade) {
+        let progress = match upgrade::upgrade(input, &self.context.upgrade) {
+            Ok(UpgradeProgress::NeedMore) => return Ok(ParseStep::Need(0)),
+            other => other.and_then(|progress| self.count_forwarded(conn, input).map(|()| progress)),
+        };
+        match progress {
             Ok(UpgradeProgress::NeedMore) => Ok(ParseStep::Need(0)),
             Ok(UpgradeProgress::Done { consumed, response, framing }) => {
                 self.buffers.reply.extend_from_slice(&response);
@@ -282,6 +286,18 @@ impl<I: Io> Shard<I> {
                 Ok(ParseStep::Consumed(input.len()))
             }
         }
+    }
+
+    /// Counts a connection that a proxy forwards for the client that the proxy names.
+    fn count_forwarded(&self, conn: &mut Conn, input: &[u8]) -> Result<(), UpgradeRefusal> {
+        let forwarders = &self.context.upgrade.forwarders;
+        if forwarders.contains(conn.address)
+            && let Some(client) = upgrade::forwarded_client(input, forwarders)
+        {
+            conn.address = client;
+            conn.permit.move_to(client).map_err(|_| UpgradeRefusal::too_many_from_address())?;
+        }
+        Ok(())
     }
 
     fn parse_stream(

@@ -60,6 +60,13 @@ impl<I: Io> Shard<I> {
 
     fn try_flush(&mut self, conn: &mut Conn, reply: &[u8]) -> io::Result<()> {
         let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return Ok(()) };
+        match self.io.flush(stream) {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                conn.refused = true;
+            }
+            Err(error) => return Err(error),
+        }
         let mut rest = reply;
         let logging_in = conn.is_open() && conn.session.phase() == SessionPhase::LoggingIn;
         let free = logging_in || conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty());
@@ -134,9 +141,17 @@ impl<I: Io> Shard<I> {
         if Self::is_answer_taken(conn) {
             self.list(conn);
         }
-        if let Some(Ending::Flushing(_)) = conn.ending {
+        if let Some(Ending::Flushing(_)) = conn.ending
+            && !self.has_output(conn)
+        {
             self.shut(conn);
         }
+    }
+
+    /// Returns whether written bytes of the connection wait in its transport.
+    pub(super) fn has_output(&self, conn: &Conn) -> bool {
+        let stream = self.conns.hot[conn.key.slot as usize].stream.as_ref();
+        stream.is_some_and(|stream| self.io.has_output(stream))
     }
 
     /// Closes a connection that reads too slowly with `SLOW`, and drops its outbox.

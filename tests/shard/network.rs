@@ -72,7 +72,7 @@ impl Memory {
 }
 
 impl Transport for Memory {
-    type Stream = ShardEnd;
+    type Arrival = ShardEnd;
 
     fn open(socket: config::SocketConfig) -> Self {
         let output_max = if socket.send_buffer_bytes > 0 { socket.send_buffer_bytes } else { OUTPUT_MAX };

@@ -23,7 +23,7 @@ use tidegate::{
     link::LocalLink,
     mail::{Audience, Delivery, Item, Mail, ShardHandle},
     metrics,
-    net::sockopt,
+    net::{sockopt, tcp::Arrival},
     ports::Ports,
     routes::{Leases, MemoryRoutes, NodeBoot},
     scratch::{ClockNumbers, MemoryScratch},
@@ -51,17 +51,17 @@ const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 
 /// Transport of manual shards, with the shards that it drives.
 pub trait Transport {
-    /// Stream of one connection.
-    type Stream;
+    /// Connection that no shard has yet.
+    type Arrival;
 
     /// Opens a transport without shards.
     fn open(socket: config::SocketConfig) -> Self;
 
     /// Adds a shard, and returns the queue of its new connections.
-    fn add_shard(&mut self, context: Context) -> NewcomerQueue<Self::Stream>;
+    fn add_shard(&mut self, context: Context) -> NewcomerQueue<Self::Arrival>;
 
     /// Accepts the connection that has waited longest.
-    fn accept(&mut self) -> (Self::Stream, SocketAddr);
+    fn accept(&mut self) -> (Self::Arrival, SocketAddr);
 
     /// Runs one turn of a shard, with at most `events_max` events.
     fn turn(&mut self, shard: usize, now: Now, events_max: usize);
@@ -76,25 +76,25 @@ pub struct Sockets {
 }
 
 impl Transport for Sockets {
-    type Stream = TcpStream;
+    type Arrival = Arrival;
 
     fn open(socket: config::SocketConfig) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         Self { drivers: Vec::new(), listener, socket, events: Events::with_capacity(EVENTS_MAX) }
     }
 
-    fn add_shard(&mut self, context: Context) -> NewcomerQueue<TcpStream> {
+    fn add_shard(&mut self, context: Context) -> NewcomerQueue<Arrival> {
         let (driver, newcomers) = shard::build(context).expect("a poll");
         self.drivers.push(driver);
         newcomers
     }
 
-    fn accept(&mut self) -> (TcpStream, SocketAddr) {
+    fn accept(&mut self) -> (Arrival, SocketAddr) {
         let (stream, address) = self.listener.accept().expect("a client has connected");
         stream.set_nonblocking(true).expect("a socket takes options");
         let stream = TcpStream::from_std(stream);
         sockopt::tune(&stream, &self.socket).expect("a socket takes options");
-        (stream, address)
+        (Arrival { stream, tls: None }, address)
     }
 
     /// Sleeps for at most 100 ms when there is nothing to do.
@@ -112,7 +112,7 @@ impl Transport for Sockets {
 pub struct ManualShards<T: Transport> {
     /// Transport of the shards.
     pub transport: T,
-    newcomers: Vec<NewcomerQueue<T::Stream>>,
+    newcomers: Vec<NewcomerQueue<T::Arrival>>,
     /// Mailboxes of the shards.
     pub handles: Vec<ShardHandle>,
     /// Time of the next turn; only the test advances it.
@@ -138,7 +138,7 @@ impl<T: Transport> ManualShards<T> {
         change(&mut context, &mut socket);
         let mut transport = T::open(socket);
         let add = |index| transport.add_shard(Context { index, ..context.clone() });
-        let newcomers: Vec<NewcomerQueue<T::Stream>> = (0..count).map(add).collect();
+        let newcomers: Vec<NewcomerQueue<T::Arrival>> = (0..count).map(add).collect();
         let list: Vec<ShardHandle> = newcomers.iter().map(|it| it.shard().clone()).collect();
         assert!(context.handles.set(list.clone()).is_ok(), "set once");
         Self {
@@ -175,11 +175,11 @@ impl<T: Transport> ManualShards<T> {
 
     /// Queues the connection that waits longest as one from `address`, if given.
     pub fn accept_from(&mut self, shard: usize, address: Option<IpAddr>) {
-        let (stream, mut peer) = self.transport.accept();
+        let (arrival, mut peer) = self.transport.accept();
         peer.set_ip(address.unwrap_or(peer.ip()));
         let address = peer;
         let Ok(permit) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
-        let taken = self.newcomers[shard].offer(Newcomer { stream, address, permit });
+        let taken = self.newcomers[shard].offer(Newcomer { arrival, address, permit });
         assert!(taken.is_ok(), "the queue is full");
     }
 

@@ -278,7 +278,7 @@ fn open_listener(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (Socket
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
     let acceptor =
-        Acceptor::new(listener, Admission::new(0, 0), shards, config::SocketConfig::default(), metrics);
+        Acceptor::new(listener, Admission::new(0, 0), shards, None, config::SocketConfig::default(), metrics);
     let (acceptor, stopper) = acceptor.expect("a poll");
     (address, stopper, thread::spawn(|| acceptor.run()))
 }

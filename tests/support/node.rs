@@ -128,6 +128,12 @@ impl TestNode {
         self.admin("GET", "/healthz", &Value::Null).1["conns"].as_u64().expect("a number")
     }
 
+    /// Returns the value of a metric without labels. All nodes of a process share it.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let (_, text) = http::ask(self.running().addresses.admin, "GET", "/metrics", "");
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    }
+
     fn change(&self, group: &str, body: &Value) -> u64 {
         let group = group.trim_start_matches("g:");
         let (status, body) = self.admin("POST", &format!("/v1/groups/{group}/members"), body);

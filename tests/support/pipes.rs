@@ -206,14 +206,16 @@ impl State {
 }
 
 impl Io for Pipes {
+    type Arrival = ShardEnd;
     type Stream = ShardEnd;
 
-    fn register(&mut self, stream: &mut ShardEnd, slot: u32) -> io::Result<()> {
+    fn register(&mut self, stream: ShardEnd, slot: u32) -> io::Result<ShardEnd> {
         self.shared().registered.insert(slot, Arc::clone(&stream.conn));
         let mut state = stream.conn.state();
         state.registration = Some((slot, Arc::clone(&self.shared)));
         stream.conn.notify(&mut state);
-        Ok(())
+        drop(state);
+        Ok(stream)
     }
 
     fn deregister(&mut self, stream: &mut ShardEnd) -> io::Result<()> {

@@ -215,11 +215,11 @@ impl Node {
     /// Accepts a connection at one of the shards.
     pub(crate) fn accept(&mut self, rng: &mut StdRng) -> Option<ClientEnd> {
         let output_max = rng.random_range(1..=64) * 1_024;
-        let (stream, end) = pipes::connection(64 * 1_024, output_max);
+        let (arrival, end) = pipes::connection(64 * 1_024, output_max);
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
         let permit = self.admission.admit(address.ip()).ok()?;
         let shard = rng.random_range(0..self.newcomers.len());
-        self.newcomers[shard].offer(Newcomer { stream, address, permit }).ok()?;
+        self.newcomers[shard].offer(Newcomer { arrival, address, permit }).ok()?;
         Some(end)
     }
 

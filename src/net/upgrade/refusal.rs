@@ -18,6 +18,13 @@ pub struct UpgradeRefusal {
     pub response: Vec<u8>,
 }
 
+impl UpgradeRefusal {
+    /// Creates the refusal of a client from whose address there are too many connections.
+    pub fn too_many_from_address() -> Self {
+        RefusalReason::TooManyFromAddress.into()
+    }
+}
+
 impl fmt::Debug for UpgradeRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {}", self.status, self.code.name(), self.message)
@@ -41,6 +48,7 @@ pub(super) enum RefusalReason {
     Body,
     Key,
     Origin,
+    TooManyFromAddress,
     SubProtocol,
     AssignMethod,
     AssignQuery,
@@ -58,6 +66,7 @@ const fn phrase(status: u16) -> &'static str {
         404 => "Not Found",
         405 => "Method Not Allowed",
         426 => "Upgrade Required",
+        429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         505 => "HTTP Version Not Supported",
         _ => "Bad Request",
@@ -125,6 +134,9 @@ impl RefusalReason {
                 "Send 16 random bytes in base64 (24 characters).",
             ),
             Self::Origin => (403, Code::OriginRefused.what(), Code::OriginRefused.cure()),
+            Self::TooManyFromAddress => {
+                (429, Code::TooManyFromAddress.what(), Code::TooManyFromAddress.cure())
+            }
             Self::SubProtocol => (
                 400,
                 "None of the offered sub-protocols is supported.",
@@ -157,7 +169,11 @@ struct Body {
 impl From<RefusalReason> for UpgradeRefusal {
     fn from(reason: RefusalReason) -> Self {
         let (status, phrase, message, cure) = reason.response_texts();
-        let code = if reason == RefusalReason::Origin { Code::OriginRefused } else { Code::BadUpgrade };
+        let code = match reason {
+            RefusalReason::Origin => Code::OriginRefused,
+            RefusalReason::TooManyFromAddress => Code::TooManyFromAddress,
+            _ => Code::BadUpgrade,
+        };
         let body = Body { code: code.number(), name: code.name(), message, cure };
         let body = serde_json::to_string(&body).expect("plain strings are JSON");
         let response = format!(

@@ -39,7 +39,7 @@ impl<I: Io> Shard<I> {
             self.with_conn(slot, |shard, conn| {
                 if writable {
                     conn.refused = false;
-                    if conn.outbox.is_some() {
+                    if conn.outbox.is_some() || shard.has_output(conn) {
                         shard.flush(conn);
                     }
                 }

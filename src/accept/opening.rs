@@ -1,0 +1,245 @@
+//! First bytes of one connection: a PROXY header and a TLS handshake, if there are any.
+
+use std::{
+    io::{self, ErrorKind},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use mio::net::TcpStream;
+use proxy_header::{ParseConfig, ProxyHeader};
+use rustls::{ServerConfig, server::UnbufferedServerConnection};
+use tidegate_protocol::Code;
+
+use crate::net::{
+    tcp::Arrival,
+    tls::{TlsSession, TlsState, process},
+    transfer,
+};
+
+/// Longest PROXY header: those with long lists of certificates are refused.
+const HEADER_MAX: usize = 2_048;
+
+/// Input of a handshake that is kept at most: one record, and what follows it.
+const INPUT_MAX: usize = 20 * 1_024;
+
+/// Output of a handshake that waits at most. Certificates may take some KiB.
+const OUTPUT_MAX: usize = 64 * 1_024;
+
+/// First byte of a TLS connection, with which no other preface begins.
+const TLS_FIRST: u8 = 0x16;
+
+/// What the first bytes of a connection may be.
+#[derive(Clone)]
+pub(super) struct Expected {
+    /// Configuration of TLS, if it is offered.
+    pub(super) tls: Option<Arc<ServerConfig>>,
+    /// Whether connections without TLS are refused.
+    pub(super) is_tls_required: bool,
+}
+
+/// Progress of a connection.
+pub(super) enum Progress {
+    /// More bytes must arrive, or leave.
+    Waiting,
+    /// A PROXY header named this client, of which the address may be refused.
+    Named(SocketAddr),
+    /// A shard can have the connection.
+    Complete(Box<Arrival>),
+    /// The connection is refused, in words that are sent to a client without TLS.
+    Refused(TcpStream, Code, &'static str),
+    /// The handshake failed for this reason.
+    Failed(String),
+    /// The peer has closed the connection.
+    Gone,
+}
+
+/// Part of the first bytes that comes next.
+enum Next {
+    ProxyHeader,
+    Preface,
+    Handshake(Box<Handshake>),
+}
+
+/// TLS handshake under way.
+struct Handshake {
+    connection: UnbufferedServerConnection,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// Content that arrived behind the handshake.
+    content: Vec<u8>,
+    /// Whether the handshake is over, apart from what is to be sent.
+    is_over: bool,
+}
+
+/// Connection whose first bytes are awaited.
+pub(super) struct Opening {
+    /// Socket; `None` once it is handed over.
+    stream: Option<TcpStream>,
+    next: Next,
+}
+
+impl Opening {
+    /// Creates the state of an accepted connection, of which a proxy announces the client.
+    pub(super) fn new(stream: TcpStream, is_from_proxy: bool) -> Self {
+        let next = if is_from_proxy { Next::ProxyHeader } else { Next::Preface };
+        Self { stream: Some(stream), next }
+    }
+
+    /// Returns the socket, to be watched.
+    pub(super) fn stream_mut(&mut self) -> Option<&mut TcpStream> {
+        self.stream.as_mut()
+    }
+
+    /// Returns the socket, unless it is handed over.
+    pub(super) fn into_stream(self) -> Option<TcpStream> {
+        self.stream
+    }
+
+    /// Processes the bytes that have arrived, and sends what the socket takes. To be called again after
+    /// [`Progress::Named`].
+    pub(super) fn advance(&mut self, expected: &Expected) -> Progress {
+        match self.step(expected) {
+            Ok(progress) => progress,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Progress::Waiting
+            }
+            Err(_) => Progress::Gone,
+        }
+    }
+
+    fn step(&mut self, expected: &Expected) -> io::Result<Progress> {
+        let Some(stream) = &self.stream else { return Ok(Progress::Gone) };
+        if let Next::ProxyHeader = self.next {
+            let Some((client, length)) = read_header(stream)? else {
+                return Ok(
+                    self.refuse(Code::UnknownFraming, "this proxy must send a complete PROXY header first")
+                );
+            };
+            let mut header = [0; HEADER_MAX];
+            // All of it has arrived.
+            transfer::read(stream, &mut header[..length])?;
+            self.next = Next::Preface;
+            if let Some(client) = client {
+                return Ok(Progress::Named(client));
+            }
+        }
+        if let Next::Preface = self.next {
+            let mut first = [0];
+            let is_tls = match stream.peek(&mut first)? {
+                0 => return Ok(Progress::Gone),
+                _ => first[0] == TLS_FIRST,
+            };
+            match &expected.tls {
+                Some(config) if is_tls => match UnbufferedServerConnection::new(Arc::clone(config)) {
+                    Ok(connection) => self.next = Next::Handshake(Box::new(Handshake::new(connection))),
+                    Err(error) => return Ok(Progress::Failed(error.to_string())),
+                },
+                _ if expected.is_tls_required => {
+                    return Ok(self.refuse(Code::TlsRequired, ""));
+                }
+                _ => return Ok(self.complete(None)),
+            }
+        }
+        let (Some(stream), Next::Handshake(handshake)) = (&self.stream, &mut self.next) else {
+            return Ok(Progress::Waiting);
+        };
+        match handshake.advance(stream)? {
+            Ok(false) => Ok(Progress::Waiting),
+            Ok(true) => {
+                let Next::Handshake(done) = std::mem::replace(&mut self.next, Next::Preface) else {
+                    return Ok(Progress::Gone);
+                };
+                let Handshake { connection, input, content, .. } = *done;
+                Ok(self.complete(Some(Box::new(TlsSession::new(connection, &input, content)))))
+            }
+            Err(reason) => Ok(Progress::Failed(reason)),
+        }
+    }
+
+    fn complete(&mut self, tls: Option<Box<TlsSession>>) -> Progress {
+        match self.stream.take() {
+            Some(stream) => Progress::Complete(Box::new(Arrival { stream, tls })),
+            None => Progress::Gone,
+        }
+    }
+
+    fn refuse(&mut self, code: Code, reason: &'static str) -> Progress {
+        self.stream.take().map_or(Progress::Gone, |stream| Progress::Refused(stream, code, reason))
+    }
+}
+
+impl Handshake {
+    fn new(connection: UnbufferedServerConnection) -> Self {
+        Self { connection, input: Vec::new(), output: Vec::new(), content: Vec::new(), is_over: false }
+    }
+
+    /// Reads, processes and writes; returns whether the handshake is over and all of it is sent.
+    fn advance(&mut self, stream: &TcpStream) -> io::Result<Result<bool, String>> {
+        loop {
+            self.send(stream)?;
+            if self.is_over {
+                return Ok(Ok(true));
+            }
+            let kept = self.input.len();
+            if kept == INPUT_MAX {
+                return Ok(Err("more than one record without its end".to_owned()));
+            }
+            self.input.resize(INPUT_MAX, 0);
+            let received = transfer::read(stream, &mut self.input[kept..]);
+            self.input.truncate(kept + received.as_ref().copied().unwrap_or(0));
+            match received {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) => {
+                    self.input.shrink_to_fit();
+                    return Err(error);
+                }
+            }
+            let content = &mut self.content;
+            let (consumed, state) =
+                process(&mut self.connection, &mut self.input, &mut self.output, |received| {
+                    content.extend_from_slice(received);
+                });
+            self.input.drain(..consumed);
+            match state {
+                Ok(TlsState::Open) => self.is_over = true,
+                Ok(TlsState::Handshaking) => {}
+                Ok(TlsState::PeerClosed) => return Err(ErrorKind::UnexpectedEof.into()),
+                Err(error) => {
+                    // The alert says why; the connection ends in any case.
+                    self.send(stream).ok();
+                    return Ok(Err(error.to_string()));
+                }
+            }
+            if self.output.len() > OUTPUT_MAX || self.content.len() > INPUT_MAX {
+                return Ok(Err("the client sends without reading".to_owned()));
+            }
+        }
+    }
+
+    fn send(&mut self, stream: &TcpStream) -> io::Result<()> {
+        while !self.output.is_empty() {
+            let written = transfer::write(stream, &self.output)?;
+            self.output.drain(..written);
+        }
+        Ok(())
+    }
+}
+
+/// Looks at a PROXY header that has arrived. Returns the client that it names, `None` for a connection of the proxy
+/// itself such as a health check, and its length; `None` if there is no such header.
+fn read_header(stream: &TcpStream) -> io::Result<Option<(Option<SocketAddr>, usize)>> {
+    let mut bytes = [0; HEADER_MAX];
+    let available = stream.peek(&mut bytes)?;
+    if available == 0 {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    match ProxyHeader::parse(&bytes[..available], ParseConfig::default()) {
+        Ok((header, length)) => Ok(Some((header.proxied_address().map(|address| address.source), length))),
+        Err(proxy_header::Error::BufferTooShort) if available < HEADER_MAX => {
+            Err(ErrorKind::WouldBlock.into())
+        }
+        Err(_) => Ok(None),
+    }
+}

@@ -1,0 +1,253 @@
+//! Content of an established TLS connection, read from and written to its socket.
+
+use std::{
+    io::{self, ErrorKind, IoSlice},
+    mem,
+};
+
+use mio::net::TcpStream;
+use rustls::{
+    server::UnbufferedServerConnection,
+    unbuffered::{ConnectionState, EncryptError},
+};
+
+use super::{RECORD_MAX, RECORD_OVERHEAD_MAX, TlsState, append, process};
+use crate::net::transfer;
+
+/// Bytes of input that one call of the system returns at most, beyond an incomplete record.
+const READ_BYTES: usize = 32 * 1024;
+
+/// Buffers that all TLS connections of one thread share; they are empty between calls.
+pub struct SharedBuffers {
+    input: Vec<u8>,
+    content: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Default for SharedBuffers {
+    fn default() -> Self {
+        Self {
+            input: vec![0; RECORD_MAX + RECORD_OVERHEAD_MAX + READ_BYTES],
+            content: Vec::with_capacity(RECORD_MAX),
+            output: Vec::with_capacity(RECORD_MAX + RECORD_OVERHEAD_MAX),
+        }
+    }
+}
+
+/// State of an established TLS connection. What it holds is empty while the peer reads and sends whole records.
+pub struct TlsSession {
+    connection: UnbufferedServerConnection,
+    /// Record whose rest has not arrived.
+    incomplete: Vec<u8>,
+    /// Content that did not fit the reader's buffer.
+    unread: Vec<u8>,
+    /// Records that the socket has not taken: at most one with content.
+    unsent: Vec<u8>,
+    has_ended: bool,
+}
+
+impl TlsSession {
+    /// Creates the state of a connection after its handshake, with the input that arrived behind it: an incomplete
+    /// record, and content.
+    pub fn new(connection: UnbufferedServerConnection, incomplete: &[u8], content: Vec<u8>) -> Self {
+        let incomplete = incomplete.to_vec();
+        Self { connection, incomplete, unread: content, unsent: Vec::new(), has_ended: false }
+    }
+
+    /// Returns whether input can be read without an event of the socket.
+    pub fn has_input(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// Returns whether records wait until the socket takes them.
+    pub fn has_output(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Returns the bytes that the connection makes the node hold.
+    pub fn held(&self) -> usize {
+        self.incomplete.capacity() + self.unread.capacity() + self.unsent.capacity()
+    }
+
+    /// Reads content until `buffer` is full or the socket has no more; returns 0 at the end of the input.
+    ///
+    /// # Errors
+    /// `WouldBlock` if no content is available; any other error means that the connection is unusable.
+    pub fn read(
+        &mut self,
+        stream: &TcpStream,
+        buffer: &mut [u8],
+        buffers: &mut SharedBuffers,
+    ) -> io::Result<usize> {
+        let mut filled = self.unread.len().min(buffer.len());
+        buffer[..filled].copy_from_slice(&self.unread[..filled]);
+        self.unread.drain(..filled);
+        while filled < buffer.len() && !self.has_ended {
+            self.unread = Vec::new();
+            let kept = self.incomplete.len();
+            buffers.input[..kept].copy_from_slice(&self.incomplete);
+            let space = buffers.input.len() - kept;
+            let received = match transfer::read(stream, &mut buffers.input[kept..]) {
+                Ok(received) => received,
+                // Content that was read before is handed over first; the error comes again.
+                Err(_) if filled > 0 => break,
+                Err(error) => return Err(error),
+            };
+            if received == 0 {
+                self.has_ended = true;
+                break;
+            }
+            let end = kept + received;
+            let (connection, unread) = (&mut self.connection, &mut self.unread);
+            let mut answers = mem::take(&mut self.unsent);
+            let (consumed, state) = process(connection, &mut buffers.input[..end], &mut answers, |content| {
+                let fits = content.len().min(buffer.len() - filled);
+                buffer[filled..filled + fits].copy_from_slice(&content[..fits]);
+                filled += fits;
+                unread.extend_from_slice(&content[fits..]);
+            });
+            self.unsent = answers;
+            self.keep_incomplete(&buffers.input[consumed..end]);
+            match state {
+                Ok(TlsState::PeerClosed) => self.has_ended = true,
+                Ok(TlsState::Open | TlsState::Handshaking) => {}
+                Err(error) => {
+                    // The alert is for the peer's log alone.
+                    self.flush(stream).ok();
+                    return Err(io::Error::new(ErrorKind::InvalidData, error));
+                }
+            }
+            if received < space {
+                break;
+            }
+        }
+        match self.flush(stream) {
+            Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                return Err(error);
+            }
+            _ => {}
+        }
+        if filled == 0 && !self.has_ended && !buffer.is_empty() {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        Ok(filled)
+    }
+
+    fn keep_incomplete(&mut self, rest: &[u8]) {
+        if rest.is_empty() {
+            self.incomplete = Vec::new();
+        } else {
+            self.incomplete.clear();
+            self.incomplete.extend_from_slice(rest);
+        }
+    }
+
+    /// Writes content as records, of which at most one waits for the socket; returns the bytes of content taken.
+    ///
+    /// # Errors
+    /// `WouldBlock` if an earlier record waits still; any other error means that the connection is unusable.
+    pub fn write(
+        &mut self,
+        stream: &TcpStream,
+        slices: &[IoSlice<'_>],
+        buffers: &mut SharedBuffers,
+    ) -> io::Result<usize> {
+        self.flush(stream)?;
+        let mut taken = 0;
+        let mut slices = slices.iter().map(|slice| &slice[..]).filter(|slice| !slice.is_empty()).peekable();
+        let mut rest: &[u8] = &[];
+        loop {
+            buffers.content.clear();
+            while buffers.content.len() < RECORD_MAX {
+                if rest.is_empty() {
+                    let Some(next) = slices.next() else { break };
+                    rest = next;
+                }
+                let (now, later) = rest.split_at(rest.len().min(RECORD_MAX - buffers.content.len()));
+                buffers.content.extend_from_slice(now);
+                rest = later;
+            }
+            if buffers.content.is_empty() {
+                return Ok(taken);
+            }
+            buffers.output.clear();
+            self.encrypt(&buffers.content, &mut buffers.output)?;
+            taken += buffers.content.len();
+            let written = match transfer::write(stream, &buffers.output) {
+                Ok(written) => written,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
+                Err(error) => return Err(error),
+            };
+            if written < buffers.output.len() {
+                self.unsent = buffers.output[written..].to_vec();
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// Writes the records that wait.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the socket does not take all of them; any other error means that the connection is unusable.
+    pub fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            let written = transfer::write(stream, &self.unsent)?;
+            self.unsent.drain(..written);
+        }
+        self.unsent = Vec::new();
+        Ok(())
+    }
+
+    /// Announces that nothing more is sent, if the socket takes it.
+    pub fn close(&mut self, stream: &TcpStream) {
+        if self.flush(stream).is_err() {
+            return;
+        }
+        let mut alert = [0; RECORD_OVERHEAD_MAX];
+        if let Ok(ConnectionState::WriteTraffic(mut traffic)) =
+            self.connection.process_tls_records(&mut []).state
+            && let Ok(length) = traffic.queue_close_notify(&mut alert)
+        {
+            // The end of the stream follows in any case.
+            transfer::write(stream, &alert[..length]).ok();
+        }
+    }
+
+    /// Appends one record with this content to `output`, behind what the connection has to send before it.
+    fn encrypt(&mut self, content: &[u8], output: &mut Vec<u8>) -> io::Result<()> {
+        let broken = |error: String| io::Error::new(ErrorKind::BrokenPipe, error);
+        loop {
+            match self.connection.process_tls_records(&mut []).state {
+                Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+                    let start = output.len();
+                    let mut space = content.len() + RECORD_OVERHEAD_MAX;
+                    loop {
+                        output.resize(start + space, 0);
+                        match traffic.encrypt(content, &mut output[start..]) {
+                            Ok(written) => {
+                                output.truncate(start + written);
+                                return Ok(());
+                            }
+                            Err(EncryptError::InsufficientSize(error)) if error.required_size > space => {
+                                space = error.required_size;
+                            }
+                            Err(error) => return Err(broken(error.to_string())),
+                        }
+                    }
+                }
+                Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                    append(output, |free| data.encode(free)).map_err(|error| broken(error.to_string()))?;
+                }
+                Ok(ConnectionState::TransmitTlsData(data)) => data.done(),
+                Ok(ConnectionState::PeerClosed) => self.has_ended = true,
+                Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+                    while let Some(Ok(record)) = traffic.next_record() {
+                        self.unread.extend_from_slice(record.payload);
+                    }
+                }
+                Ok(_) => return Err(broken("the TLS connection is closed".to_owned())),
+                Err(error) => return Err(broken(error.to_string())),
+            }
+        }
+    }
+}
