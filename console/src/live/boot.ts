@@ -1,4 +1,5 @@
 import { signal } from "@preact/signals";
+import { hueClass, hueOf, type Hue } from "../charts/hues.ts";
 import { get } from "./api.ts";
 
 /** What the node says about itself to this page. */
@@ -59,9 +60,12 @@ export function allows(feature: string): boolean {
   return it !== undefined && it.features.includes(feature) && (it.console === "full" || !ACTIONS.has(feature));
 }
 
-/** Classes that give a part the colour of a node; from the fourth node on the colours repeat with a pattern. */
+/** Colour of a node; undefined for one that the page knows from old events alone. */
+export function nodeHue(node: string): Hue | undefined {
+  return hueOf(nodeNames.value, node);
+}
+
+/** Classes that give a part the colour of a node. */
 export function nodeClass(node: string): string {
-  const index = Math.max(0, nodeNames.value.indexOf(node));
-  const turn = Math.floor(index / 3);
-  return `of-${index % 3}${turn > 0 ? ` turn-${turn % 2 === 1 ? 1 : 2}` : ""}`;
+  return hueClass(nodeHue(node));
 }

@@ -13,9 +13,9 @@ import { Failed } from "../parts/failed.tsx";
 import { Menu } from "../parts/menu.tsx";
 import { curl, drainQuestion, drainWords } from "../words/nodes.ts";
 import { duration, fine, grouped } from "../words/numbers.ts";
-import { lasted, time } from "../words/river.ts";
+import { lasted, minutes, time } from "../words/river.ts";
 import { Partitions } from "./partitions.tsx";
-import { River, current, movesBetween } from "./river.tsx";
+import { River, current } from "./river.tsx";
 import { WeightDialog, weighed } from "./weight.tsx";
 
 const asked = signal<NodeRow | undefined>(undefined);
@@ -125,8 +125,8 @@ function Ask({ others }: { readonly others: number }) {
 function Figures({ clients, live }: { readonly clients: number | undefined; readonly live: number }) {
   const river = current.value;
   const away = Math.max(0, ...(river?.phases.filter((phase) => phase.kind === "away").map((phase) => phase.to - phase.from) ?? []));
-  const moved = river && allows("flows") ? movesBetween(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
-  const minutes = `in ${(river?.span ?? 480) / 60} min`;
+  const moved = river && allows("flows") ? river.moves(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
+  const within = `in ${minutes(river?.span ?? 480)}`;
   const slowest = Math.max(0, ...series("ackP99Us", river?.span ?? 480, true).map((it) => it ?? 0));
   const until = river?.to ?? Math.floor(clock() / 1000);
   const slow = counted("slowCloses", river?.from ?? until - 479, until);
@@ -135,10 +135,10 @@ function Figures({ clients, live }: { readonly clients: number | undefined; read
     <div class="figures">
       <Figure label="Clients" text={clients === undefined ? "–" : grouped(clients)} />
       <Figure label="Nodes" text={clients === undefined ? "–" : String(live)} />
-      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit={minutes} />}
+      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit={within} />}
       {away > 0 && <Figure label="Longest node away" text={lasted(away).replace(" s", "")} unit={away < 120 ? "s" : "min"} />}
       <Figure label="Slowest ack, p99 of a second" text={number ?? "–"} unit={unit ?? ""} />
-      <Figure label="Closed as slow" text={grouped(slow)} unit={minutes} />
+      <Figure label="Closed as slow" text={grouped(slow)} unit={within} />
     </div>
   );
 }

@@ -2,7 +2,8 @@ import { computed, signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { cells, heightOf, hold, shrink, step, type Cell, type Holding } from "../charts/partitions.ts";
-import { nodeClass, nodeNames } from "../live/boot.ts";
+import { secondClass } from "../charts/hues.ts";
+import { nodeClass, nodeHue } from "../live/boot.ts";
 import { nodes, type Nodes } from "../live/nodes.ts";
 import { grouped, plural } from "../words/numbers.ts";
 import { cellWords, ownerWords } from "../words/partitions.ts";
@@ -105,7 +106,7 @@ function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly
 
 function CellView({ it, height, isNumbered, isReached, onFocus }: { readonly it: Cell; readonly height: number; readonly isNumbered: boolean; readonly isReached: boolean; readonly onFocus: () => void }) {
   const words = cellWords(it);
-  const other = it.other && it.state !== "orphan" ? ` divided to-${Math.max(0, nodeNames.value.indexOf(it.other)) % 3}` : "";
+  const other = it.other && it.state !== "orphan" ? ` divided ${secondClass(nodeHue(it.other))}` : "";
   return (
     <div class={`cell ${it.state} ${it.owner ? nodeClass(it.owner) : ""}${other}`} role="gridcell" tabIndex={isReached ? 0 : -1} aria-label={words} title={words} onFocus={onFocus} onPointerEnter={() => (shown.value = it)}>
       <i class="wait" style={{ height: `${Math.round(heightOf(it.records) * height)}px` }} />
