@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { parseFrame } from "../src/try/frames.ts";
 import type { Nodes } from "../src/live/nodes.ts";
 import { known } from "../src/words/people.ts";
-import { curl, drainQuestion, newClients, verdict } from "../src/words/nodes.ts";
+import { curl, drainQuestion, drainTime, newClients, unreachedWords, verdict } from "../src/words/nodes.ts";
 import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
 import { SENTENCES, connecting, opening } from "../src/words/sentences.ts";
@@ -102,7 +102,7 @@ test("frames in words", () => {
 });
 
 test("the verdict names what a person has to know first", () => {
-  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, share: null, zone: "", drain: null, stands: [] };
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, share: null, accepts: 1000, zone: "", drain: null, stands: [] };
   const all: Nodes = { nodes: [node], partitions: 2, archiveBehind: [], stale: false };
   const of = (change: Partial<Nodes>) => verdict({ ...all, ...change }, { refused: 0, lagMs: 0 });
   assert.deepEqual(of({}), { tone: "", sentence: "All is well.", more: "One node, three clients, two partitions owned." });
@@ -123,7 +123,7 @@ test("each runbook is a section of the documentation", () => {
 });
 
 test("the part of the new clients follows weights and free connections", () => {
-  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 0, capacity: 100, owns: [], version: "", weight: 100, share: null, zone: "", drain: null, stands: [] };
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 0, capacity: 100, owns: [], version: "", weight: 100, share: null, accepts: 1000, zone: "", drain: null, stands: [] };
   const other = { ...node, node: "n2", boot: "b", conns: 50 };
   assert.equal(newClients(node, [node, other], 100), "n1 gets about 67 % of the new clients, by weight and free connections.");
   assert.equal(newClients(node, [node, other], 50), "n1 gets about 50 % of the new clients, by weight and free connections.");
@@ -137,4 +137,16 @@ test("people are those that the events name, with the devices that have not gone
   const event = (type: string, subject: string, device: string) => ({ id: "", type: `tidegate.${type}`, subject, time: "", data: { device } });
   const events = [event("offline", "bob", "phone"), event("online", "alice", "web"), event("online", "bob", "phone"), event("read", "carol", ""), event("offline", "alice", "old")];
   assert.deepEqual(known(events), [{ user: "alice", devices: ["web"] }, { user: "bob", devices: [] }, { user: "carol", devices: [] }]);
+});
+
+test("a drain says how long it takes, by the settings of the node alone", () => {
+  const settings = { lbDelayMs: 0, spreadMs: 30_000, maxRate: 500, flushMs: 5000, deadlineMs: 50_000 };
+  const end = "The drain takes 50 s at most: who is still there then is cut off.";
+  assert.equal(drainTime(3000, undefined, 1000), "", "nothing is guessed");
+  assert.equal(drainTime(0, settings, 0), end);
+  assert.equal(drainTime(20, settings, 0), `They leave within a second. ${end}`);
+  assert.equal(drainTime(600, settings, 1000), `They leave within about 12 s. ${end}`);
+  assert.equal(drainTime(9000, settings, 1000), `They leave within about 30 s. ${end}`);
+  assert.equal(drainTime(9000, settings, 200), `They leave within about 45 s. ${end}`, "the others take 200 a second");
+  assert.match(drainTime(9000, { ...settings, lbDelayMs: 5000 }, 0), /^First 5 s pass in which load balancers stop choosing it\. They leave/);
 });

@@ -1,6 +1,16 @@
 import { signal } from "@preact/signals";
 import { hueClass, hueOf, type Hue } from "../charts/hues.ts";
 import { get } from "./api.ts";
+import { keepPolicy } from "./policy.ts";
+
+/** How a node leaves: the section `drain` of its configuration. */
+export interface DrainSettings {
+  readonly lbDelayMs: number;
+  readonly spreadMs: number;
+  readonly maxRate: number;
+  readonly flushMs: number;
+  readonly deadlineMs: number;
+}
 
 /** What the node says about itself to this page. */
 export interface Boot {
@@ -14,6 +24,8 @@ export interface Boot {
   readonly clients: { readonly ws: readonly string[] };
   readonly nodes: number;
   readonly peers: readonly { readonly node: string; readonly ws: readonly string[]; readonly admin: string }[];
+  /** Settings of the node's drain; absent on versions that do not report them. */
+  readonly drain?: DrainSettings;
 }
 
 /** The answer of `GET /v1/console`; undefined until it arrives. */
@@ -40,6 +52,7 @@ export async function loadBoot(): Promise<void> {
   const it = await get<Boot & { readonly nowMs?: number }>("/v1/console");
   nameNodes([it.node, ...it.peers.map((peer) => peer.node)]);
   pageVersion.value ||= it.version;
+  keepPolicy(it);
   // The clock of the node is no news.
   const next = { ...it, nowMs: 0 };
   if (JSON.stringify(next) !== JSON.stringify(boot.value)) boot.value = next;

@@ -11,7 +11,7 @@ import { clock, counted, series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Menu } from "../parts/menu.tsx";
-import { curl, drainQuestion, drainWords } from "../words/nodes.ts";
+import { curl, drainQuestion, drainTime, drainWords } from "../words/nodes.ts";
 import { duration, fine, grouped } from "../words/numbers.ts";
 import { lasted, minutes, time } from "../words/river.ts";
 import { Partitions } from "./partitions.tsx";
@@ -97,7 +97,14 @@ function OtherConsole({ node }: { readonly node: string }) {
   return admin ? <a href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a> : <span class="quiet small">on its own port</span>;
 }
 
-function Ask({ others }: { readonly others: number }) {
+/** How long a drain takes. The settings of other nodes are not known here, so theirs is said by their row. */
+function howLong(it: NodeRow, nodes: readonly NodeRow[]): string {
+  const accepts = nodes.filter((node) => node.boot !== it.boot && node.state === "ready").reduce((sum, node) => sum + node.accepts, 0);
+  const known = it.self ? drainTime(it.conns, boot.value?.drain, accepts) : "";
+  return known || "Once it has begun, its row says how many are left, and when it will be done.";
+}
+
+function Ask({ nodes }: { readonly nodes: readonly NodeRow[] }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const it = asked.value;
   useEffect(() => {
@@ -109,7 +116,8 @@ function Ask({ others }: { readonly others: number }) {
       {it && (
         <>
           <h2>Drain {it.node}?</h2>
-          <p class="soft">{drainQuestion(it, others)} You can call it off until the clients are being closed.</p>
+          <p class="soft">{drainQuestion(it, nodes.length - 1)}</p>
+          <p class="soft">{howLong(it, nodes)} You can call it off until all clients are being closed.</p>
           <div class="actions">
             {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/drain")} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
@@ -177,7 +185,7 @@ export default function NodesView() {
         {it && <Partitions it={it} />}
         {!mayAct && boot.value && <p class="note quiet">This console is read-only. Set <code>admin.console = "full"</code> to act here, or use <code>tidegate drain</code>.</p>}
       </div>
-      <Ask others={live.length - 1} />
+      <Ask nodes={live} />
       <WeightDialog nodes={live} />
     </>
   );

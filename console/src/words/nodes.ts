@@ -1,6 +1,8 @@
+import type { DrainSettings } from "../live/boot.ts";
 import type { NodeRow, Nodes } from "../live/nodes.ts";
+import type { Unreachable } from "../live/policy.ts";
 import { runbook, type Runbook } from "./runbook.ts";
-import { capital, count, duration, grouped, joined, plural } from "./numbers.ts";
+import { capital, count, duration, grouped, joined, plural, span } from "./numbers.ts";
 
 /** What a node's drain is doing. */
 export function drainWords({ drain }: Pick<NodeRow, "drain">): string {
@@ -15,6 +17,33 @@ export function drainQuestion(it: NodeRow, others: number): string {
   const people = it.conns === 0 ? "It has no clients now." : `Its ${it.conns === 1 ? "client is" : `${grouped(it.conns)} clients are`} asked to leave, each in a slot of its own.`;
   const after = others > 0 ? "They connect to the other nodes." : "It is the only node: nobody takes them over, and this page ends with it.";
   return `${it.node} drains, and its process exits. ${people} ${after}`;
+}
+
+/** Least pace of a drain, in clients a second: few clients leave faster than `drain.spread_ms` asks for. */
+const PACE_MIN = 50;
+
+/**
+ * How long a drain takes, by the settings of the node; empty if they are not known. `accepts` is how many clients a second
+ * the other nodes take, 0 if there is none.
+ */
+export function drainTime(conns: number, settings: DrainSettings | undefined, accepts: number): string {
+  if (!settings) return "";
+  const rate = accepts > 0 ? Math.min(settings.maxRate, accepts) : settings.maxRate;
+  const fastest = (conns / rate) * 1000;
+  const wanted = Math.max(Math.min(settings.spreadMs, (conns / PACE_MIN) * 1000), fastest);
+  const wait = settings.lbDelayMs > 0 ? `First ${span(settings.lbDelayMs / 1000)} pass in which load balancers stop choosing it. ` : "";
+  const leave = conns === 0 ? "" : wanted < 1000 ? "They leave within a second. " : `They leave within about ${span(Math.ceil(wanted / 1000))}. `;
+  return `${wait}${leave}The drain takes ${span(settings.deadlineMs / 1000)} at most: who is still there then is cut off.`;
+}
+
+/** Which nodes the page can't connect to before it is loaded again, and why. */
+export function unreachedWords(list: readonly Unreachable[]): string {
+  const [fresh, moved] = [list.filter((it) => it.isNew), list.filter((it) => !it.isNew)];
+  const said = [
+    fresh.length > 0 && `${joined(fresh.map((it) => it.node))} joined after this page was loaded`,
+    moved.length > 0 && `${joined(moved.map((it) => `${it.node}’s`))} ${moved.length === 1 ? "address has" : "addresses have"} changed since this page was loaded`,
+  ].filter(Boolean);
+  return `${joined(said as string[])}, and the browser lets nobody here connect to ${list.length === 1 ? "it" : "them"}. Reloading begins the conversation again.`;
 }
 
 /** A request as a command to copy. */

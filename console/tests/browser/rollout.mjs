@@ -27,7 +27,7 @@ export function rollout(end, ago = 400) {
     }
   }
   const nodes = NAMES.map((node, index) => ({
-    node, boot: node, self: index === 0, state: index === 0 ? "draining" : "ready", lease: "live", conns: have[node], capacity: 20_000,
+    node, boot: node, self: index === 0, state: index === 0 ? "draining" : "ready", lease: "live", conns: have[node], capacity: 20_000, accepts: 1000,
     owns: Array.from({ length: 64 }, (_, partition) => partition).filter((partition) => partition % 3 === index || (index === 1 && partition === 3)),
     version: "0.2.0", weight: 100, share: null, zone: "", drain: index === 0 ? { phase: "draining", from: 4500, left: have.n1, unnoticed: 0, rate: 50, forMs: 20_000 } : null,
     stands: [{ partition: index, position: 0, end: 0, behindRecords: index === 2 ? 640 : 0, behindMs: index === 2 ? 1200 : 0, behindBytes: 0 }],
