@@ -29,7 +29,8 @@ function live(it: Nodes) {
 /** The cell under the pointer or with the focus. */
 const shown = signal<Cell | undefined>(undefined);
 
-interface Group {
+/** Cells that stand together: those of an owner, or all. */
+export interface Group {
   readonly name: string;
   readonly count: number;
   readonly cells: readonly Cell[];
@@ -68,7 +69,8 @@ export function Partitions({ it, isBrief = false }: { readonly it: Nodes; readon
   );
 }
 
-function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly Group[]; readonly partitions: number; readonly isBrief: boolean; readonly byNumber: boolean }) {
+/** Groups of cells, which arrow keys move through. */
+export function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly Group[]; readonly partitions: number; readonly isBrief: boolean; readonly byNumber: boolean }) {
   const box = useRef<HTMLDivElement>(null);
   const [[row, column], setAt] = useState<readonly [number, number]>([0, 0]);
   useEffect(() => () => { shown.value = undefined; }, []);
