@@ -8,7 +8,7 @@ import { known } from "../src/words/people.ts";
 import { curl, drainQuestion, drainTime, newClients, unreachedWords, verdict } from "../src/words/nodes.ts";
 import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
-import { SENTENCES, connecting, opening } from "../src/words/sentences.ts";
+import { SENTENCES, connecting, kept, opening, purpose } from "../src/words/sentences.ts";
 import { describe } from "../src/words/wire.ts";
 
 const say = (name: string, facts: object) => SENTENCES[name]?.({ who: "bob", other: "alice", ...facts });
@@ -65,6 +65,11 @@ test("the sentences about the other breaks", () => {
 
 test("the page opens with who is connected and what is promised", () => {
   assert.equal(connecting("n1"), "Connecting to n1.");
+  assert.equal(purpose("pair"), "Tidegate delivers messages between clients; two of them run in this page.");
+  assert.equal(kept(1, "n1", 2, "pair", true, false), "One message was written and synced, then acked.");
+  assert.equal(kept(2, "n1", 3, "group", true, true), "Two messages were written and synced, then acked. What n1 has stored was compared with all three screens.");
+  assert.doesNotMatch(kept(2, "n1", 2, "pair", false, true), /synced/);
+  assert.doesNotMatch(kept(2, "n1", 2, "room", true, true), /synced|compared/, "a room stores nothing");
   assert.equal(
     opening(["alice", "bob"], ["n1"], "pair", true),
     "Alice and bob are connected to n1. The promise: once a message is acked it is on disk, and the other one sees it once and in order, whatever breaks. Send one, then break something.",

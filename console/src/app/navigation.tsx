@@ -27,6 +27,12 @@ function Item({ entry }: { readonly entry: Entry }) {
   );
 }
 
+/** What the word at the name of the node means. */
+const KINDS: Readonly<Record<string, string>> = {
+  "read-only": "This console changes nothing: admin.console is read",
+  development: "A node for development: its page creates tokens, and may break things",
+};
+
 /** The column of views; below 1280 px a rail of their icons. */
 export function Navigation({ list }: { readonly list: readonly Entry[] }) {
   const it = boot.value;
@@ -40,7 +46,7 @@ export function Navigation({ list }: { readonly list: readonly Entry[] }) {
       <div class="where">
         <i class={stream.value.live ? "dot" : "dot off"} />
         <span class="cut">{it?.node ?? "–"}</span>
-        <span title={kind === "read-only" ? "This console changes nothing: admin.console is read" : undefined}>{kind}</span>
+        <span title={KINDS[kind]}>{kind}</span>
       </div>
       {(["", "Watch", "Operate"] as const).map((group) => (
         <>

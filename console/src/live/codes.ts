@@ -6,6 +6,9 @@ type Count = readonly [number, number];
 /** Counts of one node by the start of their stretch of time, in ms of the node's clock. */
 type Stretches = ReadonlyMap<number, readonly Count[]>;
 
+/** How often a code is given in the last minutes at least before it counts as rising: single refusals are everyday. */
+const RISES_MIN = 5;
+
 /** Time that the counts go back, and the parts of it that a line of a code shows. */
 const KEEP_MS = 15 * 60_000;
 const PART_MS = 30_000;
@@ -51,7 +54,7 @@ export function summary(all: ReadonlyMap<string, Stretches>, nowMs: number): Rea
   const found = [...lines].map(([code, line]): [number, CodeCount] => {
     const [total, recent] = [sum(line), sum(line.slice(-recentParts))];
     const before = ((total - recent) * RECENT_MS) / (KEEP_MS - RECENT_MS);
-    return [code, { code, total, recent, rises: recent > before, line }];
+    return [code, { code, total, recent, rises: recent >= RISES_MIN && recent > before, line }];
   });
   return new Map(found.filter(([, it]) => it.total > 0));
 }

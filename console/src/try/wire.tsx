@@ -1,6 +1,7 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { boot, nodeClass } from "../live/boot.ts";
 import { Icon, type IconName } from "../parts/icon.tsx";
+import { keepEnd } from "../parts/keepend.ts";
 import { describe, type FrameWords } from "../words/wire.ts";
 import type { Item, Wire } from "./items.ts";
 import { DEVICE } from "./person.ts";
@@ -122,6 +123,7 @@ export function WireView({ stage }: { readonly stage: WireSource }) {
   useLayoutEffect(() => {
     if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   });
+  useLayoutEffect(() => keepEnd(box.current, () => follows.current), []);
   const handlers = useRef(new Map<number, () => void>());
   const toggles = (key: number) => {
     const known = handlers.current.get(key) ?? (() => setOpen((before) => (before === key ? 0 : key)));

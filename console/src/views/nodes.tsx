@@ -36,7 +36,7 @@ function StateChip({ it }: { readonly it: NodeRow }) {
   return <span class={`chip ${tone}`}>{it.lease === "live" ? it.state : it.lease}</span>;
 }
 
-function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean }) {
+function Row({ it, mayAct, hasZones }: { readonly it: NodeRow; readonly mayAct: boolean; readonly hasZones: boolean }) {
   const lag = it.stands.reduce((sum, stand) => sum + stand.behindRecords, 0);
   const age = Math.max(0, ...it.stands.map((stand) => stand.behindMs));
   return (
@@ -49,7 +49,7 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td class="end wide">{grouped(lag)}{age >= 1000 && <span class="small lagging"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>
       <td class="wide soft grow doing">{drainWords(it) || (it.lease !== "live" ? "stopped" : cameBack(it.node))}{it.weight !== 100 && <span class="quiet"> weight {grouped(it.weight)}</span>}{it.share !== null && it.share >= 0 && <span class="quiet"> share {it.share} %</span>}</td>
-      <td class="wide zone">{it.zone}</td>
+      {hasZones && <td class="wide zone">{it.zone}</td>}
       <td class="end acts"><Actions it={it} mayAct={mayAct} /></td>
     </tr>
   );
@@ -163,6 +163,7 @@ export default function NodesView() {
   const live = it?.nodes.filter((node) => node.lease === "live") ?? [];
   const clients = live.reduce((sum, node) => sum + node.conns, 0);
   const mayAct = boot.value?.console === "full";
+  const hasZones = it?.nodes.some((node) => node.zone !== "") ?? false;
   return (
     <>
       <Header title="Nodes"><span class="quiet lead-note">{it ? `${live.filter((node) => node.state === "ready").length} of ${live.length} ready` : ""}</span></Header>
@@ -176,10 +177,10 @@ export default function NodesView() {
           <table>
             <thead>
               <tr>
-                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide zone">Zone</th><th class="end acts"><span class="sr">Actions</span></th>
+                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th>{hasZones && <th class="wide zone">Zone</th>}<th class="end acts"><span class="sr">Actions</span></th>
               </tr>
             </thead>
-            <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} />)}</tbody>
+            <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} hasZones={hasZones} />)}</tbody>
           </table>
         </div>
         {it && <Partitions it={it} />}

@@ -55,7 +55,7 @@ export function Partitions({ it, isBrief = false }: { readonly it: Nodes; readon
   return (
     <section class="partitions">
       <div class="row">
-        <h2 class="grow">Partitions <span class="quiet small">{plural(it.partitions, "partition")}, {orphans === 0 ? "all owned" : `${orphans} without an owner`}. Height is what waits to be archived.{size > 1 ? ` A cell is the worst of ${size}.` : ""}</span></h2>
+        <h2 class="grow">Partitions <span class="quiet small">{plural(it.partitions, "partition")} of the log, {orphans === 0 ? "all owned" : `${orphans} without an owner`}. Height is what waits to be archived.{size > 1 ? ` A cell is the worst of ${size}.` : ""}</span></h2>
         {!isBrief && it.partitions > 1 && live(it).length > 1 && (
           <span class="segmented">
             <button type="button" aria-pressed={!byNumber} onClick={() => setQuery("partitions", "")}>By owner</button>

@@ -16,7 +16,7 @@ const ROOMY = 560;
 const TICKS: readonly number[] = [5, 10, 15, 30, 60];
 
 /** Room of a time below the picture, in px. */
-const TICK = 72;
+const TICK = 96;
 
 /** What a picture of the river shows. */
 export interface Shown {

@@ -118,7 +118,7 @@ function Parts() {
       <Section title="Figures and lines">
         <Samples>
           <div class="count"><span class="label">Accepted</span><span class="figure">1,204<small>/s</small></span></div>
-          <Sparkline values={LINE} label="Accepted" /><Sparkline values={[0, 0]} label="Nothing yet" />
+          <Sparkline values={LINE} label="Accepted" /><Sparkline values={[0, 0]} label="None" /><Sparkline values={[]} label="Not known" />
           <Judged label="Lost" value={0} state="" note={<span class="quiet">so far</span>} /><Judged label="Lost" value={0} state="good" note={<Icon name="tick" />} /><Judged label="Lost" value={1} state="broken" note={<code>never-got</code>} />
         </Samples>
       </Section>
