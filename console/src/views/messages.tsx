@@ -101,8 +101,8 @@ function Details({ it, silent }: { readonly it: Sent; readonly silent: readonly 
       </div>
       <div class="message-figures">
         {figure("Ack after", falls.ackMs)}
-        {figure("First device", falls.firstMs)}
-        {figure(falls.devices > 1 ? `All ${falls.devices} devices` : "All devices", falls.allMs)}
+        {figure(falls.devices > 1 ? "First device" : "The device", falls.firstMs)}
+        {falls.devices > 1 && figure(`All ${falls.devices} devices`, falls.allMs)}
         <p class="soft">{timeSentence(falls)}</p>
       </div>
       <WaterfallView key={it.trace} falls={falls} silent={silent} />
@@ -118,7 +118,7 @@ function Nothing({ kind, id, it }: { readonly kind: "user" | "msg"; readonly id:
     <>
       {it.silent.length > 0 && <p class="note part">{joined(it.silent)} did not answer. What {it.silent.length === 1 ? "it knows" : "they know"} is missing.</p>}
       <Empty command={kind === "user" ? `tidegate send --user ${id} --to ${id === "bob" ? "alice" : "bob"} hello` : `curl '${location.origin}/v1/trace?msg=${id}'`}>
-        Nothing is known of {id}. Follow it for 10 minutes; what is sent from then on appears here.
+        Nothing is recorded of {kind === "user" ? id : "this message"}. Follow {kind === "user" ? `${id} for 10 minutes, and send something` : "it for 10 minutes"}: what happens from then on appears here.
       </Empty>
     </>
   );

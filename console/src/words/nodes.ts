@@ -74,7 +74,7 @@ export function figuresNote(live: readonly string[], known: readonly string[], s
 
 /** A verdict about the cluster: what a person has to know first. */
 export interface Verdict {
-  readonly tone: "" | "amber" | "red";
+  readonly tone: "" | "amber" | "red" | "off";
   readonly sentence: string;
   readonly more: string;
   /** What a person can do, where something is not as it should be. */
@@ -83,7 +83,7 @@ export interface Verdict {
 
 /** Judges the state of the nodes, and the figures of the last second where they are known. */
 export function verdict(it: Nodes | undefined, figures: { readonly refused: number | undefined; readonly lagMs: number | undefined }): Verdict {
-  if (!it) return { tone: "", sentence: "Reading the state of the nodes.", more: "" };
+  if (!it) return { tone: "off", sentence: "Reading the state of the nodes.", more: "" };
   const live = it.nodes.filter((node) => node.lease === "live");
   const gone = it.nodes.filter((node) => node.lease === "lapsed");
   const owned = new Set(live.flatMap((node) => [...node.owns]));
