@@ -4,11 +4,16 @@ import type { Unreachable } from "../live/policy.ts";
 import { runbook, type Runbook } from "./runbook.ts";
 import { capital, count, duration, grouped, joined, plural, span } from "./numbers.ts";
 
+/** A time that is not known to a tenth of a second: `39 s`, `1 min 9 s`. */
+function about(seconds: number): string {
+  return seconds < 59.5 ? `${Math.max(1, Math.round(seconds))} s` : duration(seconds * 1000);
+}
+
 /** What a node's drain is doing. */
 export function drainWords({ drain }: Pick<NodeRow, "drain">): string {
   if (!drain) return "";
   const noticed = drain.unnoticed > 0 ? `, ${grouped(drain.unnoticed)} not notified yet` : "";
-  const rest = drain.rate > 0 && drain.left > 0 ? `, done in about ${duration(Math.max(1000, (drain.left / drain.rate) * 1000))}` : "";
+  const rest = drain.rate > 0 && drain.left > 0 ? `, done in about ${about(drain.left / drain.rate)}` : "";
   return `${drain.phase}: ${grouped(drain.left)} left of ${grouped(drain.from)}${noticed}${rest}`;
 }
 
@@ -32,7 +37,7 @@ export function drainTime(conns: number, settings: DrainSettings | undefined, ac
   const fastest = (conns / rate) * 1000;
   const wanted = Math.max(Math.min(settings.spreadMs, (conns / PACE_MIN) * 1000), fastest);
   const wait = settings.lbDelayMs > 0 ? `First ${span(settings.lbDelayMs / 1000)} pass in which load balancers stop choosing it. ` : "";
-  const leave = conns === 0 ? "" : wanted < 1000 ? "They leave within a second. " : `They leave within about ${span(Math.ceil(wanted / 1000))}. `;
+  const leave = conns === 0 ? "" : wanted < 1000 ? "They leave within a second. " : `They leave within about ${about(wanted / 1000)}. `;
   return `${wait}${leave}The drain takes ${span(settings.deadlineMs / 1000)} at most: who is still there then is cut off.`;
 }
 
