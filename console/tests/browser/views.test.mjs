@@ -85,8 +85,8 @@ describe("the views", { concurrency: 3 }, () => {
     assert.equal(await page.isVisible(".list"), false);
     assert.equal(await page.evaluate(() => document.activeElement?.className), "back");
     await page.setViewportSize({ width: 360, height: 800 });
-    await page.evaluate(axe);
-    assert.deepEqual(await findings(page), []);
+    const findings = await accessibility(page);
+    assert.deepEqual(await findings("light"), []);
     await page.keyboard.press("Enter");
     await page.waitForSelector(".list");
     assert.match((await page.evaluate(() => document.activeElement?.className)) ?? "", /^message-row/);
