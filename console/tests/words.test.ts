@@ -116,7 +116,10 @@ test("the verdict names what a person has to know first", () => {
   assert.equal(of({ partitions: 3 }).sentence, "One partition has no owner.");
   assert.equal(of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }).sentence, "n2 stopped without a drain; others take over.");
   assert.equal(of({ nodes: [{ ...node, state: "draining", drain: { phase: "draining", from: 10, left: 3, unnoticed: 0, rate: 5, forMs: 100 } }] }).tone, "amber");
-  assert.match(drainQuestion(node, 0), /only node/);
+  assert.match(drainQuestion(node, 0), /only node: nobody takes them over, and this page ends with it\.$/);
+  assert.match(drainQuestion({ ...node, conns: 0 }, 2), /It has no clients now\.$/);
+  assert.match(drainQuestion({ ...node, conns: 0 }, 0), /It has no clients now\. It is the only node: this page ends with it\.$/);
+  assert.match(drainQuestion({ ...node, conns: 1 }, 2), /Its client is asked to leave\. It connects to the other nodes\.$/);
   const troubled = [of({ archiveBehind: [1] }), of({ partitions: 3 }), of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }), of({ stale: true }), of({ nodes: [{ ...node, state: "full" }] }), verdict(all, { refused: 0, lagMs: 2000 })];
   assert.deepEqual(new Set(troubled.map((it) => it.runbook?.alert)), new Set(ALERTS));
   assert.equal(of({}).runbook, undefined);

@@ -10,6 +10,7 @@ import { flows, flowsRevision, silent } from "../live/flows.ts";
 import { nodes } from "../live/nodes.ts";
 import { readings } from "../live/samples.ts";
 import { revision, seconds } from "../live/stats.ts";
+import { Empty } from "../parts/empty.tsx";
 import { Icon } from "../parts/icon.tsx";
 import { grouped } from "../words/numbers.ts";
 import { caption, movesWords, summary, time } from "../words/river.ts";
@@ -69,6 +70,7 @@ export function River() {
   if (!it) return <section class="river" aria-label="River of clients"><p class="quiet">The picture of the clients begins with the first figures.</p></section>;
   const isOpen = forced ?? it.phases.length > 0;
   const past = it.all.filter((phase) => phase.kind === "leaves" && !phase.isOpen && phase.to < it.from);
+  const hasClients = it.phases.length > 0 || it.steps.some((step) => step.at >= it.from && step.at <= it.to && step.lanes.some((lane) => lane.length > 0));
   const source = allows("flows") ? "flows" : "counts";
   return (
     <section class="river" aria-label="River of clients">
@@ -81,11 +83,12 @@ export function River() {
             <Icon name={pinned.value === undefined ? "pause" : "play"} />
             {pinned.value === undefined ? "Pause" : "Go on"}
           </button>
-          {!asTable && <button type="button" class="button" aria-expanded={isOpen} onClick={() => setForced(!isOpen)}>{isOpen ? "Less" : "More"}</button>}
+          {!asTable && hasClients && <button type="button" class="button" aria-expanded={isOpen} onClick={() => setForced(!isOpen)}>{isOpen ? "Less" : "More"}</button>}
           <button type="button" class="button" aria-pressed={asTable} onClick={() => setTable(!asTable)}>{asTable ? "Show as picture" : "Show as table"}</button>
         </div>
       </div>
-      {asTable ? <Table it={it} /> : <RiverPicture it={it} isOpen={isOpen} />}
+      {!hasClients && !asTable && <Empty command="tidegate tail --user bob">No client was connected in this time. This connects one, and its strand begins a few seconds later:</Empty>}
+      {asTable ? <Table it={it} /> : hasClients && <RiverPicture it={it} isOpen={isOpen} />}
     </section>
   );
 }

@@ -19,9 +19,9 @@ export function drainWords({ drain }: Pick<NodeRow, "drain">): string {
 
 /** What a drain will do, before a person confirms it. */
 export function drainQuestion(it: NodeRow, others: number): string {
-  const people = it.conns === 0 ? "It has no clients now." : `Its ${it.conns === 1 ? "client is" : `${grouped(it.conns)} clients are`} asked to leave, each in a slot of its own.`;
-  const after = others > 0 ? "They connect to the other nodes." : "It is the only node: nobody takes them over, and this page ends with it.";
-  return `${it.node} drains, and its process exits. ${people} ${after}`;
+  const people = it.conns === 0 ? "It has no clients now." : it.conns === 1 ? "Its client is asked to leave." : `Its ${grouped(it.conns)} clients are asked to leave, each in a slot of its own.`;
+  const after = others > 0 ? (it.conns === 0 ? "" : ` ${it.conns === 1 ? "It connects" : "They connect"} to the other nodes.`) : ` It is the only node: ${it.conns === 0 ? "" : `nobody takes ${it.conns === 1 ? "it" : "them"} over, and `}this page ends with it.`;
+  return `${it.node} drains, and its process exits. ${people}${after}`;
 }
 
 /** Least pace of a drain, in clients a second: few clients leave faster than `drain.spread_ms` asks for. */
