@@ -148,8 +148,8 @@ test("people are those that the events name, with the devices that have not gone
 });
 
 test("a drain says how long it takes, by the settings of the node alone", () => {
-  const settings = { lbDelayMs: 0, spreadMs: 30_000, maxRate: 500, flushMs: 5000, deadlineMs: 50_000 };
-  const end = "The drain takes 50 s at most: who is still there then is cut off.";
+  const settings = { lbDelayMs: 0, spreadMs: 30_000, maxRate: 500, deadlineMs: 50_000 };
+  const end = "The drain takes 50 s at most; who has not left by then is cut off.";
   assert.equal(drainTime(3000, undefined, 1000), "", "nothing is guessed");
   assert.equal(drainTime(0, settings, 0), end);
   assert.equal(drainTime(20, settings, 0), `They leave within a second. ${end}`);

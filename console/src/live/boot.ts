@@ -8,7 +8,6 @@ export interface DrainSettings {
   readonly lbDelayMs: number;
   readonly spreadMs: number;
   readonly maxRate: number;
-  readonly flushMs: number;
   readonly deadlineMs: number;
 }
 

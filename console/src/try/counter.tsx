@@ -73,7 +73,7 @@ export function Counter({ stage, again }: { readonly stage: Stage; readonly agai
         <span class="about">{stage.mode === "room"
           ? "Judged by the checker’s rules for live rooms. "
           : `Judged by the checker’s rules, against what ${boot.value?.node ?? "the node"} has stored. `}</span>
-        <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines, with hashes in place of what was said">Save the recording</button> <span class="about">to judge it yourself, or </span>
+        <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines for tidegate-lab check, with hashes in place of what was said">Save the recording</button> <span class="about">to judge it yourself, or </span>
         <button type="button" class="link" onClick={again}>start over</button><span class="about">.</span>
       </p>
       <p class="phone-counts small">

@@ -38,7 +38,7 @@ export function drainTime(conns: number, settings: DrainSettings | undefined, ac
   const wanted = Math.max(Math.min(settings.spreadMs, (conns / PACE_MIN) * 1000), fastest);
   const wait = settings.lbDelayMs > 0 ? `First ${span(settings.lbDelayMs / 1000)} pass in which load balancers stop choosing it. ` : "";
   const leave = conns === 0 ? "" : wanted < 1000 ? "They leave within a second. " : `They leave within about ${about(wanted / 1000)}. `;
-  return `${wait}${leave}The drain takes ${span(settings.deadlineMs / 1000)} at most: who is still there then is cut off.`;
+  return `${wait}${leave}The drain takes ${span(settings.deadlineMs / 1000)} at most; who has not left by then is cut off.`;
 }
 
 /** Which nodes the page can't connect to before it is loaded again, and why. */
