@@ -1,5 +1,15 @@
 import { signal } from "@preact/signals";
+import { hueClass, hueOf, type Hue } from "../charts/hues.ts";
 import { get } from "./api.ts";
+import { keepPolicy } from "./policy.ts";
+
+/** How a node leaves: the section `drain` of its configuration. */
+export interface DrainSettings {
+  readonly lbDelayMs: number;
+  readonly spreadMs: number;
+  readonly maxRate: number;
+  readonly deadlineMs: number;
+}
 
 /** What the node says about itself to this page. */
 export interface Boot {
@@ -13,6 +23,8 @@ export interface Boot {
   readonly clients: { readonly ws: readonly string[] };
   readonly nodes: number;
   readonly peers: readonly { readonly node: string; readonly ws: readonly string[]; readonly admin: string }[];
+  /** Settings of the node's drain; absent on versions that do not report them. */
+  readonly drain?: DrainSettings;
 }
 
 /** The answer of `GET /v1/console`; undefined until it arrives. */
@@ -39,6 +51,7 @@ export async function loadBoot(): Promise<void> {
   const it = await get<Boot & { readonly nowMs?: number }>("/v1/console");
   nameNodes([it.node, ...it.peers.map((peer) => peer.node)]);
   pageVersion.value ||= it.version;
+  keepPolicy(it);
   // The clock of the node is no news.
   const next = { ...it, nowMs: 0 };
   if (JSON.stringify(next) !== JSON.stringify(boot.value)) boot.value = next;
@@ -59,9 +72,12 @@ export function allows(feature: string): boolean {
   return it !== undefined && it.features.includes(feature) && (it.console === "full" || !ACTIONS.has(feature));
 }
 
-/** Classes that give a part the colour of a node; from the fourth node on the colours repeat with a pattern. */
+/** Colour of a node; undefined for one that the page knows from old events alone. */
+export function nodeHue(node: string): Hue | undefined {
+  return hueOf(nodeNames.value, node);
+}
+
+/** Classes that give a part the colour of a node. */
 export function nodeClass(node: string): string {
-  const index = Math.max(0, nodeNames.value.indexOf(node));
-  const turn = Math.floor(index / 3);
-  return `of-${index % 3}${turn > 0 ? ` turn-${turn % 2 === 1 ? 1 : 2}` : ""}`;
+  return hueClass(nodeHue(node));
 }
