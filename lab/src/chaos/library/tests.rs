@@ -7,6 +7,7 @@ use tidegate_protocol::codec::Wire;
 
 use super::{machine::LibraryClient, message_names::name_messages};
 use crate::{
+    adapter::Description,
     checker::{Budget, History, HistoryEvent, Via, check},
     person::{Phase, Profile, text_hash},
 };
@@ -28,8 +29,11 @@ fn device(can: &[&str]) -> LibraryClient {
         hops: 0,
         hints: false,
     };
-    let can: Vec<String> = can.iter().map(|it| (*it).to_owned()).collect();
-    LibraryClient::new(profile, &can, json!({"do": "connect", "client": "device3"}), 1, 7)
+    let list = |all: &[&str]| all.iter().map(|it| (*it).to_owned()).collect();
+    let (name, version) = ("test".to_owned(), String::new());
+    let (levels, transports) = (list(&["L0", "L3"]), list(&["tcp-json"]));
+    let description = Description { name, version, levels, transports, can: list(can) };
+    LibraryClient::new(profile, &description, json!({"do": "connect", "client": "device3"}), 1, 7)
 }
 
 /// Runs ticks until there is a command of this kind.
@@ -42,7 +46,7 @@ fn until(client: &mut LibraryClient, phase: Phase, what: &str) -> Value {
 }
 
 fn handle_event(client: &mut LibraryClient, event: &Value) {
-    client.handle_event(event, || 2);
+    client.handle_event(event, Duration::ZERO, || 2);
 }
 
 fn is_sent(events: &[HistoryEvent<String>], name: &str) -> bool {
