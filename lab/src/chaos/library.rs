@@ -252,8 +252,11 @@ fn connect(world: &World, index: usize, link: &Link) -> Value {
     let count = addresses.len().max(1);
     addresses.rotate_left(index % count);
     let token = auth::sign(&world.key, &profile.user, None, TOKEN_TIME);
-    // Without this option the store is in memory.
-    let files = link.description.can.iter().any(|it| it == FILES).then_some(&link.directory);
+    // A connection that is frozen for ever is noticed soon, and so is a push that was lost between two nodes.
+    let mut options = json!({"history": "all", "settings": {"heartbeatMs": HEARTBEAT_MS}});
+    if link.description.can.iter().any(|it| it == FILES) {
+        options["files"] = json!(link.directory);
+    }
     json!({
         "do": "connect",
         "client": link.name,
@@ -262,8 +265,7 @@ fn connect(world: &World, index: usize, link: &Link) -> Value {
         "user": profile.user,
         "device": profile.device,
         "tokens": [token],
-        // A connection that is frozen for ever is noticed soon, and so is a push that was lost between two nodes.
-        "options": {"history": "all", "settings": {"heartbeatMs": HEARTBEAT_MS}, "files": files},
+        "options": options,
     })
 }
 
