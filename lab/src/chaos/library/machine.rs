@@ -258,6 +258,9 @@ impl LibraryClient {
     pub(super) fn killed(&mut self, now: Duration) {
         self.is_down = true;
         self.forget_older(now);
+        if let Some(room) = &mut self.room {
+            room.killed(now);
+        }
         self.repeatable.extend(self.recent.drain(..).map(|(_, conv, seq)| (conv, seq)));
         self.end_client();
     }

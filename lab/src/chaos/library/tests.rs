@@ -133,6 +133,33 @@ fn room_message_that_a_new_connection_may_repeat_is_another_attempt() {
 }
 
 #[test]
+fn room_message_that_was_answered_just_before_a_kill_may_be_sent_again() {
+    let mut client = in_the_hall(&["L3"]);
+    let mut answer = |at| loop {
+        let send = until(&mut client, Phase::Talk, "send");
+        let conv = if send["to"]["conversation"] == "r:hall" { "r:hall" } else { CONV };
+        let sent =
+            json!({"event": "sent", "client": "device3/0", "as": send["as"], "conversation": conv, "seq": 1});
+        client.handle_event(&sent, Duration::from_secs(at), || 2);
+        if conv == "r:hall" {
+            break;
+        }
+    };
+    [1, 9].into_iter().for_each(&mut answer);
+    let sent: Vec<_> = take_sends(&mut client).into_iter().filter(|it| it.1 == "r:hall").collect();
+    client.killed(Duration::from_secs(9));
+    client.started();
+    let name = client.name();
+    for attempts in [1, 0] {
+        handle_event(&mut client, &json!({"event": "state", "client": name, "state": "live"}));
+        let again = take_sends(&mut client);
+        assert!(!again.iter().any(|it| it.0 == sent[0].0), "{again:?}");
+        assert_eq!(again.iter().filter(|it| it.0 == sent[1].0).count(), attempts);
+        handle_event(&mut client, &json!({"event": "state", "client": name, "state": "waiting"}));
+    }
+}
+
+#[test]
 fn kill_of_the_adapter_excuses_the_repeat_of_what_was_shown_just_before() {
     let mut client = device(&["store", "ordered"]);
     let message = |seq: u64| json!({"event": "message", "conversation": CONV, "seq": seq, "msgId": "x"});

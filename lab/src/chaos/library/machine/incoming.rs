@@ -22,8 +22,8 @@ impl LibraryClient {
         let seq = event["seq"].as_u64().unwrap_or_default();
         match event["event"].as_str().unwrap_or_default() {
             "state" => self.connected(event, session),
-            "sent" => self.sent(event, seq),
-            "failed" => self.failed(event),
+            "sent" => self.sent(event, now, seq),
+            "failed" => self.failed(event, now),
             "done" => self.done(event),
             "message" => {
                 let cid = event["msgId"].as_str().unwrap_or_default().to_owned();
@@ -120,10 +120,10 @@ impl LibraryClient {
         self.events.push(HistoryEvent::SendKept { cid: cid.clone() });
     }
 
-    fn sent(&mut self, event: &Value, seq: u64) {
+    fn sent(&mut self, event: &Value, now: Duration, seq: u64) {
         let duplicate = event["duplicate"].as_bool().unwrap_or_default();
         if let Some(cid) = self.answered_late(event) {
-            self.is_repeated_to_room(&cid);
+            self.is_repeated_to_room(&cid, now);
             if !Self::is_nameless(event, &cid) {
                 self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
             }
@@ -131,7 +131,7 @@ impl LibraryClient {
         }
         match self.answered(event) {
             Some(Asked::Send { cid, place }) if event["conversation"] == *place => {
-                self.is_repeated_to_room(&cid);
+                self.is_repeated_to_room(&cid, now);
                 self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
             }
             Some(_) => self.failure = Some(format!("sent elsewhere: {event}")),
@@ -139,13 +139,13 @@ impl LibraryClient {
         }
     }
 
-    fn failed(&mut self, event: &Value) {
+    fn failed(&mut self, event: &Value, now: Duration) {
         let code = u16::try_from(event["code"].as_u64().unwrap_or_default()).unwrap_or(u16::MAX);
         if let Some(cid) = self.answered_late(event) {
-            return self.refused(cid, code);
+            return self.refused(cid, now, code);
         }
         match self.answered(event) {
-            Some(Asked::Send { cid, .. }) => self.refused(cid, code),
+            Some(Asked::Send { cid, .. }) => self.refused(cid, now, code),
             Some(Asked::Join) => self.failure = Some(format!("a join is refused: {event}")),
             Some(Asked::Pull { conv }) => {
                 if let Some(check) = &mut self.end_check {
@@ -159,8 +159,8 @@ impl LibraryClient {
 
     /// Records a refusal. A copy of a message to a room may be refused after another one was accepted: it may be sent
     /// before the next client has joined.
-    fn refused(&mut self, cid: String, code: u16) {
-        let is_repeated = self.is_repeated_to_room(&cid);
+    fn refused(&mut self, cid: String, now: Duration, code: u16) {
+        let is_repeated = self.is_repeated_to_room(&cid, now);
         self.events.push(if is_repeated {
             HistoryEvent::SendInfo { cid }
         } else {

@@ -1,14 +1,18 @@
 //! The live room of a device: it joins when its client starts, and sends while it is in.
 //!
 //! The library joins again after each reconnect without an event, so a connection counts as in the room from its first
-//! message on. It repeats unanswered messages as well, and a room fans out each copy.
+//! message on. It repeats unanswered messages as well, and a room fans out each copy. After a kill it may also repeat those
+//! that were answered just before, because it removes a message after it has reported the answer.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use rand::RngExt as _;
 use serde_json::{Value, json};
 
-use super::{super::message_names::is_label, Asked, LibraryClient};
+use super::{super::message_names::is_label, AGAIN_TIME, Asked, LibraryClient};
 use crate::checker::{HistoryEvent, Via};
 
 /// Messages that go to the room while the device is in it, in percent.
@@ -23,11 +27,34 @@ pub(super) struct Room {
     inside: Option<u64>,
     /// Unanswered messages: hash of the text, and number of repeats.
     unanswered: BTreeMap<String, (u64, u32)>,
+    /// Messages that were answered within [`AGAIN_TIME`].
+    answered: VecDeque<(Duration, String, (u64, u32))>,
+    /// Messages that were answered just before a kill, until the next connection.
+    again: Vec<(String, (u64, u32))>,
 }
 
 impl Room {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), is_joined: false, inside: None, unanswered: BTreeMap::new() }
+        Self {
+            name: name.to_owned(),
+            is_joined: false,
+            inside: None,
+            unanswered: BTreeMap::new(),
+            answered: VecDeque::new(),
+            again: Vec::new(),
+        }
+    }
+
+    /// Notes that the adapter was killed.
+    pub(super) fn killed(&mut self, now: Duration) {
+        self.forget_older(now);
+        self.again.extend(self.answered.drain(..).map(|(_, cid, message)| (cid, message)));
+    }
+
+    fn forget_older(&mut self, now: Duration) {
+        while self.answered.front().is_some_and(|(at, ..)| *at + AGAIN_TIME < now) {
+            self.answered.pop_front();
+        }
     }
 
     fn conv(&self) -> String {
@@ -75,8 +102,14 @@ impl LibraryClient {
 
     /// Records a send to the room over the present connection.
     pub(super) fn send_to_room(&mut self, conv: &str, cid: &str, body: u64, attempt: u32) {
-        let (Some(room), Some(session)) = (&mut self.room, self.connection) else { return };
-        room.unanswered.insert(cid.to_owned(), (body, attempt));
+        if let Some(room) = &mut self.room {
+            room.unanswered.insert(cid.to_owned(), (body, attempt));
+        }
+        self.record_attempt(conv, cid, body, attempt);
+    }
+
+    fn record_attempt(&mut self, conv: &str, cid: &str, body: u64, attempt: u32) {
+        let Some(session) = self.connection else { return };
         self.events.push(HistoryEvent::SendInv {
             user: self.profile.user.clone(),
             device: self.profile.device.clone(),
@@ -89,19 +122,25 @@ impl LibraryClient {
         });
     }
 
-    /// Records that unanswered messages may be sent again, over a new connection.
+    /// Records that messages may be sent again, over a new connection.
     pub(super) fn repeat_to_room(&mut self) {
-        let Some(room) = &self.room else { return };
+        let Some(room) = &mut self.room else { return };
         let (conv, unanswered) = (room.conv(), room.unanswered.clone());
+        for (cid, (body, attempt)) in std::mem::take(&mut room.again) {
+            self.record_attempt(&conv, &cid, body, attempt + 1);
+        }
         for (cid, (body, attempt)) in unanswered {
             self.send_to_room(&conv, &cid, body, attempt + 1);
         }
     }
 
     /// Notes the answer to a message. Returns whether it is one to the room that may have been sent several times.
-    pub(super) fn is_repeated_to_room(&mut self, cid: &str) -> bool {
-        let answered = self.room.as_mut().and_then(|room| room.unanswered.remove(cid));
-        answered.is_some_and(|(_, repeats)| repeats > 0)
+    pub(super) fn is_repeated_to_room(&mut self, cid: &str, now: Duration) -> bool {
+        let Some(room) = &mut self.room else { return false };
+        let Some(message) = room.unanswered.remove(cid) else { return false };
+        room.forget_older(now);
+        room.answered.push_back((now, cid.to_owned(), message));
+        message.1 > 0
     }
 
     /// Returns whether an ack can't be attributed: a room stores nothing by which the id of the library has a name.
