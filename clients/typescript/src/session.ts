@@ -375,11 +375,12 @@ export class Session {
     this.feed.counting = welcome.settings?.unread || 'all';
     this.#liveAt = this.#heardAt = now;
     this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.feed.user });
+    // A message to a room is refused before the join.
+    this.rooms.rejoin(now);
+    this.#requests.live(now);
     this.outbox.live(welcome, now);
     this.inbox.syncStarted(now);
     this.sync(now, () => {}, () => {});
-    this.rooms.rejoin(now);
-    this.#requests.live(now);
     this.#beat(link);
   }
 

@@ -395,3 +395,17 @@ test('counts unread messages between two syncs', () => {
   machine.frame({ receipt: { conversation: KEY, seq: 6 } });
   assert.equal(machine.session.feed.conversations.get(KEY).unread, 0);
 });
+
+test('a message to a room that is repeated after a reconnect comes after the join', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.session.rooms.join(machine.now, 'hall', { done() {}, fail() {} });
+  machine.frame({ id: machine.frames('join')[0].id, done: {} });
+  machine.session.send(machine.now, { conversation: 'r:hall' }, { text: 'hi' }, { chained: true });
+  const before = machine.written.length;
+  machine.lost();
+  machine.tick(60_000);
+  machine.login();
+  const kinds = machine.written.slice(before).map((it) => ['join', 'send', 'sync'].find((kind) => it[kind]));
+  assert.deepEqual(kinds.filter(Boolean), ['join', 'send', 'sync']);
+});
