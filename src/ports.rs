@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{bus::Bus, link::Link, routes::Routes, scratch::Scratch, store::Store};
 
 #[cfg(test)]
-mod in_memory;
+mod tests;
 
 /// One adapter per port, chosen by `node` alone.
 pub struct Ports {

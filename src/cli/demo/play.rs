@@ -97,8 +97,8 @@ impl Play {
 
     /// Pulls the history over both connections, compares, and prints the judgement; returns whether there is one.
     ///
-    /// What was judged while nothing was open is forgotten but for its hashes: the next judgement is about what follows,
-    /// and one of the whole history compares the hashes.
+    /// Of what was judged while nothing was open only hashes are kept: the next judgement is about what follows, and one
+    /// of the whole history compares the hashes.
     pub(super) async fn judge(&mut self, scope: Scope, limit: Duration) -> bool {
         let judged = (scope == Scope::Whole).then_some(&self.past);
         let (began, settled) = self.stage.change(|scene, now| {

@@ -1,4 +1,4 @@
-//! Ports in memory, for unit tests of what is above them.
+//! Ports in memory, shared by the unit tests of the modules above.
 
 use std::sync::Arc;
 
