@@ -147,14 +147,12 @@ test("people are those that the events name, with the devices that have not gone
   assert.deepEqual(known(events), [{ user: "alice", devices: ["web"] }, { user: "bob", devices: [] }, { user: "carol", devices: [] }]);
 });
 
-test("a drain says how long it takes, by the settings of the node alone", () => {
-  const settings = { lbDelayMs: 0, spreadMs: 30_000, maxRate: 500, deadlineMs: 50_000 };
+test("a drain says how long it takes, by the node's own plan alone", () => {
+  const plan = { clients: 600, delayMs: 0, slotsMs: 12_200, deadlineMs: 50_000 };
   const end = "The drain takes 50 s at most; who has not left by then is cut off.";
-  assert.equal(drainTime(3000, undefined, 1000), "", "nothing is guessed");
-  assert.equal(drainTime(0, settings, 0), end);
-  assert.equal(drainTime(20, settings, 0), `They leave within a second. ${end}`);
-  assert.equal(drainTime(600, settings, 1000), `They leave within about 12 s. ${end}`);
-  assert.equal(drainTime(9000, settings, 1000), `They leave within about 30 s. ${end}`);
-  assert.equal(drainTime(9000, settings, 200), `They leave within about 45 s. ${end}`, "the others take 200 a second");
-  assert.match(drainTime(9000, { ...settings, lbDelayMs: 5000 }, 0), /^First 5 s pass in which load balancers stop choosing it\. They leave/);
+  assert.equal(drainTime(undefined), "", "nothing is guessed");
+  assert.equal(drainTime({ ...plan, clients: 0, slotsMs: 0 }), end);
+  assert.equal(drainTime({ ...plan, clients: 20, slotsMs: 900 }), `They leave within a second. ${end}`);
+  assert.equal(drainTime(plan), `They leave within about 12 s. ${end}`);
+  assert.match(drainTime({ ...plan, delayMs: 5000 }), /^First 5 s pass in which load balancers stop choosing it\. They leave/);
 });

@@ -3,11 +3,13 @@ import { hueClass, hueOf, type Hue } from "../charts/hues.ts";
 import { get } from "./api.ts";
 import { keepPolicy } from "./policy.ts";
 
-/** How a node leaves: the section `drain` of its configuration. */
-export interface DrainSettings {
-  readonly lbDelayMs: number;
-  readonly spreadMs: number;
-  readonly maxRate: number;
+/** What a drain of the node would take if it began now. */
+export interface DrainPlan {
+  readonly clients: number;
+  /** Time in which load balancers stop choosing the node. */
+  readonly delayMs: number;
+  /** Time from the notice until the last client leaves. */
+  readonly slotsMs: number;
   readonly deadlineMs: number;
 }
 
@@ -23,12 +25,13 @@ export interface Boot {
   readonly clients: { readonly ws: readonly string[] };
   readonly nodes: number;
   readonly peers: readonly { readonly node: string; readonly ws: readonly string[]; readonly admin: string }[];
-  /** Settings of the node's drain; absent on versions that do not report them. */
-  readonly drain?: DrainSettings;
 }
 
 /** The answer of `GET /v1/console`; undefined until it arrives. */
 export const boot = signal<Boot | undefined>(undefined);
+
+/** Plan of the node's drain; undefined on versions that do not report it. */
+export const drainPlan = signal<DrainPlan | undefined>(undefined);
 
 /** Version of the node when it first answered: the one that this page belongs to. */
 export const pageVersion = signal("");
@@ -48,7 +51,8 @@ export function nameNodes(names: readonly string[]): void {
 
 /** Asks the node who it is, and who its peers are. */
 export async function loadBoot(): Promise<void> {
-  const it = await get<Boot & { readonly nowMs?: number }>("/v1/console");
+  const { drainPlan: plan, ...it } = await get<Boot & { readonly nowMs?: number; readonly drainPlan?: DrainPlan }>("/v1/console");
+  drainPlan.value = plan;
   nameNodes([it.node, ...it.peers.map((peer) => peer.node)]);
   pageVersion.value ||= it.version;
   keepPolicy(it);

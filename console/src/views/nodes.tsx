@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
-import { allows, boot, nodeClass } from "../live/boot.ts";
+import { allows, boot, drainPlan, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
 import { followFlows } from "../live/flows.ts";
@@ -97,10 +97,9 @@ function OtherConsole({ node }: { readonly node: string }) {
   return admin ? <a href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a> : <span class="quiet small">on its own port</span>;
 }
 
-/** How long a drain takes. The settings of other nodes are not known here, so theirs is said by their row. */
-function howLong(it: NodeRow, nodes: readonly NodeRow[]): string {
-  const accepts = nodes.filter((node) => node.boot !== it.boot && node.state === "ready").reduce((sum, node) => sum + node.accepts, 0);
-  const known = it.self ? drainTime(it.conns, boot.value?.drain, accepts) : "";
+/** How long a drain takes. The plans of other nodes are not known here, so theirs is said by their row. */
+function howLong(it: NodeRow): string {
+  const known = it.self ? drainTime(drainPlan.value) : "";
   return known || "Once it has begun, its row says how many are left, and when it will be done.";
 }
 
@@ -117,7 +116,7 @@ function Ask({ nodes }: { readonly nodes: readonly NodeRow[] }) {
         <>
           <h2>Drain {it.node}?</h2>
           <p class="soft">{drainQuestion(it, nodes.length - 1)}</p>
-          <p class="soft">{howLong(it, nodes)} You can call it off until all clients are being closed.</p>
+          <p class="soft">{howLong(it)} You can call it off until all clients are being closed.</p>
           <div class="actions">
             {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/drain")} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>

@@ -1,4 +1,4 @@
-import type { DrainSettings } from "../live/boot.ts";
+import type { DrainPlan } from "../live/boot.ts";
 import type { NodeRow, Nodes } from "../live/nodes.ts";
 import type { Unreachable } from "../live/policy.ts";
 import { runbook, type Runbook } from "./runbook.ts";
@@ -24,21 +24,12 @@ export function drainQuestion(it: NodeRow, others: number): string {
   return `${it.node} drains, and its process exits. ${people}${after}`;
 }
 
-/** Least pace of a drain, in clients a second: few clients leave faster than `drain.spread_ms` asks for. */
-const PACE_MIN = 50;
-
-/**
- * How long a drain takes, by the settings of the node; empty if they are not known. `accepts` is how many clients a second
- * the other nodes take, 0 if there is none.
- */
-export function drainTime(conns: number, settings: DrainSettings | undefined, accepts: number): string {
-  if (!settings) return "";
-  const rate = accepts > 0 ? Math.min(settings.maxRate, accepts) : settings.maxRate;
-  const fastest = (conns / rate) * 1000;
-  const wanted = Math.max(Math.min(settings.spreadMs, (conns / PACE_MIN) * 1000), fastest);
-  const wait = settings.lbDelayMs > 0 ? `First ${span(settings.lbDelayMs / 1000)} pass in which load balancers stop choosing it. ` : "";
-  const leave = conns === 0 ? "" : wanted < 1000 ? "They leave within a second. " : `They leave within about ${about(wanted / 1000)}. `;
-  return `${wait}${leave}The drain takes ${span(settings.deadlineMs / 1000)} at most; who has not left by then is cut off.`;
+/** How long a drain takes, by the node's own plan; empty if it reports none. */
+export function drainTime(plan: DrainPlan | undefined): string {
+  if (!plan) return "";
+  const wait = plan.delayMs > 0 ? `First ${span(plan.delayMs / 1000)} pass in which load balancers stop choosing it. ` : "";
+  const leave = plan.clients === 0 ? "" : plan.slotsMs < 1000 ? "They leave within a second. " : `They leave within about ${about(plan.slotsMs / 1000)}. `;
+  return `${wait}${leave}The drain takes ${span(plan.deadlineMs / 1000)} at most; who has not left by then is cut off.`;
 }
 
 /** Which nodes the page can't connect to before it is loaded again, and why. */
