@@ -30,7 +30,7 @@ function target(to: To): Target {
   const it: Target =
     typeof to === 'string' ? (to.includes(':') ? { conversation: to } : { toUser: to }) : 'user' in to ? { toUser: to.user } : to;
   if (it.toUser !== undefined ? !ID.test(it.toUser) : !KEY.test(it.conversation ?? '')) {
-    throw local('BAD_REQUEST', 'The receiver is neither a user id nor a conversation key.');
+    throw local('BAD_REQUEST', 'This is neither a user id nor a conversation key');
   }
   return it;
 }
@@ -54,7 +54,7 @@ export class Client {
   constructor(options: Options, transport: Transport) {
     this.#user = options.user;
     const base = options.device ?? defaultDevice();
-    if (!ID.test(base)) throw local('BAD_REQUEST', 'The name of the device is not valid.');
+    if (!ID.test(base)) throw local('BAD_REQUEST', 'This is no device name');
     this.#core = this.#start(options, base, transport).catch((reason: unknown) => {
       const error = reason instanceof TidegateError ? reason : local('UNSUPPORTED', String(reason));
       this.#deliver({ name: 'state', value: { name: 'closed', error } });
@@ -159,7 +159,7 @@ export class Client {
    */
   async send(to: To, content: string | Content, options: SendOptions = {}): Promise<Sent> {
     const it = target(to);
-    if (options.msgId !== undefined && !ID.test(options.msgId)) throw local('BAD_REQUEST', 'The message id is not valid.');
+    if (options.msgId !== undefined && !ID.test(options.msgId)) throw local('BAD_REQUEST', 'This is no message id');
     return this.#call('send', it, contentOf(content), options);
   }
 

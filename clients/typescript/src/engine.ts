@@ -166,10 +166,7 @@ export class Engine implements Core {
     try {
       this.run(what);
     } catch {
-      for (const conn of conns) {
-        this.#conns.get(conn)?.socket?.close();
-        this.#lost(conn);
-      }
+      for (const conn of conns) this.#lost(conn);
     }
   }
 
@@ -219,7 +216,7 @@ export class Engine implements Core {
     this.#conns.delete(conn);
   }
 
-  async #open(conn: number, alternates: readonly string[] | undefined): Promise<void> {
+  async #open(conn: number, alternates: readonly string[]): Promise<void> {
     if (this.#isOver) return;
     const entry: { socket?: Socket; address?: string } = {};
     this.#conns.set(conn, entry);
@@ -227,7 +224,7 @@ export class Engine implements Core {
       const token = await tokenFor(this.#options);
       if (!this.#conns.has(conn)) return;
       if (!this.run((now, session) => session.authorized(now, conn, token, userOf(token)))) return;
-      const address = (alternates && this.#addresses.alternate(alternates)) ?? (await this.#address(conn, token));
+      const address = this.#addresses.alternate(alternates) ?? (await this.#address(conn, token));
       if (!this.#conns.has(conn)) return;
       const dial = address && this.#transport.dial(address, this.#options);
       if (!dial) throw local('NO_ADDRESS', address && `This platform has no transport for ${address}`);
@@ -250,7 +247,7 @@ export class Engine implements Core {
   #lost(conn: number, error?: TidegateError): void {
     if (!this.#conns.has(conn)) return;
     this.run((now, session) => session.lost(now, conn, error));
-    this.#conns.delete(conn);
+    this.#end(conn);
   }
 
   /** Returns the address to connect to, after asking `assign` if its last answer is too old or useless. */

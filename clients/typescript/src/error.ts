@@ -5,12 +5,12 @@ export type Reconnect = 'now' | 'after' | 'never';
 /** Codes of the client's own: code 0 and a name. Their cures are in local_cures.ts. */
 const LOCAL = {
   CLOSED: [false, 'The client is closed'],
-  OFFLINE: [true, 'There is no connection'],
+  OFFLINE: [true, 'No connection'],
   OUTBOX_FULL: [true, 'Too many messages are unanswered'],
   BAD_REQUEST: [false, 'The arguments are not valid'],
-  NO_ADDRESS: [false, 'No usable address of a node is known'],
+  NO_ADDRESS: [false, 'No usable address'],
   UNSUPPORTED: [false, 'The platform lacks what the options need'],
-  OTHER_USER: [false, 'The token names another user than the one before'],
+  OTHER_USER: [false, 'The token names another user'],
 } as const;
 
 export type LocalName = keyof typeof LOCAL;
@@ -30,23 +30,18 @@ export class TidegateError extends Error {
   /** Sentences on what to do, by the name of the code; `@tidegate/client/cures` fills it. */
   static readonly cures: Record<string, string> = {};
   /** Number in docs/errors.md; 0 for an error of the client itself. */
-  readonly code: number;
+  declare readonly code: number;
   /** Whether the same request may succeed later without a change. */
-  readonly temporary: boolean;
+  declare readonly temporary: boolean;
   /** Whether the client connects again after this end of a connection. */
-  readonly reconnect: Reconnect;
+  declare readonly reconnect: Reconnect;
   /** Shortest wait before the next attempt, if the node named one. */
-  readonly retryAfterMs: number | undefined;
-  readonly detail: Record<string, string> | undefined;
+  declare readonly retryAfterMs: number | undefined;
+  declare readonly detail: Record<string, string> | undefined;
 
   constructor(fields: Fields) {
     super(fields.message || fields.name);
-    this.name = fields.name;
-    this.code = fields.code;
-    this.temporary = fields.temporary;
-    this.reconnect = fields.reconnect;
-    this.retryAfterMs = fields.retryAfterMs;
-    this.detail = fields.detail;
+    Object.assign(this, { ...fields, message: this.message });
   }
 
   /** What to do about it; empty unless `@tidegate/client/cures` is imported. */
@@ -56,8 +51,7 @@ export class TidegateError extends Error {
 
   /** Fields as plain data, for other tabs. */
   toJSON(): Fields {
-    const { code, name, message, temporary, reconnect, retryAfterMs, detail } = this;
-    return { code, name, message, temporary, reconnect, retryAfterMs, detail };
+    return { ...this, message: this.message };
   }
 }
 
