@@ -1,7 +1,7 @@
 import { Addresses } from './addresses.js';
 import { askAssign } from './assign.js';
 import type { Dial, Socket } from './dial.js';
-import { local, TidegateError } from './error.js';
+import { local, TidegateError, type LocalName } from './error.js';
 import { METHODS, type Method } from './methods.js';
 import type { Emitted } from './feed.js';
 import { Session } from './session.js';
@@ -220,8 +220,10 @@ export class Engine implements Core {
     if (this.#isOver) return;
     const entry: { socket?: Socket; address?: string } = {};
     this.#conns.set(conn, entry);
+    let failure: LocalName = 'NO_TOKEN';
     try {
       const token = await tokenFor(this.#options);
+      failure = 'UNREACHABLE';
       if (!this.#conns.has(conn)) return;
       if (!this.run((now, session) => session.authorized(now, conn, token, userOf(token)))) return;
       const address = this.#addresses.alternate(alternates) ?? (await this.#address(conn, token));
@@ -229,13 +231,17 @@ export class Engine implements Core {
       const dial = address && this.#transport.dial(address, this.#options);
       if (!dial) throw local('NO_ADDRESS', address && `This platform has no transport for ${address}`);
       entry.address = address;
+      let isOpen = false;
       entry.socket = dial(address, {
-        opened: () => this.run((now, session) => session.opened(now, conn)),
+        opened: () => {
+          isOpen = true;
+          this.run((now, session) => session.opened(now, conn));
+        },
         text: (text) => this.#text(conn, text),
-        closed: () => this.#lost(conn),
+        closed: (cause) => this.#lost(conn, isOpen ? undefined : local(failure, cause && `${address}: ${cause}`)),
       });
     } catch (error) {
-      this.#lost(conn, error instanceof TidegateError ? error : undefined);
+      this.#lost(conn, error instanceof TidegateError ? error : local(failure, String(error)));
     }
   }
 

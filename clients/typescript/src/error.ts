@@ -8,6 +8,8 @@ const LOCAL = {
   OFFLINE: [true, 'No connection'],
   OUTBOX_FULL: [true, 'Too many messages are unanswered'],
   BAD_REQUEST: [false, 'The arguments are not valid'],
+  UNREACHABLE: [true, 'The connection could not be made'],
+  NO_TOKEN: [true, 'The token could not be had'],
   NO_ADDRESS: [false, 'No usable address'],
   UNSUPPORTED: [false, 'The platform lacks what the options need'],
   OTHER_USER: [false, 'The token names another user'],
@@ -74,5 +76,5 @@ export function fromClose({ code = 0, name, reason = '', reconnect: named = '', 
 /** Returns an error of the client itself. */
 export function local(name: LocalName, message?: string): TidegateError {
   const [temporary, text] = LOCAL[name];
-  return new TidegateError({ code: 0, name, message: message || text, temporary, reconnect: 'never' });
+  return new TidegateError({ code: 0, name, message: message || text, temporary, reconnect: temporary ? 'now' : 'never' });
 }

@@ -93,6 +93,36 @@ test('tries the next address when one fails', async () => {
   }
 });
 
+test('names the reason while it waits: no token, no connection, or none that is known', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    const refuse = (what) => () => {
+      throw new Error(what);
+    };
+    const failing = await open({ token: refuse('signed out') });
+    await settle();
+    const { error } = failing.state;
+    assert.deepEqual([failing.state.name, error.name, error.message, error.temporary], ['waiting', 'NO_TOKEN', 'Error: signed out', true]);
+    assert.match(error.cure, /token/);
+    failing.drop();
+
+    const invalid = await open({ webSocket: refuse('invalid URL') });
+    assert.deepEqual([invalid.state.name, invalid.state.error.name], ['waiting', 'UNREACHABLE']);
+    invalid.drop();
+
+    const client = await open();
+    FakeSocket.all[0].onerror({ message: 'refused' });
+    assert.deepEqual([client.state.error.name, client.state.error.message], ['UNREACHABLE', 'ws://a: refused']);
+    mock.timers.tick(1000);
+    await settle();
+    login().onclose();
+    assert.deepEqual([client.state.name, client.state.error], ['waiting', undefined]);
+    client.drop();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
 test('tries the next address when a node refuses the login, or does not answer it', async () => {
   mock.timers.enable({ apis: ['setTimeout', 'Date'] });
   try {

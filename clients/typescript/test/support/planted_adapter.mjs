@@ -1,7 +1,7 @@
 // The adapter of the kit with planted faults, which chaos has to find: PLANT names them, separated by commas.
-import { createInterface } from 'node:readline';
 import { connect } from '../../dist/index.js';
 import { createDriver, memoryStores } from '../../kit/driver.mjs';
+import { eachLine } from '../../kit/lines.mjs';
 
 /** What happens to the message that is the n-th to be shown. */
 const FAULTS = {
@@ -19,6 +19,4 @@ function emit(event) {
 }
 
 const command = createDriver({ connect, makeStore: memoryStores(), emit, transports: ['tcp-json'], can: ['store', 'ordered', 'sync'] });
-const lines = createInterface({ input: process.stdin });
-lines.on('line', (line) => line.trim() && command(JSON.parse(line)));
-lines.on('close', () => process.exit(0));
+eachLine(process.stdin, (line) => command(JSON.parse(line)), () => process.exit(0));
