@@ -72,14 +72,13 @@ export class Outbox {
     fail?: (error: TidegateError) => void,
   ): OutboxItem {
     const chained = this.#chain && options.chained && options.msgId === undefined && !to.conversation?.startsWith('r:');
-    let msgId = options.msgId;
-    if (msgId === undefined) {
-      msgId = chained ? this.#tail : this.#port.newId();
-      if (chained) this.#tail = this.#port.newId();
-    }
-    const { traceparent } = options;
-    const item: OutboxItem = { msgId, at: this.#next++, to, content, chained, tail: chained ? this.#tail : undefined, traceparent };
+    const fresh = this.#port.newId();
+    const { msgId = chained ? this.#tail : fresh, traceparent } = options;
+    const item: OutboxItem = { msgId, at: this.#next, to, content, chained, tail: chained ? fresh : undefined, traceparent };
+    // Throws if the content is no JSON, before the chain has promised its id.
     this.#push(item, 0, options.hold ? Infinity : 0, done, fail);
+    this.#next++;
+    this.continueAt(item.tail);
     return item;
   }
 

@@ -195,6 +195,23 @@ test('tries addresses that are added to its list later', async () => {
   }
 });
 
+test('refuses what is no message, without a hole in the chain', limits, async () => {
+  const client = await open();
+  const socket = login();
+  const sends = () => socket.sent.filter((it) => it.send).map((it) => it.send);
+  client.send('bob', 'one').catch(() => {});
+  await settle();
+  const bad = { code: 0, name: 'BAD_REQUEST', temporary: false };
+  for (const content of [{ text: 'two', count: 1n }, null]) await assert.rejects(client.send('bob', content), bad);
+  client.send('bob', 'two').catch(() => {});
+  client.send('bob', 'mine', { msgId: 'id' }).catch(() => {});
+  await assert.rejects(client.send('bob', 'mine', { msgId: 'id' }), bad);
+  await settle();
+  assert.deepEqual(sends().map((it) => it.content.text), ['one', 'two', 'mine']);
+  assert.equal(sends()[0].nextId, sends()[1].msgId);
+  client.drop();
+});
+
 test('stores a message before it is sent, and forgets it when it is answered', async () => {
   const items = new Map();
   let release;
