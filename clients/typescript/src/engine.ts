@@ -238,7 +238,7 @@ export class Engine implements Core {
           this.run((now, session) => session.opened(now, conn));
         },
         text: (text) => this.#text(conn, text),
-        closed: (cause) => this.#lost(conn, isOpen ? undefined : local(failure, cause && `${address}: ${cause}`)),
+        closed: (cause) => this.#lost(conn, isOpen ? undefined : local(failure, `${address}: ${cause || 'no connection'}`)),
       });
     } catch (error) {
       this.#lost(conn, error instanceof TidegateError ? error : local(failure, String(error)));

@@ -2,16 +2,16 @@ import type { WireClose, WireError } from './wire.js';
 
 export type Reconnect = 'now' | 'after' | 'never';
 
-/** Codes of the client's own: code 0 and a name. Their cures are in local_cures.ts. */
+/** Errors of the client's own, which have code 0: whether they are temporary, and the message unless each has its own. Their cures are in local_cures.ts. */
 const LOCAL = {
   CLOSED: [false, 'The client is closed'],
   OFFLINE: [true, 'No connection'],
-  OUTBOX_FULL: [true, 'Too many messages are unanswered'],
-  BAD_REQUEST: [false, 'The arguments are not valid'],
-  UNREACHABLE: [true, 'The connection could not be made'],
-  NO_TOKEN: [true, 'The token could not be had'],
+  OUTBOX_FULL: [true, 'Too many unanswered messages'],
+  BAD_REQUEST: [false],
+  UNREACHABLE: [true],
+  NO_TOKEN: [true],
   NO_ADDRESS: [false, 'No usable address'],
-  UNSUPPORTED: [false, 'The platform lacks what the options need'],
+  UNSUPPORTED: [false],
   OTHER_USER: [false, 'The token names another user'],
 } as const;
 
@@ -74,7 +74,7 @@ export function fromClose({ code = 0, name, reason = '', reconnect: named = '', 
 }
 
 /** Returns an error of the client itself. */
-export function local(name: LocalName, message?: string): TidegateError {
-  const [temporary, text] = LOCAL[name];
-  return new TidegateError({ code: 0, name, message: message || text, temporary, reconnect: temporary ? 'now' : 'never' });
+export function local(name: LocalName, text?: string): TidegateError {
+  const [temporary, message = ''] = LOCAL[name];
+  return fromWire({ name, message: text || message, temporary });
 }
