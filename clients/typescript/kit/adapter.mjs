@@ -1,8 +1,8 @@
 // Adapter of the conformance kit for Node: JSON lines on stdin and stdout.
-import { createInterface } from 'node:readline';
 import { connect } from '../dist/index.js';
 import { createDriver, memoryStores } from './driver.mjs';
 import { fileStores } from './file_stores.mjs';
+import { eachLine } from './lines.mjs';
 import { openWebSocket } from './websocket.mjs';
 
 const emit = (event) => process.stdout.write(JSON.stringify(event) + '\n');
@@ -17,6 +17,4 @@ const command = createDriver({
   can: ['random', 'store', 'files', 'online', 'ordered', 'sync'],
 });
 
-const lines = createInterface({ input: process.stdin });
-lines.on('line', (line) => line.trim() && command(JSON.parse(line)));
-lines.on('close', () => process.exit(0));
+eachLine(process.stdin, (line) => command(JSON.parse(line)), () => process.exit(0));

@@ -57,7 +57,9 @@ export function createDriver({ connect, makeStore, makeFile, webSocket, emit, tr
     client.on('state', ({ name: state, error, node, session }) => {
       if (state === 'offline') return;
       const live = state === 'live' ? { node, session } : {};
-      const code = state === 'waiting' || state === 'closed' ? { code: error?.code ?? 0, name: error?.name ?? '' } : {};
+      // What the client itself finds is no close of the node.
+      const close = error?.code ? error : { code: 0, name: '' };
+      const code = state === 'waiting' || state === 'closed' ? { code: close.code, name: close.name } : {};
       say('state', { state, ...live, ...code });
     });
     client.on('message', ({ conversation, seq, sender, msgId, content }) =>

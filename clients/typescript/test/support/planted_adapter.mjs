@@ -1,8 +1,8 @@
 // The adapter of the kit with planted faults, which chaos has to find: PLANT names them, separated by commas.
-import { createInterface } from 'node:readline';
 import { connect } from '../../dist/index.js';
 import { createDriver, memoryStores } from '../../kit/driver.mjs';
 import { fileStores } from '../../kit/file_stores.mjs';
+import { eachLine } from '../../kit/lines.mjs';
 
 /** What happens to the message that is the n-th to be shown. */
 const SHOWN = {
@@ -60,6 +60,4 @@ const command = createDriver({
   // The faults of what is shown happen once in a process, so only `forget` lets it be killed.
   can: ['store', 'ordered', 'sync', ...(forgets ? ['files'] : [])],
 });
-const lines = createInterface({ input: process.stdin });
-lines.on('line', (line) => line.trim() && command(JSON.parse(line)));
-lines.on('close', () => process.exit(0));
+eachLine(process.stdin, (line) => command(JSON.parse(line)), () => process.exit(0));
