@@ -20,7 +20,6 @@ use crate::{
     delivery::answer_cache::AnswerCache,
     directory::Directory,
     drain::Drainer,
-    figures::CodeCounts,
     ingest::{
         admin::Admin,
         intake::{Intake, Outlets},
@@ -157,9 +156,9 @@ impl Broker {
         (Arc::new(broker), outlets)
     }
 
-    /// Returns the counts of the codes given to clients.
-    pub fn codes(&self) -> Arc<CodeCounts> {
-        Arc::clone(&self.metrics.codes)
+    /// Returns the handles of the metrics.
+    pub fn metrics(&self) -> Metrics {
+        self.metrics.clone()
     }
 
     /// Returns the receiving end of the link, for the calls of peers.

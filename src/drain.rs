@@ -19,6 +19,9 @@ use tidegate_protocol::{
 };
 use tokio::{sync::Notify, task::JoinHandle, time::Instant};
 
+mod forecast;
+
+pub use self::forecast::Forecast;
 use crate::{
     assign::Assigner,
     budget::Admission,
@@ -41,6 +44,7 @@ const POST_TIMEOUT: Duration = Duration::from_millis(250);
 /// Drain of one node.
 pub struct Drainer {
     state: Mutex<State>,
+    settings: Settings,
     start: Instant,
     shards: Vec<ShardHandle>,
     admission: Arc<Admission>,
@@ -93,6 +97,7 @@ impl Drainer {
         };
         Arc::new(Self {
             state: Mutex::new(state),
+            settings,
             start: start.into(),
             shards,
             admission,
@@ -122,6 +127,11 @@ impl Drainer {
             rate: state.rate,
             for_ms: u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
         })
+    }
+
+    /// Returns the forecast of a drain that would begin now, at the pace that the other nodes accept now.
+    pub fn forecast(&self) -> Forecast {
+        Forecast::new(self.unfinished(), self.settings, self.assigner.others_accept())
     }
 
     /// Returns whether the node is sending its clients to other nodes.

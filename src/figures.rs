@@ -56,6 +56,20 @@ pub struct FiguresPage {
     pub flows: Vec<FlowsRow>,
 }
 
+impl FiguresPage {
+    /// Returns the approximate size of all rows.
+    pub fn bytes(&self) -> usize {
+        let stats = self.stats.iter().map(|row| row_bytes(row.values.len()));
+        let codes = self.codes.iter().map(|row| row_bytes(row.counts.len()));
+        stats.chain(codes).chain(self.flows.iter().map(|row| row_bytes(row.fields()))).sum()
+    }
+}
+
+/// Returns the approximate size of a row.
+const fn row_bytes(fields: usize) -> usize {
+    16 * (1 + fields)
+}
+
 /// Figures that a node keeps.
 pub struct Figures {
     stats: Mutex<RowRing<StatsRow>>,
@@ -85,26 +99,27 @@ impl Figures {
         self.codes.lock().push(row);
     }
 
+    /// Returns all rows of values and of codes, shared with this node.
+    pub fn recent(&self) -> (RowRing<StatsRow>, RowRing<CodesRow>) {
+        (self.stats.lock().clone(), self.codes.lock().clone())
+    }
+
     /// Returns the queried figures; the newest of them, if they exceed the size of a page.
     pub fn page(&self, query: FiguresQuery) -> FiguresPage {
         let mut left = PAGE_BYTES_MAX;
-        let (mut stats, mut codes) = ((Vec::new(), 0), (Vec::new(), 0));
-        if let Some(from) = query.stats_from {
-            let ring = self.stats.lock();
-            stats = (newest(ring.from(from), &mut left, |row| row.values.len()), ring.next());
-        }
-        if let Some(from) = query.codes_from {
-            let ring = self.codes.lock();
-            codes = (newest(ring.from(from), &mut left, |row| row.counts.len()), ring.next());
-        }
+        let (stats, codes) = self.recent();
+        let stats_rows =
+            query.stats_from.map(|from| newest(stats.from(from), &mut left, |row| row.values.len()));
+        let codes_rows =
+            query.codes_from.map(|from| newest(codes.from(from), &mut left, |row| row.counts.len()));
         let (now_ms, flows) = self.flows.complete(query.flows_after_ms);
         let flows = newest(flows.iter(), &mut left, FlowsRow::fields);
         FiguresPage {
             now_ms,
-            stats: stats.0,
-            stats_next: stats.1,
-            codes: codes.0,
-            codes_next: codes.1,
+            stats_next: stats_rows.as_ref().map_or(0, |_| stats.next()),
+            stats: stats_rows.unwrap_or_default(),
+            codes_next: codes_rows.as_ref().map_or(0, |_| codes.next()),
+            codes: codes_rows.unwrap_or_default(),
             flows,
         }
     }
@@ -118,7 +133,7 @@ fn newest<'a, T: Clone + 'a>(
     fields: impl Fn(&T) -> usize,
 ) -> Vec<T> {
     let fits = |row: &&T| {
-        let bytes = 16 * (1 + fields(row));
+        let bytes = row_bytes(fields(row));
         let fits = bytes <= *left;
         *left = if fits { *left - bytes } else { 0 };
         fits

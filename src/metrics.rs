@@ -98,6 +98,7 @@ metrics! {
     counter link_timeouts "tidegate_link_timeouts_total" "Batches without a timely reply from their peer; their pushes count as not delivered."
     counter link_failures "tidegate_link_failures_total" "Links to peers that broke or could not be opened."
     counter link_refused "tidegate_link_refused_total" "Link callers refused in the handshake: wrong secret, another run, too slow, too many connections, or not authenticated in time."
+    counter figures_dropped "tidegate_peer_figures_dropped_total" "Answers with figures of a peer that were dropped, because they exceeded its allowance of 64 KiB a second; the console lacks them."
     gauge partitions_owned "tidegate_partitions_owned" "Partitions of the log that this node owns."
     counter rules_switched "tidegate_ledger_rules_switched_total" "Times the rules of an owned partition were switched to a later version."
     gauge clock_distrusted "tidegate_clock_distrusted" "Whether messages and dedup keys do not expire, because the clock of this node differs from that of the store, or was set. 0: no, 1: yes."

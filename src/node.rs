@@ -417,8 +417,8 @@ fn api(
 ) -> Api {
     let console = Arc::new(Console::new(config));
     let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
-    let codes = broker.codes();
-    let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), codes, directory, ack_times);
+    let counts = broker.metrics();
+    let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), counts, directory, ack_times);
     let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
     Api {
         admin: broker.admin.clone(),

@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use crate::{bus::Bus, link::Link, routes::Routes, scratch::Scratch, store::Store};
 
+#[cfg(test)]
+mod tests;
+
 /// One adapter per port, chosen by `node` alone.
 pub struct Ports {
     /// Durable log and node topics.

@@ -170,6 +170,14 @@ pub struct NodeRow {
     pub lease: Lease,
 }
 
+#[cfg(test)]
+impl NodeRow {
+    /// Creates the row of a node that has renewed its lease once.
+    pub(crate) fn new(info: NodeInfo, lease: Lease) -> Self {
+        Self { info, renewals: 1, lease }
+    }
+}
+
 /// State of a node run's lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lease {

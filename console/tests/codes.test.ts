@@ -24,8 +24,8 @@ test("a code rises when it is given more often than before, in the same time", (
 });
 
 test("the steepest code comes first", () => {
-  const it = summary(new Map([["n1", new Map([[now - MIN, [[1, 1], [2, 9], [3, 9]]]])]] as const), now);
-  assert.deepEqual(rising(it).map((one) => one.code), [2, 3, 1]);
+  const it = summary(new Map([["n1", new Map([[now - MIN, [[1, 1], [2, 9], [3, 9], [4015, 30]]]])]] as const), now);
+  assert.deepEqual(rising(it).map((one) => one.code), [2, 3, 1], "the end of a history is none");
 });
 
 test("rows that are sent again count once, and old ones end", () => {

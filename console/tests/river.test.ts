@@ -4,10 +4,10 @@ import { Apportion } from "../src/charts/apportion.ts";
 import { Course } from "../src/charts/course.ts";
 import { phases } from "../src/charts/phases.ts";
 import { counts, ordered, type Reading } from "../src/charts/readings.ts";
-import { layout } from "../src/charts/river.ts";
+import { layout, windowOf } from "../src/charts/river.ts";
 import { FLIGHT, LOOK, Strands, unitOf, type Move, type Second } from "../src/charts/strands.ts";
 import { askNext, mergeFlows, type Ask } from "../src/live/flows.ts";
-import { caption, compact, lasted, movesWords, phaseBrief, phaseWords, summary } from "../src/words/river.ts";
+import { caption, compact, lasted, minutes, movesWords, phaseBrief, phaseWords, summary } from "../src/words/river.ts";
 
 /** Numbers from 0 to 1 that repeat for a seed. */
 function random(seed: number): () => number {
@@ -190,7 +190,7 @@ test("phases, the caption and the summary are said in words", () => {
   assert.equal(off && phaseWords(off), "stays, 0 of 100 had left");
   const [dead] = phases("n1", [reading(0, 9)], 12);
   assert.equal(dead && phaseWords(dead), "stopped 12 s ago");
-  assert.equal(summary(["n1", "n2"], [1, 4000], [leaves, away], 8), "The last 8 minutes: n3 leaves, 100 at 33/s; n3 away 35 s. Now n1 has one client and n2 has 4,000 clients.");
+  assert.equal(summary(["n1", "n2"], [1, 4000], [leaves, away], 480), "The last 8 min: n3 leaves, 100 at 33/s; n3 away 35 s. Now n1 has one client and n2 has 4,000 clients.");
   assert.match(caption(250, 3, "flows", ["n3"]), /^Each strand is 250 clients, .+counted where they arrived\. n3 did not answer/);
   assert.match(caption(1, 3, "counts", []), /^Each strand is one client, .+derived from the nodes’ counts/);
   assert.equal(caption(1, 1, "counts", []), "Each strand is one client.");
@@ -271,4 +271,19 @@ test("a picture keeps its strands apart, inside its height, and joins what cross
   const before = course.strands;
   course.update({ names: NAMES, readings: rows, flows, revision: 0 });
   assert.equal(course.strands, before, "nothing new begins nothing again");
+});
+
+test("the window grows with what is known, and then moves on", () => {
+  assert.deepEqual([1, 30, 31, 133, 480, 900].map((known) => windowOf(1000, 1000 + known - 1)), [30, 30, 31, 133, 480, 480]);
+  assert.deepEqual([45, 119, 120, 133, 480].map(minutes), ["45 s", "119 s", "2 min", "2:13 min", "8 min"]);
+  // Half a minute after its first figures the picture has strands from edge to edge.
+  const course = new Course();
+  const list = Array.from({ length: 44 }, (_, index) => reading(1000 + index, 20));
+  course.update({ names: ["n1"], own: "n1", readings: new Map([["n1", list]]), flows: new Map(), revision: 0 });
+  const { steps, crossings } = course.strands;
+  const [first, end] = [steps[0]?.at ?? 0, steps.at(-1)?.at ?? 0];
+  const span = windowOf(first, end);
+  assert.ok(span >= 30 && span < 44, `${span} seconds`);
+  const it = layout(steps, crossings, end - span + 1, span, 392);
+  assert.deepEqual(it.lines.map(({ lane }) => [lane[0], lane[span - 1]]), it.lines.map(() => [0, 0]));
 });

@@ -5,10 +5,10 @@ import { test } from "node:test";
 import { parseFrame } from "../src/try/frames.ts";
 import type { Nodes } from "../src/live/nodes.ts";
 import { known } from "../src/words/people.ts";
-import { curl, drainQuestion, newClients, verdict } from "../src/words/nodes.ts";
+import { curl, drainQuestion, drainTime, newClients, unreachedWords, verdict } from "../src/words/nodes.ts";
 import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
-import { SENTENCES, connecting, opening } from "../src/words/sentences.ts";
+import { SENTENCES, connecting, kept, opening, purpose } from "../src/words/sentences.ts";
 import { describe } from "../src/words/wire.ts";
 
 const say = (name: string, facts: object) => SENTENCES[name]?.({ who: "bob", other: "alice", ...facts });
@@ -65,6 +65,11 @@ test("the sentences about the other breaks", () => {
 
 test("the page opens with who is connected and what is promised", () => {
   assert.equal(connecting("n1"), "Connecting to n1.");
+  assert.equal(purpose("pair"), "Tidegate delivers messages between clients; two of them run in this page.");
+  assert.equal(kept(1, "n1", 2, "pair", true, false), "One message was written and synced, then acked.");
+  assert.equal(kept(2, "n1", 3, "group", true, true), "Two messages were written and synced, then acked. What n1 has stored was compared with all three screens.");
+  assert.doesNotMatch(kept(2, "n1", 2, "pair", false, true), /synced/);
+  assert.doesNotMatch(kept(2, "n1", 2, "room", true, true), /synced|compared/, "a room stores nothing");
   assert.equal(
     opening(["alice", "bob"], ["n1"], "pair", true),
     "Alice and bob are connected to n1. The promise: once a message is acked it is on disk, and the other one sees it once and in order, whatever breaks. Send one, then break something.",
@@ -102,7 +107,7 @@ test("frames in words", () => {
 });
 
 test("the verdict names what a person has to know first", () => {
-  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, share: null, zone: "", drain: null, stands: [] };
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, share: null, accepts: 1000, zone: "", drain: null, stands: [] };
   const all: Nodes = { nodes: [node], partitions: 2, archiveBehind: [], stale: false };
   const of = (change: Partial<Nodes>) => verdict({ ...all, ...change }, { refused: 0, lagMs: 0 });
   assert.deepEqual(of({}), { tone: "", sentence: "All is well.", more: "One node, three clients, two partitions owned." });
@@ -111,7 +116,10 @@ test("the verdict names what a person has to know first", () => {
   assert.equal(of({ partitions: 3 }).sentence, "One partition has no owner.");
   assert.equal(of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }).sentence, "n2 stopped without a drain; others take over.");
   assert.equal(of({ nodes: [{ ...node, state: "draining", drain: { phase: "draining", from: 10, left: 3, unnoticed: 0, rate: 5, forMs: 100 } }] }).tone, "amber");
-  assert.match(drainQuestion(node, 0), /only node/);
+  assert.match(drainQuestion(node, 0), /only node: nobody takes them over, and this page ends with it\.$/);
+  assert.match(drainQuestion({ ...node, conns: 0 }, 2), /It has no clients now\.$/);
+  assert.match(drainQuestion({ ...node, conns: 0 }, 0), /It has no clients now\. It is the only node: this page ends with it\.$/);
+  assert.match(drainQuestion({ ...node, conns: 1 }, 2), /Its client is asked to leave\. It connects to the other nodes\.$/);
   const troubled = [of({ archiveBehind: [1] }), of({ partitions: 3 }), of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }), of({ stale: true }), of({ nodes: [{ ...node, state: "full" }] }), verdict(all, { refused: 0, lagMs: 2000 })];
   assert.deepEqual(new Set(troubled.map((it) => it.runbook?.alert)), new Set(ALERTS));
   assert.equal(of({}).runbook, undefined);
@@ -123,7 +131,7 @@ test("each runbook is a section of the documentation", () => {
 });
 
 test("the part of the new clients follows weights and free connections", () => {
-  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 0, capacity: 100, owns: [], version: "", weight: 100, share: null, zone: "", drain: null, stands: [] };
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 0, capacity: 100, owns: [], version: "", weight: 100, share: null, accepts: 1000, zone: "", drain: null, stands: [] };
   const other = { ...node, node: "n2", boot: "b", conns: 50 };
   assert.equal(newClients(node, [node, other], 100), "n1 gets about 67 % of the new clients, by weight and free connections.");
   assert.equal(newClients(node, [node, other], 50), "n1 gets about 50 % of the new clients, by weight and free connections.");
@@ -137,4 +145,14 @@ test("people are those that the events name, with the devices that have not gone
   const event = (type: string, subject: string, device: string) => ({ id: "", type: `tidegate.${type}`, subject, time: "", data: { device } });
   const events = [event("offline", "bob", "phone"), event("online", "alice", "web"), event("online", "bob", "phone"), event("read", "carol", ""), event("offline", "alice", "old")];
   assert.deepEqual(known(events), [{ user: "alice", devices: ["web"] }, { user: "bob", devices: [] }, { user: "carol", devices: [] }]);
+});
+
+test("a drain says how long it takes, by the node's own plan alone", () => {
+  const plan = { clients: 600, delayMs: 0, slotsMs: 12_200, deadlineMs: 50_000 };
+  const end = "The drain takes 50 s at most; who has not left by then is cut off.";
+  assert.equal(drainTime(undefined), "", "nothing is guessed");
+  assert.equal(drainTime({ ...plan, clients: 0, slotsMs: 0 }), end);
+  assert.equal(drainTime({ ...plan, clients: 20, slotsMs: 900 }), `They leave within a second. ${end}`);
+  assert.equal(drainTime(plan), `They leave within about 12 s. ${end}`);
+  assert.match(drainTime({ ...plan, delayMs: 5000 }), /^First 5 s pass in which load balancers stop choosing it\. They leave/);
 });

@@ -57,6 +57,11 @@ impl Commands {
             .try_send(format!("{command}\n"))
             .map_err(|_| "the adapter has ended, or reads no commands".to_owned())
     }
+
+    /// Returns whether the adapter has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
 }
 
 impl AdapterEvents {
@@ -118,6 +123,11 @@ impl AdapterProcess {
     /// Returns the exit status of an adapter that has ended by itself.
     pub(crate) fn status(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
+    }
+
+    /// Kills the process. What it has written stays readable.
+    pub(crate) async fn kill(&mut self) -> Result<()> {
+        self.child.kill().await.context("the adapter was not killed")
     }
 
     /// Ends the input of the adapter, and waits for its exit, which has to be a success.

@@ -218,8 +218,8 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let key = auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
     let (users, rate) = args.load();
-    let libraries = Libraries::start(&args.adapters).await?;
-    let names = libraries.names();
+    let libraries = Libraries::start(&args.adapters, directory).await?;
+    let (names, kills) = (libraries.names(), libraries.kills());
     let mut world = World::new(users, rate, vec![proxy.address], key, Arc::clone(&recorder));
     world.hand_over(libraries.len(), args.adapter_devices);
     let world = Arc::new(world);
@@ -243,7 +243,7 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let mut history = recorder.take();
     rows::read(&node_store::open(directory)?, &world.users(), &mut history).await?;
     library::name_messages(&mut history);
-    let libraries = library::summary(&history, &names);
+    let libraries = library::summary(&history, &names, &kills);
     Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], libraries, database: None })
 }
 
@@ -257,8 +257,8 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let recorder = Arc::new(Recorder::new());
     let client_addresses = cluster.nodes.iter().map(|node| node.client_proxy.address).collect();
     let (users, rate) = args.load();
-    let libraries = Libraries::start(&args.adapters).await?;
-    let names = libraries.names();
+    let libraries = Libraries::start(&args.adapters, directory).await?;
+    let (names, kills) = (libraries.names(), libraries.kills());
     let mut world = World::new(users, rate, client_addresses, cluster.key().to_vec(), Arc::clone(&recorder));
     world.hand_over(libraries.len(), args.adapter_devices);
     let world = Arc::new(world);
@@ -284,7 +284,7 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     let store = PostgresStore::open(&config.postgres).await.context("postgres")?;
     rows::read(&store, &world.users(), &mut history).await?;
     library::name_messages(&mut history);
-    let libraries = library::summary(&history, &names);
+    let libraries = library::summary(&history, &names, &kills);
     Ok(Run { history, counts, libraries, database: Some(cluster.database) })
 }
 

@@ -12,6 +12,7 @@
 //! | `aborted-read`, `refused-but-stored` | a permanently refused message was pushed, or is in the log |
 //! | `time-travel` | a message was received before it was sent |
 //! | `lost-acked` | an acked message is not in the log at that seq |
+//! | `kept-lost` | a message that its client had stored was neither answered nor is in the log |
 //! | `real-time-inversion` | a message was sent after an ack, and has a smaller seq than the acked one |
 //! | `session-order` | messages of one connection, each sent once, changed places in a conversation |
 //! | `chain-order` | chained messages of a device changed places in a conversation |

@@ -77,7 +77,7 @@ struct Answers {
 async fn query_all(api: &Api, since: u64) -> Answers {
     let query = FiguresQuery { flows_after_ms: Some(since), ..FiguresQuery::default() };
     let queries = peer_figures::live(&api.cluster).into_iter().map(|run| (run, query)).collect();
-    let answers = peer_figures::query(&*api.cluster.ports.link, queries).await;
+    let answers = api.stats.peer_figures.query(&*api.cluster.ports.link, queries).await;
     // Last, so that its seconds are complete at least as far as those of the peers.
     let own = api.cluster.figures.page(query);
     let now_ms = own.now_ms;

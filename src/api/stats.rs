@@ -27,13 +27,22 @@ mod events;
 mod fields;
 mod peers;
 
-use self::{fields::Sampler, peers::FollowedPeers};
-use super::{Api, flows::FlowsCache, peer_figures, refusal};
+use self::{
+    fields::Sampler,
+    peers::{FollowedPeers, NodePast},
+};
+use super::{
+    Api,
+    flows::FlowsCache,
+    peer_figures::{self, PeerFigures},
+    refusal,
+};
 use crate::{
     ack_times::AckTimes,
     cluster::Cluster,
     directory::Directory,
-    figures::{CodeCounts, CodePeriods, FiguresQuery, STATS_ROWS_MAX},
+    figures::{CodePeriods, STATS_ROWS_MAX},
+    metrics::Metrics,
 };
 
 /// Interval of the events of a node.
@@ -50,9 +59,11 @@ const BEHIND_MAX: usize = 32;
 pub struct StatsFeed {
     cluster: Arc<Cluster>,
     sampler: Mutex<Sampler>,
-    codes: Arc<CodeCounts>,
+    metrics: Metrics,
     state: Mutex<Feed>,
     streams: Arc<Semaphore>,
+    /// Queries of the peers, for streams and for flows.
+    pub(super) peer_figures: PeerFigures,
     /// Answers that requests for flows share.
     pub(super) flows: FlowsCache,
 }
@@ -81,16 +92,17 @@ impl StatsFeed {
     /// Creates the figures of a node, from its metrics and its state.
     pub fn new(
         cluster: Arc<Cluster>,
-        metrics: PrometheusHandle,
-        codes: Arc<CodeCounts>,
+        rendered: PrometheusHandle,
+        metrics: Metrics,
         directory: Arc<Directory>,
         ack_times: Arc<AckTimes>,
     ) -> Self {
         let sender = Some(broadcast::Sender::new(BEHIND_MAX));
         Self {
-            sampler: Mutex::new(Sampler::new(Arc::clone(&cluster), metrics, directory, ack_times)),
+            sampler: Mutex::new(Sampler::new(Arc::clone(&cluster), rendered, directory, ack_times)),
             cluster,
-            codes,
+            peer_figures: PeerFigures::new(metrics.clone()),
+            metrics,
             state: Mutex::new(Feed { sender, peers: FollowedPeers::new(fields::COUNT) }),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
             flows: FlowsCache::default(),
@@ -108,7 +120,7 @@ impl StatsFeed {
             ticks.tick().await;
             let now_ms = super::now_ms();
             let row = self.sampler.lock().sample(now_ms);
-            let codes = periods.take(&self.codes, now_ms);
+            let codes = periods.take(&self.metrics.codes, now_ms);
             let state = self.state.lock();
             let (node, mut events) = (self.cluster.me.node.as_str(), String::new());
             if state.is_followed() {
@@ -134,7 +146,7 @@ impl StatsFeed {
                 state.peers.retain(&live);
                 live.iter().map(|run| (run.clone(), state.peers.query(run))).collect()
             };
-            let answers = peer_figures::query(&*self.cluster.ports.link, queries).await;
+            let answers = self.peer_figures.query(&*self.cluster.ports.link, queries).await;
             let (mut state, mut events) = (self.state.lock(), String::new());
             let now_ms = super::now_ms();
             for (run, answer) in answers {
@@ -150,21 +162,22 @@ impl StatsFeed {
     }
 
     /// Returns the first events of a new stream, and the later ones; `None` once the streams have ended.
-    fn follow(&self) -> Option<(Bytes, broadcast::Receiver<Bytes>)> {
+    fn follow(&self) -> Option<(impl Iterator<Item = String> + use<>, broadcast::Receiver<Bytes>)> {
         let state = self.state.lock();
         let later = state.sender.as_ref().map(broadcast::Sender::subscribe)?;
-        let mut start = format!(
+        // Only shared under the lock: as text, the rows of many nodes would delay the events of all streams.
+        let (stats, codes) = self.cluster.figures.recent();
+        let mut past = vec![NodePast { node: self.cluster.me.node.clone(), stats, codes }];
+        past.extend(state.peers.past());
+        drop(state);
+        let start = format!(
             "event: start\ndata: {{\"everyMs\":{},\"keepMs\":{},\"fields\":{}}}\n\n",
             INTERVAL.as_millis(),
             INTERVAL.as_millis() * STATS_ROWS_MAX as u128,
             fields::names(),
         );
-        let query = FiguresQuery { stats_from: Some(0), codes_from: Some(0), flows_after_ms: None };
-        let (node, own) = (self.cluster.me.node.as_str(), self.cluster.figures.page(query));
-        events::put_past(node, own.stats.iter(), fields::COUNT, &mut start);
-        events::put_codes(node, own.codes.iter(), &mut start);
-        state.peers.put_past(&mut start);
-        Some((start.into(), later))
+        let past = past.into_iter().map(|past| past.events(fields::COUNT));
+        Some((std::iter::once(start).chain(past), later))
     }
 }
 
@@ -186,7 +199,7 @@ pub(super) async fn stream(State(api): State<Api>) -> Response {
         return refusal(StatusCode::SERVICE_UNAVAILABLE, Code::Draining, "the node stops", cure)
             .into_response();
     };
-    let events = stream::once(async { start }).chain(stream::unfold((later, permit), next));
+    let events = stream::iter(start.map(Bytes::from)).chain(stream::unfold((later, permit), next));
     let fields = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     (fields, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response()
 }

@@ -4,7 +4,13 @@
 //! `stage` drives both, `schedule` decides what is next, and `breaks` breaks their links, their clients and the node.
 //! `judge` compares what they sent, were acked and showed with the history that both pull after each break.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use tokio::{
@@ -14,7 +20,7 @@ use tokio::{
 
 use self::{
     node::{DataDir, NodeProcess},
-    play::{AUDIT_MAX, Play, RECOVERY_MAX},
+    play::{AUDIT_MAX, Play, RECOVERY_MAX, Scope},
     record::User,
     schedule::End,
     screen::Screen,
@@ -28,6 +34,7 @@ mod bot;
 mod breaks;
 mod judge;
 mod node;
+mod past;
 mod play;
 mod record;
 mod schedule;
@@ -69,9 +76,11 @@ Two bots, ada and ben, talk over WebSockets as any client does. Breaks take turn
 receiver that is offline, a killed node (SIGKILL) that starts again on its data, a message sent
 twice, a lost ack, a client that acks nothing. After each one both bots pull what their conversation
 got since the last complete comparison, at first since the start of the demo, and what was sent,
-acked and shown is compared with it. `lost` and `doubled` are about acked messages, `out of order`
-about what a receiver was shown and what followed an ack. Let nobody else write as ada or ben to the
-other: such a message counts as `never-sent`.
+acked and shown is compared with it. After every tenth break and at the end they pull everything
+since the start of the demo, and what was compared before must still be there. `lost` and `doubled`
+are about acked messages, `out of order` about what a receiver was shown and what followed an ack.
+Let nobody else write as ada or ben to the other: such a message counts as `never-sent`. SIGTERM and
+a closed terminal stop it as Ctrl-C does.
 
 Exit code 0 if no broken promise was found, otherwise 1, and the data is kept. It is 0 also if the
 last line says that something was not checked: the bots or their histories took too long.";
@@ -99,7 +108,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if matches!(outcome, Ok(true)) || !log.exists() {
             data.remove();
         } else if data.is_temporary {
-            eprintln!("the data is kept; the node's log: {}", log.display());
+            // The terminal may be gone.
+            writeln!(io::stderr(), "the data is kept; the node's log: {}", log.display()).ok();
         }
         Ok(if outcome? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     })
@@ -108,10 +118,13 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Plays with a node on a data directory; returns whether no promise was broken.
 async fn show(args: &Args, data: &DataDir) -> anyhow::Result<bool> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    // The end of the terminal, unless `nohup` has excluded it.
+    let mut hangup = if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) };
     let mut stopped = async || {
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
+            Some(()) = async { hangup.as_mut()?.recv().await } => {}
         }
     };
     let node = tokio::select! {
@@ -152,6 +165,13 @@ async fn show(args: &Args, data: &DataDir) -> anyhow::Result<bool> {
     Ok(play.is_good())
 }
 
+/// Returns whether the process was started with SIGHUP ignored, as by `nohup`.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
 /// Judges once more if that is possible within the limits of a recovery and of a pull, and prints the summary.
 async fn finish(play: &mut Play, [recovery_max, audit_max]: [Duration; 2]) {
     play.screen.summary(play.stage.now(), &breaks::summary(play.breaks));
@@ -159,8 +179,9 @@ async fn finish(play: &mut Play, [recovery_max, audit_max]: [Duration; 2]) {
         play.stage.wish(user, Wish::Online);
     }
     let judged_before = play.judged.counts.sent;
-    let is_checked =
-        play.node.is_running() && play.stage.calm(recovery_max).await && play.judge(audit_max).await;
+    let is_checked = play.node.is_running()
+        && play.stage.calm(recovery_max).await
+        && play.judge(Scope::Whole, audit_max).await;
     play.print_broken();
     let (is_good, sent) = (play.is_good(), play.stage.look(|scene| scene.record.counts().sent));
     let is_known = (is_checked && sent > 0) || !is_good;

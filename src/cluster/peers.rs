@@ -218,7 +218,7 @@ mod tests {
 
     fn row(name: &str, rules: u32, lease: Lease) -> NodeRow {
         let boot = NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 };
-        NodeRow { info: NodeInfo { rules, ..NodeInfo::new(boot) }, renewals: 1, lease }
+        NodeRow::new(NodeInfo { rules, ..NodeInfo::new(boot) }, lease)
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tidegate_protocol::{
 };
 
 use super::{
+    read_position::{BeyondHead, NOT_STORED},
     reader::Reader,
     refusal::store_unavailable,
     seek,
@@ -27,13 +28,27 @@ use crate::{
 /// Approximate limit on the bytes of content in one page; the first message is returned whatever its size.
 const PAGE_BYTES: usize = 48 * 1024;
 
-/// Reads the page that `reader` requests.
+/// Reads the page that `reader` requests, from a store that has everything that was published.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member, or pulls beyond the end of the
 /// membership; `NOT_YET` beyond the last seq.
 pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
-    let view = view(store, reader, pull).await?;
+    pull_where(store, reader, pull, BeyondHead::Nothing).await
+}
+
+/// Reads the page that `reader` requests; `above` says what the store may lack.
+///
+/// # Errors
+/// Those of [`pull`], but `NOT_YET` in place of `NOT_A_MEMBER` if the store may lack what made the user a member.
+pub async fn pull_where(
+    store: &dyn Store,
+    reader: &Reader,
+    pull: &Pull,
+    above: BeyondHead,
+) -> Result<pb::Page, Refusal> {
+    let (view, archived) = view(store, reader, pull, above).await?;
+    let beyond = |view: &View| beyond(view, above, archived);
     let since = match pull.which {
         Which::Since(time) => Some(seek::since(store, &pull.conversation, &view, time).await?),
         _ => None,
@@ -65,17 +80,26 @@ pub async fn pull(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<pb:
     Ok(page.page)
 }
 
-async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, Refusal> {
+/// Returns the user's view, and the offset below which the store had archived the partition when it was read.
+async fn view(
+    store: &dyn Store,
+    reader: &Reader,
+    pull: &Pull,
+    above: BeyondHead,
+) -> Result<(View, Option<u64>), Refusal> {
     let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(store_unavailable)?;
     let direct = pull.conversation.is_direct_of(&reader.user);
     let Some(summary) = summary else {
         return Err(if direct {
             (Code::NotYet, "the conversation has no messages yet")
+        } else if above.may_exist(store, &pull.conversation).await? {
+            NOT_STORED
         } else {
             (Code::NotAMember, "")
         });
     };
-    let member_view = summary.member_view.ok_or((Code::NotAMember, ""))?;
+    let archived = summary.archived;
+    let member_view = summary.member_view.ok_or_else(|| above.not_a_member(archived))?;
     let view = reader.view(store, &pull.conversation, &summary.head, &member_view).await?;
     let is_beyond = match &pull.which {
         Which::After(cursor) => *cursor >= view.max(),
@@ -83,13 +107,16 @@ async fn view(store: &dyn Store, reader: &Reader, pull: &Pull) -> Result<View, R
         Which::Seqs(seqs) => seqs.iter().all(|seq| *seq > view.max()),
         Which::Around(seq) => *seq > view.max(),
     };
-    if is_beyond { Err(beyond(&view)) } else { Ok(view) }
+    if is_beyond { Err(beyond(&view, above, archived)) } else { Ok((view, archived)) }
 }
 
 /// Returns the refusal of a pull beyond the last seq.
-fn beyond(view: &View) -> Refusal {
+fn beyond(view: &View, above: BeyondHead, archived: Option<u64>) -> Refusal {
     if view.is_in {
         (Code::NotYet, "there is nothing after your position yet")
+    } else if above.may_be_more(archived) {
+        // The user may have been added again.
+        NOT_STORED
     } else {
         (Code::NotAMember, "your membership or the group has ended, and you have everything up to then")
     }

@@ -1,7 +1,7 @@
 //! Counts of the clients that moved: from another node to this one, from nowhere to this node, and from this node to
 //! nowhere.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
 use tidegate_protocol::id::NodeId;
@@ -73,8 +73,45 @@ impl FlowsRow {
 }
 
 /// Flows of the last 15 minutes; seconds in which no client moved have no row.
+///
+/// Logins take the lock, so a reader holds it only to share the rows, and filters and copies them afterwards.
 #[derive(Debug, Default)]
-pub struct Flows(pub(super) Mutex<VecDeque<FlowsRow>>);
+pub struct Flows(Mutex<SharedRows>);
+
+/// Rows in the order of their seconds. A clone shares them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedRows {
+    /// Rows that no longer change. Copied, as pointers, by the next second after a clone.
+    past: Arc<VecDeque<Arc<FlowsRow>>>,
+    /// Row that is counted in. Copied by the next count after a clone.
+    newest: Option<Arc<FlowsRow>>,
+}
+
+impl SharedRows {
+    /// Returns all rows, oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &FlowsRow> {
+        self.past.iter().chain(&self.newest).map(AsRef::as_ref)
+    }
+
+    /// Removes the rows of a clock that was far ahead.
+    fn remove_after(&mut self, second: u64) {
+        let past = Arc::make_mut(&mut self.past);
+        past.extend(self.newest.take());
+        past.retain(|row| row.at_ms <= second);
+        self.newest = past.pop_back();
+    }
+
+    /// Begins the row of a second, and removes those that are too many or too old.
+    fn begin(&mut self, second: u64) {
+        let past = Arc::make_mut(&mut self.past);
+        past.extend(self.newest.replace(Arc::new(FlowsRow { at_ms: second, flows: Vec::new() })));
+        while past.len() >= FLOWS_ROWS_MAX
+            || past.front().is_some_and(|row| row.at_ms + FLOWS_KEEP_MS <= second)
+        {
+            past.pop_front();
+        }
+    }
+}
 
 impl Flows {
     /// Counts a client that logged in to the node `to`. A client that was connected to the same node before has not
@@ -96,19 +133,14 @@ impl Flows {
         let mut rows = self.0.lock();
         let second = clock() / FLOWS_EVERY_MS * FLOWS_EVERY_MS;
         // Seconds far ahead are those of a clock that was wrong.
-        if rows.back().is_some_and(|row| row.at_ms > second + AHEAD_MAX_MS) {
-            rows.retain(|row| row.at_ms <= second);
+        if rows.newest.as_ref().is_some_and(|row| row.at_ms > second + AHEAD_MAX_MS) {
+            rows.remove_after(second);
         }
         // After the clock was set back a little, the newest row gets what comes next.
-        if rows.back().is_none_or(|row| row.at_ms < second) {
-            while rows.len() >= FLOWS_ROWS_MAX
-                || rows.front().is_some_and(|row| row.at_ms + FLOWS_KEEP_MS <= second)
-            {
-                rows.pop_front();
-            }
-            rows.push_back(FlowsRow { at_ms: second, flows: Vec::new() });
+        if rows.newest.as_ref().is_none_or(|row| row.at_ms < second) {
+            rows.begin(second);
         }
-        let Some(row) = rows.back_mut() else { return };
+        let Some(row) = rows.newest.as_mut().map(Arc::make_mut) else { return };
         let other = NodeId::new(OTHER).ok();
         let from = match from {
             Some(from) if !row.has_room_for(from, to) => other.as_ref(),
@@ -123,11 +155,16 @@ impl Flows {
     }
 
     pub(super) fn complete_at(&self, clock: impl Fn() -> u64, after_ms: Option<u64>) -> (u64, Vec<FlowsRow>) {
-        let rows = self.0.lock();
-        let now_ms = clock();
+        let (now_ms, rows) = self.shared_at(clock);
         let Some(after_ms) = after_ms else { return (now_ms, Vec::new()) };
         let kept = |row: &&FlowsRow| row.at_ms > after_ms && row.at_ms + FLOWS_KEEP_MS > now_ms;
         let is_complete = |row: &&FlowsRow| row.at_ms + FLOWS_EVERY_MS <= now_ms;
         (now_ms, rows.iter().filter(kept).filter(is_complete).cloned().collect())
+    }
+
+    /// Returns the time and the rows at that time.
+    pub(super) fn shared_at(&self, clock: impl Fn() -> u64) -> (u64, SharedRows) {
+        let rows = self.0.lock();
+        (clock(), rows.clone())
     }
 }

@@ -2,7 +2,7 @@
 
 use tidegate_protocol::{Code, id::NodeId};
 
-use super::*;
+use super::{flows::SharedRows, *};
 
 fn node(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
@@ -28,6 +28,11 @@ fn flows_at(flows: &Flows, now_ms: u64, after_ms: u64) -> Vec<(u64, String, Stri
             .collect::<Vec<_>>()
     };
     rows.into_iter().flat_map(of).collect()
+}
+
+/// Returns all rows of flows, complete or not.
+fn rows(flows: &Flows) -> Vec<FlowsRow> {
+    flows.shared_at(|| 0).1.iter().cloned().collect()
 }
 
 #[test]
@@ -107,14 +112,40 @@ fn clock_that_was_far_ahead_for_a_while_loses_only_its_own_seconds() {
 }
 
 #[test]
+fn rows_of_a_reader_are_shared_and_do_not_change() {
+    let (flows, me) = (Flows::default(), node("me"));
+    (1..=3).for_each(|n| flows.count(|| n * 1_000, None, Some(&me)));
+    let (_, before) = flows.shared_at(|| 3_000);
+    let again = flows.shared_at(|| 3_000).1;
+    assert!(
+        before.iter().zip(again.iter()).all(|(one, other)| std::ptr::eq(one, other)),
+        "nothing is copied"
+    );
+    drop(again);
+    flows.count(|| 3_000, None, Some(&me));
+    flows.count(|| 4_000, None, Some(&me));
+    let counts = |rows: &SharedRows| rows.iter().map(|row| row.flows[0].count).collect::<Vec<_>>();
+    assert_eq!(counts(&before), [1, 1, 1]);
+    let (_, after) = flows.shared_at(|| 4_000);
+    assert_eq!(counts(&after), [1, 1, 2, 1]);
+    assert!(std::ptr::eq(before.iter().next().unwrap(), after.iter().next().unwrap()));
+    let mut ring = RowRing::new(2);
+    ring.push(1);
+    let earlier = ring.clone();
+    [2, 3].into_iter().for_each(|row| ring.push(row));
+    assert_eq!(earlier.rows().collect::<Vec<_>>(), [&1]);
+    assert_eq!(ring.rows().collect::<Vec<_>>(), [&2, &3]);
+}
+
+#[test]
 fn connection_to_the_same_node_is_no_move() {
     let (flows, n1) = (Flows::default(), node("n1"));
     flows.came(Some(&n1), &n1);
-    assert!(flows.0.lock().is_empty());
+    assert!(rows(&flows).is_empty());
     flows.came(Some(&node("n2")), &n1);
     flows.came(None, &n1);
     flows.left(&n1);
-    assert_eq!(flows.0.lock().iter().map(|row| row.flows.len()).sum::<usize>(), 3);
+    assert_eq!(rows(&flows).iter().map(|row| row.flows.len()).sum::<usize>(), 3);
 }
 
 #[test]
@@ -124,10 +155,10 @@ fn kept_flows_are_bounded_in_seconds_and_names() {
         flows.count(|| n * 1_000, None, Some(&me));
     }
     let now = FLOWS_KEEP_MS + 1_000;
-    assert_eq!(flows.0.lock().len(), FLOWS_ROWS_MAX);
+    assert_eq!(rows(&flows).len(), FLOWS_ROWS_MAX);
     assert_eq!(flows_at(&flows, now + 10_000, 0).len(), FLOWS_ROWS_MAX - 11, "old rows are not returned");
     flows.count(|| 10 * FLOWS_KEEP_MS, None, Some(&me));
-    assert_eq!(flows.0.lock().len(), 1, "a row that is too old gives way");
+    assert_eq!(rows(&flows).len(), 1, "a row that is too old gives way");
     for n in 0..200 {
         let from = node(&format!("n{n}"));
         for _ in 0..2 {

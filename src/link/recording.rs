@@ -17,7 +17,13 @@ use super::{
     Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, Link, LinkError,
     PeerPush, PublishedMark, RoutedSession,
 };
-use crate::routes::NodeBoot;
+use crate::{
+    figures::{FiguresPage, FiguresQuery},
+    routes::NodeBoot,
+};
+
+/// Reply to a query for figures.
+type FiguresReply = Box<dyn Fn(FiguresQuery) -> FiguresPage + Send + Sync>;
 
 /// Peer that records what it receives.
 #[derive(Default)]
@@ -36,6 +42,10 @@ pub(crate) struct RecordingPeer {
     pub(crate) is_empty: AtomicBool,
     /// Whether best-effort calls are rejected, as by a node of an older version.
     pub(crate) rejects_best_effort: AtomicBool,
+    /// Figures that it returns; without them, queries are rejected, as by a node of an older version.
+    pub(crate) figures: Option<FiguresReply>,
+    /// Number of queries for figures.
+    pub(crate) figures_queries: AtomicUsize,
     /// Permits that calls wait for, if any.
     pub(crate) gate: Option<Semaphore>,
 }
@@ -114,6 +124,13 @@ impl Link for RecordingPeer {
         }
         self.best_effort.lock().extend(messages.into_iter().map(|message| (to.clone(), message)));
         Ok(())
+    }
+
+    async fn figures(&self, _: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        self.figures_queries.fetch_add(1, Ordering::SeqCst);
+        self.wait_for_gate().await;
+        let refused = || LinkError::Unavailable("malformed call, perhaps of a newer version".to_owned());
+        self.figures.as_ref().map(|figures| figures(query)).ok_or_else(refused)
     }
 }
 

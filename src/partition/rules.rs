@@ -140,8 +140,7 @@ mod tests {
     }
 
     fn row(name: &str, rules: u32, lease: Lease) -> NodeRow {
-        let info = NodeInfo { rules, ..NodeInfo::new(run(name)) };
-        NodeRow { info, renewals: 1, lease }
+        NodeRow::new(NodeInfo { rules, ..NodeInfo::new(run(name)) }, lease)
     }
 
     fn snapshot(rows: &[NodeRow]) -> PeerSnapshot {

@@ -13,15 +13,13 @@ use tokio::runtime::Handle;
 
 use super::*;
 use crate::{
-    bus::{LocalBus, LocalBusConfig, TopicId},
     cluster::PeerSnapshot,
     fault::{Fault, FaultPlan, Faulty, Gate},
     link::{Link, recording::RecordingPeer},
     metrics,
     ports::Ports,
     routes::{Leases, MemoryRoutes, NodeInfo, Routes},
-    scratch::{MemoryScratch, ScratchError},
-    store::MemoryStore,
+    scratch::ScratchError,
 };
 
 /// Numbers whose renewal fails `refuse` times, and which count their renewals.
@@ -83,23 +81,12 @@ impl World {
     }
 
     async fn node(&self, name: &str) -> OneNode {
-        let log = LocalBusConfig {
-            partitions: 1,
-            topic: TopicId(1),
-            max_records: 1,
-            max_bytes: 1,
-            node_max_records: 1,
-            node_max_bytes: 1,
-        };
         let link = Arc::<RecordingPeer>::default();
         let cluster = Arc::new(Cluster::new(
             boot(name),
             Ports {
-                bus: Arc::new(LocalBus::new(log)),
-                store: Arc::new(MemoryStore::default()),
                 routes: Arc::new(Faulty::new(self.routes.clone() as Arc<dyn Routes>, Arc::clone(&self.plan))),
-                scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
-                link: Arc::clone(&link) as Arc<dyn Link>,
+                ..Ports::in_memory(Arc::clone(&link) as Arc<dyn Link>)
             },
         ));
         let queues =
@@ -162,11 +149,7 @@ impl OneNode {
     }
 
     fn set_peers(&self, others: &[&Self], may_be_incomplete: bool) {
-        let row = |node: &&Self| crate::routes::NodeRow {
-            info: node.info(),
-            renewals: 1,
-            lease: crate::routes::Lease::Live,
-        };
+        let row = |node: &&Self| crate::routes::NodeRow::new(node.info(), crate::routes::Lease::Live);
         let others = others.iter().map(row).collect();
         self.cluster.peers.set(PeerSnapshot { others, may_be_incomplete, ..PeerSnapshot::default() });
     }

@@ -13,7 +13,7 @@ use std::{
 use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
-    machine::session::Query,
+    machine::session::{Pull, Query},
     pb::{self, server_frame::Body as FrameBody},
 };
 
@@ -55,8 +55,7 @@ impl<I: Io> Shard<I> {
         let work: Work = match query {
             Query::Pull(pull) => Box::pin(async move {
                 cluster.barrier_in(partition_in(&cluster, &pull.conversation)).await;
-                let _turn = reads.turn(&reader.user).await?;
-                Ok(QueryResult::Page(Box::new(history::pull(&*cluster.ports.store, &reader, &pull).await?)))
+                Ok(QueryResult::Page(Box::new(page(&cluster, &reads, &reader, &pull).await?)))
             }),
             Query::Positions(positions) => {
                 let after = conn.login.as_mut().and_then(|login| login.positions_after.take());
@@ -241,6 +240,27 @@ impl<I: Io> Shard<I> {
         }
         conn.session.query_over(&self.context.limits, self.now);
     }
+}
+
+/// Reads a page of a history. A user whom the store does not show as a member is refused permanently only if the store
+/// has everything that was published in the partition.
+async fn page(
+    cluster: &Cluster,
+    reads: &Arc<ReadBudget>,
+    reader: &Reader,
+    pull: &Pull,
+) -> Result<pb::Page, Refusal> {
+    let store = &*cluster.ports.store;
+    let turn = reads.turn(&reader.user).await?;
+    let found = history::pull(store, reader, pull).await;
+    drop(turn);
+    let may_lag = beyond_head_before_barrier(cluster) == BeyondHead::Unknown;
+    if !may_lag || !matches!(found, Err((Code::NotAMember, _))) {
+        return found;
+    }
+    let above = beyond_head_after_barrier(cluster, &pull.conversation).await;
+    let _turn = reads.turn(&reader.user).await?;
+    history::pull_where(store, reader, pull, above).await
 }
 
 fn partition_in(cluster: &Cluster, conversation: &ConversationId) -> u32 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use prost::Message;
 use tidegate::{
-    conversation::{history, reader::Reader, sync},
+    conversation::{history, read_position::BeyondHead, reader::Reader, sync},
     embedded::EmbeddedStore,
     store::{MemoryStore, Store},
 };
@@ -180,4 +180,30 @@ fn s17_fifty_messages_of_one_millisecond_are_all_returned() {
             assert_eq!(page.messages.len(), 61, "a time before all messages starts at the first");
         });
     }
+}
+
+/// A copy of the store may lack the group, or that the user was added.
+#[test]
+fn k2_pull_from_a_store_that_may_lag_is_not_refused() {
+    block_on(async {
+        let mut world = World::new(Arc::new(MemoryStore::default())).await;
+        world.append(&[change("g", MemberAction::Kick, &["bob"], "r1")], 2).await;
+        let archived = world.store.archived_without(0, &group("later")).await.unwrap().unwrap();
+        let may_lack = |below| BeyondHead::NothingIfArchived { partition: 0, below };
+        for (who, name, cursor) in [("bob", "later", 0), ("eve", "g", 0), ("bob", "g", 2)] {
+            let pull = Pull { conversation: group(name), which: Which::After(cursor), limit: 9 };
+            let code = async |above| {
+                let page = history::pull_where(&*world.store, &Reader::new(user(who)), &pull, above).await;
+                page.map_err(|(code, _)| code).unwrap_err()
+            };
+            assert_eq!(code(BeyondHead::Nothing).await, Code::NotAMember, "{who} in {name}");
+            assert_eq!(code(may_lack(archived)).await, Code::NotAMember, "{who} in {name}");
+            assert_eq!(code(may_lack(archived + 1)).await, Code::NotYet, "{who} in {name}");
+            assert_eq!(code(BeyondHead::Unknown).await, Code::NotYet, "{who} in {name}");
+        }
+        let pull = Pull { conversation: group("g"), which: Which::After(0), limit: 9 };
+        let bob = Reader::new(user("bob"));
+        let page = history::pull_where(&*world.store, &bob, &pull, BeyondHead::Unknown).await.unwrap();
+        assert_eq!(page.messages.len(), 2, "what the store has is returned");
+    });
 }

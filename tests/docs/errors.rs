@@ -79,6 +79,7 @@ const OTHER_NAMES: &[&str] = &[
     "TCP_NOTSENT_LOWAT",
     "PR_SET_THP_DISABLE",
     "AUTO_READ",
+    "NODE_EXTRA_CA_CERTS",
     // Postgres, Redis and SASL.
     "COMMIT",
     "SERIALIZABLE",
@@ -98,7 +99,9 @@ const OTHER_NAMES: &[&str] = &[
     // Codes of the TypeScript client alone.
     "BAD_REQUEST",
     "NO_ADDRESS",
+    "NO_TOKEN",
     "OTHER_USER",
+    "UNREACHABLE",
 ];
 
 /// Names in backticks and capitals are codes, or values of enums in the schema.

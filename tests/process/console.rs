@@ -212,6 +212,8 @@ fn console_gets_the_facts_of_its_node_and_its_rights() {
     assert_eq!(facts["clients"]["ws"][0], format!("ws://{}", node.address()));
     assert_eq!(facts["clients"]["tcp"][0], format!("tcp://{}", node.address()));
     assert_eq!((&facts["nodes"], &facts["node"], &facts["keys"]), (&1.into(), &"n1".into(), &false.into()));
+    let plan = r#"{"clients":0,"deadlineMs":50000,"delayMs":0,"expectedMs":0,"perSecond":0,"raised":false,"slotsMs":0}"#;
+    assert_eq!(facts["drainPlan"].to_string(), plan, "a node without clients ends at once");
     let has = |facts: &Value, name: &str| {
         facts["features"].as_array().expect("a list").iter().any(|feature| feature == name)
     };

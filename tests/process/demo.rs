@@ -2,13 +2,14 @@
 
 use std::{
     fs,
+    io::{self, BufRead as _, BufReader},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::support::{Screen, Stopwatch, eventually_within, fresh_data, http, terminal};
 
@@ -122,6 +123,51 @@ fn each_break_is_judged_and_breaks_no_promise() {
         data.join("log").exists() && !data.join("node.json").exists(),
         "the data of an ended node is kept"
     );
+}
+
+/// Returns the process id of the demo's node.
+fn node_of(folder: &Path) -> Pid {
+    let data = fs::read_dir(folder).expect("a folder").next().expect("the data").expect("an entry").path();
+    let text = fs::read_to_string(data.join("node.json")).expect("the node runs");
+    let pid = serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["pid"].as_i64();
+    pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)).expect("a process id")
+}
+
+#[test]
+fn end_of_the_terminal_stops_the_demo_and_removes_its_data() {
+    let folder = fresh_data();
+    let (writes, reads) = terminal();
+    let mut command = command(&folder, &["--every", "60"]);
+    let mut child = command.stdout(writes).spawn().expect("the program runs");
+    drop(command);
+    let screen = Screen::of(reads);
+    screen.add(child.stderr.take().expect("a pipe"));
+    let mut demo = Demo { child, screen, folder: folder.clone() };
+    demo.screen.line("two messages", |line| line.contains("ben → ada"));
+    let node = node_of(&folder);
+    let began = Stopwatch::start();
+    kill_process(Pid::from_child(&demo.child), Signal::HUP).expect("it runs");
+    let status = demo.exit();
+    assert_eq!(status.code(), Some(0), "{}", demo.text());
+    assert!(began.elapsed() < STOP_MAX, "{:?}", began.elapsed());
+    assert!(test_kill_process(node).is_err(), "the node has ended");
+    let left: Vec<_> = fs::read_dir(&folder).expect("a folder").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn reader_that_ends_early_stops_the_demo_and_removes_its_data() {
+    let folder = fresh_data();
+    let mut command = command(&folder, &["--every", "1"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the program runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let heads: Vec<_> = lines.by_ref().take(3).collect();
+    assert!(heads.iter().flatten().any(|line| line.contains("demo: one node")), "{heads:?}");
+    drop(lines);
+    let mut demo = Demo { child, screen: Screen::of(io::empty()), folder: folder.clone() };
+    assert_eq!(demo.exit().code(), Some(0));
+    let left: Vec<_> = fs::read_dir(&folder).expect("a folder").collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
 import { openPage } from './chromium.mjs';
+import { eachLine } from './lines.mjs';
 
 const profile = mkdtempSync(join(tmpdir(), 'tidegate-kit-'));
 const { page, close } = await openPage(profile);
@@ -27,8 +27,5 @@ const end = async () => {
   rmSync(profile, { recursive: true, force: true });
   process.exit(0);
 };
-const lines = createInterface({ input: process.stdin });
-lines.on('line', (line) => {
-  if (line.trim()) page.evaluate((it) => window.command(JSON.parse(it)), line).catch((error) => isOver || console.error(String(error)));
-});
-lines.on('close', end);
+const run = (line) => page.evaluate((it) => window.command(JSON.parse(it)), line).catch((error) => isOver || console.error(String(error)));
+eachLine(process.stdin, run, end);

@@ -11,8 +11,23 @@ const contentIn = ({ data, ...rest }) => (data === undefined ? rest : { ...rest,
 /** Codes of the client itself that are no answer of the node; the promise ends, but the kit gets no event. */
 const isEnd = (error) => error.code === 0 || (error.code >= 3000 && error.code < 4000);
 
-export function createDriver({ connect, makeStore, emit, transports, can }) {
+export function createDriver({ connect, makeStore, makeFile, webSocket, emit, transports, can }) {
   const clients = new Map();
+
+  /** Returns the outbox of a client; each message that is durable in a file is reported. */
+  function outboxOf({ client, options }) {
+    const { store: name, files: directory } = options;
+    if (directory === undefined) return makeStore(name);
+    const store = makeFile(directory, name);
+    return {
+      ...store,
+      async put(item) {
+        await store.put(item);
+        const { msgId, content } = item;
+        if (!clients.get(client)?.over) emit({ event: 'stored', client, msgId, content });
+      },
+    };
+  }
 
   function open(command) {
     const { client: name, addresses, user, device, tokens, options = {} } = command;
@@ -26,7 +41,8 @@ export function createDriver({ connect, makeStore, emit, transports, can }) {
       from: options.history === 'all' ? 'start' : 'now',
       ...(options.settings ? { settings: options.settings } : {}),
       ...(options.random !== undefined ? { random: () => options.random } : {}),
-      ...(options.store !== undefined ? { outbox: makeStore(options.store) } : {}),
+      ...(options.store !== undefined ? { outbox: outboxOf(command) } : {}),
+      ...(webSocket ? { webSocket } : {}),
       ...(options.tabs !== undefined ? { tabs: 'shared' } : {}),
     });
     // `names` has the ids and the errors of sends whose promise was settled.
@@ -41,7 +57,9 @@ export function createDriver({ connect, makeStore, emit, transports, can }) {
     client.on('state', ({ name: state, error, node, session }) => {
       if (state === 'offline') return;
       const live = state === 'live' ? { node, session } : {};
-      const code = state === 'waiting' || state === 'closed' ? { code: error?.code ?? 0, name: error?.name ?? '' } : {};
+      // What the client itself finds is no close of the node.
+      const close = error?.code ? error : { code: 0, name: '' };
+      const code = state === 'waiting' || state === 'closed' ? { code: close.code, name: close.name } : {};
       say('state', { state, ...live, ...code });
     });
     client.on('message', ({ conversation, seq, sender, msgId, content }) =>

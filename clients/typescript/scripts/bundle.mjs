@@ -7,8 +7,9 @@ const MAX = 12 * 1024;
 
 /** Names that only the modules of the bundle use: neither the API, nor frames, nor stored items, nor tabs.js. */
 const INTERNAL = [
-  'acked alternate answered attempts authorized continueAt counting declaration deliver dial doneBy exhausted exists fail flush frameId fromStart held inbox inform isInDoubt',
-  'isOwn isStale judged lost marked movedUntil newId opened persistent phase pulling pump pushed readyAt rejoin release removed restore rooms soonest store stored syncStarted timers tries',
+  'accepted acked again alternate answered attempts authorized body continueAt counting declaration deliver dial doneBy due emit exhausted exists fail',
+  'failed feed floor flush frame frameId fromStart gone held idle inbox inform isInDoubt isOwn isStale judged lost marked moved movedUntil newId opened part',
+  'persistent phase position pulling pump pushed readyAt rejoin release removed restore rooms soonest store stored syncStarted target tick timers tries write',
 ].join(' ');
 
 const options = {

@@ -9,6 +9,8 @@ export class Addresses {
   #list: readonly string[] = [];
   #at = 0;
   #good: string | undefined;
+  /** Addresses that failed since one worked. */
+  #failed = new Set<string>();
 
   /** Creates an empty list; `assign` is the service that names further addresses, if there is one. */
   constructor(assign = '') {
@@ -31,21 +33,22 @@ export class Addresses {
     return this.#good ?? this.#list[this.#at % this.#list.length];
   }
 
-  /** Returns the first alternate of the client's own transport; `undefined` if none is. */
+  /** Returns the first alternate of the client's own transport that has not failed; `undefined` if there is none. */
   alternate(alternates: readonly string[]): string | undefined {
-    const known = this.next();
-    if (known === undefined) return this.#usable(alternates)[0];
+    const known = this.next() ?? '';
     const scheme = known.slice(0, known.indexOf('://') + 3);
     const complete = alternates.map((it) => (it.includes('://') ? it : scheme + it));
-    return this.#usable(complete).find((it) => family(it) === family(known));
+    return this.#usable(complete).find((it) => (!known || family(it) === family(known)) && !this.#failed.has(it));
   }
 
   /** Takes the outcome of a connection to `address`. */
   judged(address: string, good: boolean): void {
     if (good) {
       this.#good = address;
+      this.#failed.clear();
       return;
     }
+    this.#failed.add(address);
     if (this.#good === address) this.#good = undefined;
     if (this.#list[this.#at % this.#list.length] === address) this.#at++;
   }

@@ -1,6 +1,6 @@
 import { reconnectWait } from './backoff.js';
 import { Engine, randomId, tokenFor, userOf, type Core, type Transport } from './engine.js';
-import { local, TidegateError } from './error.js';
+import { local, TidegateError, type LocalName } from './error.js';
 import type { Method } from './methods.js';
 import type { Emitted } from './feed.js';
 import { indexedDbStore } from './stores.js';
@@ -30,10 +30,13 @@ function target(to: To): Target {
   const it: Target =
     typeof to === 'string' ? (to.includes(':') ? { conversation: to } : { toUser: to }) : 'user' in to ? { toUser: to.user } : to;
   if (it.toUser !== undefined ? !ID.test(it.toUser) : !KEY.test(it.conversation ?? '')) {
-    throw local('BAD_REQUEST', 'The receiver is neither a user id nor a conversation key.');
+    throw local('BAD_REQUEST', 'This is neither a user id nor a conversation key');
   }
   return it;
 }
+
+/** Returns the error as it is, or under this name if it is of the platform. */
+const typed = (error: unknown, name: LocalName): TidegateError => (error instanceof TidegateError ? error : local(name, String(error)));
 
 const contentOf = (content: string | Content): Content => (typeof content === 'string' ? { text: content } : content);
 
@@ -54,9 +57,9 @@ export class Client {
   constructor(options: Options, transport: Transport) {
     this.#user = options.user;
     const base = options.device ?? defaultDevice();
-    if (!ID.test(base)) throw local('BAD_REQUEST', 'The name of the device is not valid.');
+    if (!ID.test(base)) throw local('BAD_REQUEST', 'This is no device name');
     this.#core = this.#start(options, base, transport).catch((reason: unknown) => {
-      const error = reason instanceof TidegateError ? reason : local('UNSUPPORTED', String(reason));
+      const error = typed(reason, 'UNSUPPORTED');
       this.#deliver({ name: 'state', value: { name: 'closed', error } });
       throw error;
     });
@@ -80,7 +83,7 @@ export class Client {
     const deliver = (event: Emitted) => this.#deliver(event);
     const lent: Lent = {
       engine: (to, inherited) => new Engine({ ...options, device, store, user }, transport, to, inherited),
-      plain: (error) => (error instanceof TidegateError ? error : local('BAD_REQUEST', String(error))).toJSON(),
+      plain: (error) => typed(error, 'BAD_REQUEST').toJSON(),
       revive: (error) => new TidegateError(error),
       closed: () => local('CLOSED'),
     };
@@ -150,7 +153,12 @@ export class Client {
 
   async #call<T>(method: Method, ...args: unknown[]): Promise<T> {
     if (this.#isOver) throw local('CLOSED');
-    return (await (await this.#core).call(method, args)) as T;
+    const core = await this.#core;
+    try {
+      return (await core.call(method, args)) as T;
+    } catch (error) {
+      throw typed(error, 'BAD_REQUEST');
+    }
   }
 
   /**
@@ -159,7 +167,7 @@ export class Client {
    */
   async send(to: To, content: string | Content, options: SendOptions = {}): Promise<Sent> {
     const it = target(to);
-    if (options.msgId !== undefined && !ID.test(options.msgId)) throw local('BAD_REQUEST', 'The message id is not valid.');
+    if (options.msgId !== undefined && !ID.test(options.msgId)) throw local('BAD_REQUEST', 'This is no message id');
     return this.#call('send', it, contentOf(content), options);
   }
 

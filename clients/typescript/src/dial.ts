@@ -4,7 +4,8 @@ export interface Handlers {
   opened(): void;
   /** One frame, as JSON text. */
   text(text: string): void;
-  closed(): void;
+  /** The connection has ended, or could not be made; `cause` is what the platform says about that. */
+  closed(cause?: string): void;
 }
 
 export interface Socket {
@@ -27,10 +28,10 @@ export function dialWebSocket(make?: (url: string, protocols: string[]) => WebSo
     };
     socket.onclose = () => handlers.closed();
     // Browsers report the end after an error, but not every platform does so for a connection that was never open.
-    socket.onerror = () => {
+    socket.onerror = ({ message }: { message?: string }) => {
       detach();
       socket.close();
-      handlers.closed();
+      handlers.closed(message);
     };
     return {
       send: (text) => socket.send(text),

@@ -1,7 +1,7 @@
 import { Addresses } from './addresses.js';
 import { askAssign } from './assign.js';
 import type { Dial, Socket } from './dial.js';
-import { local, TidegateError } from './error.js';
+import { local, TidegateError, type LocalName } from './error.js';
 import { METHODS, type Method } from './methods.js';
 import type { Emitted } from './feed.js';
 import { Session } from './session.js';
@@ -166,10 +166,7 @@ export class Engine implements Core {
     try {
       this.run(what);
     } catch {
-      for (const conn of conns) {
-        this.#conns.get(conn)?.socket?.close();
-        this.#lost(conn);
-      }
+      for (const conn of conns) this.#lost(conn);
     }
   }
 
@@ -219,26 +216,32 @@ export class Engine implements Core {
     this.#conns.delete(conn);
   }
 
-  async #open(conn: number, alternates: readonly string[] | undefined): Promise<void> {
+  async #open(conn: number, alternates: readonly string[]): Promise<void> {
     if (this.#isOver) return;
     const entry: { socket?: Socket; address?: string } = {};
     this.#conns.set(conn, entry);
+    let failure: LocalName = 'NO_TOKEN';
     try {
       const token = await tokenFor(this.#options);
+      failure = 'UNREACHABLE';
       if (!this.#conns.has(conn)) return;
       if (!this.run((now, session) => session.authorized(now, conn, token, userOf(token)))) return;
-      const address = (alternates && this.#addresses.alternate(alternates)) ?? (await this.#address(conn, token));
+      const address = this.#addresses.alternate(alternates) ?? (await this.#address(conn, token));
       if (!this.#conns.has(conn)) return;
       const dial = address && this.#transport.dial(address, this.#options);
       if (!dial) throw local('NO_ADDRESS', address && `This platform has no transport for ${address}`);
       entry.address = address;
+      let isOpen = false;
       entry.socket = dial(address, {
-        opened: () => this.run((now, session) => session.opened(now, conn)),
+        opened: () => {
+          isOpen = true;
+          this.run((now, session) => session.opened(now, conn));
+        },
         text: (text) => this.#text(conn, text),
-        closed: () => this.#lost(conn),
+        closed: (cause) => this.#lost(conn, isOpen ? undefined : local(failure, `${address}: ${cause || 'no connection'}`)),
       });
     } catch (error) {
-      this.#lost(conn, error instanceof TidegateError ? error : undefined);
+      this.#lost(conn, error instanceof TidegateError ? error : local(failure, String(error)));
     }
   }
 
@@ -250,7 +253,7 @@ export class Engine implements Core {
   #lost(conn: number, error?: TidegateError): void {
     if (!this.#conns.has(conn)) return;
     this.run((now, session) => session.lost(now, conn, error));
-    this.#conns.delete(conn);
+    this.#end(conn);
   }
 
   /** Returns the address to connect to, after asking `assign` if its last answer is too old or useless. */

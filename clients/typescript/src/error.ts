@@ -2,15 +2,17 @@ import type { WireClose, WireError } from './wire.js';
 
 export type Reconnect = 'now' | 'after' | 'never';
 
-/** Codes of the client's own: code 0 and a name. Their cures are in local_cures.ts. */
+/** Errors of the client's own, which have code 0: whether they are temporary, and the message unless each has its own. Their cures are in local_cures.ts. */
 const LOCAL = {
   CLOSED: [false, 'The client is closed'],
-  OFFLINE: [true, 'There is no connection'],
-  OUTBOX_FULL: [true, 'Too many messages are unanswered'],
-  BAD_REQUEST: [false, 'The arguments are not valid'],
-  NO_ADDRESS: [false, 'No usable address of a node is known'],
-  UNSUPPORTED: [false, 'The platform lacks what the options need'],
-  OTHER_USER: [false, 'The token names another user than the one before'],
+  OFFLINE: [true, 'No connection'],
+  OUTBOX_FULL: [true, 'Too many unanswered messages'],
+  BAD_REQUEST: [false],
+  UNREACHABLE: [true],
+  NO_TOKEN: [true],
+  NO_ADDRESS: [false, 'No usable address'],
+  UNSUPPORTED: [false],
+  OTHER_USER: [false, 'The token names another user'],
 } as const;
 
 export type LocalName = keyof typeof LOCAL;
@@ -30,23 +32,18 @@ export class TidegateError extends Error {
   /** Sentences on what to do, by the name of the code; `@tidegate/client/cures` fills it. */
   static readonly cures: Record<string, string> = {};
   /** Number in docs/errors.md; 0 for an error of the client itself. */
-  readonly code: number;
+  declare readonly code: number;
   /** Whether the same request may succeed later without a change. */
-  readonly temporary: boolean;
+  declare readonly temporary: boolean;
   /** Whether the client connects again after this end of a connection. */
-  readonly reconnect: Reconnect;
+  declare readonly reconnect: Reconnect;
   /** Shortest wait before the next attempt, if the node named one. */
-  readonly retryAfterMs: number | undefined;
-  readonly detail: Record<string, string> | undefined;
+  declare readonly retryAfterMs: number | undefined;
+  declare readonly detail: Record<string, string> | undefined;
 
   constructor(fields: Fields) {
     super(fields.message || fields.name);
-    this.name = fields.name;
-    this.code = fields.code;
-    this.temporary = fields.temporary;
-    this.reconnect = fields.reconnect;
-    this.retryAfterMs = fields.retryAfterMs;
-    this.detail = fields.detail;
+    Object.assign(this, { ...fields, message: this.message });
   }
 
   /** What to do about it; empty unless `@tidegate/client/cures` is imported. */
@@ -56,8 +53,7 @@ export class TidegateError extends Error {
 
   /** Fields as plain data, for other tabs. */
   toJSON(): Fields {
-    const { code, name, message, temporary, reconnect, retryAfterMs, detail } = this;
-    return { code, name, message, temporary, reconnect, retryAfterMs, detail };
+    return { ...this, message: this.message };
   }
 }
 
@@ -78,7 +74,7 @@ export function fromClose({ code = 0, name, reason = '', reconnect: named = '', 
 }
 
 /** Returns an error of the client itself. */
-export function local(name: LocalName, message?: string): TidegateError {
-  const [temporary, text] = LOCAL[name];
-  return new TidegateError({ code: 0, name, message: message || text, temporary, reconnect: 'never' });
+export function local(name: LocalName, text?: string): TidegateError {
+  const [temporary, message = ''] = LOCAL[name];
+  return fromWire({ name, message: text || message, temporary });
 }

@@ -22,6 +22,7 @@ async function send(engine: Engine, [to, content, options, accepted]: [Target, C
     const item = engine.run((now, session) => {
       if (session.outbox.size >= OUTBOX_MAX) throw local('OUTBOX_FULL');
       const { chain = true, msgId, traceparent } = options;
+      if (msgId && session.outbox.has(msgId)) throw local('BAD_REQUEST', 'A message with this id is unanswered');
       const hold = engine.persistent;
       return session.send(now, to, toWire(content), { chained: chain, msgId, traceparent, hold }, resolve, reject);
     });

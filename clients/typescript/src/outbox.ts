@@ -1,11 +1,8 @@
+import { doubled } from './backoff.js';
 import { fromWire, local, type TidegateError } from './error.js';
 import type { Timers } from './timers.js';
 import type { OutboxItem, Sent, Target } from './types.js';
 import type { ClientFrame, ServerFrame, WireContent, WireWelcome } from './wire.js';
-
-/** Wait before a repeat, where the node names none. */
-const RETRY_MS = 500;
-const RETRY_MAX_MS = 20_000;
 
 interface Pending extends OutboxItem {
   bytes: number;
@@ -75,14 +72,13 @@ export class Outbox {
     fail?: (error: TidegateError) => void,
   ): OutboxItem {
     const chained = this.#chain && options.chained && options.msgId === undefined && !to.conversation?.startsWith('r:');
-    let msgId = options.msgId;
-    if (msgId === undefined) {
-      msgId = chained ? this.#tail : this.#port.newId();
-      if (chained) this.#tail = this.#port.newId();
-    }
-    const { traceparent } = options;
-    const item: OutboxItem = { msgId, at: this.#next++, to, content, chained, tail: chained ? this.#tail : undefined, traceparent };
+    const fresh = this.#port.newId();
+    const { msgId = chained ? this.#tail : fresh, traceparent } = options;
+    const item: OutboxItem = { msgId, at: this.#next, to, content, chained, tail: chained ? fresh : undefined, traceparent };
+    // Throws if the content is no JSON, before the chain has promised its id.
     this.#push(item, 0, options.hold ? Infinity : 0, done, fail);
+    this.#next++;
+    this.continueAt(item.tail);
     return item;
   }
 
@@ -229,9 +225,8 @@ export class Outbox {
   }
 
   #again(item: Pending, error: TidegateError, now: number): void {
-    const grown = Math.min(RETRY_MS * 2 ** Math.min(item.attempts - 1, 10), RETRY_MAX_MS);
     this.#land(item);
-    item.readyAt = now + (error.retryAfterMs || grown);
+    item.readyAt = now + (error.retryAfterMs || doubled(item.attempts - 1));
     if (error.name !== 'ORDER_BROKEN') return;
     // A predecessor never reached the log: the whole chain is sent again from the first unanswered id.
     for (const other of this.#items) {

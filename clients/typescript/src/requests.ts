@@ -1,11 +1,10 @@
+import { doubled } from './backoff.js';
 import { fromWire, local, type TidegateError } from './error.js';
 import type { Timers } from './timers.js';
 import type { ClientFrame, ServerFrame } from './wire.js';
 
 /** Queries in flight. The node answers one at a time and reads nothing else meanwhile, so few are sent ahead. */
 const FLYING_MAX = 4;
-const RETRY_MS = 500;
-const RETRY_MAX_MS = 20_000;
 
 /** Request that is no send: repeated after temporary errors and reconnects until it has an answer. */
 export interface Request {
@@ -124,7 +123,7 @@ export class Requests {
     } else if (this.#ends(it.request, error)) {
       it.request.fail(error, now);
     } else {
-      it.readyAt = now + (error.retryAfterMs || Math.min(RETRY_MS * 2 ** Math.min(it.tries - 1, 10), RETRY_MAX_MS));
+      it.readyAt = now + (error.retryAfterMs || doubled(it.tries - 1));
       this.#waiting.unshift(it);
     }
     this.pump(now);

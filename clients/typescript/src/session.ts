@@ -19,11 +19,11 @@ const REPLACED = 3500;
 
 export interface SessionPort {
   /** Opens connection `conn`: to one of `alternates` if one fits, else to an address that the client knows. */
-  open(conn: number, alternates: readonly string[] | undefined): void;
+  open(conn: number, alternates: readonly string[]): void;
   write(conn: number, frame: ClientFrame): void;
-  /** Closes the connection; the session is not informed of its end. */
+  /** Closes the connection, if it is open; the session is not informed of its end. */
   end(conn: number): void;
-  /** The outcome of a connection: whether its address is worth another attempt. */
+  /** The outcome of a connection, before its `end`: whether its address is worth another attempt. */
   judged(conn: number, good: boolean): void;
   newId(): string;
   random(): number;
@@ -83,6 +83,8 @@ export class Session {
   /** Token that the node has refused, so another one is needed. */
   #refused: string | undefined;
   #byeDone: (() => void) | undefined;
+  /** Alternates of the last `goAway`, until a login succeeds: the node that sent it may be gone before the move. */
+  #alternates: readonly string[] = [];
 
   constructor(options: SessionOptions, port: SessionPort) {
     this.#options = options;
@@ -147,7 +149,7 @@ export class Session {
     if (this.#link || this.#next) return;
     if (this.state.name === 'closed') this.#tries = 0;
     this.#refused = undefined;
-    this.#open(undefined);
+    this.#open();
   }
 
   /** Ends the connection and stays without one until `online`. */
@@ -205,7 +207,7 @@ export class Session {
   }
 
   /** Asks for the states of all conversations. */
-  sync(now: number, done: () => void, fail: (error: TidegateError) => void): void {
+  sync(now: number, done = () => {}, fail: (error: TidegateError) => void = () => {}): void {
     this.ask(now, {
       body: { sync: { positions: this.inbox.positions() } },
       once: 'connection',
@@ -231,16 +233,13 @@ export class Session {
 
   // Connections.
 
-  #open(alternates: readonly string[] | undefined): void {
+  #open(): void {
     this.timers.clear('retry');
     const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', movedUntil: 0 };
     this.#next = link;
     if (!this.#link) this.#become({ name: 'connecting', error: this.state.error });
-    this.timers.set('login', this.#now + LOGIN_MS, () => {
-      this.#port.end(link.conn);
-      this.#ended(link);
-    });
-    this.#port.open(link.conn, alternates);
+    this.timers.set('login', this.#now + LOGIN_MS, () => this.#ended(link));
+    this.#port.open(link.conn, this.#alternates);
   }
 
   /** The application has this token for the login, of `user` if it names one. Returns whether to open the connection with it. */
@@ -287,12 +286,13 @@ export class Session {
   }
 
   #ended(link: Link, error?: TidegateError): void {
+    if (link !== this.#old) this.#port.judged(link.conn, link.phase === 'live' && error?.reconnect !== 'after');
+    this.#port.end(link.conn);
     if (link === this.#old) {
       this.#old = undefined;
       this.timers.clear('old');
       return;
     }
-    this.#port.judged(link.conn, link.phase === 'live' && error?.reconnect !== 'after');
     if (link === this.#link) {
       this.#link = undefined;
       this.timers.clear('goAway');
@@ -335,7 +335,7 @@ export class Session {
   #retry(why: TidegateError | undefined, error: TidegateError | undefined): void {
     const wait = reconnectWait(this.#tries++, why, this.#port.random());
     this.#become({ name: 'waiting', retryAt: this.#now + wait, error });
-    this.timers.set('retry', this.#now + wait, () => this.#open(undefined));
+    this.timers.set('retry', this.#now + wait, () => this.#open());
   }
 
   /** Ends for the reason of the node; only `online` connects again. Unanswered messages stay in the outbox. */
@@ -356,6 +356,7 @@ export class Session {
   #dropAll(): void {
     for (const link of [this.#link, this.#next, this.#old]) if (link) this.#port.end(link.conn);
     this.#link = this.#next = this.#old = undefined;
+    this.#alternates = [];
     for (const name of ['retry', 'login', 'goAway', 'beat', 'old']) this.timers.clear(name);
     this.#lostAll();
   }
@@ -367,6 +368,7 @@ export class Session {
     if (this.#link) this.#leaveOld(this.#link);
     this.#lostAll();
     this.#next = undefined;
+    this.#alternates = [];
     this.#link = link;
     link.phase = 'live';
     this.#refused = undefined;
@@ -375,11 +377,12 @@ export class Session {
     this.feed.counting = welcome.settings?.unread || 'all';
     this.#liveAt = this.#heardAt = now;
     this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.feed.user });
-    this.outbox.live(welcome, now);
-    this.inbox.syncStarted(now);
-    this.sync(now, () => {}, () => {});
+    // A message to a room is refused before the join.
     this.rooms.rejoin(now);
     this.#requests.live(now);
+    this.outbox.live(welcome, now);
+    this.inbox.syncStarted(now);
+    this.sync(now);
     this.#beat(link);
   }
 
@@ -397,10 +400,7 @@ export class Session {
   /** Pings when nothing else was written, and gives up a connection that is silent. */
   #beat(link: Link): void {
     const silence = this.#heardAt + 2.5 * this.#heartbeat;
-    if (this.#now >= silence) {
-      this.#port.end(link.conn);
-      return this.#ended(link);
-    }
+    if (this.#now >= silence) return this.#ended(link);
     // A quarter of the heartbeat is left for delays.
     const quiet = 0.75 * this.#heartbeat;
     if (this.#now >= this.#wroteAt + quiet) this.#ping();
@@ -424,6 +424,7 @@ export class Session {
   #goAway(wire: WireGoAway): void {
     const { afterMs = 0, windowMs = 0, alternates = [], reason = '' } = wire;
     this.feed.emit('goAway', { afterMs, windowMs, alternates, reason });
+    this.#alternates = alternates;
     this.#settle();
     // Nodes that send the client back and forth at once make it wait longer each time.
     const wait = this.#tries ? reconnectWait(this.#tries, undefined, this.#port.random()) : 0;
@@ -431,7 +432,9 @@ export class Session {
     this.timers.set('goAway', at, () => {
       if (this.#next || !this.#link || this.#byeDone) return;
       this.#tries++;
-      this.#open(alternates);
+      // Its node stops, so another known address comes first.
+      this.#port.judged(this.#link.conn, false);
+      this.#open();
     });
   }
 
@@ -444,7 +447,6 @@ export class Session {
     if (!link) return;
     if (link === this.#link) this.#heardAt = now;
     if (frame.close) {
-      this.#port.end(conn);
       const isExpected = frame.close.code === REPLACED && now < link.movedUntil;
       return this.#ended(link, isExpected ? undefined : fromClose(frame.close));
     }
@@ -487,7 +489,7 @@ export class Session {
   /** Unread counts can't be derived after every change: asks for them, once for several changes. */
   #soonSync(): void {
     this.timers.soonest('counts', this.#now + 1000, (now) => {
-      if (this.#link) this.sync(now, () => {}, () => {});
+      if (this.#link) this.sync(now);
     });
   }
 }

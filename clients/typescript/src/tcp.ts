@@ -1,4 +1,4 @@
-import { connect as connectTcp } from 'node:net';
+import { connect as connectTcp, isIP } from 'node:net';
 import { connect as connectTls } from 'node:tls';
 import type { Dial } from './dial.js';
 
@@ -12,7 +12,8 @@ export const dialTcp: Dial = (address, handlers) => {
   const { hostname, port, protocol } = new URL(address);
   const to = { host: hostname.replace(/^\[|\]$/g, ''), port: Number(port) };
   const isTls = protocol === 'tls:';
-  const socket = isTls ? connectTls({ ...to, servername: to.host }) : connectTcp(to);
+  // An address is no name of a server.
+  const socket = isTls ? connectTls({ ...to, servername: isIP(to.host) ? '' : to.host }) : connectTcp(to);
   let parts: string[] = [];
   let held = 0;
   socket.setEncoding('utf8');
@@ -31,9 +32,10 @@ export const dialTcp: Dial = (address, handlers) => {
     held += rest.length;
     if (held > LINE_MAX) socket.destroy();
   });
+  let cause: string | undefined;
   // An error is followed by `close`.
-  socket.on('error', () => {});
-  socket.on('close', handlers.closed);
+  socket.on('error', ({ message }) => (cause = message));
+  socket.on('close', () => handlers.closed(cause));
   return {
     send: (line) => void socket.write(line + '\n'),
     close: () => {

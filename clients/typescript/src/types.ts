@@ -126,7 +126,7 @@ export interface State {
   name: 'connecting' | 'live' | 'waiting' | 'offline' | 'closed';
   /** Time of the next attempt by `Date.now()`, when waiting. */
   retryAt?: number | undefined;
-  /** Why the last connection ended, if the node said so. */
+  /** Why the last connection ended, if the node said so, or why the last one could not be made. */
   error?: TidegateError | undefined;
   node?: string | undefined;
   session?: string | undefined;

@@ -93,6 +93,91 @@ test('tries the next address when one fails', async () => {
   }
 });
 
+test('names the reason while it waits: no token, no connection, or none that is known', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    const refuse = (what) => () => {
+      throw new Error(what);
+    };
+    const failing = await open({ token: refuse('signed out') });
+    await settle();
+    const { error } = failing.state;
+    assert.deepEqual([failing.state.name, error.name, error.message, error.temporary], ['waiting', 'NO_TOKEN', 'Error: signed out', true]);
+    assert.match(error.cure, /token/);
+    failing.drop();
+
+    const invalid = await open({ webSocket: refuse('invalid URL') });
+    assert.deepEqual([invalid.state.name, invalid.state.error.name], ['waiting', 'UNREACHABLE']);
+    invalid.drop();
+
+    const client = await open();
+    FakeSocket.all[0].onerror({ message: 'refused' });
+    assert.deepEqual([client.state.error.name, client.state.error.message], ['UNREACHABLE', 'ws://a: refused']);
+    mock.timers.tick(1000);
+    await settle();
+    login().onclose();
+    assert.deepEqual([client.state.name, client.state.error], ['waiting', undefined]);
+    client.drop();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
+test('tries the next address when a node refuses the login, or does not answer it', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    for (const refuses of [true, false]) {
+      const client = await open();
+      FakeSocket.all[0].onopen();
+      if (refuses) FakeSocket.all[0].frame({ close: { code: 3005, name: 'OVERLOADED', reconnect: 'RECONNECT_AFTER', afterMs: 500 } });
+      mock.timers.tick(15_000);
+      mock.timers.tick(1000);
+      await settle();
+      assert.deepEqual(FakeSocket.all.map((it) => it.url), ['ws://a', 'ws://b'], `refuses: ${refuses}`);
+      client.drop();
+    }
+  } finally {
+    mock.timers.reset();
+  }
+});
+
+test('goes to an alternate when its node closes it before the move, and past those that fail', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    const client = await open();
+    const socket = login();
+    socket.frame({ goAway: { afterMs: 5000, windowMs: 1000, alternates: ['tcp://x', 'ws://c', 'ws://d'] } });
+    mock.timers.tick(5400);
+    socket.frame({ close: { code: 3001, name: 'DRAINING', reconnect: 'RECONNECT_AFTER', afterMs: 1000 } });
+    for (let n = 0; n < 3; n++) {
+      mock.timers.tick(3000);
+      await settle();
+      FakeSocket.all.at(-1).onclose();
+    }
+    // The node that drains is the last one to be asked again.
+    assert.deepEqual(FakeSocket.all.map((it) => it.url), ['ws://a', 'ws://c', 'ws://d', 'ws://b']);
+    client.drop();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
+test('moves to another address that it knows when goAway names none', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    for (const addresses of [['ws://a', 'ws://b'], ['ws://a']]) {
+      const client = await open({ addresses });
+      login().frame({ goAway: {} });
+      mock.timers.tick(0);
+      await settle();
+      assert.deepEqual(FakeSocket.all.map((it) => it.url), ['ws://a', addresses.at(-1)]);
+      client.drop();
+    }
+  } finally {
+    mock.timers.reset();
+  }
+});
+
 test('tries addresses that are added to its list later', async () => {
   mock.timers.enable({ apis: ['setTimeout', 'Date'] });
   try {
@@ -108,6 +193,23 @@ test('tries addresses that are added to its list later', async () => {
   } finally {
     mock.timers.reset();
   }
+});
+
+test('refuses what is no message, without a hole in the chain', limits, async () => {
+  const client = await open();
+  const socket = login();
+  const sends = () => socket.sent.filter((it) => it.send).map((it) => it.send);
+  client.send('bob', 'one').catch(() => {});
+  await settle();
+  const bad = { code: 0, name: 'BAD_REQUEST', temporary: false };
+  for (const content of [{ text: 'two', count: 1n }, null]) await assert.rejects(client.send('bob', content), bad);
+  client.send('bob', 'two').catch(() => {});
+  client.send('bob', 'mine', { msgId: 'id' }).catch(() => {});
+  await assert.rejects(client.send('bob', 'mine', { msgId: 'id' }), bad);
+  await settle();
+  assert.deepEqual(sends().map((it) => it.content.text), ['one', 'two', 'mine']);
+  assert.equal(sends()[0].nextId, sends()[1].msgId);
+  client.drop();
 });
 
 test('stores a message before it is sent, and forgets it when it is answered', async () => {

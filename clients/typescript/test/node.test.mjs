@@ -22,8 +22,11 @@ after(async () => {
   await node.stop();
 });
 
+/** Transport of the clients. */
+const SCHEME = process.env.SCHEME ?? 'tcp';
+
 function open(user, options = {}) {
-  const client = connect({ addresses: [`tcp://127.0.0.1:${options.port ?? node.port}`], token: () => node.token(user), device: 'one', ...options });
+  const client = connect({ addresses: [`${SCHEME}://127.0.0.1:${options.port ?? node.port}`], token: () => node.token(user), device: 'one', ...options });
   clients.push(client);
   return client;
 }
@@ -161,7 +164,7 @@ test('repeats the messages of a dropped client from IndexedDB, and hands over wh
   proxy.deaf = false;
   await judy.send('ivan', 'meanwhile');
 
-  const again = connect({ addresses: [`tcp://127.0.0.1:${proxy.port}`], token: () => node.token('ivan'), device: 'one', ...options });
+  const again = connect({ addresses: [`${SCHEME}://127.0.0.1:${proxy.port}`], token: () => node.token('ivan'), device: 'one', ...options });
   clients.push(again);
   const heard = [];
   const accepted = [];

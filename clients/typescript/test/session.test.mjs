@@ -172,6 +172,37 @@ test('moves to an alternate in its slot, and expects to be replaced', () => {
   assert.equal(sent.sent, undefined);
 });
 
+test('keeps the alternates for the reconnect when the connection ends before the move', () => {
+  for (const close of [{ code: 3001, name: 'DRAINING', reconnect: 'RECONNECT_AFTER', afterMs: 1000 }, undefined]) {
+    const machine = new Machine();
+    machine.login();
+    machine.frame({ goAway: { afterMs: 1000, windowMs: 1000, alternates: ['ws://b', 'ws://c'] } });
+    machine.tick(1400);
+    if (close) machine.frame({ close });
+    else machine.lost();
+    machine.tick(close ? 999 : 249);
+    assert.equal(machine.opens.length, 1, 'the wait of the close counts');
+    machine.tick(101);
+    assert.deepEqual(machine.opens[1].alternates, ['ws://b', 'ws://c']);
+    machine.lost();
+    machine.tick(1000);
+    assert.deepEqual(machine.opens[2].alternates, ['ws://b', 'ws://c'], 'no login has succeeded yet');
+    machine.login();
+    machine.lost();
+    machine.tick(4000);
+    assert.deepEqual(machine.opens[3].alternates, [], 'they were of the node that is left');
+  }
+});
+
+test('keeps no alternates while the application keeps it offline', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.frame({ goAway: { afterMs: 1000, windowMs: 500, alternates: ['ws://b'] } });
+  machine.session.offline(machine.now);
+  machine.session.online(machine.now);
+  assert.deepEqual(machine.opens[1].alternates, []);
+});
+
 test('stays where it is when the move fails, also if the node had replaced it by then', () => {
   const machine = new Machine();
   machine.login();
@@ -394,4 +425,18 @@ test('counts unread messages between two syncs', () => {
   assert.equal(machine.session.feed.conversations.get(KEY).unread, 3);
   machine.frame({ receipt: { conversation: KEY, seq: 6 } });
   assert.equal(machine.session.feed.conversations.get(KEY).unread, 0);
+});
+
+test('a message to a room that is repeated after a reconnect comes after the join', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.session.rooms.join(machine.now, 'hall', { done() {}, fail() {} });
+  machine.frame({ id: machine.frames('join')[0].id, done: {} });
+  machine.session.send(machine.now, { conversation: 'r:hall' }, { text: 'hi' }, { chained: true });
+  const before = machine.written.length;
+  machine.lost();
+  machine.tick(60_000);
+  machine.login();
+  const kinds = machine.written.slice(before).map((it) => ['join', 'send', 'sync'].find((kind) => it[kind]));
+  assert.deepEqual(kinds.filter(Boolean), ['join', 'send', 'sync']);
 });

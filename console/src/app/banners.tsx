@@ -1,4 +1,8 @@
 import { boot, pageVersion } from "../live/boot.ts";
+import { unreachable } from "../live/policy.ts";
+import { unreachedWords } from "../words/nodes.ts";
+import { joined } from "../words/numbers.ts";
+import { current } from "./router.ts";
 import { isSilent, silence } from "./silence.ts";
 
 /** Says once that the node does not answer, from when the page is, and where else to look. */
@@ -27,11 +31,25 @@ function Older() {
   );
 }
 
+/** Names the nodes to which the browser lets nobody of this page connect: its policy has the addresses of the time when it was loaded. */
+function Unreached() {
+  const list = current() === "/try" ? unreachable(boot.value) : [];
+  if (list.length === 0) return null;
+  const names = joined(list.map((it) => it.node));
+  return (
+    <div class="banner amber row" role="status">
+      <span class="grow">{unreachedWords(list)}</span>
+      <button type="button" class="link" onClick={() => location.reload()}>Reload to reach {names}</button>
+    </div>
+  );
+}
+
 /** What concerns the whole page, below its view. */
 export function Banners() {
   return (
     <>
       <Older />
+      <Unreached />
       <Silent />
     </>
   );

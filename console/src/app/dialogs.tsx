@@ -93,6 +93,7 @@ function Keys() {
           </>
         ))}
       </dl>
+      <p class="soft">What the views show is explained in <code>docs/console.md</code> of the repository; what the broker promises, in <code>docs/promises.md</code>.</p>
       <div class="actions">
         <button class="button" type="button" aria-pressed={!letters.value} onClick={() => (letters.value = !letters.value)}>
           {letters.value ? "Turn single letters off" : "Turn single letters on"}

@@ -6,6 +6,7 @@ import "../styles/views.css";
 import "../styles/nodes.css";
 import { render } from "preact";
 import { followBoot } from "../live/boot.ts";
+import { startPolicy } from "../live/policy.ts";
 import { startStats } from "../live/stats.ts";
 import { startKeys } from "./keys.ts";
 import { startRouter } from "./router.ts";
@@ -13,6 +14,7 @@ import { Shell } from "./shell.tsx";
 import { startTheme } from "./theme.ts";
 
 startTheme();
+startPolicy();
 startRouter();
 startKeys();
 const root = document.getElementById("app");

@@ -1,6 +1,5 @@
 import { boot, allows } from "../live/boot.ts";
 import { codeCounts, rising } from "../live/codes.ts";
-import { stream } from "../live/stats.ts";
 import { Icon, Mark } from "../parts/icon.tsx";
 import { plural } from "../words/numbers.ts";
 import type { Entry } from "./nav.ts";
@@ -27,6 +26,12 @@ function Item({ entry }: { readonly entry: Entry }) {
   );
 }
 
+/** What the word at the name of the node means. */
+const KINDS: Readonly<Record<string, string>> = {
+  "read-only": "This console changes nothing: admin.console is read",
+  development: "A node for development: its page creates tokens, and may break things",
+};
+
 /** The column of views; below 1280 px a rail of their icons. */
 export function Navigation({ list }: { readonly list: readonly Entry[] }) {
   const it = boot.value;
@@ -38,9 +43,9 @@ export function Navigation({ list }: { readonly list: readonly Entry[] }) {
         <span>Tidegate</span>
       </div>
       <div class="where">
-        <i class={stream.value.live ? "dot" : "dot off"} />
+        <i class={isLive() ? "dot" : "dot off"} />
         <span class="cut">{it?.node ?? "–"}</span>
-        <span title={kind === "read-only" ? "This console changes nothing: admin.console is read" : undefined}>{kind}</span>
+        <span title={KINDS[kind]}>{kind}</span>
       </div>
       {(["", "Watch", "Operate"] as const).map((group) => (
         <>
@@ -53,13 +58,19 @@ export function Navigation({ list }: { readonly list: readonly Entry[] }) {
   );
 }
 
+/** Whether the node has answered in the last two seconds. */
+function isLive(): boolean {
+  const age = silence();
+  return age !== undefined && age <= 2;
+}
+
 function Foot() {
   const age = silence();
   const text = age === undefined ? "Connecting" : age <= 2 ? "Live" : `Last answer ${age} s ago`;
   return (
     <div class="foot" title={text}>
       <div class="row">
-        <i class={age !== undefined && age <= 2 ? "dot" : "dot off"} />
+        <i class={isLive() ? "dot" : "dot off"} />
         <span>{text}</span>
       </div>
       <span>{boot.value?.version ?? ""}</span>

@@ -20,13 +20,13 @@ export function go(to: string, replace = false): void {
   href.value = to;
 }
 
-/** Sets one field of the query; an empty value removes it. */
-export function setQuery(name: string, value: string): void {
+/** Sets one field of the query; an empty value removes it. With `isStep` the browser's way back leads to what was shown before. */
+export function setQuery(name: string, value: string, isStep = false): void {
   const next = new URLSearchParams(query.value);
   if (value) next.set(name, value);
   else next.delete(name);
   const text = next.toString();
-  go(path.value + (text ? `?${text}` : ""), true);
+  go(path.value + (text ? `?${text}` : ""), !isStep);
 }
 
 /** Follows links inside the page and the history of the browser. */

@@ -22,6 +22,15 @@ export interface Layout {
   readonly bands: readonly Band[];
 }
 
+/** Seconds that a picture shows at least, and at most. */
+const WINDOW_MIN = 30;
+const WINDOW_MAX = 480;
+
+/** Returns how many seconds a picture shows: it grows with what is known, so that it is full from its first half minute on. */
+export function windowOf(first: number, to: number): number {
+  return Math.min(WINDOW_MAX, Math.max(WINDOW_MIN, to - first + 1));
+}
+
 /** Largest distance of two strands, so that few clients are thin streams and no walls. */
 const PITCH_MAX = 9;
 

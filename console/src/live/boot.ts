@@ -1,5 +1,17 @@
 import { signal } from "@preact/signals";
+import { hueClass, hueOf, type Hue } from "../charts/hues.ts";
 import { get } from "./api.ts";
+import { keepPolicy } from "./policy.ts";
+
+/** What a drain of the node would take if it began now. */
+export interface DrainPlan {
+  readonly clients: number;
+  /** Time in which load balancers stop choosing the node. */
+  readonly delayMs: number;
+  /** Time from the notice until the last client leaves. */
+  readonly slotsMs: number;
+  readonly deadlineMs: number;
+}
 
 /** What the node says about itself to this page. */
 export interface Boot {
@@ -17,6 +29,9 @@ export interface Boot {
 
 /** The answer of `GET /v1/console`; undefined until it arrives. */
 export const boot = signal<Boot | undefined>(undefined);
+
+/** Plan of the node's drain; undefined on versions that do not report it. */
+export const drainPlan = signal<DrainPlan | undefined>(undefined);
 
 /** Version of the node when it first answered: the one that this page belongs to. */
 export const pageVersion = signal("");
@@ -36,9 +51,11 @@ export function nameNodes(names: readonly string[]): void {
 
 /** Asks the node who it is, and who its peers are. */
 export async function loadBoot(): Promise<void> {
-  const it = await get<Boot & { readonly nowMs?: number }>("/v1/console");
+  const { drainPlan: plan, ...it } = await get<Boot & { readonly nowMs?: number; readonly drainPlan?: DrainPlan }>("/v1/console");
+  drainPlan.value = plan;
   nameNodes([it.node, ...it.peers.map((peer) => peer.node)]);
   pageVersion.value ||= it.version;
+  keepPolicy(it);
   // The clock of the node is no news.
   const next = { ...it, nowMs: 0 };
   if (JSON.stringify(next) !== JSON.stringify(boot.value)) boot.value = next;
@@ -59,9 +76,12 @@ export function allows(feature: string): boolean {
   return it !== undefined && it.features.includes(feature) && (it.console === "full" || !ACTIONS.has(feature));
 }
 
-/** Classes that give a part the colour of a node; from the fourth node on the colours repeat with a pattern. */
+/** Colour of a node; undefined for one that the page knows from old events alone. */
+export function nodeHue(node: string): Hue | undefined {
+  return hueOf(nodeNames.value, node);
+}
+
+/** Classes that give a part the colour of a node. */
 export function nodeClass(node: string): string {
-  const index = Math.max(0, nodeNames.value.indexOf(node));
-  const turn = Math.floor(index / 3);
-  return `of-${index % 3}${turn > 0 ? ` turn-${turn % 2 === 1 ? 1 : 2}` : ""}`;
+  return hueClass(nodeHue(node));
 }

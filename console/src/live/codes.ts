@@ -6,6 +6,9 @@ type Count = readonly [number, number];
 /** Counts of one node by the start of their stretch of time, in ms of the node's clock. */
 type Stretches = ReadonlyMap<number, readonly Count[]>;
 
+/** `NOT_YET`: a client that pulls a history to its end is answered so, and it is no sign of anything. */
+const END_OF_HISTORY = 4015;
+
 /** Time that the counts go back, and the parts of it that a line of a code shows. */
 const KEEP_MS = 15 * 60_000;
 const PART_MS = 30_000;
@@ -51,7 +54,7 @@ export function summary(all: ReadonlyMap<string, Stretches>, nowMs: number): Rea
   const found = [...lines].map(([code, line]): [number, CodeCount] => {
     const [total, recent] = [sum(line), sum(line.slice(-recentParts))];
     const before = ((total - recent) * RECENT_MS) / (KEEP_MS - RECENT_MS);
-    return [code, { code, total, recent, rises: recent > before, line }];
+    return [code, { code, total, recent, rises: code !== END_OF_HISTORY && recent > before, line }];
   });
   return new Map(found.filter(([, it]) => it.total > 0));
 }

@@ -16,6 +16,8 @@ export interface NodeRow {
   readonly version: string;
   readonly weight: number;
   readonly share: number | null;
+  /** Clients a second that it takes from nodes that drain. */
+  readonly accepts: number;
   readonly zone: string;
   readonly drain: { readonly phase: string; readonly from: number; readonly left: number; readonly unnoticed: number; readonly rate: number; readonly forMs: number } | null;
   readonly stands: readonly { readonly partition: number; readonly behindRecords: number; readonly behindMs: number; readonly behindBytes: number }[];

@@ -1,8 +1,8 @@
 import type { CloudEvent } from "../live/cloudevents.ts";
-import { nodeClass } from "../live/boot.ts";
+import { nodeClass, nodeHue } from "../live/boot.ts";
 
 function Node({ name }: { readonly name: string }) {
-  return <span class={nodeClass(name)}><span class="node">{name}</span></span>;
+  return <span class={nodeClass(name)} title={nodeHue(name) ? undefined : "Not a node of the cluster now"}><span class="node">{name}</span></span>;
 }
 
 /** An event in words. */

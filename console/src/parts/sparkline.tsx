@@ -6,9 +6,10 @@ export function Sparkline({ values, label, width = 96, height = 24, over = `${va
   const y = (value: number) => height - 1.5 - (value / top) * (height - 3);
   const path = values.map((value, index) => (value === undefined ? "" : `${index === 0 || values[index - 1] === undefined ? "M" : "L"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`)).join("");
   const low = Math.min(...known, top);
+  const range = known.length > 0 ? `${over}, from ${Math.round(low)} to ${Math.round(top)}` : "no figures yet";
   return (
-    <svg class="sparkline" viewBox={`0 0 ${width} ${height}`} width={width} height={height} role="img" aria-label={`${label}, ${over}, from ${low} to ${top}`} preserveAspectRatio="none">
-      <title>{`${over}, from ${Math.round(low)} to ${Math.round(top)}`}</title>
+    <svg class="sparkline" viewBox={`0 0 ${width} ${height}`} width={width} height={height} role="img" aria-label={`${label}, ${range}`} preserveAspectRatio="none">
+      <title>{range}</title>
       <path d={path} />
     </svg>
   );

@@ -163,7 +163,7 @@ function remark(it: Running, words: string): void {
 
 const freeze: Break = {
   name: "freeze", icon: "freeze", label: "Freeze", note: "reads, acks nothing", tone: "amber",
-  blocked: (mode) => (mode === "room" ? "rooms need no acks" : ""),
+  blocked: (mode) => (mode === "room" ? "no acks in a room" : ""),
   async run(it) {
     const band = it.band(false);
     it.mark(`You froze ${owner(it.who.name)} client`, "freeze");
@@ -220,7 +220,7 @@ const offline: Break = {
 
 const twice: Break = {
   name: "twice", icon: "twice", label: "Send it twice", note: "same id, same text", tone: "amber",
-  blocked: (mode) => (mode === "room" ? "rooms keep no ids" : ""),
+  blocked: (mode) => (mode === "room" ? "no ids in a room" : ""),
   async run(it) {
     const mine = () => [...it.stage.messages.values()].filter((shown) => shown.sender === it.who.name && shown.state === "acked");
     if (mine().length === 0) await it.say(it.who);
@@ -248,7 +248,7 @@ const twice: Break = {
 
 const skip: Break = {
   name: "skip", icon: "skip", label: "Skip an id", note: "keep one back", tone: "amber",
-  blocked: (mode) => (mode === "room" ? "rooms have no chain" : ""),
+  blocked: (mode) => (mode === "room" ? "no chain in a room" : ""),
   async run(it) {
     const band = it.band(false);
     let [kept, noticed, gaveUp]: [Frame | undefined, number, number] = [undefined, 0, 0];

@@ -1,6 +1,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { Icon } from "../parts/icon.tsx";
+import { keepEnd } from "../parts/keepend.ts";
 import { FIRST } from "../words/lines.ts";
 import { capital, duration } from "../words/numbers.ts";
 import type { Person } from "./person.ts";
@@ -81,6 +82,7 @@ export function ChatPane({ stage, person, isFirst }: { readonly stage: Stage; re
   useLayoutEffect(() => {
     if (list.current) list.current.scrollTop = list.current.scrollHeight;
   }, [person.lines.length, person.typingUntil > performance.now()]);
+  useLayoutEffect(() => keepEnd(list.current), []);
   useEffect(() => {
     const it = input.current;
     if (!isFirst || !it) return;

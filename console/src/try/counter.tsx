@@ -23,7 +23,7 @@ function Judged({ stage, cell, label }: { readonly stage: Stage; readonly cell: 
   const isChecked = stage.isChecked.value && counts.sent > 0;
   const rules = [...new Set(findings.filter(() => value > 0).map((it) => it.rule))].filter((rule) => inCell([{ rule, cid: "", what: "" }], cell) > 0);
   return (
-    <div class={`count judged ${value > 0 ? "broken" : isChecked ? "good" : ""}`} data-cell={cell} data-checked={isChecked}>
+    <div title={`${COUNTED[cell]}. ${isChecked ? "Judged: everybody was connected, and had caught up." : "Judged once everybody is connected and has caught up."}`} class={`count judged ${value > 0 ? "broken" : isChecked ? "good" : ""}`} data-cell={cell} data-checked={isChecked}>
       <span class="label">{label}</span>
       <span class="row">
         <span class="figure">{value}</span>
@@ -32,6 +32,13 @@ function Judged({ stage, cell, label }: { readonly stage: Stage; readonly cell: 
     </div>
   );
 }
+
+/** What the judged figures count. */
+const COUNTED: Readonly<Record<Cell, string>> = {
+  lost: "Acked, but not with everybody who is due it, or not stored",
+  doubled: "On a screen twice, or stored twice",
+  order: "In another order than that of the conversation, or of its sender",
+};
 
 /** Offers the recording as a file. */
 async function save(stage: Stage): Promise<void> {
@@ -66,7 +73,7 @@ export function Counter({ stage, again }: { readonly stage: Stage; readonly agai
         <span class="about">{stage.mode === "room"
           ? "Judged by the checker’s rules for live rooms. "
           : `Judged by the checker’s rules, against what ${boot.value?.node ?? "the node"} has stored. `}</span>
-        <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines, with hashes in place of what was said">Save the recording</button> <span class="about">to judge it yourself, or </span>
+        <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines for tidegate-lab check, with hashes in place of what was said">Save the recording</button> <span class="about">to judge it yourself, or </span>
         <button type="button" class="link" onClick={again}>start over</button><span class="about">.</span>
       </p>
       <p class="phone-counts small">

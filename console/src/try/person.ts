@@ -2,6 +2,7 @@ import { connect, type Client, type State } from "@tidegate/client";
 import { effect, signal } from "@preact/signals";
 import { boot } from "../live/boot.ts";
 import { post } from "../live/api.ts";
+import { mayConnect } from "../live/policy.ts";
 import { addressesFor } from "./addresses.ts";
 import { Tap, type TapSink } from "./tap.ts";
 
@@ -53,11 +54,12 @@ export class Person {
 
   /** Logs in. */
   start(onState: () => void): Client {
-    // The client reads the list at each attempt. Nodes that appear later are added, and none is removed.
+    // The client reads the list at each attempt. Nodes that appear later are added if the browser
+    // allows them, and none is removed.
     const addresses: string[] = [];
     this.unfollow = effect(() => {
       const known = addressesFor(this.index, boot.value?.clients.ws ?? [], (boot.value?.peers ?? []).map((peer) => peer.ws));
-      addresses.push(...known.filter((it) => !addresses.includes(it)));
+      addresses.push(...known.filter((it) => !addresses.includes(it) && mayConnect(it)));
     });
     const client = connect({
       addresses,

@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
 import { boot } from "../live/boot.ts";
-import { UNDER_WAY, broken, connecting, opening } from "../words/sentences.ts";
+import { joined } from "../words/numbers.ts";
+import { GOOD, GOOD_ROOM, UNDER_WAY, broken, connecting, kept, next, opening } from "../words/sentences.ts";
 import type { Running } from "./breaks.ts";
 import { running, said } from "./play.ts";
 import type { Stage } from "./stage.ts";
@@ -25,6 +26,11 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
   let words = it?.words ?? (isLive ? opening(stage.people.map((person) => person.name), stage.nodes, stage.mode, boot.value?.durable ?? true) : connecting(boot.value?.node ?? "the node"));
   const current = it && running.value.get(it.name);
   if (current && !words) words = underWay(current);
+  const { counts } = stage.judgement.value;
+  const isKept = !it && isLive && counts.acked > 0;
+  const isChecked = isKept && stage.isChecked.value;
+  if (isKept) words = kept(counts.acked, joined(stage.nodes), stage.people.length, stage.mode, boot.value?.durable ?? true, isChecked);
+  const end = it?.end || (isChecked ? (stage.audience ? GOOD_ROOM : GOOD) : "");
   if (finding) words = broken(finding.rule, finding.what);
   return (
     <section class={`sentence${current ? ` on ${current.what.tone}` : ""}`} aria-label="What the broker did">
@@ -38,8 +44,8 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
           {frames.map((item) => item.kind === "frame" && <li class="mono">{item.direction === "out" ? "→" : "←"} {item.frame.raw}</li>)}
         </ol>
       ) : (
-        <p class={finding ? "broken" : ""} aria-live={current ? "off" : "polite"} data-over={it?.isOver ?? false}>
-          {words} {it?.end && !finding && <b>{it.end}</b>}
+        <p class={finding ? "broken" : ""} aria-live={current || isKept ? "off" : "polite"} data-over={it?.isOver ?? false}>
+          {words} {end && !finding && <b>{end}</b>}{isKept && !finding && ` ${next(stage.mode)}`}
         </p>
       )}
     </section>

@@ -1,3 +1,4 @@
+import { mayConnect } from "../live/policy.ts";
 import { type Frame, parseFrame } from "./frames.ts";
 
 /** What a tap reports. Times are those of the page's monotonic clock, in milliseconds. */
@@ -204,6 +205,8 @@ class TapSocket extends EventTarget {
 
   private begin(protocols?: string | string[]): void {
     if (this.state !== 0) return;
+    // A node may name one as an alternate that the page may not connect to. The banner says so.
+    if (!mayConnect(this.url)) return this.end(new CloseEvent("close", { code: 1006 }));
     const inner = new WebSocket(this.url, protocols);
     this.inner = inner;
     inner.binaryType = this.type;

@@ -12,6 +12,7 @@ import { Listeners } from "./listeners.tsx";
 import { open, press, shut, stage } from "./play.ts";
 import { Sentence } from "./sentence.tsx";
 import type { Mode } from "./stage.ts";
+import { purpose } from "../words/sentences.ts";
 import { WireView } from "./wire.tsx";
 
 const MODES: readonly (readonly [Mode, string, string])[] = [
@@ -46,7 +47,9 @@ export function TryIt() {
         <nav class="segmented modes" aria-label="Who talks">
           {MODES.map(([name, at, label]) => <a href={at} aria-current={name === mode ? "page" : undefined}>{label}</a>)}
         </nav>
+        <span class="quiet lead-note wider">{purpose(mode)}</span>
       </Header>
+      {it && it.version.value >= 0 && it.messages.size === 0 && <p class="purpose small soft">{purpose(mode)}</p>}
       {isReadOnly && (
         <Empty>This console is read-only: it creates no tokens for people, and breaks nothing. The setting is <code>admin.console</code>.</Empty>
       )}

@@ -1,11 +1,11 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { boot, nodeClass } from "../live/boot.ts";
 import { Icon, type IconName } from "../parts/icon.tsx";
+import { keepEnd } from "../parts/keepend.ts";
 import { describe, type FrameWords } from "../words/wire.ts";
-import type { Item } from "./items.ts";
+import type { Item, Wire } from "./items.ts";
 import { DEVICE } from "./person.ts";
 import { hovered } from "./chat.tsx";
-import type { Stage } from "./stage.ts";
 
 /** Rows that are drawn at once. */
 const DRAWN = 240;
@@ -15,8 +15,21 @@ function clock(at: number): string {
   return `${String(date.getSeconds()).padStart(2, "0")}.${String(date.getMilliseconds()).padStart(3, "0")}`;
 }
 
+/** What the wire is drawn from. */
+export interface WireSource {
+  readonly version: { readonly value: number };
+  readonly people: readonly { readonly name: string; readonly node: string }[];
+  /** Nodes that the people are connected to. */
+  readonly nodes: readonly string[];
+  readonly wire: Wire;
+  readonly conv: string;
+  readonly isDurable: boolean;
+  /** Milliseconds from receipt to sync of a message. */
+  syncMs(cid: string): number | undefined;
+}
+
 /** Describes the frame of a row. */
-export function wordsOf(stage: Stage, item: Item): FrameWords | undefined {
+export function wordsOf(stage: WireSource, item: Item): FrameWords | undefined {
   if (item.kind !== "frame") return undefined;
   const person = stage.people[item.person];
   const known = { syncMs: (id: string) => stage.syncMs(id), durable: stage.isDurable, device: DEVICE, node: person?.node ?? "", conv: stage.conv };
@@ -24,7 +37,7 @@ export function wordsOf(stage: Stage, item: Item): FrameWords | undefined {
 }
 
 /** Rows that are worth showing: marks, and frames that have words. */
-export function visible(stage: Stage): Item[] {
+export function visible(stage: WireSource): Item[] {
   const found: Item[] = [];
   for (let index = stage.wire.items.length - 1; index >= 0 && found.length < DRAWN; index -= 1) {
     const item = stage.wire.items[index];
@@ -98,7 +111,7 @@ function moveRow(event: KeyboardEvent & { readonly currentTarget: HTMLElement })
 }
 
 /** The wire: three lifelines or more, and a row for each frame. */
-export function WireView({ stage }: { readonly stage: Stage }) {
+export function WireView({ stage }: { readonly stage: WireSource }) {
   void stage.version.value;
   const box = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
@@ -110,6 +123,7 @@ export function WireView({ stage }: { readonly stage: Stage }) {
   useLayoutEffect(() => {
     if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   });
+  useLayoutEffect(() => keepEnd(box.current, () => follows.current), []);
   const handlers = useRef(new Map<number, () => void>());
   const toggles = (key: number) => {
     const known = handlers.current.get(key) ?? (() => setOpen((before) => (before === key ? 0 : key)));

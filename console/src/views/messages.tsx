@@ -3,6 +3,7 @@ import { useEffect } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
+import { isNarrow } from "../app/width.ts";
 import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
 import { seconds } from "../live/stats.ts";
@@ -10,6 +11,7 @@ import { Empty } from "../parts/empty.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { CopyButton } from "../parts/copy.tsx";
 import { Icon } from "../parts/icon.tsx";
+import { Split } from "../parts/split.tsx";
 import { fine, joined, short } from "../words/numbers.ts";
 import { WaterfallView } from "./waterfall.tsx";
 import { arrange, sends, timeSentence, type Sent, type Step } from "./trace.ts";
@@ -49,7 +51,7 @@ function Row({ it, isOpen }: { readonly it: Sent; readonly isOpen: boolean }) {
   const result = it.refused ? <span class="refused">refused: {it.refused}</span> : it.isAgain ? <span class="again">sent again, one seq</span> : it.ackMs !== undefined ? fine(it.ackMs) : "no ack yet";
   return (
     <li>
-      <button type="button" class={`message-row${isOpen ? " open" : ""}`} aria-current={isOpen} onClick={() => setQuery("trace", it.trace)}>
+      <button type="button" class={`message-row${isOpen ? " open" : ""}`} aria-current={isOpen} onClick={() => setQuery("trace", it.trace, isNarrow.value)}>
         <span class="row"><b class="cut grow">{it.conversation || "not received"}</b><span class="num">{result}</span></span>
         <span class="row quiet"><code class="grow">{short(it.msg)}</code><span class="num small">{clockOf(it.atUs)}</span></span>
       </button>
@@ -99,8 +101,8 @@ function Details({ it, silent }: { readonly it: Sent; readonly silent: readonly 
       </div>
       <div class="message-figures">
         {figure("Ack after", falls.ackMs)}
-        {figure("First device", falls.firstMs)}
-        {figure(falls.devices > 1 ? `All ${falls.devices} devices` : "All devices", falls.allMs)}
+        {figure(falls.devices > 1 ? "First device" : "The device", falls.firstMs)}
+        {falls.devices > 1 && figure(`All ${falls.devices} devices`, falls.allMs)}
         <p class="soft">{timeSentence(falls)}</p>
       </div>
       <WaterfallView key={it.trace} falls={falls} silent={silent} />
@@ -116,7 +118,7 @@ function Nothing({ kind, id, it }: { readonly kind: "user" | "msg"; readonly id:
     <>
       {it.silent.length > 0 && <p class="note part">{joined(it.silent)} did not answer. What {it.silent.length === 1 ? "it knows" : "they know"} is missing.</p>}
       <Empty command={kind === "user" ? `tidegate send --user ${id} --to ${id === "bob" ? "alice" : "bob"} hello` : `curl '${location.origin}/v1/trace?msg=${id}'`}>
-        Nothing is known of {id}. Follow it for 10 minutes; what is sent from then on appears here.
+        Nothing is recorded of {kind === "user" ? id : "this message"}. Follow {kind === "user" ? `${id} for 10 minutes, and send something` : "it for 10 minutes"}: what happens from then on appears here.
       </Empty>
     </>
   );
@@ -137,13 +139,19 @@ export default function Messages() {
     return () => clearInterval(timer);
   }, [key]);
   const it = found.value?.key === key ? found.value : undefined;
-  const open = it?.list.find((one) => one.trace === query.value.get("trace")) ?? it?.list[0];
+  const chosen = it?.list.find((one) => one.trace === query.value.get("trace"));
+  const open = chosen ?? it?.list[0];
+  const isOne = msg !== "" && it?.list.length === 1;
   return (
     <>
       <Header title="Messages"><span class="quiet lead-note">what happened to a message, step by step, on all nodes</span></Header>
       {failure.value && <Failed error={failure.value} again={() => void look(kind, id, false)} />}
-      <div class="split">
-        <div class="side">
+      <Split
+        isOpen={chosen !== undefined || isOne}
+        isEmpty={open === undefined}
+        back={isOne ? "/messages" : `/messages?${kind}=${encodeURIComponent(id)}`}
+        label={isOne ? "Messages" : kind === "user" ? `Messages of ${id}` : "Attempts of this message"}
+        side={<>
           <form
             class="side-head"
             onSubmit={(event) => {
@@ -161,17 +169,12 @@ export default function Messages() {
           </form>
           {id && <Followed name={key} />}
           <ol class="list">
-            {it?.list.map((one) => <Row key={one.trace} it={one} isOpen={one === open} />)}
+            {it?.list.map((one) => <Row key={one.trace} it={one} isOpen={one === (isNarrow.value ? chosen : open)} />)}
           </ol>
-        </div>
-        <div class="main">
-          {open ? (
-            <Details it={open} silent={it?.silent ?? []} />
-          ) : (
-            <Nothing kind={kind} id={id} it={it} />
-          )}
-        </div>
-      </div>
+        </>}
+      >
+        {open ? <Details it={open} silent={it?.silent ?? []} /> : <Nothing kind={kind} id={id} it={it} />}
+      </Split>
     </>
   );
 }

@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
-import { allows, boot, nodeClass } from "../live/boot.ts";
+import { allows, boot, drainPlan, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
 import { followFlows } from "../live/flows.ts";
@@ -11,11 +11,11 @@ import { clock, counted, series } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Menu } from "../parts/menu.tsx";
-import { curl, drainQuestion, drainWords } from "../words/nodes.ts";
+import { curl, drainQuestion, drainTime, drainWords } from "../words/nodes.ts";
 import { duration, fine, grouped } from "../words/numbers.ts";
-import { lasted, time } from "../words/river.ts";
+import { lasted, minutes, time } from "../words/river.ts";
 import { Partitions } from "./partitions.tsx";
-import { River, current, movesBetween } from "./river.tsx";
+import { River, current } from "./river.tsx";
 import { WeightDialog, weighed } from "./weight.tsx";
 
 const asked = signal<NodeRow | undefined>(undefined);
@@ -36,7 +36,7 @@ function StateChip({ it }: { readonly it: NodeRow }) {
   return <span class={`chip ${tone}`}>{it.lease === "live" ? it.state : it.lease}</span>;
 }
 
-function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean }) {
+function Row({ it, mayAct, hasZones }: { readonly it: NodeRow; readonly mayAct: boolean; readonly hasZones: boolean }) {
   const lag = it.stands.reduce((sum, stand) => sum + stand.behindRecords, 0);
   const age = Math.max(0, ...it.stands.map((stand) => stand.behindMs));
   return (
@@ -49,7 +49,7 @@ function Row({ it, mayAct }: { readonly it: NodeRow; readonly mayAct: boolean })
       <td class="end wide">{grouped(lag)}{age >= 1000 && <span class="small lagging"> {duration(age)}</span>}</td>
       <td class="wide mono">{it.version}</td>
       <td class="wide soft grow doing">{drainWords(it) || (it.lease !== "live" ? "stopped" : cameBack(it.node))}{it.weight !== 100 && <span class="quiet"> weight {grouped(it.weight)}</span>}{it.share !== null && it.share >= 0 && <span class="quiet"> share {it.share} %</span>}</td>
-      <td class="wide zone">{it.zone}</td>
+      {hasZones && <td class="wide zone">{it.zone}</td>}
       <td class="end acts"><Actions it={it} mayAct={mayAct} /></td>
     </tr>
   );
@@ -97,7 +97,13 @@ function OtherConsole({ node }: { readonly node: string }) {
   return admin ? <a href={`${admin}/nodes`} target="_blank" rel="noreferrer">Its console</a> : <span class="quiet small">on its own port</span>;
 }
 
-function Ask({ others }: { readonly others: number }) {
+/** How long a drain takes. The plans of other nodes are not known here, so theirs is said by their row. */
+function howLong(it: NodeRow): string {
+  const known = it.self ? drainTime(drainPlan.value) : "";
+  return known || "Once it has begun, its row says how many are left, and when it will be done.";
+}
+
+function Ask({ nodes }: { readonly nodes: readonly NodeRow[] }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const it = asked.value;
   useEffect(() => {
@@ -109,7 +115,8 @@ function Ask({ others }: { readonly others: number }) {
       {it && (
         <>
           <h2>Drain {it.node}?</h2>
-          <p class="soft">{drainQuestion(it, others)} You can call it off until the clients are being closed.</p>
+          <p class="soft">{drainQuestion(it, nodes.length - 1)}</p>
+          <p class="soft">{howLong(it)} You can call it off until all clients are being closed.</p>
           <div class="actions">
             {adminOf(it.node) && <CopyButton label="Copy as curl" text={() => curl("POST", adminOf(it.node), "/v1/drain")} />}
             <button type="button" class="button" onClick={() => (asked.value = undefined)}>Keep it</button>
@@ -125,8 +132,8 @@ function Ask({ others }: { readonly others: number }) {
 function Figures({ clients, live }: { readonly clients: number | undefined; readonly live: number }) {
   const river = current.value;
   const away = Math.max(0, ...(river?.phases.filter((phase) => phase.kind === "away").map((phase) => phase.to - phase.from) ?? []));
-  const moved = river && allows("flows") ? movesBetween(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
-  const minutes = `in ${(river?.span ?? 480) / 60} min`;
+  const moved = river && allows("flows") ? river.moves(river.from, river.to).filter((move) => move.from && move.to && move.from !== move.to).reduce((sum, move) => sum + move.count, 0) : undefined;
+  const within = `in ${minutes(river?.span ?? 480)}`;
   const slowest = Math.max(0, ...series("ackP99Us", river?.span ?? 480, true).map((it) => it ?? 0));
   const until = river?.to ?? Math.floor(clock() / 1000);
   const slow = counted("slowCloses", river?.from ?? until - 479, until);
@@ -135,10 +142,10 @@ function Figures({ clients, live }: { readonly clients: number | undefined; read
     <div class="figures">
       <Figure label="Clients" text={clients === undefined ? "–" : grouped(clients)} />
       <Figure label="Nodes" text={clients === undefined ? "–" : String(live)} />
-      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit={minutes} />}
+      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit={within} />}
       {away > 0 && <Figure label="Longest node away" text={lasted(away).replace(" s", "")} unit={away < 120 ? "s" : "min"} />}
       <Figure label="Slowest ack, p99 of a second" text={number ?? "–"} unit={unit ?? ""} />
-      <Figure label="Closed as slow" text={grouped(slow)} unit={minutes} />
+      <Figure label="Closed as slow" text={grouped(slow)} unit={within} />
     </div>
   );
 }
@@ -155,6 +162,7 @@ export default function NodesView() {
   const live = it?.nodes.filter((node) => node.lease === "live") ?? [];
   const clients = live.reduce((sum, node) => sum + node.conns, 0);
   const mayAct = boot.value?.console === "full";
+  const hasZones = it?.nodes.some((node) => node.zone !== "") ?? false;
   return (
     <>
       <Header title="Nodes"><span class="quiet lead-note">{it ? `${live.filter((node) => node.state === "ready").length} of ${live.length} ready` : ""}</span></Header>
@@ -168,16 +176,16 @@ export default function NodesView() {
           <table>
             <thead>
               <tr>
-                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th><th class="wide zone">Zone</th><th class="end acts"><span class="sr">Actions</span></th>
+                <th>Node</th><th>State</th><th class="end">Clients</th><th class="wide wider" /><th class="end wide">Partitions</th><th class="end wide">Lag</th><th class="wide">Version</th><th class="wide">Drain</th>{hasZones && <th class="wide zone">Zone</th>}<th class="end acts"><span class="sr">Actions</span></th>
               </tr>
             </thead>
-            <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} />)}</tbody>
+            <tbody>{it?.nodes.map((node) => <Row key={node.boot} it={node} mayAct={mayAct} hasZones={hasZones} />)}</tbody>
           </table>
         </div>
         {it && <Partitions it={it} />}
         {!mayAct && boot.value && <p class="note quiet">This console is read-only. Set <code>admin.console = "full"</code> to act here, or use <code>tidegate drain</code>.</p>}
       </div>
-      <Ask others={live.length - 1} />
+      <Ask nodes={live} />
       <WeightDialog nodes={live} />
     </>
   );

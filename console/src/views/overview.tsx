@@ -35,7 +35,7 @@ function Line({ field, label, unit, known }: { readonly field: string; readonly 
     <div class="spark">
       <span class="label">{label}</span>
       <span class="figure">{text}<small>{text === "–" ? "" : unit}</small></span>
-      <Sparkline values={values.length > 0 ? values : [0, 0]} label={label} width={160} height={28} />
+      <Sparkline values={values} label={label} width={160} height={28} />
     </div>
   );
 }
@@ -87,7 +87,7 @@ export default function Overview() {
         </section>
         {it && it.partitions > 0 && <Partitions it={it} isBrief />}
         <section class="pad">
-          <h2>Newest events <a class="small" href="/events">all</a></h2>
+          <h2>Newest events <a class="small" href="/events">All events</a></h2>
           <ol class="events">{list.value.slice(0, 20).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>
           {list.value.length === 0 && <p class="quiet">No event yet.</p>}
         </section>

@@ -2,7 +2,8 @@ import { computed, signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { cells, heightOf, hold, shrink, step, type Cell, type Holding } from "../charts/partitions.ts";
-import { nodeClass, nodeNames } from "../live/boot.ts";
+import { secondClass } from "../charts/hues.ts";
+import { nodeClass, nodeHue } from "../live/boot.ts";
 import { nodes, type Nodes } from "../live/nodes.ts";
 import { grouped, plural } from "../words/numbers.ts";
 import { cellWords, ownerWords } from "../words/partitions.ts";
@@ -28,7 +29,8 @@ function live(it: Nodes) {
 /** The cell under the pointer or with the focus. */
 const shown = signal<Cell | undefined>(undefined);
 
-interface Group {
+/** Cells that stand together: those of an owner, or all. */
+export interface Group {
   readonly name: string;
   readonly count: number;
   readonly cells: readonly Cell[];
@@ -53,7 +55,7 @@ export function Partitions({ it, isBrief = false }: { readonly it: Nodes; readon
   return (
     <section class="partitions">
       <div class="row">
-        <h2 class="grow">Partitions <span class="quiet small">{plural(it.partitions, "partition")}, {orphans === 0 ? "all owned" : `${orphans} without an owner`}. Height is what waits to be archived.{size > 1 ? ` A cell is the worst of ${size}.` : ""}</span></h2>
+        <h2 class="grow">Partitions <span class="quiet small">{plural(it.partitions, "partition")} of the log, {orphans === 0 ? "all owned" : `${orphans} without an owner`}. Height is what waits to be archived.{size > 1 ? ` A cell is the worst of ${size}.` : ""}</span></h2>
         {!isBrief && it.partitions > 1 && live(it).length > 1 && (
           <span class="segmented">
             <button type="button" aria-pressed={!byNumber} onClick={() => setQuery("partitions", "")}>By owner</button>
@@ -67,7 +69,8 @@ export function Partitions({ it, isBrief = false }: { readonly it: Nodes; readon
   );
 }
 
-function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly Group[]; readonly partitions: number; readonly isBrief: boolean; readonly byNumber: boolean }) {
+/** Groups of cells, which arrow keys move through. */
+export function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly Group[]; readonly partitions: number; readonly isBrief: boolean; readonly byNumber: boolean }) {
   const box = useRef<HTMLDivElement>(null);
   const [[row, column], setAt] = useState<readonly [number, number]>([0, 0]);
   useEffect(() => () => { shown.value = undefined; }, []);
@@ -105,7 +108,7 @@ function Grid({ list, partitions, isBrief, byNumber }: { readonly list: readonly
 
 function CellView({ it, height, isNumbered, isReached, onFocus }: { readonly it: Cell; readonly height: number; readonly isNumbered: boolean; readonly isReached: boolean; readonly onFocus: () => void }) {
   const words = cellWords(it);
-  const other = it.other && it.state !== "orphan" ? ` divided to-${Math.max(0, nodeNames.value.indexOf(it.other)) % 3}` : "";
+  const other = it.other && it.state !== "orphan" ? ` divided ${secondClass(nodeHue(it.other))}` : "";
   return (
     <div class={`cell ${it.state} ${it.owner ? nodeClass(it.owner) : ""}${other}`} role="gridcell" tabIndex={isReached ? 0 : -1} aria-label={words} title={words} onFocus={onFocus} onPointerEnter={() => (shown.value = it)}>
       <i class="wait" style={{ height: `${Math.round(heightOf(it.records) * height)}px` }} />

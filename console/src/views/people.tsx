@@ -3,6 +3,7 @@ import { useEffect } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
+import { isNarrow } from "../app/width.ts";
 import { ApiError, get, post } from "../live/api.ts";
 import { allows, nodeClass } from "../live/boot.ts";
 import { failure as eventsFailure, followEvents, isRead, list, retryEvents } from "../live/cloudevents.ts";
@@ -11,6 +12,7 @@ import { Empty } from "../parts/empty.tsx";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Icon } from "../parts/icon.tsx";
+import { Split } from "../parts/split.tsx";
 import { capital } from "../words/numbers.ts";
 import { known } from "../words/people.ts";
 
@@ -25,6 +27,9 @@ interface Token {
   readonly token: string;
   readonly expiresMs: number;
 }
+
+/** Ids of users. */
+const ID = /^[A-Za-z0-9_.-]{1,64}$/;
 
 const presence = signal<Presence | undefined>(undefined);
 const failure = signal<ApiError | undefined>(undefined);
@@ -113,7 +118,7 @@ export default function People() {
   const people = known(list.value);
   const user = query.value.get("user") ?? "";
   const typed = query.value.get("q") ?? "";
-  const open = user || (people[0]?.user ?? "");
+  const open = user || (isNarrow.value ? "" : (people[0]?.user ?? ""));
   useEffect(() => {
     if (!user && open) setQuery("user", open);
   }, [user, open]);
@@ -123,8 +128,12 @@ export default function People() {
       <Header title="People"><span class="quiet lead-note">{people.length > 0 ? `${people.length} in the events of this node, ${people.filter((it) => it.devices.length > 0).length} online` : ""}</span></Header>
       {failure.value && <Failed error={failure.value} again={() => void look(open)} />}
       {eventsFailure.value && <Failed error={eventsFailure.value} again={retryEvents} />}
-      <div class="split">
-        <div class="side">
+      <Split
+        isOpen={open !== ""}
+        isEmpty={shown.length === 0}
+        back="/people"
+        label="All people"
+        side={<>
           <form class="side-head" onSubmit={(event) => { event.preventDefault(); if (typed) { setQuery("user", typed); setQuery("q", ""); } }}>
             <label class="field">
               <Icon name="search" />
@@ -134,7 +143,7 @@ export default function People() {
           <ol class="list">
             {shown.map((it) => (
               <li key={it.user}>
-                <button type="button" class={`message-row${it.user === open ? " open" : ""}`} aria-current={it.user === open} onClick={() => setQuery("user", it.user)}>
+                <button type="button" class={`message-row${it.user === open ? " open" : ""}`} aria-current={it.user === open} onClick={() => setQuery("user", it.user, isNarrow.value)}>
                   <b class="cut">{it.user}</b>
                   <span class="row quiet small"><i class={it.devices.length > 0 ? "dot" : "dot off"} />{it.devices.length > 0 ? it.devices.join(", ") : "offline"}</span>
                 </button>
@@ -143,9 +152,10 @@ export default function People() {
           </ol>
           {shown.length === 0 && typed && <p class="note">Press Enter to look at <b>{typed}</b>.</p>}
           {shown.length === 0 && !typed && isRead.value && <Empty command="tidegate tail --user bob">No user has connected since this node started. This connects one:</Empty>}
-        </div>
-        <div class="main">{open && /^[A-Za-z0-9_.-]{1,64}$/.test(open) && <Person user={open} />}</div>
-      </div>
+        </>}
+      >
+        {open && (ID.test(open) ? <Person user={open} /> : <p class="note">No user has this id: ids have letters, digits, and <code>_ . -</code>, 64 at most.</p>)}
+      </Split>
     </>
   );
 }

@@ -1,6 +1,8 @@
 import type { ComponentChildren } from "preact";
+import { useLayoutEffect, useMemo } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { ApiError } from "../live/api.ts";
+import { nodeClass, nodeNames } from "../live/boot.ts";
 import type { CloudEvent } from "../live/cloudevents.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Command, Empty } from "../parts/empty.tsx";
@@ -8,7 +10,11 @@ import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Icon, ICONS, Mark } from "../parts/icon.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
+import { WireView } from "../try/wire.tsx";
 import { GOOD } from "../words/sentences.ts";
+import { Grid } from "./partitions.tsx";
+import { RiverPicture } from "./riverpicture.tsx";
+import { NODES, samplePartitions, sampleRiver, sampleWire } from "./samples.ts";
 import { arrange, sends, type Step } from "./trace.ts";
 import { WaterfallView } from "./waterfall.tsx";
 
@@ -76,7 +82,7 @@ function Controls() {
         <Samples>
           <span class="chip">plain</span><span class="chip tide">ready</span><span class="chip amber">draining</span><span class="chip red">lapsed</span>
           <span class="row"><i class="dot" />live</span><span class="row"><i class="dot amber" />under way</span><span class="row"><i class="dot red" />broken</span><span class="row"><i class="dot off" />off</span>
-          {[0, 1, 2].map((index) => <span class={`of-${index}`}><span class="node">n{index + 1}</span></span>)}<span class="count-badge">2</span>
+          {[...NODES, "n9"].map((name) => <span class={nodeClass(name)}><span class="node">{name}</span></span>)}<span class="quiet small">n9 is gone</span><span class="count-badge">2</span>
         </Samples>
       </Section>
     </>
@@ -112,7 +118,7 @@ function Parts() {
       <Section title="Figures and lines">
         <Samples>
           <div class="count"><span class="label">Accepted</span><span class="figure">1,204<small>/s</small></span></div>
-          <Sparkline values={LINE} label="Accepted" /><Sparkline values={[0, 0]} label="Nothing yet" />
+          <Sparkline values={LINE} label="Accepted" /><Sparkline values={[0, 0]} label="None" /><Sparkline values={[]} label="Not known" />
           <Judged label="Lost" value={0} state="" note={<span class="quiet">so far</span>} /><Judged label="Lost" value={0} state="good" note={<Icon name="tick" />} /><Judged label="Lost" value={1} state="broken" note={<code>never-got</code>} />
         </Samples>
       </Section>
@@ -139,15 +145,35 @@ function Parts() {
   );
 }
 
+/** The parts that the views draw from figures: each in all its states at once. */
+function Charts() {
+  const [river, groups, wire] = useMemo(() => [sampleRiver(), samplePartitions(), sampleWire()] as const, []);
+  return (
+    <>
+      <Section title="Partitions"><Grid list={groups} partitions={14} isBrief={false} byNumber={false} /></Section>
+      <Section title="Partitions, small"><Grid list={groups} partitions={14} isBrief byNumber={false} /></Section>
+      <Section title="River"><RiverPicture it={river} isOpen /></Section>
+      <Section title="River, while nothing happens"><RiverPicture it={{ ...river, phases: [], from: river.from, to: river.from + 49, span: 50 }} isOpen={false} /></Section>
+      <Section title="Wire"><WireView stage={wire} /></Section>
+    </>
+  );
+}
+
 /** Every part of the page in its states, in both themes; on nodes for development only. */
 export default function StyleGuide() {
+  // The samples have nodes that need not exist; their colours are those of three nodes as long as the guide is shown.
+  useLayoutEffect(() => {
+    const before = nodeNames.value;
+    nodeNames.value = NODES;
+    return () => void (nodeNames.value = before);
+  }, []);
   return (
     <>
       <Header title="Style guide"><span class="quiet lead-note">every part in its states, in both themes</span></Header>
       <div class="view">
         <div class="guide">
           {(["light", "dark"] as const).map((theme) => (
-            <div data-theme={theme} aria-label={theme} role="group"><Foundations /><Controls /><States /><Parts /></div>
+            <div data-theme={theme} aria-label={theme} role="group"><Foundations /><Controls /><States /><Parts /><Charts /></div>
           ))}
         </div>
       </div>

@@ -66,8 +66,8 @@ export function WaterfallView({ falls, silent }: { readonly falls: Waterfall; re
             })}
           </ol>
         ))}
-        {silent.map((node) => <p class="quiet">{node} did not answer; its steps are missing.</p>)}
       </div>
+      {silent.map((node) => <p class="quiet missing">{node} did not answer; its steps are missing.</p>)}
       {open && (
         <div class="step">
           <span class="row small quiet"><span class="grow">{open.step.step} on {open.step.node}</span><span>times are by each node’s own clock</span></span>

@@ -1,20 +1,45 @@
+import type { DrainPlan } from "../live/boot.ts";
 import type { NodeRow, Nodes } from "../live/nodes.ts";
+import type { Unreachable } from "../live/policy.ts";
 import { runbook, type Runbook } from "./runbook.ts";
-import { capital, count, duration, grouped, joined, plural } from "./numbers.ts";
+import { capital, count, duration, grouped, joined, plural, span } from "./numbers.ts";
+
+/** A time that is not known to a tenth of a second: `39 s`, `1 min 9 s`. */
+function about(seconds: number): string {
+  return seconds < 59.5 ? `${Math.max(1, Math.round(seconds))} s` : duration(seconds * 1000);
+}
 
 /** What a node's drain is doing. */
 export function drainWords({ drain }: Pick<NodeRow, "drain">): string {
   if (!drain) return "";
   const noticed = drain.unnoticed > 0 ? `, ${grouped(drain.unnoticed)} not notified yet` : "";
-  const rest = drain.rate > 0 && drain.left > 0 ? `, done in about ${duration(Math.max(1000, (drain.left / drain.rate) * 1000))}` : "";
+  const rest = drain.rate > 0 && drain.left > 0 ? `, done in about ${about(drain.left / drain.rate)}` : "";
   return `${drain.phase}: ${grouped(drain.left)} left of ${grouped(drain.from)}${noticed}${rest}`;
 }
 
 /** What a drain will do, before a person confirms it. */
 export function drainQuestion(it: NodeRow, others: number): string {
-  const people = it.conns === 0 ? "It has no clients now." : `Its ${it.conns === 1 ? "client is" : `${grouped(it.conns)} clients are`} asked to leave, each in a slot of its own.`;
-  const after = others > 0 ? "They connect to the other nodes." : "It is the only node: nobody takes them over, and this page ends with it.";
-  return `${it.node} drains, and its process exits. ${people} ${after}`;
+  const people = it.conns === 0 ? "It has no clients now." : it.conns === 1 ? "Its client is asked to leave." : `Its ${grouped(it.conns)} clients are asked to leave, each in a slot of its own.`;
+  const after = others > 0 ? (it.conns === 0 ? "" : ` ${it.conns === 1 ? "It connects" : "They connect"} to the other nodes.`) : ` It is the only node: ${it.conns === 0 ? "" : `nobody takes ${it.conns === 1 ? "it" : "them"} over, and `}this page ends with it.`;
+  return `${it.node} drains, and its process exits. ${people}${after}`;
+}
+
+/** How long a drain takes, by the node's own plan; empty if it reports none. */
+export function drainTime(plan: DrainPlan | undefined): string {
+  if (!plan) return "";
+  const wait = plan.delayMs > 0 ? `First ${span(plan.delayMs / 1000)} pass in which load balancers stop choosing it. ` : "";
+  const leave = plan.clients === 0 ? "" : plan.slotsMs < 1000 ? "They leave within a second. " : `They leave within about ${about(plan.slotsMs / 1000)}. `;
+  return `${wait}${leave}The drain takes ${span(plan.deadlineMs / 1000)} at most; who has not left by then is cut off.`;
+}
+
+/** Which nodes the page can't connect to before it is loaded again, and why. */
+export function unreachedWords(list: readonly Unreachable[]): string {
+  const [fresh, moved] = [list.filter((it) => it.isNew), list.filter((it) => !it.isNew)];
+  const said = [
+    fresh.length > 0 && `${joined(fresh.map((it) => it.node))} joined after this page was loaded`,
+    moved.length > 0 && `${joined(moved.map((it) => `${it.node}’s`))} ${moved.length === 1 ? "address has" : "addresses have"} changed since this page was loaded`,
+  ].filter(Boolean);
+  return `${joined(said as string[])}, and the browser lets nobody here connect to ${list.length === 1 ? "it" : "them"}. Reloading begins the conversation again.`;
 }
 
 /** A request as a command to copy. */
@@ -45,7 +70,7 @@ export function figuresNote(live: readonly string[], known: readonly string[], s
 
 /** A verdict about the cluster: what a person has to know first. */
 export interface Verdict {
-  readonly tone: "" | "amber" | "red";
+  readonly tone: "" | "amber" | "red" | "off";
   readonly sentence: string;
   readonly more: string;
   /** What a person can do, where something is not as it should be. */
@@ -54,7 +79,7 @@ export interface Verdict {
 
 /** Judges the state of the nodes, and the figures of the last second where they are known. */
 export function verdict(it: Nodes | undefined, figures: { readonly refused: number | undefined; readonly lagMs: number | undefined }): Verdict {
-  if (!it) return { tone: "", sentence: "Reading the state of the nodes.", more: "" };
+  if (!it) return { tone: "off", sentence: "Reading the state of the nodes.", more: "" };
   const live = it.nodes.filter((node) => node.lease === "live");
   const gone = it.nodes.filter((node) => node.lease === "lapsed");
   const owned = new Set(live.flatMap((node) => [...node.owns]));

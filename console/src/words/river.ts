@@ -41,11 +41,16 @@ export function caption(unit: number, strands: number, source: "flows" | "counts
   return `${size}, coloured by its node. Moves are derived from the nodes’ counts: this version counts no moves.`;
 }
 
+/** The length of a picture behind a figure: `45 s`, `2:13 min`, `8 min`. */
+export function minutes(seconds: number): string {
+  return seconds < 120 ? `${seconds} s` : `${seconds % 60 === 0 ? seconds / 60 : lasted(seconds)} min`;
+}
+
 /** The picture in a sentence, for those who don't see it. */
-export function summary(names: readonly string[], counts: readonly number[], phases: readonly Phase[], minutes: number): string {
+export function summary(names: readonly string[], counts: readonly number[], phases: readonly Phase[], span: number): string {
   const now = names.map((name, index) => `${name} has ${plural(counts[index] ?? 0, "client")}`);
   const past = phases.map((it) => `${it.node} ${phaseWords(it)}`);
-  return `The last ${minutes} minutes: ${past.length > 0 ? past.join("; ") : "no node left"}. Now ${joined(now)}.`;
+  return `The last ${minutes(span)}: ${past.length > 0 ? past.join("; ") : "no node left"}. Now ${joined(now)}.`;
 }
 
 /** Moves of a second or more: `n3 to n1 12, new on n2 40`. */

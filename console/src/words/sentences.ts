@@ -167,6 +167,25 @@ export function opening(people: readonly string[], nodes: readonly string[], mod
   return `${who} are connected to ${where}. The promise: ${promise}. Send one, then break something.`;
 }
 
+/** The sentence about what was sent before anything was broken: what was done with it, and once it was judged, against what. */
+export function kept(acked: number, node: string, people: number, mode: "pair" | "group" | "room", durable: boolean, isChecked: boolean): string {
+  const [messages, were] = [capital(plural(acked, "message")), acked === 1 ? "was" : "were"];
+  if (mode === "room") return `${messages} ${were} passed on to the room, and stored nowhere.`;
+  const first = durable ? `${messages} ${were} written and synced, then acked.` : `${messages} ${were} acked. ${node} keeps messages in memory.`;
+  return isChecked ? `${first} What ${node} has stored was compared with ${people === 2 ? "both screens" : `all ${count(people)} screens`}.` : first;
+}
+
+/** What to do after that. */
+export function next(mode: "pair" | "group" | "room"): string {
+  return mode === "room" ? "Now cut a link below, and see what its owner misses." : "Now break something below, and see it hold.";
+}
+
+/** What the page is, for those who have never seen it. */
+export function purpose(mode: "pair" | "group" | "room"): string {
+  const here = { pair: "two of them run", group: "three of them run", room: "fourteen of them run" }[mode];
+  return `Tidegate delivers messages between clients; ${here} in this page.`;
+}
+
 /** The sentence before everybody is connected. */
 export function connecting(node: string): string {
   return `Connecting to ${node}.`;

@@ -4,8 +4,8 @@ import { changed } from "./page.mjs";
 const FIELDS = ["clients", "slowCloses", "ackP99Us", "drainPhase"];
 const NAMES = ["n1", "n2", "n3"];
 
-/** Counts, moves and nodes of the last minutes, by the second in which they end; n3 left `ago` seconds before, for 100 s. */
-export function rollout(end, ago = 400) {
+/** Counts, moves and nodes of the last minutes, by the second in which they end; n3 left `ago` seconds before, for 100 s, and n1 leaves since `since` seconds. */
+export function rollout(end, ago = 400, since = 20) {
   const rows = { n1: [], n2: [], n3: [] };
   const flows = [];
   const have = { n1: 3000, n2: 3000, n3: 3000 };
@@ -16,7 +16,7 @@ export function rollout(end, ago = 400) {
   };
   for (let second = -ago - 90; second <= 0; second += 1) {
     const list = [];
-    const [n3Leaves, n1Leaves] = [second >= -ago && second < 60 - ago, second >= -20];
+    const [n3Leaves, n1Leaves] = [second >= -ago && second < 60 - ago, second >= -since];
     if (n3Leaves) for (const to of ["n1", "n2"]) hand("n3", to, 25, list);
     if (n1Leaves) for (const to of ["n2", "n3"]) hand("n1", to, 25, list);
     flows.push([(end + second) * 1000, list]);
@@ -27,9 +27,9 @@ export function rollout(end, ago = 400) {
     }
   }
   const nodes = NAMES.map((node, index) => ({
-    node, boot: node, self: index === 0, state: index === 0 ? "draining" : "ready", lease: "live", conns: have[node], capacity: 20_000,
+    node, boot: node, self: index === 0, state: index === 0 ? "draining" : "ready", lease: "live", conns: have[node], capacity: 20_000, accepts: 1000,
     owns: Array.from({ length: 64 }, (_, partition) => partition).filter((partition) => partition % 3 === index || (index === 1 && partition === 3)),
-    version: "0.2.0", weight: 100, share: null, zone: "", drain: index === 0 ? { phase: "draining", from: 4500, left: have.n1, unnoticed: 0, rate: 50, forMs: 20_000 } : null,
+    version: "0.2.0", weight: 100, share: null, zone: "", drain: index === 0 ? { phase: "draining", from: 4500, left: have.n1, unnoticed: 0, rate: 50, forMs: since * 1000 } : null,
     stands: [{ partition: index, position: 0, end: 0, behindRecords: index === 2 ? 640 : 0, behindMs: index === 2 ? 1200 : 0, behindBytes: 0 }],
   }));
   return { rows, flows, nodes };

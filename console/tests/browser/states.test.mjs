@@ -46,6 +46,16 @@ describe("the states of the page", { concurrency: 3 }, () => {
     assert.equal(await page.$(".banner"), null);
   });
 
+  let hasJoined = false;
+  const joining = (it) => (hasJoined ? { ...it, nodes: it.nodes + 1, peers: [...it.peers, { node: "n4", ws: ["ws://127.0.0.1:1"], admin: "" }] } : it);
+  stated("a node that joined after the page is named, with a reload to reach it", "/try", (page) => boot(page, joining), async (page) => {
+    await page.waitForSelector(".chat-1 .link-state >> text=Connected");
+    assert.equal(await page.$(".banner"), null);
+    hasJoined = true;
+    await page.waitForSelector(".banner >> text=/^n4 joined after this page was loaded/");
+    await page.waitForSelector(".banner button >> text=Reload to reach n4");
+  });
+
   const refusal = { code: 4001, name: "RATE_LIMITED", message: "Too many requests.", cure: "Wait.", temporary: true };
   let isRefused = true;
   stated("a failed request is described in its place, and tried again", "/people?user=eve", (page) => page.route("**/v1/users/eve/presence", (route) => (isRefused ? route.fulfill({ status: 429, json: refusal }) : route.continue())), async (page) => {

@@ -78,6 +78,24 @@ describe("the views", { concurrency: 3 }, () => {
     await context.close();
   });
 
+  test("a narrow page opens a message in place of the list, and leads back to it", { timeout: 60_000 }, async () => {
+    const { page, context, wrong } = await open(browser, node.url, "/messages", { viewport: { width: 768, height: 800 } });
+    await page.click(".message-row");
+    await page.waitForSelector(".falls-row");
+    assert.equal(await page.isVisible(".list"), false);
+    assert.equal(await page.evaluate(() => document.activeElement?.className), "back");
+    await page.setViewportSize({ width: 360, height: 800 });
+    const findings = await accessibility(page);
+    assert.deepEqual(await findings("light"), []);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".list");
+    assert.match((await page.evaluate(() => document.activeElement?.className)) ?? "", /^message-row/);
+    await page.goBack();
+    await page.waitForSelector(".falls-row");
+    assert.deepEqual(wrong, []);
+    await context.close();
+  });
+
   test("a drain is asked for in words before it begins", { timeout: 60_000 }, async () => {
     const { page, context, wrong } = await open(browser, node.url, "/nodes");
     await page.click("td >> text=Drain");

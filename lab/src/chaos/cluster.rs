@@ -158,7 +158,6 @@ impl Cluster {
 
     /// Starts a node that has ended, and points its proxy and the administrator to it.
     pub(super) async fn come_back(&mut self, world: &World, nth: usize) -> anyhow::Result<()> {
-        world.admin.forget_address(nth);
         self.revive_plainly(nth).await?;
         let node = &mut self.nodes[nth];
         node.client_proxy.set_target(node.process.client);
@@ -176,6 +175,7 @@ impl Cluster {
                 bail!("n{} ended by itself: {status}; see {}", nth + 1, node.log.display());
             }
             self.retired += 1;
+            world.admin.forget_address(nth);
             world.recorder.add(HistoryEvent::Down { node: &World::node(nth) });
             self.come_back(world, nth).await?;
         }

@@ -203,7 +203,9 @@ async fn strike(
 ) -> anyhow::Result<()> {
     match fault {
         Fault::Kill | Fault::Leave => {
-            if !cluster.end(nth, fault == Fault::Leave).await? {
+            let left = cluster.end(nth, fault == Fault::Leave).await?;
+            world.admin.forget_address(nth);
+            if !left {
                 world.recorder.add(HistoryEvent::Down { node: &World::node(nth) });
             }
             pace.wait(rng, 0..3_000).await;

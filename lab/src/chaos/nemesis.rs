@@ -114,6 +114,7 @@ pub(super) async fn run(
                 process.set_disk(name)?;
                 // The node gives up at the first commit, and clients send all the time.
                 process.ended().await?;
+                world.admin.forget_address(0);
                 counts.disks += 1;
                 come_back(world, proxy, process, rng).await?;
             }
@@ -143,6 +144,7 @@ pub(super) async fn run(
 }
 
 async fn kill(world: &World, proxy: &Proxy, process: &mut Process, rng: &mut StdRng) -> anyhow::Result<()> {
+    world.admin.forget_address(0);
     process.kill().await?;
     come_back(world, proxy, process, rng).await
 }
@@ -154,7 +156,6 @@ async fn come_back(
     process: &mut Process,
     rng: &mut StdRng,
 ) -> anyhow::Result<()> {
-    world.admin.forget_address(0);
     pause(rng, 0..300).await;
     process.set_disk("")?;
     process.restart().await?;

@@ -39,7 +39,7 @@ impl Workload {
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         groups::create(world).await?;
-        libraries.listen(world);
+        libraries.listen(world, || rng.random());
         let start = |(index, device): (usize, &Device)| {
             let (world, seed) = (Arc::clone(world), rng.random());
             let link = device.library.and_then(|nth| libraries.link(nth, &format!("device{index}")));

@@ -70,6 +70,11 @@ pub enum HistoryEvent<I> {
         /// Id of the message.
         cid: I,
     },
+    /// A client stored a message where it outlives the client: it is to be answered, even if the client is killed.
+    SendKept {
+        /// Id of the message.
+        cid: I,
+    },
     /// A client received an entry.
     Recv {
         /// User that received it.
@@ -297,6 +302,7 @@ impl<I> HistoryEvent<I> {
             Self::SendOk { cid, seq, duplicate } => E::SendOk { cid: f(cid), seq, duplicate },
             Self::SendFail { cid, code } => E::SendFail { cid: f(cid), code },
             Self::SendInfo { cid } => E::SendInfo { cid: f(cid) },
+            Self::SendKept { cid } => E::SendKept { cid: f(cid) },
             Self::Recv { user, device, session, conv, seq, cid, body, via } => E::Recv {
                 user: f(user), device: f(device), session, conv: f(conv), seq, cid: cid.map(f), body, via,
             },

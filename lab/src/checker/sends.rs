@@ -19,6 +19,8 @@ pub(super) struct Send {
     /// Seq and event of the first ack.
     pub(super) ok: Option<(u64, usize)>,
     pub(super) failed: Option<usize>,
+    /// Event by which the client stored it.
+    kept: Option<usize>,
     /// Seq in the log.
     pub(super) stored: Option<u64>,
     /// Highest seq of the conversation that was acked before the first attempt.
@@ -80,6 +82,7 @@ impl Checker<'_> {
                         chained,
                         ok: None,
                         failed: None,
+                        kept: None,
                         stored: None,
                         floor,
                     });
@@ -91,6 +94,11 @@ impl Checker<'_> {
                     Some(send) => send.failed = Some(at),
                     None => self.broken("never-sent", at, |h| format!("a refusal of {}", h.name(cid))),
                 },
+                HistoryEvent::SendKept { cid } => {
+                    if let Some(send) = self.sends.get_mut(&cid) {
+                        send.kept.get_or_insert(at);
+                    }
+                }
                 HistoryEvent::Member { conv, seq, .. } => {
                     let highest = acked.entry(conv).or_default();
                     *highest = seq.max(*highest);
@@ -180,6 +188,9 @@ impl Checker<'_> {
             }
             if let (Some(at), Some(seq)) = (send.failed, send.stored) {
                 found.push(("refused-but-stored", at, *cid, seq));
+            }
+            if let (Some(at), None, None, None) = (send.kept, send.ok, send.failed, send.stored) {
+                found.push(("kept-lost", at, *cid, 0));
             }
         }
         (self.report.acked, self.report.refused) = (acked, refused);

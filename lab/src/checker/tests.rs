@@ -149,6 +149,30 @@ fn is_push(wanted: &str, how: Via) -> impl Fn(&HistoryEvent<String>) -> bool {
 }
 
 #[test]
+fn message_that_its_client_stored_is_answered_or_in_the_log() {
+    let mut tape = clean();
+    let sent = tape.at(|event| matches!(event, HistoryEvent::SendInv { cid, .. } if cid == "b2"));
+    let (at, event) = (tape.0[sent].at, HistoryEvent::SendKept { cid: "b2".to_owned() });
+    tape.0.insert(sent + 1, Stamped { at, event });
+    let (ok, row) = (
+        tape.at(is_ok("b2")),
+        |it: &Stamped<String>| matches!(&it.event, HistoryEvent::LogMessage { cid, .. } if cid == "b2"),
+    );
+    assert!(tape.with(|_| ()).is_empty());
+    assert!(tape.with(|it| drop(it.remove(ok))).is_empty(), "an ack that is lost is no lost message");
+    let lost = tape.with(|it| {
+        it.remove(ok);
+        it.retain(|it| !row(it));
+    });
+    assert!(lost.contains(&"kept-lost"), "{lost:?}");
+    let refused = tape.with(|it| {
+        it[ok].event = HistoryEvent::SendFail { cid: "b2".to_owned(), code: 2_004 };
+        it.retain(|it| !row(it));
+    });
+    assert!(!refused.contains(&"kept-lost"), "{refused:?}");
+}
+
+#[test]
 fn a_clean_history_is_silent_and_counted() {
     let tape = clean();
     let report = check(&tape.history(), Budget::default());

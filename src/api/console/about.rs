@@ -1,10 +1,14 @@
 //! Facts that the console needs first: the node, its rights, and the addresses of all nodes.
 
+use std::time::Duration;
+
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
 use super::Api;
-use crate::{api::dev_forward, assign::address_for, net::upgrade::Transport, routes::NodeInfo};
+use crate::{
+    api::dev_forward, assign::address_for, drain::Forecast, net::upgrade::Transport, routes::NodeInfo,
+};
 
 /// Returns the facts.
 pub(in crate::api) async fn about(State(api): State<Api>) -> Json<Value> {
@@ -41,10 +45,24 @@ pub(in crate::api) async fn about(State(api): State<Api>) -> Json<Value> {
             "ws": own.map(|info| addresses(info, Transport::Ws)).unwrap_or_default(),
             "tcp": own.map(|info| addresses(info, Transport::Tcp)).unwrap_or_default(),
         },
+        "drainPlan": drain_plan(&api.drainer.forecast()),
         "nodes": 1 + peers.len(),
         "peers": peers,
         "stale": snapshot.stale,
     }))
+}
+
+fn drain_plan(plan: &Forecast) -> Value {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    json!({
+        "clients": plan.clients,
+        "perSecond": plan.per_second,
+        "delayMs": ms(plan.delay),
+        "slotsMs": ms(plan.slots),
+        "expectedMs": ms(plan.expected),
+        "deadlineMs": ms(plan.deadline),
+        "raised": plan.is_raised,
+    })
 }
 
 fn peer(info: &NodeInfo) -> Value {

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use tidegate_protocol::id::NodeId;
+
 use super::events;
 use crate::{
     figures::{CODES_ROWS_MAX, CodesRow, FiguresPage, FiguresQuery, RowRing, STATS_ROWS_MAX, StatsRow},
@@ -88,16 +90,34 @@ impl FollowedPeers {
         page.codes.into_iter().for_each(|row| peer.codes.push(row));
     }
 
-    /// Appends the events with the rows so far, for a new stream.
-    pub(super) fn put_past(&self, out: &mut String) {
-        // Of two runs of a node the newer one comes last, and replaces what a client has of the other.
+    /// Returns the rows so far of each peer, shared with this list. Of two runs of a node the newer one comes last, and
+    /// replaces what a client has of the other.
+    pub(super) fn past(&self) -> Vec<NodePast> {
         let mut peers: Vec<_> = self.peers.iter().collect();
         peers.sort_by_key(|(_, peer)| peer.stats.rows().next_back().map(|row| row.at_ms));
-        for (run, peer) in peers {
-            let node = run.node.as_str();
-            events::put_past(node, peer.stats.rows(), self.width, out);
-            events::put_codes(node, peer.codes.rows(), out);
-        }
+        let past = |(run, peer): (&NodeBoot, &FollowedPeer)| NodePast {
+            node: run.node.clone(),
+            stats: peer.stats.clone(),
+            codes: peer.codes.clone(),
+        };
+        peers.into_iter().map(past).collect()
+    }
+}
+
+/// Rows of a node so far, for a new stream.
+pub(super) struct NodePast {
+    pub(super) node: NodeId,
+    pub(super) stats: RowRing<StatsRow>,
+    pub(super) codes: RowRing<CodesRow>,
+}
+
+impl NodePast {
+    /// Returns the events with the rows.
+    pub(super) fn events(&self, width: usize) -> String {
+        let (node, mut out) = (self.node.as_str(), String::new());
+        events::put_past(node, self.stats.rows(), width, &mut out);
+        events::put_codes(node, self.codes.rows(), &mut out);
+        out
     }
 }
 
@@ -114,8 +134,6 @@ fn correct_times(page: &mut FiguresPage, now_ms: u64) {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_protocol::id::NodeId;
-
     use super::*;
 
     const NOW_MS: u64 = 100_000;
@@ -141,6 +159,10 @@ mod tests {
         out
     }
 
+    fn start(peers: &FollowedPeers) -> String {
+        peers.past().iter().map(|past| past.events(1)).collect()
+    }
+
     #[test]
     fn peer_begins_with_its_past_and_goes_on_with_newer_rows() {
         let mut peers = FollowedPeers::new(1);
@@ -159,8 +181,7 @@ mod tests {
         assert_eq!(peers.query(&run(1)), query(9, 1));
         let now = "event: now\ndata: {\"node\":\"n2\",\"row\":[7,7]}\n\n";
         assert_eq!(taken(&mut peers, 1, Ok(page(&[7], 10, &[]))), now);
-        let mut start = String::new();
-        peers.put_past(&mut start);
+        let start = start(&peers);
         assert_eq!(start, [&past.replace("]]}", "],[7,7]]}"), codes].concat());
     }
 
@@ -181,8 +202,7 @@ mod tests {
         for boots in [[1, 2], [2, 1]] {
             let mut peers = FollowedPeers::new(1);
             boots.iter().for_each(|boot| drop(taken(&mut peers, *boot, Ok(page(&[5 + boot], 1, &[])))));
-            let mut start = String::new();
-            peers.put_past(&mut start);
+            let start = start(&peers);
             assert!(start.find("[[6,6]]") < start.find("[[7,7]]"), "{start}");
         }
     }

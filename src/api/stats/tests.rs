@@ -1,103 +1,31 @@
 //! Tests of the stream with peers: their rows, and what a peer that does not answer changes.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use async_trait::async_trait;
-use tidegate_protocol::{Time, id::NodeId};
+use tidegate_protocol::id::NodeId;
 
 use super::*;
 use crate::{
-    bus::{LocalBus, LocalBusConfig, TopicId},
     cluster::PeerSnapshot,
-    figures::{CodesRow, Figures, FiguresPage, StatsRow},
-    link::{
-        Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, Link, LinkError, MemoryLink,
-        PeerPush, PublishedMark, RoutedSession,
-    },
+    figures::{CodesRow, Figures, StatsRow},
+    link::{Link, MemoryLink, recording::RecordingPeer},
     metrics,
     ports::Ports,
-    routes::{Lease, Leases, MemoryRoutes, NodeBoot, NodeInfo, NodeRow},
-    scratch::MemoryScratch,
-    store::MemoryStore,
+    routes::{Lease, NodeBoot, NodeInfo, NodeRow},
 };
-
-/// Peer that answers queries for figures in one way, and refuses all other calls.
-struct StubPeer {
-    figures: Option<Arc<Figures>>,
-    hangs: bool,
-    queries: AtomicUsize,
-}
-
-fn refused<T>() -> Result<T, LinkError> {
-    Err(LinkError::Unavailable("not part of this test".to_owned()))
-}
-
-#[async_trait]
-impl Link for StubPeer {
-    async fn answers(&self, _: &NodeBoot, _: Vec<Answer>) -> Result<(), LinkError> {
-        refused()
-    }
-    async fn deliver(&self, _: &NodeBoot, _: Vec<PeerPush>) -> Result<Vec<Vec<Landing>>, LinkError> {
-        refused()
-    }
-    async fn stop_sessions(&self, _: &NodeBoot, _: Vec<RoutedSession>) -> Result<Vec<bool>, LinkError> {
-        refused()
-    }
-    async fn archive_status(
-        &self,
-        _: &NodeBoot,
-        _: Vec<PublishedMark>,
-        _: Duration,
-    ) -> Result<ArchiveStatus, LinkError> {
-        refused()
-    }
-    async fn answers_again(
-        &self,
-        _: &NodeBoot,
-        _: &NodeBoot,
-        _: Vec<Ask>,
-    ) -> Result<Vec<AnswerStatus>, LinkError> {
-        refused()
-    }
-    async fn send_best_effort(&self, _: &NodeBoot, _: Vec<BestEffortMessage>) -> Result<(), LinkError> {
-        refused()
-    }
-    async fn figures(&self, _: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
-        self.queries.fetch_add(1, Ordering::SeqCst);
-        if self.hangs {
-            std::future::pending::<()>().await;
-        }
-        self.figures.as_ref().map_or_else(refused, |figures| Ok(figures.page(query)))
-    }
-}
 
 fn run(name: &str, boot: u64) -> NodeBoot {
     NodeBoot { node: NodeId::new(name).unwrap(), boot }
 }
 
 /// Returns the feed of node `n1`, whose peers are these.
-fn feed(peers: &[(NodeBoot, Arc<StubPeer>)]) -> Arc<StatsFeed> {
+fn feed(peers: &[(NodeBoot, Arc<RecordingPeer>)]) -> Arc<StatsFeed> {
     let link = MemoryLink::default();
     peers.iter().for_each(|(run, peer)| link.add(run.clone(), Arc::clone(peer) as Arc<dyn Link>));
-    let log = LocalBusConfig {
-        partitions: 1,
-        topic: TopicId(1),
-        max_records: 1,
-        max_bytes: 1,
-        node_max_records: 1,
-        node_max_bytes: 1,
-    };
-    let ports = Ports {
-        bus: Arc::new(LocalBus::new(log)),
-        store: Arc::new(MemoryStore::default()),
-        routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::ZERO)),
-        scratch: Arc::new(MemoryScratch::new(1, || Time::ZERO)),
-        link: Arc::new(link),
-    };
-    let cluster = Arc::new(Cluster::new(run("n1", 1), ports));
+    let cluster = Arc::new(Cluster::new(run("n1", 1), Ports::in_memory(Arc::new(link))));
     set_peers(&cluster, peers.iter().map(|(run, _)| run.clone()));
     let (metrics, handle) = metrics::install();
-    let feed = StatsFeed::new(cluster, handle, Arc::clone(&metrics.codes), Arc::default(), Arc::default());
+    let feed = StatsFeed::new(cluster, handle, metrics, Arc::default(), Arc::default());
     let feed = Arc::new(feed);
     let running = Arc::clone(&feed);
     tokio::spawn(async move { running.run().await });
@@ -105,12 +33,22 @@ fn feed(peers: &[(NodeBoot, Arc<StubPeer>)]) -> Arc<StatsFeed> {
 }
 
 fn set_peers(cluster: &Cluster, runs: impl Iterator<Item = NodeBoot>) {
-    let row = |run| NodeRow { info: NodeInfo::new(run), renewals: 1, lease: Lease::Live };
-    cluster.peers.set(PeerSnapshot { others: runs.map(row).collect(), ..PeerSnapshot::default() });
+    let live = |run| NodeRow::new(NodeInfo::new(run), Lease::Live);
+    cluster.peers.set(PeerSnapshot { others: runs.map(live).collect(), ..PeerSnapshot::default() });
 }
 
-fn peer(figures: Option<&Arc<Figures>>, hangs: bool) -> Arc<StubPeer> {
-    Arc::new(StubPeer { figures: figures.map(Arc::clone), hangs, queries: AtomicUsize::new(0) })
+fn peer(figures: Option<&Arc<Figures>>, hangs: bool) -> Arc<RecordingPeer> {
+    let figures = figures.map(Arc::clone);
+    Arc::new(RecordingPeer {
+        figures: figures.map(|figures| Box::new(move |query| figures.page(query)) as _),
+        gate: hangs.then(|| Semaphore::new(0)),
+        ..RecordingPeer::default()
+    })
+}
+
+/// Returns how often a peer was queried.
+fn queries(peer: &RecordingPeer) -> usize {
+    peer.figures_queries.load(Ordering::SeqCst)
 }
 
 /// Returns the next events that name the node.
@@ -134,9 +72,9 @@ async fn peers_are_queried_while_there_is_a_stream_only() {
     let n2 = peer(Some(&figures), false);
     let feed = feed(&[(run("n2", 7), Arc::clone(&n2))]);
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(n2.queries.load(Ordering::SeqCst), 0, "an idle cluster makes no calls");
+    assert_eq!(queries(&n2), 0, "an idle cluster makes no calls");
     let (start, mut later) = feed.follow().unwrap();
-    let start = String::from_utf8(start.to_vec()).unwrap();
+    let start: String = start.collect();
     assert!(start.starts_with("event: start\n") && start.contains("event: past\n"), "{start}");
     assert!(start.contains("event: codes\n") && !start.contains("\"n2\""), "{start}");
     let past = next_of("n2", &mut later).await;
@@ -147,14 +85,14 @@ async fn peers_are_queried_while_there_is_a_stream_only() {
     assert!(now.starts_with("event: now\ndata: {\"node\":\"n2\",\"row\":[6,8,0,"), "{now}");
     // Another stream gets at once what the first one has.
     let (start, second) = feed.follow().unwrap();
-    assert!(String::from_utf8(start.to_vec()).unwrap().contains("{\"node\":\"n2\",\"rows\":[[5,9,"));
+    assert!(start.collect::<String>().contains("{\"node\":\"n2\",\"rows\":[[5,9,"));
     drop((later, second));
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let queries = n2.queries.load(Ordering::SeqCst);
+    let before = queries(&n2);
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(n2.queries.load(Ordering::SeqCst), queries, "the last stream has ended");
+    assert_eq!(queries(&n2), before, "the last stream has ended");
     let (start, _later) = feed.follow().unwrap();
-    assert!(!String::from_utf8(start.to_vec()).unwrap().contains("\"n2\""), "nothing is kept meanwhile");
+    assert!(!start.collect::<String>().contains("\"n2\""), "nothing is kept meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
@@ -180,8 +118,8 @@ async fn peer_that_is_old_or_hangs_delays_no_other() {
         );
         assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
     }
-    assert!(peers[0].1.queries.load(Ordering::SeqCst) > 1, "it may be updated meanwhile");
-    assert_eq!(peers[3].1.queries.load(Ordering::SeqCst), 0);
+    assert!(queries(&peers[0].1) > 1, "it may be updated meanwhile");
+    assert_eq!(queries(&peers[3].1), 0);
 }
 
 #[tokio::test(start_paused = true)]

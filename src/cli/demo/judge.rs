@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::record::{Counts, Record, Sent, User};
+use super::record::{Counts, Record, Shown, User};
 
 /// Entry of a pulled history.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,9 +86,8 @@ pub(super) fn judge(record: &Record, histories: &[Vec<Stored>; 2], pulled_at: Du
     for user in User::BOTH {
         let history = &histories[user as usize];
         check_shown(record, user, &mut judgement);
-        check_places(record, user, history, pulled_at, &mut judgement);
         check_history(record, user, history, &mut judgement);
-        check_complete(record, user, history, pulled_at, &mut judgement);
+        check_stored(record, user, history, pulled_at, &mut judgement);
     }
     check_acks(record, &mut judgement);
     check_order(record, &mut judgement);
@@ -119,32 +118,6 @@ fn check_shown(record: &Record, user: User, judgement: &mut Judgement) {
             }
             Some(sent) if sent.text != shown.text => {
                 judgement.add("corrupted", format!("{id}, seq {seq}, reached {name} with another text"));
-            }
-            Some(_) => {}
-        }
-    }
-}
-
-/// Checks that the history of a user has what it was shown, at that seq.
-fn check_places(
-    record: &Record,
-    user: User,
-    history: &[Stored],
-    pulled_at: Duration,
-    judgement: &mut Judgement,
-) {
-    let name = user.name();
-    let entries: HashMap<u64, &Stored> = history.iter().map(|entry| (entry.seq, entry)).collect();
-    for shown in record.shown(user).iter().filter(|it| it.seq > record.base && it.at <= pulled_at) {
-        let (id, seq) = (&shown.id, shown.seq);
-        match entries.get(&seq) {
-            None => {
-                let what = format!("{name} was shown {id} as seq {seq}, and its history has no such entry");
-                judgement.add("phantom", what);
-            }
-            Some(entry) if entry.id() != Some(id.as_str()) => {
-                let what = format!("{name} was shown {id} as seq {seq}, and its history has another there");
-                judgement.add("inconsistent-seq", what);
             }
             Some(_) => {}
         }
@@ -220,8 +193,9 @@ fn check_history(record: &Record, user: User, history: &[Stored], judgement: &mu
     }
 }
 
-/// Checks that a user's history has everything that was acked, where it was acked, and that the user was shown it.
-fn check_complete(
+/// Checks that a user's history has everything that was acked and that the user was shown, at that seq, and that the
+/// user was shown what was acked.
+fn check_stored(
     record: &Record,
     user: User,
     history: &[Stored],
@@ -229,18 +203,28 @@ fn check_complete(
     judgement: &mut Judgement,
 ) {
     let name = user.name();
-    let places: HashMap<&str, u64> =
-        history.iter().filter_map(|entry| Some((entry.id()?, entry.seq))).collect();
+    let entries: HashMap<u64, &Stored> = history.iter().map(|entry| (entry.seq, entry)).collect();
+    let is_due = |seq: u64, at: Duration| seq > record.base && at <= pulled_at;
+    for Shown { id, seq, .. } in record.shown(user).iter().filter(|it| is_due(it.seq, it.at)) {
+        let (rule, found) = match entries.get(seq) {
+            Some(entry) if entry.id() == Some(id.as_str()) => continue,
+            Some(_) => ("inconsistent-seq", "another there"),
+            None => ("phantom", "no such entry"),
+        };
+        judgement.add(rule, format!("{name} was shown {id} as seq {seq}, and its history has {found}"));
+    }
     let shown = record.ids_shown(user);
-    let is_due = |sent: &&Sent| sent.acks.first().is_some_and(|ack| ack.at <= pulled_at);
-    for sent in record.sent().iter().filter(is_due) {
-        let Some(seq) = sent.seq() else { continue };
-        if places.get(sent.id.as_str()) != Some(&seq) {
-            let what = format!("{} was acked as seq {seq}, and {name}'s history has it not there", sent.id);
-            judgement.add("lost-acked", what);
+    for sent in record.sent() {
+        let Some(ack) = sent.acks.first().filter(|ack| ack.at <= pulled_at) else { continue };
+        let (id, seq) = (&sent.id, ack.seq);
+        if entries.get(&seq).and_then(|entry| entry.id()) != Some(id.as_str()) {
+            judgement.add(
+                "lost-acked",
+                format!("{id} was acked as seq {seq}, and {name}'s history has it not there"),
+            );
         }
-        if sent.by != user && !shown.contains(sent.id.as_str()) {
-            judgement.add("never-got", format!("{name} never got seq {seq}, {}", sent.id));
+        if sent.by != user && !shown.contains(id.as_str()) {
+            judgement.add("never-got", format!("{name} never got seq {seq}, {id}"));
         }
     }
 }

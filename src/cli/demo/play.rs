@@ -1,6 +1,6 @@
 //! Play: the stage, the node and the screen, with what breaks and judgements need of all three.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use anyhow::bail;
 use uuid::Uuid;
@@ -9,6 +9,7 @@ use super::{
     bot::Bot,
     judge::{Finding, Judgement, judge},
     node::NodeProcess,
+    past::Past,
     record::User,
     screen::Screen,
     stage::{Scene, Stage},
@@ -18,6 +19,15 @@ use super::{
 pub(super) const RECOVERY_MAX: Duration = Duration::from_secs(20);
 /// Time for both histories to be pulled.
 pub(super) const AUDIT_MAX: Duration = Duration::from_secs(20);
+
+/// Part of the history that a judgement compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Entries since the last judgement.
+    New,
+    /// All entries since the start of the demo.
+    Whole,
+}
 
 /// State of the play.
 pub(super) struct Play {
@@ -33,6 +43,8 @@ pub(super) struct Play {
     pub(super) judged: Judgement,
     /// Broken promises that no later judgement takes back: what the recording does not show, or shows no longer.
     broken: BTreeSet<Finding>,
+    /// Hashes of the entries that were judged and are forgotten.
+    past: Arc<Past>,
     messages: usize,
     /// Messages of the talk so far.
     pub(super) talked: usize,
@@ -50,6 +62,7 @@ impl Play {
             breaks: 0,
             judged: Judgement::default(),
             broken: BTreeSet::new(),
+            past: Arc::default(),
             messages: 0,
             talked: 0,
         }
@@ -84,27 +97,34 @@ impl Play {
 
     /// Pulls the history over both connections, compares, and prints the judgement; returns whether there is one.
     ///
-    /// What was judged while nothing was open is forgotten: the next judgement is about what follows.
-    pub(super) async fn judge(&mut self, limit: Duration) -> bool {
+    /// Of what was judged while nothing was open only hashes are kept: the next judgement is about what follows, and one
+    /// of the whole history compares the hashes.
+    pub(super) async fn judge(&mut self, scope: Scope, limit: Duration) -> bool {
+        let judged = (scope == Scope::Whole).then_some(&self.past);
         let (began, settled) = self.stage.change(|scene, now| {
             let base = scene.record.base;
-            scene.bots.iter_mut().for_each(|bot| bot.begin_audit(base));
+            scene.bots.iter_mut().for_each(|bot| bot.begin_audit(base, judged));
             (now, scene.settled())
         });
         let has_both = |scene: &Scene| scene.bots.iter().all(Bot::has_audit);
         self.stage.until(limit, has_both).await;
         let judged = self.stage.change(|scene, _| {
             let [ada, ben] = scene.bots.each_mut().map(Bot::end_audit);
-            let judgement = judge(&scene.record, &[ada?, ben?], began);
+            let mut pulled = [ada?, ben?];
+            let changed = pulled.each_mut().map(|pulled| mem::take(&mut pulled.changed)).concat();
+            let histories = pulled.map(|pulled| pulled.entries);
+            let judgement = judge(&scene.record, &histories, began);
             let settled = settled.filter(|_| scene.settled() == settled);
             if let Some(end) = settled {
                 scene.record.settle(end);
             }
-            Some((judgement, settled.is_some()))
+            Some((judgement, changed, settled.map(|end| (histories, end))))
         });
-        let Some((mut judgement, is_settled)) = judged else { return false };
-        if is_settled {
+        let Some((mut judgement, changed, settled)) = judged else { return false };
+        self.broken.extend(changed);
+        if let Some(([history, _], end)) = settled {
             self.broken.extend(judgement.findings.iter().cloned());
+            Arc::make_mut(&mut self.past).add(&history, end);
         }
         judgement.findings.extend(self.broken.iter().cloned());
         let new: Vec<&Finding> = judgement.findings.difference(&self.judged.findings).collect();

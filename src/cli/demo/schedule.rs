@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     breaks::Break,
-    play::{AUDIT_MAX, Play, RECOVERY_MAX},
+    play::{AUDIT_MAX, Play, RECOVERY_MAX, Scope},
     record::{Sent, User},
     stage::Scene,
     words,
@@ -16,6 +16,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 const TRACE_INTERVAL: Duration = Duration::from_secs(9 * 60);
 /// Longest time before the first break.
 const FIRST_BREAK_MAX: Duration = Duration::from_secs(5);
+
+/// Breaks after which the whole history is compared.
+const WHOLE_EVERY: usize = 10;
 
 /// When the play ends by itself.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +97,8 @@ impl Play {
             self.overdue(format!("the bots had not recovered {limit} after break {nth}: {why}"));
         }
         self.check()?;
-        if !self.judge(AUDIT_MAX).await {
+        let scope = if nth.is_multiple_of(WHOLE_EVERY) { Scope::Whole } else { Scope::New };
+        if !self.judge(scope, AUDIT_MAX).await {
             let limit = words::fine(AUDIT_MAX);
             self.screen
                 .detail(&format!("not checked: the histories took over {limit}; the next ✓ covers it"));

@@ -10,14 +10,11 @@ use tidegate_protocol::{
 
 use super::*;
 use crate::{
-    bus::{LocalBus, LocalBusConfig, TopicId},
     link::recording::{RecordingPeer, RecordingPeers},
     metrics,
     ports::Ports,
     queue_set::QUEUE_IDLE_TIMEOUT,
     routes::{Leases, MemoryRoutes, Registration, Routes},
-    scratch::MemoryScratch,
-    store::MemoryStore,
 };
 
 fn node(name: &str) -> NodeBoot {
@@ -29,23 +26,9 @@ fn memory_routes() -> Arc<MemoryRoutes> {
 }
 
 fn peer_queues(peers: &[(NodeBoot, Arc<RecordingPeer>)], routes: Arc<MemoryRoutes>) -> Arc<PeerQueues> {
-    let log = LocalBusConfig {
-        partitions: 1,
-        topic: TopicId(1),
-        max_records: 1,
-        max_bytes: 1,
-        node_max_records: 1,
-        node_max_bytes: 1,
-    };
     let cluster = Cluster::new(
         node("me"),
-        Ports {
-            bus: Arc::new(LocalBus::new(log)),
-            store: Arc::new(MemoryStore::default()),
-            routes,
-            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
-            link: Arc::new(RecordingPeers(peers.iter().cloned().collect())),
-        },
+        Ports { routes, ..Ports::in_memory(Arc::new(RecordingPeers(peers.iter().cloned().collect()))) },
     );
     PeerQueues::new(&Arc::new(cluster), metrics::install().0)
 }

@@ -15,8 +15,13 @@ const CLIENT: &str = "clients/typescript";
 const CONSOLE: &str = "console";
 
 /// Tests of the client that need a node.
-const CLIENT_WITH_NODE: &[&str] =
-    &["test/node.test.mjs", "test/readme.test.mjs", "test/chaos.test.mjs", "test/browser/tabs.test.mjs"];
+const CLIENT_WITH_NODE: &[&str] = &[
+    "test/node.test.mjs",
+    "test/tls.test.mjs",
+    "test/readme.test.mjs",
+    "test/chaos.test.mjs",
+    "test/browser/tabs.test.mjs",
+];
 /// Tests of the console in a browser, with nodes of their own.
 const CONSOLE_WITH_NODE: &[&str] = &[
     "tests/browser/try.test.mjs",

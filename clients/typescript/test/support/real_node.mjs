@@ -2,6 +2,7 @@ import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
+import { createServer as createTlsServer } from 'node:tls';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -66,11 +67,14 @@ export async function startNode({ origins = [] } = {}) {
   };
 }
 
-/** Starts a TCP proxy to `port` whose connections can be cut, and which can drop what the node says before the cut. */
-export async function startProxy(port) {
+/**
+ * Starts a TCP proxy to `port` whose connections can be cut, and which can drop what the node says before the cut. With
+ * `tls`, a key and a certificate, it takes TLS connections; `attempts` also counts those that fail.
+ */
+export async function startProxy(port, tls) {
   const pairs = new Set();
-  const proxy = { deaf: false, connections: 0 };
-  const server = createServer((client) => {
+  const proxy = { deaf: false, connections: 0, attempts: 0 };
+  const serve = (client) => {
     const node = connect(port, '127.0.0.1');
     const pair = [client, node];
     pairs.add(pair);
@@ -84,7 +88,9 @@ export async function startProxy(port) {
         for (const it of pair) it.destroy();
       });
     }
-  });
+  };
+  const server = tls ? createTlsServer(tls, serve) : createServer(serve);
+  server.on('connection', () => proxy.attempts++);
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
   proxy.port = server.address().port;

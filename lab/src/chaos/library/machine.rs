@@ -2,12 +2,13 @@
 //! events into events of the history.
 //!
 //! Where the library can keep its outbox in a store, the device crashes now and then: its client is dropped without a
-//! trace, and the next one goes on from the store.
+//! trace, and the next one goes on from the store. A store in a file also outlives the kill of the adapter.
 
 mod incoming;
+mod room;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     time::Duration,
 };
@@ -15,8 +16,10 @@ use std::{
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IteratorRandom as _};
 use serde_json::{Value, json};
 
+use self::room::{Room, is_room};
 use super::{end_check::EndCheck, message_names::label};
 use crate::{
+    adapter::Description,
     checker::HistoryEvent,
     person::{Phase, Profile, TICK_INTERVAL, text_hash, text_of},
 };
@@ -32,6 +35,13 @@ const CRASHES: u32 = 4;
 /// none.
 const RESTORE_TIME: Duration = Duration::from_secs(5);
 
+/// Time before the kill of an adapter whose entries may be reported again: the library stores a position after it has
+/// reported the entry.
+const AGAIN_TIME: Duration = Duration::from_secs(1);
+
+/// Level of libraries that have live rooms.
+const ROOMS: &str = "L3";
+
 /// Ability of an adapter whose library reports the entries of a conversation in the order of their seqs.
 const ORDERED: &str = "ordered";
 /// Abilities of an adapter that has stores, and the command `sync`.
@@ -42,6 +52,7 @@ const SYNC: &str = "sync";
 enum Asked {
     Send { cid: String, place: String },
     Read { conv: String, seq: u64 },
+    Join,
     Sync,
     Pull { conv: String },
 }
@@ -52,12 +63,17 @@ pub(super) struct LibraryClient {
     rng: StdRng,
     /// Command that creates a client, without its name.
     connect: Value,
-    /// Number of crashes so far, which is part of the name of the client.
+    /// Number of crashes and kills so far, which is part of the name of the client.
     crashes: u64,
     /// Number that stands for the application over all connections: its sends and what it is shown have one order.
     application: u64,
     /// Number of the present connection.
     connection: Option<u64>,
+    /// Node of the connection.
+    node: String,
+    /// Whether the adapter was killed and is not started yet.
+    is_down: bool,
+    room: Option<Room>,
     is_chained: bool,
     is_ordered: bool,
     has_store: bool,
@@ -72,8 +88,13 @@ pub(super) struct LibraryClient {
     resolve_until: Option<Duration>,
     is_resolved: bool,
     shown: BTreeMap<String, BTreeSet<u64>>,
+    /// Entries that were shown within [`AGAIN_TIME`], and those that may be shown again after a kill.
+    recent: VecDeque<(Duration, String, u64)>,
+    repeatable: BTreeSet<(String, u64)>,
     /// Messages that the device has sent, by the hashes of their texts.
     own: BTreeMap<u64, String>,
+    /// The same by the ids that the library chose, as far as it reports them.
+    ids: BTreeMap<String, String>,
     /// Messages that the device may compose.
     credit: f64,
     is_marked: bool,
@@ -85,16 +106,17 @@ pub(super) struct LibraryClient {
 }
 
 impl LibraryClient {
-    /// Creates a device that has sent nothing yet, over an adapter with these abilities.
+    /// Creates a device that has sent nothing yet.
     pub(super) fn new(
         profile: Profile,
-        can: &[String],
+        description: &Description,
         mut connect: Value,
         application: u64,
         seed: u64,
     ) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        let can = |ability: &str| can.iter().any(|it| it == ability);
+        let can = |ability: &str| description.can.iter().any(|it| it == ability);
+        let has_rooms = description.levels.iter().any(|it| it == ROOMS);
         let is_chained = rng.random_ratio(2, 3);
         connect["options"]["chain"] = is_chained.into();
         if can(STORE) {
@@ -105,6 +127,9 @@ impl LibraryClient {
             crashes: 0,
             application,
             connection: None,
+            node: String::new(),
+            is_down: false,
+            room: has_rooms.then(|| Room::new(&profile.room)),
             is_chained,
             is_ordered: can(ORDERED),
             has_store: can(STORE),
@@ -117,7 +142,10 @@ impl LibraryClient {
             resolve_until: None,
             is_resolved: false,
             shown: BTreeMap::new(),
+            recent: VecDeque::new(),
+            repeatable: BTreeSet::new(),
             own: BTreeMap::new(),
+            ids: BTreeMap::new(),
             credit: 0.0,
             is_marked: false,
             end_check: None,
@@ -141,6 +169,7 @@ impl LibraryClient {
         let mut connect = self.connect.clone();
         connect["client"] = self.name().into();
         self.commands.push(connect);
+        self.join();
     }
 
     /// Returns the number of answers that the device waits for; `usize::MAX` if it is not logged in.
@@ -178,6 +207,9 @@ impl LibraryClient {
 
     /// Adds the commands of a tick.
     pub(super) fn tick(&mut self, now: Duration, phase: Phase, session: impl FnMut() -> u64) {
+        if self.is_down {
+            return;
+        }
         self.credit += TICK_INTERVAL.as_secs_f64() / self.profile.pace.as_secs_f64();
         if phase != Phase::Talk {
             self.is_resolved |= now > *self.resolve_until.get_or_insert(now + RESTORE_TIME);
@@ -199,9 +231,11 @@ impl LibraryClient {
     fn talk(&mut self, mut session: impl FnMut() -> u64) {
         while self.credit >= 1.0 {
             self.credit -= 1.0;
-            if self.asked.len() < self.profile.in_flight_max
-                && let Some(place) = self.profile.places.iter().choose(&mut self.rng).cloned()
-            {
+            if self.asked.len() >= self.profile.in_flight_max {
+                continue;
+            }
+            let room = self.room_to_send();
+            if let Some(place) = room.or_else(|| self.profile.places.iter().choose(&mut self.rng).cloned()) {
                 self.send(place, &mut session);
             }
         }
@@ -215,6 +249,36 @@ impl LibraryClient {
 
     /// Drops the client, and starts the next one from its store.
     fn crash(&mut self) {
+        self.commands.push(json!({"do": "drop", "client": self.name()}));
+        self.end_client();
+        self.start();
+    }
+
+    /// Notes that the adapter was killed, and the client with it.
+    pub(super) fn killed(&mut self, now: Duration) {
+        self.is_down = true;
+        self.forget_older(now);
+        if let Some(room) = &mut self.room {
+            room.killed(now);
+        }
+        self.repeatable.extend(self.recent.drain(..).map(|(_, conv, seq)| (conv, seq)));
+        self.end_client();
+    }
+
+    /// Starts the next client after a kill.
+    pub(super) fn started(&mut self) {
+        self.is_down = false;
+        self.start();
+    }
+
+    fn forget_older(&mut self, now: Duration) {
+        while self.recent.front().is_some_and(|(at, ..)| *at + AGAIN_TIME < now) {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Notes that the client is gone. Its next one has another name.
+    fn end_client(&mut self) {
         if let Some(session) = self.connection.take() {
             self.events.push(HistoryEvent::Close { session, code: 0 });
         }
@@ -224,9 +288,7 @@ impl LibraryClient {
                 self.left.insert(label, cid);
             }
         }
-        self.commands.push(json!({"do": "drop", "client": self.name()}));
         self.crashes += 1;
-        self.start();
     }
 
     fn send(&mut self, place: String, mut session: impl FnMut() -> u64) {
@@ -235,17 +297,21 @@ impl LibraryClient {
         let text = text_of(&cid);
         let body = text_hash(&text);
         self.own.insert(body, cid.clone());
-        self.events.push(HistoryEvent::SendInv {
-            user: self.profile.user.clone(),
-            device: self.profile.device.clone(),
-            // A library may send unchained messages in any order.
-            session: if self.is_chained { self.application } else { session() },
-            conv: place.clone(),
-            cid: cid.clone(),
-            body,
-            attempt: 0,
-            chained: self.is_chained,
-        });
+        if is_room(&place) {
+            self.send_to_room(&place, &cid, body, 0);
+        } else {
+            self.events.push(HistoryEvent::SendInv {
+                user: self.profile.user.clone(),
+                device: self.profile.device.clone(),
+                // A library may send unchained messages in any order.
+                session: if self.is_chained { self.application } else { session() },
+                conv: place.clone(),
+                cid: cid.clone(),
+                body,
+                attempt: 0,
+                chained: self.is_chained,
+            });
+        }
         let to = match peer(&place, &self.profile.user).filter(|_| self.rng.random()) {
             Some(peer) => json!({"user": peer}),
             None => json!({"conversation": place}),

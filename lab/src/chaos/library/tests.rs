@@ -7,13 +7,14 @@ use tidegate_protocol::codec::Wire;
 
 use super::{machine::LibraryClient, message_names::name_messages};
 use crate::{
+    adapter::Description,
     checker::{Budget, History, HistoryEvent, Via, check},
     person::{Phase, Profile, text_hash},
 };
 
 const CONV: &str = "d:ann:bob";
 
-/// A device of ann, which writes to bob in each tick.
+/// A device of ann, which writes to bob in each tick, over an adapter with these abilities and levels.
 fn device(can: &[&str]) -> LibraryClient {
     let profile = Profile {
         number: 3,
@@ -28,8 +29,11 @@ fn device(can: &[&str]) -> LibraryClient {
         hops: 0,
         hints: false,
     };
-    let can: Vec<String> = can.iter().map(|it| (*it).to_owned()).collect();
-    LibraryClient::new(profile, &can, json!({"do": "connect", "client": "device3"}), 1, 7)
+    let list = |all: &[&str]| all.iter().map(|it| (*it).to_owned()).collect();
+    let (name, version) = ("test".to_owned(), String::new());
+    let (levels, transports) = (list(can), list(&["tcp-json"]));
+    let description = Description { name, version, levels, transports, can: list(can) };
+    LibraryClient::new(profile, &description, json!({"do": "connect", "client": "device3"}), 1, 7)
 }
 
 /// Runs ticks until there is a command of this kind.
@@ -42,7 +46,7 @@ fn until(client: &mut LibraryClient, phase: Phase, what: &str) -> Value {
 }
 
 fn handle_event(client: &mut LibraryClient, event: &Value) {
-    client.handle_event(event, || 2);
+    client.handle_event(event, Duration::ZERO, || 2);
 }
 
 fn is_sent(events: &[HistoryEvent<String>], name: &str) -> bool {
@@ -82,6 +86,115 @@ fn message_in_flight_at_a_crash_is_waited_for_and_named_by_its_id() {
     client.tick(Duration::ZERO, Phase::Settle, || 2);
     client.tick(Duration::from_secs(6), Phase::Settle, || 2);
     assert_eq!(client.waiting(), 0, "a command that the crash overtook has no answer");
+}
+
+/// Takes the messages that were sent: name, conversation and attempt.
+fn take_sends(client: &mut LibraryClient) -> Vec<(String, String, u32)> {
+    let sends = client.take_events().into_iter().filter_map(|event| match event {
+        HistoryEvent::SendInv { cid, conv, attempt, .. } => Some((cid, conv, attempt)),
+        _ => None,
+    });
+    sends.collect()
+}
+
+/// A live device in the room, after the commands that create it.
+fn in_the_hall(can: &[&str]) -> LibraryClient {
+    let mut client = device(can);
+    let join = until(&mut client, Phase::Settle, "join");
+    assert_eq!(join["room"], "hall");
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    handle_event(&mut client, &json!({"event": "done", "client": "device3/0", "as": join["as"]}));
+    client
+}
+
+#[test]
+fn room_message_that_a_new_connection_may_repeat_is_another_attempt() {
+    let mut client = in_the_hall(&["L3"]);
+    assert!(client.take_events().iter().any(|it| matches!(it, HistoryEvent::Joined { session: 2, .. })));
+    let send = loop {
+        let send = until(&mut client, Phase::Talk, "send");
+        if send["to"]["conversation"] == "r:hall" {
+            break send;
+        }
+    };
+    let sent = take_sends(&mut client);
+    let (cid, ..) = sent.iter().find(|(_, conv, _)| conv == "r:hall").unwrap();
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/0", "state": "waiting"}));
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    assert!(take_sends(&mut client).contains(&(cid.clone(), "r:hall".to_owned(), 1)));
+    // The first copy may have been accepted, so the refusal of the second one proves nothing.
+    let refused = json!({"event": "failed", "client": "device3/0", "as": send["as"], "code": 2004});
+    handle_event(&mut client, &refused);
+    let events = client.take_events();
+    assert!(
+        events.iter().any(|it| matches!(it, HistoryEvent::SendInfo { cid: it } if it == cid)),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn room_message_that_was_answered_just_before_a_kill_may_be_sent_again() {
+    let mut client = in_the_hall(&["L3"]);
+    let mut answer = |at| loop {
+        let send = until(&mut client, Phase::Talk, "send");
+        let conv = if send["to"]["conversation"] == "r:hall" { "r:hall" } else { CONV };
+        let sent =
+            json!({"event": "sent", "client": "device3/0", "as": send["as"], "conversation": conv, "seq": 1});
+        client.handle_event(&sent, Duration::from_secs(at), || 2);
+        if conv == "r:hall" {
+            break;
+        }
+    };
+    [1, 9].into_iter().for_each(&mut answer);
+    let sent: Vec<_> = take_sends(&mut client).into_iter().filter(|it| it.1 == "r:hall").collect();
+    client.killed(Duration::from_secs(9));
+    client.started();
+    let name = client.name();
+    for attempts in [1, 0] {
+        handle_event(&mut client, &json!({"event": "state", "client": name, "state": "live"}));
+        let again = take_sends(&mut client);
+        assert!(!again.iter().any(|it| it.0 == sent[0].0), "{again:?}");
+        assert_eq!(again.iter().filter(|it| it.0 == sent[1].0).count(), attempts);
+        handle_event(&mut client, &json!({"event": "state", "client": name, "state": "waiting"}));
+    }
+}
+
+#[test]
+fn kill_of_the_adapter_excuses_the_repeat_of_what_was_shown_just_before() {
+    let mut client = device(&["store", "ordered"]);
+    let message = |seq: u64| json!({"event": "message", "conversation": CONV, "seq": seq, "msgId": "x"});
+    let shown = |client: &mut LibraryClient, seq, at| {
+        client.handle_event(&message(seq), Duration::from_secs(at), || 2);
+        client.take_events().iter().any(|it| matches!(it, HistoryEvent::Recv { via: Via::App, .. }))
+    };
+    assert!(shown(&mut client, 1, 1));
+    assert!(shown(&mut client, 2, 8));
+    client.killed(Duration::from_secs(8));
+    client.take_commands();
+    client.tick(Duration::from_secs(9), Phase::Talk, || 2);
+    assert!(client.take_commands().is_empty(), "no command goes to an adapter that is not there");
+    assert_eq!(client.waiting(), usize::MAX);
+    client.started();
+    assert_eq!(client.take_commands()[0]["client"], "device3/1");
+    assert!(!shown(&mut client, 2, 10), "the position may not have been stored");
+    assert!(shown(&mut client, 2, 10), "a second repeat is a copy");
+    assert!(shown(&mut client, 1, 10), "and so is that of an older entry");
+}
+
+#[test]
+fn message_that_the_library_stored_has_its_name_in_the_answer_after_a_kill() {
+    let mut client = device(&["store", "files"]);
+    let send = until(&mut client, Phase::Talk, "send");
+    let HistoryEvent::SendInv { cid, .. } = &client.take_events()[0] else { panic!("no send") };
+    let stored = json!({"event": "stored", "client": "device3/0", "msgId": "m9", "content": send["content"]});
+    handle_event(&mut client, &stored);
+    let events = client.take_events();
+    assert!(matches!(&events[..], [HistoryEvent::SendKept { cid: it }] if it == cid), "{events:?}");
+    client.killed(Duration::ZERO);
+    client.started();
+    let sent = json!({"event": "sent", "client": "device3/1", "conversation": CONV, "msgId": "m9", "seq": 4});
+    handle_event(&mut client, &sent);
+    assert!(is_sent(&client.take_events(), cid));
 }
 
 #[test]

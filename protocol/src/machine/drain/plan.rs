@@ -84,7 +84,7 @@ impl Settings {
     }
 
     /// Returns how long the node stays cordoned: at most half of the time before the slots must end.
-    pub(super) fn cordon(&self) -> Duration {
+    pub fn cordon(&self) -> Duration {
         self.lb_delay.min(self.rush_after() / 2)
     }
 }

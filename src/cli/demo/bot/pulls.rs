@@ -1,6 +1,6 @@
 //! Pulls of a bot: of what is missing, and of a history for a comparison.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
@@ -8,7 +8,11 @@ use tidegate_protocol::{
 };
 
 use super::{
-    super::{audit::Audit, judge::Stored, record::Record},
+    super::{
+        audit::{Audit, Pulled},
+        past::{Past, Recheck},
+        record::Record,
+    },
     Asked, Bot,
 };
 
@@ -16,10 +20,11 @@ use super::{
 const PAGE_MESSAGES: u32 = 100;
 
 impl Bot {
-    /// Begins to pull the history after `base`, for a comparison; it changes nothing of what the bot has.
-    pub(in super::super) fn begin_audit(&mut self, base: u64) {
+    /// Begins to pull the history after `base`, for a comparison, or what was judged before, too. It changes nothing of
+    /// what the bot has.
+    pub(in super::super) fn begin_audit(&mut self, base: u64, judged: Option<&Arc<Past>>) {
         self.forget_audit();
-        self.audit = Some(Audit::new(base));
+        self.audit = Some(Audit::new(base, judged.and_then(|past| Recheck::new(past, self.user))));
         self.ask_audit();
     }
 
@@ -29,8 +34,8 @@ impl Bot {
     }
 
     /// Ends the pull; returns the history, if it is complete.
-    pub(in super::super) fn end_audit(&mut self) -> Option<Vec<Stored>> {
-        self.forget_audit().filter(Audit::is_complete).map(Audit::into_entries)
+    pub(in super::super) fn end_audit(&mut self) -> Option<Pulled> {
+        self.forget_audit().filter(Audit::is_complete).map(Audit::into_pulled)
     }
 
     /// Ends the pull. A page that is still on its way belongs to no later one.

@@ -1,6 +1,9 @@
 //! Tests of a bot against frames of a broker that are written by hand.
 
-use super::*;
+use super::{
+    super::{judge::Stored, past::Past},
+    *,
+};
 
 const CONVERSATION: &str = "d:ada:ben";
 
@@ -124,7 +127,7 @@ fn page(seqs: &[u64], complete_to: u64) -> ServerBody {
 
 /// Ends the audit; returns the seqs of the history.
 fn audited(bench: &mut Bench) -> Option<Vec<u64>> {
-    let entries = bench.bot.end_audit()?;
+    let entries = bench.bot.end_audit()?.entries;
     Some(entries.iter().map(|entry| entry.seq).collect())
 }
 
@@ -269,7 +272,7 @@ fn hidden_message_counts_as_had_and_is_not_shown() {
 fn audit_pulls_everything_and_repairs_nothing() {
     let mut bench = Bench::synced(0);
     bench.push(1);
-    bench.bot.begin_audit(0);
+    bench.bot.begin_audit(0, None);
     let (request, cursor) = pulled(&mut bench);
     assert_eq!(cursor, 0);
     let frame = pb::ServerFrame { id: request, body: Some(page(&[1, 2], 3)) };
@@ -286,7 +289,7 @@ fn audit_pulls_everything_and_repairs_nothing() {
 #[test]
 fn audit_begins_again_on_the_next_connection() {
     let mut bench = Bench::synced(0);
-    bench.bot.begin_audit(0);
+    bench.bot.begin_audit(0, None);
     let (request, _) = pulled(&mut bench);
     bench.get(request, page(&[1], 2));
     bench.bot.disconnected();
@@ -298,12 +301,36 @@ fn audit_begins_again_on_the_next_connection() {
 }
 
 #[test]
+fn whole_audit_finds_what_was_lost_after_it_was_judged() {
+    let message = |seq| Stored { seq, message: Some(("m".to_owned() + &seq.to_string(), "hi".to_owned())) };
+    let mut past = Past::default();
+    past.add(&[1, 2, 3].map(message), 3);
+    let past = std::sync::Arc::new(past);
+    for (kept, lost) in [(&[1u64, 2][..], None), (&[1], Some("seq 2 was in ben's history"))] {
+        let mut bench = Bench::synced(3);
+        bench.bot.begin_audit(3, Some(&past));
+        let (request, cursor) = pulled(&mut bench);
+        assert_eq!(cursor, 0, "all of it is pulled");
+        let frame = pb::ServerFrame { id: request, body: Some(page(kept, 4)) };
+        bench.bot.receive(frame, bench.now, &mut bench.record);
+        let (request, cursor) = pulled(&mut bench);
+        assert_eq!(cursor, *kept.last().unwrap());
+        bench.get(request, page(&[3, 4], 4));
+        let pulled = bench.bot.end_audit().unwrap();
+        assert_eq!(pulled.entries, [message(4)], "what was judged is not kept again");
+        let found: Vec<_> = pulled.changed.iter().map(|finding| finding.what.as_str()).collect();
+        assert_eq!(found.len(), lost.into_iter().count(), "{found:?}");
+        assert!(lost.is_none_or(|lost| found[0].starts_with(lost)), "{found:?}");
+    }
+}
+
+#[test]
 fn page_of_an_ended_audit_is_not_mixed_into_the_next_one() {
     let mut bench = Bench::synced(0);
-    bench.bot.begin_audit(0);
+    bench.bot.begin_audit(0, None);
     let (late, _) = pulled(&mut bench);
     assert_eq!(audited(&mut bench), None, "it is not complete");
-    bench.bot.begin_audit(4);
+    bench.bot.begin_audit(4, None);
     let (request, cursor) = pulled(&mut bench);
     assert_eq!(cursor, 4);
     assert!(bench.get(late, page(&[1, 2], 5)).is_empty() && !bench.bot.has_audit());

@@ -1,17 +1,14 @@
 //! Effect of rounds on the state of a group, with one shard whose mailbox only the test reads.
 
-use tidegate_protocol::{Time, id::NodeId};
+use tidegate_protocol::id::NodeId;
 
 use super::*;
 use crate::{
-    bus::{LocalBus, LocalBusConfig, TopicId},
     link::LocalLink,
     mail::{Mail, ShardHandles, mailbox},
     metrics,
     ports::Ports,
-    routes::{Leases, MemoryRoutes, NodeBoot},
-    scratch::MemoryScratch,
-    store::MemoryStore,
+    routes::NodeBoot,
 };
 
 fn group() -> ConversationId {
@@ -19,23 +16,9 @@ fn group() -> ConversationId {
 }
 
 fn cluster() -> Arc<Cluster> {
-    let log = LocalBusConfig {
-        partitions: 1,
-        topic: TopicId(1),
-        max_records: 1,
-        max_bytes: 1,
-        node_max_records: 1,
-        node_max_bytes: 1,
-    };
     Arc::new(Cluster::new(
         NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 },
-        Ports {
-            bus: Arc::new(LocalBus::new(log)),
-            store: Arc::new(MemoryStore::default()),
-            routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
-            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
-            link: Arc::new(LocalLink),
-        },
+        Ports::in_memory(Arc::new(LocalLink)),
     ))
 }
 

@@ -1,28 +1,42 @@
 //! Events of the adapter, turned into events of the history and progress of the device.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
-use super::{Asked, LibraryClient};
+use super::{Asked, LibraryClient, room::is_room};
 use crate::{
     checker::{HistoryEvent, Via},
     person::text_hash,
 };
 
 impl LibraryClient {
-    /// Handles an event of the adapter.
-    pub(in super::super) fn handle_event(&mut self, event: &Value, session: impl FnMut() -> u64) {
+    /// Handles an event of the adapter at the time `now`.
+    pub(in super::super) fn handle_event(
+        &mut self,
+        event: &Value,
+        now: Duration,
+        session: impl FnMut() -> u64,
+    ) {
         let conv = || event["conversation"].as_str().unwrap_or_default().to_owned();
         let seq = event["seq"].as_u64().unwrap_or_default();
         match event["event"].as_str().unwrap_or_default() {
             "state" => self.connected(event, session),
-            "sent" => self.sent(event, seq),
-            "failed" => self.failed(event),
+            "sent" => self.sent(event, now, seq),
+            "failed" => self.failed(event, now),
             "done" => self.done(event),
             "message" => {
                 let cid = event["msgId"].as_str().unwrap_or_default().to_owned();
-                self.show(conv(), seq, Some(cid), body(event));
+                let conv = conv();
+                if is_room(&conv) {
+                    self.show_in_room(conv, seq, cid, body(event));
+                } else {
+                    self.show(now, conv, seq, Some(cid), body(event));
+                }
             }
-            "change" => self.show(conv(), seq, None, 0),
+            "change" => self.show(now, conv(), seq, None, 0),
+            "shed" => self.shed(event),
+            "stored" => self.kept(event),
             "conversation" => self.state(event, conv()),
             "receipt" => {
                 let user = self.profile.user.clone();
@@ -60,8 +74,12 @@ impl LibraryClient {
             "live" => {
                 let session = session();
                 self.connection = Some(session);
+                // Names of nodes matter where there are several; elsewhere all devices have the same one.
+                let node = event["node"].as_str().filter(|_| self.profile.hints).unwrap_or("n1");
+                node.clone_into(&mut self.node);
                 let (user, device) = (self.profile.user.clone(), self.profile.device.clone());
                 self.events.push(HistoryEvent::Open { user, device, session });
+                self.repeat_to_room();
             }
             "closed" => self.failure = Some(format!("closed for ever: {event}")),
             _ => {}
@@ -85,20 +103,35 @@ impl LibraryClient {
             Some(label) => self.left.remove(label)?,
             None => match self.own.get(&body(event)) {
                 Some(cid) => cid.clone(),
-                None => event["msgId"].as_str()?.to_owned(),
+                None => {
+                    let id = event["msgId"].as_str()?;
+                    self.ids.get(id).map_or(id, String::as_str).to_owned()
+                }
             },
         };
         self.unresolved = self.unresolved.saturating_sub(1);
         Some(cid)
     }
 
-    fn sent(&mut self, event: &Value, seq: u64) {
+    /// Records that the library has stored a message in a file.
+    fn kept(&mut self, event: &Value) {
+        let (Some(id), Some(cid)) = (event["msgId"].as_str(), self.own.get(&body(event))) else { return };
+        self.ids.insert(id.to_owned(), cid.clone());
+        self.events.push(HistoryEvent::SendKept { cid: cid.clone() });
+    }
+
+    fn sent(&mut self, event: &Value, now: Duration, seq: u64) {
         let duplicate = event["duplicate"].as_bool().unwrap_or_default();
         if let Some(cid) = self.answered_late(event) {
-            return self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
+            self.is_repeated_to_room(&cid, now);
+            if !Self::is_nameless(event, &cid) {
+                self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
+            }
+            return;
         }
         match self.answered(event) {
             Some(Asked::Send { cid, place }) if event["conversation"] == *place => {
+                self.is_repeated_to_room(&cid, now);
                 self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
             }
             Some(_) => self.failure = Some(format!("sent elsewhere: {event}")),
@@ -106,13 +139,14 @@ impl LibraryClient {
         }
     }
 
-    fn failed(&mut self, event: &Value) {
+    fn failed(&mut self, event: &Value, now: Duration) {
         let code = u16::try_from(event["code"].as_u64().unwrap_or_default()).unwrap_or(u16::MAX);
         if let Some(cid) = self.answered_late(event) {
-            return self.events.push(HistoryEvent::SendFail { cid, code });
+            return self.refused(cid, now, code);
         }
         match self.answered(event) {
-            Some(Asked::Send { cid, .. }) => self.events.push(HistoryEvent::SendFail { cid, code }),
+            Some(Asked::Send { cid, .. }) => self.refused(cid, now, code),
+            Some(Asked::Join) => self.failure = Some(format!("a join is refused: {event}")),
             Some(Asked::Pull { conv }) => {
                 if let Some(check) = &mut self.end_check {
                     check.refused(&conv, code);
@@ -123,8 +157,20 @@ impl LibraryClient {
         }
     }
 
+    /// Records a refusal. A copy of a message to a room may be refused after another one was accepted: it may be sent
+    /// before the next client has joined.
+    fn refused(&mut self, cid: String, now: Duration, code: u16) {
+        let is_repeated = self.is_repeated_to_room(&cid, now);
+        self.events.push(if is_repeated {
+            HistoryEvent::SendInfo { cid }
+        } else {
+            HistoryEvent::SendFail { cid, code }
+        });
+    }
+
     fn done(&mut self, event: &Value) {
         match self.answered(event) {
+            Some(Asked::Join) => self.joined(),
             Some(Asked::Read { conv, seq }) => {
                 let user = self.profile.user.clone();
                 self.events.push(HistoryEvent::ReadOk { user, conv, seq });
@@ -151,9 +197,13 @@ impl LibraryClient {
         }
     }
 
-    fn show(&mut self, conv: String, seq: u64, cid: Option<String>, body: u64) {
+    fn show(&mut self, now: Duration, conv: String, seq: u64, cid: Option<String>, body: u64) {
         self.shown.entry(conv.clone()).or_default().insert(seq);
-        let via = if self.is_ordered { Via::App } else { Via::Pull };
+        let entry = (conv.clone(), seq);
+        let is_repeat = !self.repeatable.is_empty() && self.repeatable.remove(&entry);
+        let via = if self.is_ordered && !is_repeat { Via::App } else { Via::Pull };
+        self.forget_older(now);
+        self.recent.push_back((now, entry.0, entry.1));
         self.receive(self.profile.device.clone(), conv, seq, cid, body, via);
     }
 

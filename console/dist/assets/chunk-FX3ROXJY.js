@@ -1,1 +1,0 @@
-import{P as t}from"./chunk-KEAXMGAT.js";function o({error:a,again:i,label:l="Try again"}){return t("div",{class:"failed",role:"status",children:[t("span",{class:"grow",children:[t("b",{children:[a.code>0?`${a.code} `:"",a.title]})," ",a.message," ",a.cure]}),i&&t("button",{type:"button",class:"link",onClick:i,children:l})]})}export{o as a};
