@@ -99,7 +99,7 @@ fn serve(mut socket: TcpStream) -> Result<()> {
 }
 
 fn handshake(socket: &mut TcpStream, input: &mut Input) -> Result<bool> {
-    let policy = Policy { origins: vec!["*".to_owned()], admits_loopback: false };
+    let policy = Policy { origins: vec!["*".to_owned()], ..Policy::default() };
     loop {
         match upgrade(&input.bytes[..input.len], &policy) {
             Ok(UpgradeProgress::NeedMore) => {

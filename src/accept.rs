@@ -197,7 +197,9 @@ impl Acceptor {
         if let Some(openings) = &mut self.openings
             && (is_from_proxy || openings.has_tls)
         {
-            if let Err(accepted) = openings.offer(Accepted { stream, address, permit, is_from_proxy }) {
+            if let Err(accepted) =
+                openings.offer(Accepted { stream, address, permit, is_from_proxy, at: Instant::now() })
+            {
                 self.refuse(accepted.stream, Code::Overloaded);
             }
             return;
@@ -262,13 +264,20 @@ impl OpeningThreads {
 fn refuse(mut stream: TcpStream, code: Code, reason: &str) {
     // A close with unread input would send a reset, which destroys what is written.
     let mut input = [0; 4_096];
-    while matches!(transfer::read(&stream, &mut input), Ok(received) if received == input.len()) {}
+    for _ in 0..REFUSED_READS_MAX {
+        if !matches!(transfer::read(&stream, &mut input), Ok(received) if received == input.len()) {
+            break;
+        }
+    }
     let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close(reason, REFUSED_RETRY_MS))) };
     let line = tidegate_protocol::codec::encode_frame(&close, Wire::JsonLine);
     if let Err(error) = stream.write(&line) {
         tracing::debug!(%error, "failed to send the refusal code to a client");
     }
 }
+
+/// Reads of what a refused client has sent already.
+const REFUSED_READS_MAX: usize = 4;
 
 /// Delay before a refused client should reconnect.
 const REFUSED_RETRY_MS: u32 = 5_000;

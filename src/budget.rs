@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_connection_of_a_proxy_counts_for_the_client_that_it_names() {
         let admission = Admission::new(10, 1);
-        let (proxy, client) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]));
+        let client = IpAddr::from([192, 0, 2, 1]);
         let mut first = admission.admit_from_proxy().unwrap();
         let mut second = admission.admit_from_proxy().unwrap();
         assert_eq!(admission.per_network.len(), 0);

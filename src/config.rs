@@ -136,9 +136,11 @@ pub struct ListenConfig {
     /// `send-proxy-v2`: 10.0.0.0/8, or one address. A connection from there without the header is refused; the header of
     /// any other peer is.
     pub proxies: Vec<String>,
-    /// Networks of HTTP proxies whose `Forwarded` or `X-Forwarded-For` names the client of a WebSocket. The header of any
-    /// other peer is ignored.
+    /// Networks of HTTP proxies that name the client of a WebSocket in a header. The header of any other peer is ignored.
     pub forwarders: Vec<String>,
+    /// Header of `forwarders`: `x-forwarded-for` or `forwarded` (RFC 7239). The other one is ignored: a proxy passes on
+    /// what it does not set.
+    pub forwarded_header: String,
 }
 
 /// Deadlines and intervals, in milliseconds.
@@ -231,6 +233,7 @@ impl Default for ListenConfig {
             origins: Vec::new(),
             proxies: Vec::new(),
             forwarders: Vec::new(),
+            forwarded_header: "x-forwarded-for".into(),
         }
     }
 }

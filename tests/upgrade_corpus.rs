@@ -20,7 +20,7 @@ fn corpus_inputs_pass_and_cover_both_outcomes() {
     for entry in fs::read_dir(folder).expect("a corpus") {
         let input = fs::read(entry.expect("an entry").path()).expect("an input");
         target::upgrade(&input);
-        let policy = Policy { origins: vec!["https://chat.example.org".into()], admits_loopback: false };
+        let policy = Policy { origins: vec!["https://chat.example.org".into()], ..Policy::default() };
         match upgrade(&input[1..], &policy) {
             Ok(UpgradeProgress::Done { .. }) => done += 1,
             Ok(UpgradeProgress::NeedMore | UpgradeProgress::Assign(_)) => {}

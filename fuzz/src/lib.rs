@@ -10,3 +10,7 @@ pub use self::upgrade::upgrade;
 pub mod net {
     pub mod upgrade;
 }
+
+/// Networks of the broker, which the upgrade needs.
+#[path = "../../src/networks.rs"]
+pub mod networks;

@@ -7,7 +7,7 @@ use crate::net::upgrade::{HEAD_BYTES_MAX, Policy, UpgradeProgress, upgrade as pa
 /// Parses a request in pieces and as a whole. The first byte is the size of the pieces, the others are the request.
 pub fn upgrade(data: &[u8]) {
     let Some((size, request)) = data.split_first() else { return };
-    let policy = Policy { origins: vec!["https://chat.example.org".to_owned()], admits_loopback: false };
+    let policy = Policy { origins: vec!["https://chat.example.org".to_owned()], ..Policy::default() };
     let whole = parse(request, &policy);
     let mut end = 0;
     while end < request.len() {

@@ -13,7 +13,7 @@ use tidegate_protocol::Code;
 
 use crate::net::{
     tcp::Arrival,
-    tls::{TlsSession, TlsState, process},
+    tls::{TlsSession, TlsState, is_whole_record, process},
     transfer,
 };
 
@@ -68,6 +68,8 @@ struct Handshake {
     output: Vec<u8>,
     /// Content that arrived behind the handshake.
     content: Vec<u8>,
+    /// Whether the client sends nothing more.
+    has_ended: bool,
     /// Whether the handshake is over, apart from what is to be sent.
     is_over: bool,
 }
@@ -150,8 +152,11 @@ impl Opening {
                 let Next::Handshake(done) = std::mem::replace(&mut self.next, Next::Preface) else {
                     return Ok(Progress::Gone);
                 };
-                let Handshake { connection, input, content, .. } = *done;
-                Ok(self.complete(Some(Box::new(TlsSession::new(connection, &input, content)))))
+                let Handshake { connection, input, content, has_ended, .. } = *done;
+                if is_whole_record(&input) && !has_ended {
+                    return Ok(Progress::Failed("a message in several records".to_owned()));
+                }
+                Ok(self.complete(Some(Box::new(TlsSession::new(connection, &input, content, has_ended)))))
             }
             Err(reason) => Ok(Progress::Failed(reason)),
         }
@@ -171,7 +176,8 @@ impl Opening {
 
 impl Handshake {
     fn new(connection: UnbufferedServerConnection) -> Self {
-        Self { connection, input: Vec::new(), output: Vec::new(), content: Vec::new(), is_over: false }
+        let (input, output, content) = (Vec::new(), Vec::new(), Vec::new());
+        Self { connection, input, output, content, has_ended: false, is_over: false }
     }
 
     /// Reads, processes and writes; returns whether the handshake is over and all of it is sent.
@@ -205,7 +211,10 @@ impl Handshake {
             match state {
                 Ok(TlsState::Open) => self.is_over = true,
                 Ok(TlsState::Handshaking) => {}
-                Ok(TlsState::PeerClosed) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(TlsState::PeerClosed) if self.connection.is_handshaking() => {
+                    return Err(ErrorKind::UnexpectedEof.into());
+                }
+                Ok(TlsState::PeerClosed) => (self.is_over, self.has_ended) = (true, true),
                 Err(error) => {
                     // The alert says why; the connection ends in any case.
                     self.send(stream).ok();

@@ -4,6 +4,7 @@
 use std::{
     io,
     net::SocketAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,11 +24,14 @@ use super::{
 };
 use crate::{
     budget::ConnectionPermit, log_limit::log_limited, metrics::Metrics, net::tls::Certificates,
-    shard::newcomer::Newcomer,
+    networks::Networks, shard::newcomer::Newcomer,
 };
 
 /// Longest time between two looks at the deadlines.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Connections that wait for a thread at most.
+const QUEUE_MAX: usize = 64;
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -40,6 +44,8 @@ pub struct OpeningSettings {
     pub is_tls_required: bool,
     /// Time from the accept to the end of the handshake.
     pub deadline: Duration,
+    /// Networks of proxies that name their client later, in an HTTP header.
+    pub forwarders: Networks,
     /// Most connections of one thread whose first bytes are awaited.
     pub openings_max: usize,
 }
@@ -51,6 +57,8 @@ pub(super) struct Accepted {
     pub(super) permit: ConnectionPermit,
     /// Whether a PROXY header comes first.
     pub(super) is_from_proxy: bool,
+    /// Time of the accept.
+    pub(super) at: Instant,
 }
 
 /// Sending side of the queue of a thread.
@@ -106,7 +114,7 @@ impl Openings {
     ) -> io::Result<(Self, OpeningQueue)> {
         let poll = Poll::new()?;
         let waker = Arc::new(mio::Waker::new(poll.registry(), WAKER)?);
-        let (sender, queue) = sync_channel(settings.openings_max);
+        let (sender, queue) = sync_channel(settings.openings_max.min(QUEUE_MAX));
         let openings = Self { poll, queue, entries: Slab::new(), placement, settings, metrics, stop };
         Ok((openings, OpeningQueue { queue: sender, waker }))
     }
@@ -147,7 +155,7 @@ impl Openings {
     }
 
     fn add(&mut self, accepted: Accepted) {
-        let Accepted { stream, address, permit, is_from_proxy } = accepted;
+        let Accepted { stream, address, permit, is_from_proxy, at } = accepted;
         let mut opening = Opening::new(stream, is_from_proxy);
         let entry = self.entries.vacant_entry();
         let (slot, interests) = (entry.key(), Interest::READABLE | Interest::WRITABLE);
@@ -157,7 +165,7 @@ impl Openings {
             log_limited!(warn, %error, "failed to watch a new connection; closing it");
             return;
         }
-        let deadline = Instant::now() + self.settings.deadline;
+        let deadline = at + self.settings.deadline;
         entry.insert(Entry { opening, address, permit, deadline });
         self.advance(slot);
     }
@@ -169,11 +177,20 @@ impl Openings {
         };
         loop {
             let Some(entry) = self.entries.get_mut(slot) else { return };
-            match entry.opening.advance(&expected) {
+            let advanced = catch_unwind(AssertUnwindSafe(|| entry.opening.advance(&expected)));
+            let Ok(progress) = advanced else {
+                self.metrics.panics.increment(1);
+                log_limited!(error, "panic in a handshake; closing its connection, please report this");
+                self.remove(slot);
+                return;
+            };
+            match progress {
                 Progress::Waiting => return,
                 Progress::Named(client) => {
                     entry.address = client;
-                    if let Err(code) = entry.permit.move_to(client.ip()) {
+                    if !self.settings.forwarders.contains(client.ip())
+                        && let Err(code) = entry.permit.move_to(client.ip())
+                    {
                         let Some(entry) = self.remove(slot) else { return };
                         return self.refuse(entry.opening.into_stream(), code, "");
                     }

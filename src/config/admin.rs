@@ -14,8 +14,8 @@ pub struct AdminConfig {
     pub console: String,
     /// Whether the node is for development: `yes`, `no` or `auto`. Such a node creates tokens for its console, cuts
     /// connections on request, and lets web pages on loopback connect. `yes` needs a loopback `listen.client`. `auto`:
-    /// yes if `listen.client` is loopback and `listen.origins`, `listen.allow_public`, `assign.addresses`,
-    /// `auth.key_file` and `node.profile` have their defaults.
+    /// yes if `listen.client` is loopback and the other settings of `listen`, `tls`, `assign.addresses`, `auth.key_file` and
+    /// `node.profile` have their defaults.
     pub development: String,
     /// Whether the console may crash the node; for `tidegate up`.
     #[serde(skip)]
@@ -64,6 +64,9 @@ impl Config {
                     && self.assign.addresses.is_empty()
                     && !listen.allow_public
                     && listen.origins.is_empty()
+                    && listen.proxies.is_empty()
+                    && listen.forwarders.is_empty()
+                    && !self.tls.is_on()
             }
             _ => false,
         };

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{Config, FaultConfig, LimitsConfig, ListenConfig};
-use crate::networks::Networks;
+use crate::{net::upgrade::ForwardedHeader, networks::Networks};
 
 impl Config {
     pub(super) fn check(&self, problems: &mut Vec<String>) {
@@ -136,6 +136,10 @@ impl ListenConfig {
             self.allow_public || is_encrypted || self.client.ip().is_loopback(),
             "listen.client: not a loopback address, and connections may be without TLS; set tls.cert_files, tls.key_files \
              and tls.required, or listen.allow_public=true if a proxy encrypts them",
+        );
+        need(
+            ForwardedHeader::named(&self.forwarded_header).is_some(),
+            "listen.forwarded_header: x-forwarded-for or forwarded",
         );
         for (key, networks) in [("listen.proxies", &self.proxies), ("listen.forwarders", &self.forwarders)] {
             if let Err(error) = Networks::parse(networks) {

@@ -5,11 +5,14 @@ use std::{
     io::{self, IoSlice},
     net::Shutdown,
     os::fd::AsRawFd as _,
+    panic::{AssertUnwindSafe, catch_unwind},
     time::Duration,
 };
 
 use mio::{Events, Interest, Poll, Registry, Token, net::TcpStream};
 use socket2::SockRef;
+
+use crate::log_limit::log_limited;
 
 use super::{
     io::Io,
@@ -65,6 +68,14 @@ impl TlsSessions {
         let session = self.by_descriptor.get_mut(stream.as_raw_fd() as usize)?.as_deref_mut()?;
         Some((session, self.buffers.get_or_insert_default()))
     }
+}
+
+/// Runs work on the TLS of one connection: a panic in it is an error of that connection, also during a fan-out.
+fn contained<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        log_limited!(error, "panic in the TLS of a connection; closing it, please report this");
+        Err(io::Error::other("panic in TLS"))
+    })
 }
 
 impl Tcp {
@@ -132,7 +143,7 @@ impl Io for Tcp {
     #[inline]
     fn read(&mut self, stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
         match self.tls.get_mut(stream) {
-            Some((session, buffers)) => session.read(stream, buffer, buffers),
+            Some((session, buffers)) => contained(|| session.read(stream, buffer, buffers)),
             None => transfer::read(stream, buffer),
         }
     }
@@ -140,7 +151,7 @@ impl Io for Tcp {
     #[inline]
     fn write(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
         match self.tls.get_mut(stream) {
-            Some((session, buffers)) => session.write(stream, &[IoSlice::new(bytes)], buffers),
+            Some((session, buffers)) => contained(|| session.write(stream, &[IoSlice::new(bytes)], buffers)),
             None => transfer::write(stream, bytes),
         }
     }
@@ -148,7 +159,7 @@ impl Io for Tcp {
     #[inline]
     fn write_slices(&mut self, stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self.tls.get_mut(stream) {
-            Some((session, buffers)) => session.write(stream, slices, buffers),
+            Some((session, buffers)) => contained(|| session.write(stream, slices, buffers)),
             None => transfer::write_slices(stream, slices),
         }
     }

@@ -84,18 +84,37 @@ pub fn process(
                     failure.or_else(|| Some(rustls::Error::General("early data is not offered".into())));
                 Some(TlsState::PeerClosed)
             }
-            // The next call returns the alert, and the one after it this error again.
-            Err(error) if failure.is_none() => {
-                failure = Some(error);
-                None
+            Err(error) => {
+                encode_waiting(connection, output);
+                return (at + consumed, Err(failure.unwrap_or(error)));
             }
-            Err(_) => Some(TlsState::PeerClosed),
         };
         at += consumed;
         if let Some(state) = reached {
             return (at, failure.map_or(Ok(state), Err));
         }
     }
+}
+
+/// Appends what waits to be sent, such as an alert, without a look at the input.
+fn encode_waiting(connection: &mut UnbufferedServerConnection, output: &mut Vec<u8>) {
+    while connection.wants_write() {
+        let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process_tls_records(&mut []).state
+        else {
+            return;
+        };
+        if append(output, |free| data.encode(free)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Returns whether the start of `input` is a whole record. The library keeps one only if a message continues in the next
+/// record, which no message does after the handshake.
+pub fn is_whole_record(input: &[u8]) -> bool {
+    input.first_chunk().is_some_and(|[_, _, _, high, low]: &[u8; 5]| {
+        input.len() >= 5 + usize::from(u16::from_be_bytes([*high, *low]))
+    })
 }
 
 /// Appends what `encode` writes into the free space that it is offered, with as much space as it asks for.

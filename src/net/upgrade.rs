@@ -20,7 +20,7 @@ use refusal::RefusalReason;
 use crate::networks::Networks;
 
 pub use assign::{ASSIGN_PATH, AssignAsked, Transport};
-pub use forwarded::forwarded_client;
+pub use forwarded::{ForwardedHeader, forwarded_client};
 pub use refusal::UpgradeRefusal;
 
 /// Longest request head that is read.
@@ -63,6 +63,8 @@ pub struct Policy {
     pub admits_loopback: bool,
     /// Networks of proxies whose word about the client is taken.
     pub forwarders: Networks,
+    /// Header in which they name the client.
+    pub forwarded_header: ForwardedHeader,
 }
 
 impl Policy {

@@ -16,6 +16,9 @@ use crate::{
 /// Interval at which the certificate files are looked at.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Looks after which an expiry is reported again.
+const LOOKS_PER_DAY: u32 = 86_400;
+
 /// Returns what comes between the accept of a connection and its shard; `None` if that is nothing. Reads the
 /// certificates, and watches their files. Must run in the services runtime.
 ///
@@ -41,6 +44,7 @@ pub(super) fn settings(config: &Config, metrics: &Metrics) -> anyhow::Result<Opt
         certificates,
         is_tls_required: config.tls.required,
         deadline: config.tls.deadline(),
+        forwarders: Networks::parse(&config.listen.forwarders).context("listen.forwarders")?,
         openings_max: config.tls.handshakes_max.div_ceil(threads),
     };
     Ok(Some(FirstBytes { settings, proxies, threads }))
@@ -55,8 +59,11 @@ pub(super) fn files(tls: &TlsConfig) -> Option<TlsFiles> {
 /// Reads changed certificates, for as long as the node runs.
 async fn watch(certificates: Arc<Certificates>, metrics: Metrics) {
     let mut tick = tokio::time::interval(WATCH_INTERVAL);
-    loop {
+    for looks in 1_u32.. {
         tick.tick().await;
+        if looks.is_multiple_of(LOOKS_PER_DAY) {
+            report_expiry(&certificates);
+        }
         let shared = Arc::clone(&certificates);
         let reloaded = supervised::run_blocking(move || shared.have_changed().then(|| shared.reload())).await;
         match reloaded {

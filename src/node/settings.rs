@@ -12,7 +12,7 @@ use crate::{
     budget::{self, Admission, CacheBudget},
     config::{Config, LimitsConfig},
     limiter::RateLimits,
-    net::upgrade,
+    net::upgrade::{self, ForwardedHeader},
     networks::Networks,
     partition::{
         owner,
@@ -51,6 +51,7 @@ pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
             admits_loopback: config.is_development(),
             // Checked with the configuration.
             forwarders: Networks::parse(&config.listen.forwarders).unwrap_or_default(),
+            forwarded_header: ForwardedHeader::named(&config.listen.forwarded_header).unwrap_or_default(),
         },
         verifier: Arc::new(Verifier::hs256(token_key)),
         recall_within: Duration::from_millis(limits.recall_ms),

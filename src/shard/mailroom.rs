@@ -194,7 +194,12 @@ impl<I: Io> Shard<I> {
 
     /// Closes the connections that hold the most: those that are not logged in first.
     fn shed_memory(&mut self) {
-        let weigh = |slot: &u32| Some((self.conns.peek(*slot)?.weight(), *slot));
+        let weigh = |slot: &u32| {
+            let mut weight = self.conns.peek(*slot)?.weight();
+            let stream = self.conns.hot[*slot as usize].stream.as_ref();
+            weight.bytes += stream.map_or(0, |stream| self.io.held(stream));
+            Some((weight, *slot))
+        };
         let chosen = shed::choose(self.conns.slots().iter().filter_map(weigh).collect());
         let bytes: usize = chosen.iter().map(|(weight, _)| weight.bytes).sum();
         for (weight, slot) in chosen {

@@ -89,7 +89,16 @@ impl<I: Io> Shard<I> {
                 }
             }
         }
+        if conn.is_open() && self.has_input(conn) {
+            self.list(conn);
+        }
         self.flush(conn);
+    }
+
+    /// Returns whether input waits in the transport, for which no readiness is reported.
+    fn has_input(&self, conn: &Conn) -> bool {
+        let stream = self.conns.hot[conn.key.slot as usize].stream.as_ref();
+        stream.is_some_and(|stream| self.io.has_input(stream))
     }
 
     /// Lists a paused connection to be read again, if its session allows it.
@@ -290,14 +299,14 @@ impl<I: Io> Shard<I> {
 
     /// Counts a connection that a proxy forwards for the client that the proxy names.
     fn count_forwarded(&self, conn: &mut Conn, input: &[u8]) -> Result<(), UpgradeRefusal> {
-        let forwarders = &self.context.upgrade.forwarders;
-        if forwarders.contains(conn.address)
-            && let Some(client) = upgrade::forwarded_client(input, forwarders)
-        {
-            conn.address = client;
-            conn.permit.move_to(client).map_err(|_| UpgradeRefusal::too_many_from_address())?;
+        let policy = &self.context.upgrade;
+        if !policy.forwarders.contains(conn.address) {
+            return Ok(());
         }
-        Ok(())
+        // A request that names nobody is the proxy's own.
+        let named = upgrade::forwarded_client(input, &policy.forwarders, policy.forwarded_header);
+        conn.address = named.unwrap_or(conn.address);
+        conn.permit.move_to(conn.address).map_err(|_| UpgradeRefusal::too_many_from_address())
     }
 
     fn parse_stream(

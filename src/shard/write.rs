@@ -128,9 +128,10 @@ impl<I: Io> Shard<I> {
     }
 
     fn after_flush(&mut self, conn: &mut Conn) {
-        if conn.outbox.as_ref().is_some_and(|outbox| outbox.is_empty()) {
+        if conn.outbox.as_ref().is_none_or(|outbox| outbox.is_empty()) {
             conn.outbox = None;
-            conn.blocked_since = None;
+            let waits = self.has_output(conn);
+            conn.blocked_since = conn.blocked_since.or(Some(self.now)).filter(|_| waits);
         }
         let hot = &mut self.conns.hot[conn.key.slot as usize];
         if conn.outbox.is_some() {

@@ -1,6 +1,7 @@
 //! Certificates of the client port, by server name, read again when their files change.
 
 use std::{
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -50,7 +51,7 @@ struct Loaded {
 }
 
 /// What tells a file from its successor.
-type FileVersion = Option<(SystemTime, u64)>;
+type FileVersion = Option<(SystemTime, u64, u64)>;
 
 impl Certificates {
     /// Reads the files.
@@ -84,6 +85,8 @@ impl Certificates {
     /// # Errors
     /// The errors of [`Self::load`].
     pub fn reload(&self) -> anyhow::Result<()> {
+        // Before the files are read: one that changes meanwhile is read again.
+        let seen = versions(&self.files);
         let loaded = Loaded::read(&self.files, &self.tickets);
         let mut current = self.current.write();
         match loaded {
@@ -93,7 +96,7 @@ impl Certificates {
             }
             Err(error) => {
                 // The same broken files are reported once.
-                current.versions = versions(&self.files);
+                current.versions = seen;
                 Err(error)
             }
         }
@@ -173,7 +176,7 @@ fn expiry(certificate: &CertificateDer<'_>) -> Option<i64> {
 fn versions(files: &TlsFiles) -> Vec<FileVersion> {
     let version = |file: &PathBuf| {
         let metadata = std::fs::metadata(file).ok()?;
-        Some((metadata.modified().ok()?, metadata.len()))
+        Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
     };
     files.pairs.iter().flat_map(|(chain, key)| [version(chain), version(key)]).collect()
 }

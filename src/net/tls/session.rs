@@ -1,9 +1,6 @@
 //! Content of an established TLS connection, read from and written to its socket.
 
-use std::{
-    io::{self, ErrorKind, IoSlice},
-    mem,
-};
+use std::io::{self, ErrorKind, IoSlice};
 
 use mio::net::TcpStream;
 use rustls::{
@@ -11,11 +8,11 @@ use rustls::{
     unbuffered::{ConnectionState, EncryptError},
 };
 
-use super::{RECORD_MAX, RECORD_OVERHEAD_MAX, TlsState, append, process};
+use super::{RECORD_MAX, RECORD_OVERHEAD_MAX, TlsState, append, is_whole_record, process};
 use crate::net::transfer;
 
-/// Bytes of input that one call of the system returns at most, beyond an incomplete record.
-const READ_BYTES: usize = 32 * 1024;
+/// Bytes of input that one read returns at most.
+const READ_BYTES: usize = 16 * 1024;
 
 /// Buffers that all TLS connections of one thread share; they are empty between calls.
 pub struct SharedBuffers {
@@ -44,19 +41,39 @@ pub struct TlsSession {
     /// Records that the socket has not taken: at most one with content.
     unsent: Vec<u8>,
     has_ended: bool,
+    /// Whether the reader knows the end of the input.
+    is_end_read: bool,
+    /// Whether the socket may have more input, of which no event will tell.
+    has_more: bool,
+    /// Failure that is reported once all content before it is read.
+    failure: Option<rustls::Error>,
 }
 
 impl TlsSession {
     /// Creates the state of a connection after its handshake, with the input that arrived behind it: an incomplete
-    /// record, and content.
-    pub fn new(connection: UnbufferedServerConnection, incomplete: &[u8], content: Vec<u8>) -> Self {
-        let incomplete = incomplete.to_vec();
-        Self { connection, incomplete, unread: content, unsent: Vec::new(), has_ended: false }
+    /// record, content, and the end.
+    pub fn new(
+        connection: UnbufferedServerConnection,
+        incomplete: &[u8],
+        content: Vec<u8>,
+        has_ended: bool,
+    ) -> Self {
+        Self {
+            connection,
+            incomplete: incomplete.to_vec(),
+            unread: content,
+            unsent: Vec::new(),
+            has_ended,
+            is_end_read: false,
+            has_more: false,
+            failure: None,
+        }
     }
 
-    /// Returns whether input can be read without an event of the socket.
+    /// Returns whether a read may return something without an event of the socket.
     pub fn has_input(&self) -> bool {
-        !self.unread.is_empty()
+        let is_end_unread = self.has_ended && !self.is_end_read;
+        !self.unread.is_empty() || self.has_more || is_end_unread || self.failure.is_some()
     }
 
     /// Returns whether records wait until the socket takes them.
@@ -69,7 +86,8 @@ impl TlsSession {
         self.incomplete.capacity() + self.unread.capacity() + self.unsent.capacity()
     }
 
-    /// Reads content until `buffer` is full or the socket has no more; returns 0 at the end of the input.
+    /// Reads content, with at most one call of the system; returns 0 at the end of the input. Afterwards
+    /// [`Self::has_input`] tells whether to read again.
     ///
     /// # Errors
     /// `WouldBlock` if no content is available; any other error means that the connection is unusable.
@@ -82,55 +100,78 @@ impl TlsSession {
         let mut filled = self.unread.len().min(buffer.len());
         buffer[..filled].copy_from_slice(&self.unread[..filled]);
         self.unread.drain(..filled);
-        while filled < buffer.len() && !self.has_ended {
+        if self.unread.is_empty() && !self.has_ended && self.failure.is_none() && filled < buffer.len() {
             self.unread = Vec::new();
-            let kept = self.incomplete.len();
-            buffers.input[..kept].copy_from_slice(&self.incomplete);
-            let space = buffers.input.len() - kept;
-            let received = match transfer::read(stream, &mut buffers.input[kept..]) {
-                Ok(received) => received,
-                // Content that was read before is handed over first; the error comes again.
-                Err(_) if filled > 0 => break,
-                Err(error) => return Err(error),
-            };
-            if received == 0 {
-                self.has_ended = true;
-                break;
-            }
-            let end = kept + received;
-            let (connection, unread) = (&mut self.connection, &mut self.unread);
-            let mut answers = mem::take(&mut self.unsent);
-            let (consumed, state) = process(connection, &mut buffers.input[..end], &mut answers, |content| {
-                let fits = content.len().min(buffer.len() - filled);
-                buffer[filled..filled + fits].copy_from_slice(&content[..fits]);
-                filled += fits;
-                unread.extend_from_slice(&content[fits..]);
-            });
-            self.unsent = answers;
-            self.keep_incomplete(&buffers.input[consumed..end]);
-            match state {
-                Ok(TlsState::PeerClosed) => self.has_ended = true,
-                Ok(TlsState::Open | TlsState::Handshaking) => {}
-                Err(error) => {
-                    // The alert is for the peer's log alone.
-                    self.flush(stream).ok();
-                    return Err(io::Error::new(ErrorKind::InvalidData, error));
+            self.receive(stream, buffer, &mut filled, buffers)?;
+            match self.flush(stream) {
+                Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    return Err(error);
                 }
-            }
-            if received < space {
-                break;
+                _ => {}
             }
         }
-        match self.flush(stream) {
-            Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return Err(error);
+        if filled > 0 || buffer.is_empty() {
+            return Ok(filled);
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(io::Error::new(ErrorKind::InvalidData, failure));
+        }
+        if self.has_ended {
+            self.is_end_read = true;
+            return Ok(0);
+        }
+        Err(ErrorKind::WouldBlock.into())
+    }
+
+    /// Receives input once, and appends its content to the `filled` part of `buffer`.
+    fn receive(
+        &mut self,
+        stream: &TcpStream,
+        buffer: &mut [u8],
+        filled: &mut usize,
+        buffers: &mut SharedBuffers,
+    ) -> io::Result<()> {
+        self.has_more = false;
+        let kept = self.incomplete.len();
+        buffers.input[..kept].copy_from_slice(&self.incomplete);
+        let space = READ_BYTES.min(buffers.input.len() - kept);
+        let received = match transfer::read(stream, &mut buffers.input[kept..kept + space]) {
+            Ok(received) => received,
+            // Content that was read before is handed over first; the error comes again.
+            Err(_) if *filled > 0 => {
+                self.has_more = true;
+                return Ok(());
             }
-            _ => {}
+            Err(error) => return Err(error),
+        };
+        if received == 0 {
+            self.has_ended = true;
+            return Ok(());
         }
-        if filled == 0 && !self.has_ended && !buffer.is_empty() {
-            return Err(ErrorKind::WouldBlock.into());
+        let (before, end) = (*filled, kept + received);
+        let (connection, unread) = (&mut self.connection, &mut self.unread);
+        let input = &mut buffers.input[..end];
+        let (consumed, state) = process(connection, input, &mut self.unsent, |content| {
+            let fits = content.len().min(buffer.len() - *filled);
+            buffer[*filled..*filled + fits].copy_from_slice(&content[..fits]);
+            *filled += fits;
+            unread.extend_from_slice(&content[fits..]);
+        });
+        // Without content the end of the stream may be behind what was read, and its event is over.
+        self.has_more = received == space || *filled == before;
+        let rest = &buffers.input[consumed..end];
+        match state {
+            Ok(TlsState::PeerClosed) => self.has_ended = true,
+            Ok(_) if is_whole_record(rest) => {
+                self.failure = Some(rustls::Error::General("a message in several records".to_owned()));
+            }
+            Ok(TlsState::Open | TlsState::Handshaking) => self.keep_incomplete(rest),
+            Err(error) => self.failure = Some(error),
         }
-        Ok(filled)
+        if self.has_ended || self.failure.is_some() {
+            (self.incomplete, self.has_more) = (Vec::new(), false);
+        }
+        Ok(())
     }
 
     fn keep_incomplete(&mut self, rest: &[u8]) {

@@ -19,7 +19,7 @@ const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 const BASE: &str = "Host: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n";
 
 fn policy() -> Policy {
-    Policy { origins: vec!["https://chat.example.org".to_owned()], admits_loopback: false }
+    Policy { origins: vec!["https://chat.example.org".to_owned()], ..Policy::default() }
 }
 
 /// Returns an acceptable request with additional header lines.
