@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{Config, FaultConfig, LimitsConfig, ListenConfig};
-use crate::{net::upgrade::ForwardedHeader, networks::Networks};
+use crate::networks::Networks;
 
 impl Config {
     pub(super) fn check(&self, problems: &mut Vec<String>) {
@@ -138,7 +138,7 @@ impl ListenConfig {
              and tls.required, or listen.allow_public=true if a proxy encrypts them",
         );
         need(
-            ForwardedHeader::named(&self.forwarded_header).is_some(),
+            ["x-forwarded-for", "forwarded"].contains(&self.forwarded_header.as_str()),
             "listen.forwarded_header: x-forwarded-for or forwarded",
         );
         for (key, networks) in [("listen.proxies", &self.proxies), ("listen.forwarders", &self.forwarders)] {
