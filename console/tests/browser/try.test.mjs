@@ -155,7 +155,7 @@ describe("the try-out page", { concurrency: LANES }, () => {
     await press(page, "1");
     await page.waitForSelector(".band.gone");
     await say(page, 0, "during the cut");
-    await page.waitForSelector(".counter .waits");
+    await page.waitForSelector(".mark >> text=/waits? on disk/");
     assert.match(await sentence(page), /^Bob’s link was cut for [0-9.]+ s\. Alice noticed nothing: .+ on disk and acked within .+ fetched .+\. Nothing lost, doubled or out of order\.$/);
     assert.deepEqual(await judged(page), ["0", "0", "0"]);
     const got = await texts(page, 1);
