@@ -136,10 +136,6 @@ impl ListenConfig {
             "listen.client: not a loopback address, but tokens are for development and nothing is encrypted; set \
              listen.allow_public=true to accept that",
         );
-        need(
-            self.admin.ip().is_loopback(),
-            "listen.admin: must be a loopback address until admin keys exist",
-        );
         self.check_monitor(need);
     }
 
