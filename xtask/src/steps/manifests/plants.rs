@@ -65,7 +65,7 @@ fn of_nodes() -> Vec<Plant> {
         (
             ADMIN_WITHOUT_KEYS,
             PODS,
-            "node/env/5",
+            "node/env/6",
             json!({"name": "TIDEGATE__ADMIN__KEYS_FILE"}),
             "admin.keys_file is \"\"",
         ),
