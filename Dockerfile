@@ -19,7 +19,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates libssl3 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin tidegate \
-    && install --directory --owner=tidegate --group=tidegate /keys /postgres-keys /grafana-keys \
+    && install --directory --owner=tidegate --group=tidegate /keys /postgres-keys /grafana-keys /admin-keys \
     && install --directory --owner=tidegate --group=tidegate --mode=700 /data
 COPY --from=build /out/tidegate /usr/local/bin/tidegate
 ENV TIDEGATE_DATA=/data

@@ -1,5 +1,5 @@
-//! Admin port: groups, nodes, presence, traces, events, health, metrics and the console over HTTP. It listens on loopback only and
-//! refuses web pages of other origins; admin keys come later.
+//! Admin port: groups, nodes, presence, traces, events, health, metrics and the console over HTTP. It refuses web pages of
+//! other origins, and callers without a key if it has keys.
 
 use std::{
     sync::Arc,
@@ -7,13 +7,12 @@ use std::{
 };
 
 use axum::{
-    Json, Router,
+    Extension, Json,
     body::Bytes,
     extract::{Query, State, rejection::JsonRejection},
     http::StatusCode,
-    middleware::from_fn_with_state,
+    middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{delete, get, post},
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Deserialize;
@@ -24,6 +23,7 @@ use tidegate_protocol::{
 };
 use tokio::net::TcpListener;
 
+pub mod access;
 mod caller;
 pub mod console;
 pub mod dev;
@@ -36,13 +36,14 @@ pub mod monitor;
 mod nodes;
 mod peer_figures;
 mod presence;
+pub mod routes;
 mod same_origin;
 mod stall_guard;
 pub mod stats;
 mod trace;
 pub mod waiting;
 
-use self::{console::Console, dev::DevTools, stats::StatsFeed};
+use self::{access::AdminGate, console::Console, dev::DevTools, stats::StatsFeed};
 use crate::{assign::Assigner, budget::Admission, cluster::Cluster, drain::Drainer, ingest::admin::Admin};
 
 /// State shared by the handlers.
@@ -64,6 +65,8 @@ pub struct Api {
     pub console: Arc<Console>,
     /// Figures of the nodes.
     pub stats: Arc<StatsFeed>,
+    /// Keys, their scopes, and the audit log.
+    pub gate: Arc<AdminGate>,
     /// Means of development; `None` on a node that is for something else.
     pub dev: Option<Arc<DevTools>>,
 }
@@ -76,38 +79,12 @@ pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = (
     // A socket that listens has an address; without one, no host is accepted.
     let listen = listener.local_addr().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
     let stats = Arc::clone(&api.stats);
-    let router = Router::new()
-        .route("/healthz", get(healthz))
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .route("/v1/console", get(console::about))
-        .route("/v1/stats/stream", get(stats::stream))
-        .route("/v1/flows", get(flows::list))
-        .route("/v1/dev/token", post(dev::token))
-        .route("/v1/dev/cut", post(dev::cut))
-        .route("/v1/dev/abort", post(dev::abort))
-        .route("/v1/dev/forward", post(dev_forward::forward))
-        .route("/v1/drain", post(begin_drain))
-        .route("/v1/drain", delete(abort_drain))
-        .route("/v1/nodes", get(nodes::list))
-        .route("/v1/weight", post(nodes::set_weight))
-        .route("/v1/users/{user}/routes", get(nodes::where_is))
-        .route("/v1/users/{user}/presence", get(presence::of_user))
-        .route("/v1/presence", post(presence::of_users))
-        .route("/v1/trace", get(trace::steps))
-        .route("/v1/trace", post(trace::watch))
-        .route("/v1/events", get(events::follow))
-        .route("/v1/groups", post(groups::create))
-        .route("/v1/groups/{id}", get(groups::show))
-        .route("/v1/groups/{id}", delete(groups::end))
-        .route("/v1/groups/{id}/members", post(groups::change_members))
-        .route("/v1/groups/{id}/roles", post(groups::change_roles))
-        .route("/v1/groups/{id}/settings", post(groups::change_settings))
+    let router = routes::router(&api.gate)
         .fallback(console::page)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&api.console), console::refuse_changes))
         .layer(from_fn_with_state(listen, same_origin::check))
+        .layer(from_fn(access::with_request_id))
         .with_state(api);
     let stopping = async {
         stop.await;
@@ -248,7 +225,8 @@ impl IntoResponse for Problem {
         let status = match code {
             Code::NotFound => StatusCode::NOT_FOUND,
             Code::AlreadyExists | Code::Conflict => StatusCode::CONFLICT,
-            Code::Forbidden | Code::NotAMember => StatusCode::FORBIDDEN,
+            Code::KeyInvalid => StatusCode::UNAUTHORIZED,
+            Code::Forbidden | Code::NotAMember | Code::ScopeMissing => StatusCode::FORBIDDEN,
             code if code.temporary() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::BAD_REQUEST,
         };
@@ -257,8 +235,13 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Builds the response that all errors of the API have in common.
-fn refusal(status: StatusCode, code: Code, message: &str, cure: &str) -> (StatusCode, Json<Value>) {
+/// Builds the response that all errors of the API have in common. The audit log reads the code of it.
+fn refusal(
+    status: StatusCode,
+    code: Code,
+    message: &str,
+    cure: &str,
+) -> (StatusCode, Extension<Code>, Json<Value>) {
     let body = json!({
         "code": code.number(),
         "name": code.name(),
@@ -266,5 +249,5 @@ fn refusal(status: StatusCode, code: Code, message: &str, cure: &str) -> (Status
         "temporary": code.temporary(),
         "cure": cure,
     });
-    (status, Json(body))
+    (status, Extension(code), Json(body))
 }

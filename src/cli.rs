@@ -13,11 +13,11 @@ pub mod demo;
 pub mod drain;
 mod find;
 pub mod http;
+pub mod key;
 pub mod nodes;
 pub mod plan;
 pub mod send;
 pub mod serve;
-mod signals;
 pub mod store;
 pub mod tail;
 pub mod token;
@@ -55,6 +55,8 @@ enum Command {
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),
+    /// Create, list or revoke keys of the admin port
+    Key(key::Args),
     /// Check, count, export or import the store of a stopped node
     Store(store::Args),
     /// Start a local cluster against running services, for evaluation
@@ -99,6 +101,7 @@ pub fn main() -> ExitCode {
         Command::Send(args) => send::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
+        Command::Key(args) => key::run(&args),
         Command::Store(args) => store::run(&args),
         Command::Up(args) => return exit_code(up::run(&args)),
         Command::Nodes(args) => nodes::nodes(&args),

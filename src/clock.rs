@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use tidegate_protocol::Time;
+use time::OffsetDateTime;
 
 /// Time of one turn, read once by the driver of a shard.
 #[derive(Clone, Copy, Debug)]
@@ -16,4 +17,27 @@ pub struct Now {
 /// Returns the wall clock in ms since 1970, which may jump; never for deadlines.
 pub(crate) fn wall_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Formats a time in ms since 1970 by RFC 3339, in UTC.
+pub(crate) fn rfc3339(ms: u64) -> String {
+    let at =
+        i64::try_from(ms / 1_000).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    // A clock set beyond the year 9999 gives the epoch.
+    let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (date, (hour, minute, second)) = (at.date(), at.to_hms());
+    format!("{date}T{hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_formatted_as_calendar_dates() {
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(rfc3339(951_782_400_000), "2000-02-29T00:00:00.000Z");
+        assert_eq!(rfc3339(1_763_712_000_123), "2025-11-21T08:00:00.123Z");
+        assert_eq!(rfc3339(4_102_444_799_999), "2099-12-31T23:59:59.999Z");
+    }
 }

@@ -62,7 +62,7 @@ pub struct Config {
     pub listen: ListenConfig,
     /// TLS on the client port.
     pub tls: TlsConfig,
-    /// Console on the admin port, and rights that only a node for development has.
+    /// Keys, audit log and console of the admin port, and rights that only a node for development has.
     pub admin: AdminConfig,
     /// Verification of client tokens.
     pub auth: AuthConfig,
@@ -123,7 +123,7 @@ pub struct ListenConfig {
     pub client: SocketAddr,
     /// Allows a public `client` address, although only development tokens exist and traffic is not encrypted.
     pub allow_public: bool,
-    /// Admin port; loopback only, until admin keys exist.
+    /// Admin port. Another address than loopback needs admin.keys_file.
     pub admin: SocketAddr,
     /// Read-only port for probes and metrics, as address:port; orchestrators may reach it from outside. Empty: none.
     pub monitor: String,
@@ -387,6 +387,20 @@ mod tests {
         let refused = Config::load(None, std::slice::from_ref(&public)).unwrap_err().to_string();
         assert!(refused.contains("listen.allow_public=true"), "{refused}");
         assert!(Config::load(None, &[public, "listen.allow_public=true".into()]).is_ok());
+    }
+
+    #[test]
+    fn admin_address_beyond_loopback_needs_keys_and_a_word_on_encryption() {
+        let of = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            Config::load(None, &sets).map(drop).map_err(|error| error.to_string())
+        };
+        let (public, keys) = ("listen.admin=0.0.0.0:7801", "admin.keys_file=admin.keys");
+        assert!(of(&[public]).unwrap_err().contains("tidegate key add"));
+        assert!(of(&[public, "admin.allow_plaintext=true"]).unwrap_err().contains("admin.keys_file"));
+        assert!(of(&[public, keys]).unwrap_err().contains("admin.allow_plaintext=true"));
+        assert_eq!(of(&[public, keys, "admin.allow_plaintext=true"]), Ok(()));
+        assert_eq!(of(&[keys]), Ok(()));
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl EventPublisher {
             }
             if let Some(sink) = &self.sink {
                 let encoded: Vec<_> =
-                    batch.iter().map(|event| (event.user().clone(), self.events.encode(event))).collect();
+                    batch.iter().map(|event| (event.subject(), self.events.encode(event))).collect();
                 match sink.publish(encoded).await {
                     Ok(()) => {}
                     Err(AppendError::Rejected(why)) => {
@@ -70,7 +70,7 @@ impl EventPublisher {
             }
             let departures = batch.iter().filter_map(|event| match &event.what {
                 What::Offline(row) => Some(row.clone()),
-                What::Online(..) | What::Read(..) | What::OrderBlocked(..) => None,
+                What::Online(..) | What::Read(..) | What::OrderBlocked(..) | What::Audit(_) => None,
             });
             self.confirm_departures(departures.collect()).await;
             self.events.confirm(batch.len());

@@ -1,4 +1,4 @@
-//! Event recorder of a node: online, offline, read marks and blocked chains (`docs/events.md`). The module
+//! Event recorder of a node: online, offline, read marks, blocked chains and the audit log (`docs/events.md`). The module
 //! `event_publisher` publishes the recorded events.
 //!
 //! A recorded event goes into a [`Ring`] that followers of this node read, and into a queue for the topic. Recording
@@ -26,6 +26,7 @@ pub use eventing::{AnnouncedRoutes, DEPARTURE_RECHECK_DELAY, Sorted, sort};
 pub use ring::{Cursor, EventsPage, Ring};
 
 use crate::{
+    audit::AuditEntry,
     clock::wall_ms,
     routes::{Route, Token},
 };
@@ -65,14 +66,27 @@ pub enum What {
     Read(UserId, ConversationId, u64),
     /// Chain of a connection blocked too long, with the expected id.
     OrderBlocked(Route, MsgId),
+    /// Change by the admin API, or key that it refused.
+    Audit(Arc<AuditEntry>),
 }
 
 impl Event {
-    /// Returns the user of the event, by which the topic is partitioned.
-    pub fn user(&self) -> &UserId {
+    /// Returns the user of the event, or the caller of the admin port; the topic is partitioned by it.
+    pub fn subject(&self) -> UserId {
         match &self.what {
-            What::Online(route, _) | What::Offline(route) | What::OrderBlocked(route, _) => &route.user,
-            What::Read(user, ..) => user,
+            What::Online(route, _) | What::Offline(route) | What::OrderBlocked(route, _) => {
+                route.user.clone()
+            }
+            What::Read(user, ..) => user.clone(),
+            What::Audit(entry) => entry.subject(),
+        }
+    }
+
+    /// Returns approximately how many bytes the event has in memory.
+    fn bytes(&self) -> usize {
+        match &self.what {
+            What::Audit(entry) => EVENT_BYTES + entry.bytes(),
+            _ => EVENT_BYTES,
         }
     }
 }
@@ -93,6 +107,8 @@ pub struct Events {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Arc<Event>>,
+    /// Bytes of the queued events.
+    queued_bytes: usize,
     /// Tokens of the queued offline events, which are queued once each.
     queued_offlines: HashSet<Token>,
     /// Rows whose device may have left, with the time of their lookup.
@@ -104,7 +120,7 @@ struct State {
 
 impl State {
     fn bytes(&self) -> usize {
-        (self.queue.len() + self.reads.len()) * EVENT_BYTES
+        self.queued_bytes + self.reads.len() * EVENT_BYTES
     }
 }
 
@@ -214,6 +230,11 @@ impl Events {
         self.record(What::OrderBlocked(route.clone(), expected.clone()));
     }
 
+    /// Records an entry of the audit log.
+    pub fn audit(&self, entry: Arc<AuditEntry>) {
+        self.record(What::Audit(entry));
+    }
+
     /// Records an event; returns false if the queue for the topic is full.
     fn record(&self, what: What) -> bool {
         let event = Arc::new(Event { at_ms: wall_ms(), what });
@@ -225,6 +246,7 @@ impl Events {
         let mut state = self.state();
         let fits = state.bytes() < self.queue_bytes_max;
         if fits {
+            state.queued_bytes += event.bytes();
             state.queue.push_back(event);
             drop(state);
             self.nonempty.notify_one();
@@ -244,6 +266,7 @@ impl Events {
         let mut state = self.state();
         for _ in 0..count {
             let Some(event) = state.queue.pop_front() else { break };
+            state.queued_bytes = state.queued_bytes.saturating_sub(event.bytes());
             if let What::Offline(row) = &event.what {
                 state.queued_offlines.remove(&row.token);
             }

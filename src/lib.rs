@@ -9,12 +9,13 @@
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`] | appending sends to the log; groups with members on many nodes; CloudEvents |
 //! | 3 | [`delivery`], [`room`] | pushes and replies to shards and peers; live rooms |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`], `ack_times` | durable ports, and the disk under them; the five ports together; the ports with what a node knows of the others; messages to shards; assignment of clients; times from send to ack |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`figures`], [`inline`], [`limiter`], `log_limit`, [`metrics`], [`net`], [`networks`], [`private`], `queue_set`, [`redis`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`audit`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`figures`], [`inline`], [`keys`], [`limiter`], `log_limit`, [`metrics`], [`net`], [`networks`], [`private`], `queue_set`, [`redis`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
 
 pub mod accept;
 mod ack_times;
 pub mod api;
 pub mod assign;
+pub mod audit;
 pub mod auth;
 mod backoff;
 pub mod broker;
@@ -35,6 +36,7 @@ pub mod fault;
 pub mod figures;
 pub mod ingest;
 pub mod inline;
+pub mod keys;
 pub mod large_group;
 pub mod lease;
 pub mod limiter;

@@ -21,6 +21,7 @@ use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::DrainOutcome};
 use tokio::sync::watch;
 
+mod access;
 mod files;
 mod first_bytes;
 mod ids;
@@ -32,10 +33,16 @@ mod settings;
 mod startup_wait;
 
 pub use self::ids::all as leased_ids;
-use self::ports::{BuiltPorts, FailureWatch};
+use self::{
+    access::AdminFiles,
+    ports::{BuiltPorts, FailureWatch},
+};
 use crate::{
     accept::{Acceptor, Stopper},
-    api::{self, Api, console::Console, dev::DevTools, http_server::ApiThread, stats::StatsFeed},
+    api::{
+        self, Api, access::AdminGate, console::Console, dev::DevTools, http_server::ApiThread,
+        stats::StatsFeed,
+    },
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
@@ -109,6 +116,7 @@ pub struct Node {
     node_file: PathBuf,
     failure: FailureWatch,
     drainer: Arc<Drainer>,
+    gate: Arc<AdminGate>,
     /// Thread of the admin and monitor ports, which serve until the end of a stop.
     apis: ApiThread,
 }
@@ -190,6 +198,7 @@ impl Node {
         let services = services_runtime().context("the services runtime could not start")?;
         let token_key = secure_files(config)?;
         let ((sockets, addresses), (metrics, rendered)) = (ListenSockets::open(config)?, metrics::install());
+        let files = AdminFiles::open(config, &metrics)?;
         let parts = startup_wait::parts(config, start, &sockets, &metrics, &rendered, waits);
         let (config, claim, built) = services.block_on(parts)?;
         let (config, runtime) = (&config, services.handle().clone());
@@ -210,11 +219,9 @@ impl Node {
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
         let acceptor = start_acceptor(config, client, &admission, newcomers, metrics)?;
-        let apis = serve_apis(
-            sockets.admin,
-            sockets.monitor,
-            api(config, &token_key, broker, admission, &drainer, rendered),
-        )?;
+        let gate = files.gate(config, broker);
+        let api = api(config, &token_key, broker, admission, &drainer, rendered, &gate);
+        let apis = serve_apis(sockets.admin, sockets.monitor, api)?;
         let node_file = write_node_file(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
@@ -227,6 +234,7 @@ impl Node {
             node_file,
             failure,
             drainer,
+            gate,
             apis,
         })
     }
@@ -271,6 +279,11 @@ impl Node {
     /// Returns the drainer, which begins a planned stop; [`Self::wait`] awaits its end.
     pub fn drainer(&self) -> &Arc<Drainer> {
         &self.drainer
+    }
+
+    /// Returns the guard of the admin port, which reads its files again on request.
+    pub fn gate(&self) -> &Arc<AdminGate> {
+        &self.gate
     }
 
     /// Serves until a drain completes, then stops and returns the outcome.
@@ -414,6 +427,7 @@ fn api(
     admission: Arc<Admission>,
     drainer: &Arc<Drainer>,
     metrics: PrometheusHandle,
+    gate: &Arc<AdminGate>,
 ) -> Api {
     let console = Arc::new(Console::new(config));
     let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
@@ -428,6 +442,7 @@ fn api(
         metrics,
         drainer: Arc::clone(drainer),
         stats: Arc::new(stats),
+        gate: Arc::clone(gate),
         dev: console.is_development.then(tools),
         console,
     }

@@ -28,6 +28,11 @@ mod unique;
 
 use std::{env, fmt::Write as _, fs, path::PathBuf};
 
+use tidegate::{
+    api::{access::RouteNeed, routes::ROUTES},
+    keys::Scope,
+};
+
 fn root() -> PathBuf {
     // Read at run time: a target folder may serve several work trees.
     env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate").into()
@@ -89,10 +94,32 @@ fn metrics_page_is_current() {
 
 #[test]
 fn every_admin_route_is_documented() {
-    let (code, page) = (read("src/api.rs"), read("docs/http.md"));
-    for (method, path) in admin_routes::admin_routes(&code) {
-        assert!(page.contains(&format!("`{method} {path}`")), "docs/http.md does not name `{method} {path}`");
+    let page = read("docs/http.md");
+    for (method, path) in admin_routes::admin_routes() {
+        let row = format!("\n| `{method} {path}` |");
+        assert!(page.contains(&row), "the table of docs/http.md does not name `{method} {path}`");
     }
+}
+
+#[test]
+fn scopes_of_the_admin_routes_are_current() {
+    let mut block = String::from("| scope | allows | routes |\n|---|---|---|\n");
+    let mut row = |name: &str, allows: &str, need: RouteNeed| {
+        let routes = ROUTES.iter().filter(|route| route.need == need);
+        let routes = routes.map(|route| format!("`{} {}`", route.method.to_uppercase(), route.path));
+        let routes = routes.collect::<Vec<_>>().join(", ");
+        writeln!(block, "| {name} | {allows} | {routes} |").expect("writing to a String succeeds");
+    };
+    row(
+        "no key",
+        "Probes, metrics, and the facts that the console needs first. The console's page and files need none either.",
+        RouteNeed::Open,
+    );
+    row("any key", "What the key allows, and requests that another node checks.", RouteNeed::AnyKey);
+    for scope in Scope::ALL {
+        row(&format!("`{scope}`"), scope.what(), RouteNeed::Scope(*scope));
+    }
+    settle_block("docs/http.md", "scopes", &block);
 }
 
 /// The table of section 4 has the defaults of a node.

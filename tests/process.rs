@@ -5,6 +5,8 @@ mod admin_routes;
 #[path = "support/mod.rs"]
 mod support;
 
+#[path = "process/audit.rs"]
+mod audit;
 #[path = "process/console.rs"]
 mod console;
 #[path = "process/demo.rs"]
@@ -13,6 +15,8 @@ mod demo;
 mod dev;
 #[path = "process/files.rs"]
 mod files;
+#[path = "process/keys.rs"]
+mod keys;
 #[path = "process/origins.rs"]
 mod origins;
 #[path = "process/private.rs"]

@@ -99,6 +99,8 @@ codes! {
     2004 NotAMember "NOT_A_MEMBER" false Never "The user is not in this conversation." "Join first, or have an admin add the user; resend the refused content under a new msgId."
     2005 DeviceMismatch "DEVICE_MISMATCH" false Never "The token names another device than Hello." "Send the device that the token names in `dev`."
     2006 OriginRefused "ORIGIN_REFUSED" false Never "This web origin is not on the allow-list." "Add the origin to `listen.origins`."
+    2007 KeyInvalid "KEY_INVALID" false Never "The admin port needs a key, and the request has none that is valid." "Send `Authorization: Bearer KEY`; with `tidegate`: --key-file FILE, or TIDEGATE_KEY in the environment. Keys are made on the node's host by `tidegate key add`."
+    2008 ScopeMissing "SCOPE_MISSING" false Never "The key does not have the scope that the request needs." "Use a key with that scope: `tidegate key add NAME --scope SCOPE` on the node's host."
 
     3000 Bye "BYE" true Now "The client sent Bye." "Nothing to do."
     3001 Draining "DRAINING" true After "The node is draining for a planned stop." "Reconnect after the given time, to one of the alternates."
@@ -137,6 +139,7 @@ codes! {
     4019 TooManyHidden "TOO_MANY_HIDDEN" false Never "The user has hidden the maximum number of single entries of this conversation." "Clear the history up to a seq; cleared entries do not count."
     4020 Muted "MUTED" false Never "The user is muted in this group." "Wait until an admin of the group ends the mute, then resend the content under a new id."
     4021 BadSetting "BAD_SETTING" false Never "A setting or its value is unknown." "Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users)."
+    4022 AuditUnavailable "AUDIT_UNAVAILABLE" true After "The change can't be recorded in the audit log, so it was not made." "Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node."
 }
 
 impl Code {

@@ -7,8 +7,8 @@ use axum::{
     Extension, Json,
     extract::{State, rejection::JsonRejection},
     http::{
-        Method, Request, StatusCode,
-        header::{CONTENT_TYPE, HOST},
+        HeaderValue, Method, Request, StatusCode,
+        header::{AUTHORIZATION, CONTENT_TYPE, HOST},
     },
     response::{IntoResponse as _, Response},
 };
@@ -21,17 +21,26 @@ use serde_json::{Value, json};
 use tidegate_protocol::Code;
 use tokio::{net::TcpStream, time::timeout};
 
-use super::{Api, Problem, bad_body, caller::Ends, dev, dev::DevRefusal};
-use crate::routes::NodeBoot;
+use super::{
+    Api, Problem,
+    access::{Caller, RouteNeed},
+    bad_body,
+    caller::Ends,
+    dev,
+    dev::DevRefusal,
+};
+use crate::{keys::Scope, routes::NodeBoot};
 
-/// Requests that may be forwarded.
-const FORWARDED: [(&str, &str); 5] = [
-    ("POST", "/v1/dev/cut"),
-    ("POST", ABORT),
-    ("POST", "/v1/drain"),
-    ("DELETE", "/v1/drain"),
-    ("POST", "/v1/weight"),
+/// Requests that may be forwarded, with the right that each needs.
+pub(super) const FORWARDED: [(&str, &str, RouteNeed); 5] = [
+    ("POST", "/v1/dev/cut", RouteNeed::Scope(Scope::Users)),
+    ("POST", ABORT, OPERATE),
+    ("POST", "/v1/drain", OPERATE),
+    ("DELETE", "/v1/drain", OPERATE),
+    ("POST", "/v1/weight", OPERATE),
 ];
+
+const OPERATE: RouteNeed = RouteNeed::Scope(Scope::Operate);
 
 /// Request that has no response.
 const ABORT: &str = "/v1/dev/abort";
@@ -65,20 +74,26 @@ const NO_SUCH_NODE: DevRefusal = DevRefusal::Cured(
 pub(super) async fn forward(
     State(api): State<Api>,
     ends: Option<Extension<Ends>>,
+    Extension(caller): Extension<Caller>,
     wish: Result<Json<ForwardWish>, JsonRejection>,
 ) -> Result<Response, DevRefusal> {
     dev::tools(&api)?;
     dev::own_account(ends)?;
     let Json(wish) = wish.map_err(bad_body)?;
-    if !FORWARDED.contains(&(wish.method.as_str(), wish.path.as_str())) {
+    let wanted =
+        |(method, path, _): &&(&str, &str, RouteNeed)| (*method, *path) == (&*wish.method, &*wish.path);
+    let Some((.., need)) = FORWARDED.iter().find(wanted) else {
         let why = "only cuts, crashes, drains and weights of docs/http.md can be forwarded";
         return Err(Problem(Code::BadContent, why.into()).into());
+    };
+    if let Err(refused) = caller.require(*need) {
+        return Ok(refused.response());
     }
     let others = api.cluster.peers.others();
     let peer = others.iter().find(|row| row.info.boot.node.as_str() == wish.node).ok_or(NO_SUCH_NODE)?;
     let address = address(&peer.info.description.console).ok_or(dev::NOT_FOR_DEVELOPMENT)?;
     let not_yet = |why: &str| Problem(Code::NotYet, why.into()).into();
-    match timeout(FORWARD_TIMEOUT, send(address, &peer.info.boot, &wish)).await {
+    match timeout(FORWARD_TIMEOUT, send(address, &peer.info.boot, &wish, caller.authorization)).await {
         Ok(Ok(Answer::Response(status, body))) => {
             Ok((status, [(CONTENT_TYPE, "application/json")], body).into_response())
         }
@@ -109,17 +124,28 @@ pub(super) fn address(console: &str) -> Option<SocketAddr> {
     address.ip().is_loopback().then_some(address)
 }
 
-/// Sends the request, after the console has said that it is that of the node: another program may have its port by now.
-async fn send(address: SocketAddr, boot: &NodeBoot, wish: &ForwardWish) -> anyhow::Result<Answer> {
+/// Sends the request with the caller's key, after the console has reported that it is that of the node: another program
+/// may have its port by now. A program of another account gets no key, whatever it reports.
+async fn send(
+    address: SocketAddr,
+    boot: &NodeBoot,
+    wish: &ForwardWish,
+    authorization: Option<HeaderValue>,
+) -> anyhow::Result<Answer> {
     let stream = TcpStream::connect(address).await?;
+    let ends = Ends { caller: address, node: stream.local_addr()? };
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let answer = async {
         let who = exchange(&mut sender, request(address, "GET", "/v1/console", String::new())?).await?;
-        if !is_console_of(boot, &who.1) {
+        // The kernel names the account of the other end once that has accepted the connection, as its answer shows.
+        if !is_console_of(boot, &who.1) || !ends.is_own_account() {
             return anyhow::Ok(Answer::Stranger);
         }
         let body = if wish.body.is_null() { String::new() } else { wish.body.to_string() };
-        let request = request(address, &wish.method, &wish.path, body)?;
+        let mut request = request(address, &wish.method, &wish.path, body)?;
+        if let Some(authorization) = authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization);
+        }
         let answer = exchange(&mut sender, request).await;
         drop(sender);
         Ok(answer.map_or(Answer::Ended, |(status, body)| Answer::Response(status, body)))

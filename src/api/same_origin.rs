@@ -4,6 +4,9 @@
 //! A page can't set `Host`, `Origin` or `Sec-Fetch-Site`, and can't send JSON to another origin without a preflight,
 //! which no route answers. The check of `Host` also stops DNS rebinding, where a name of the page's own server
 //! resolves to 127.0.0.1 and makes this port same-origin with the page.
+//!
+//! A port on another address than loopback has keys, which no foreign page knows. It accepts any `Host`, because only its
+//! operator knows the names by which it is reached, and pages by HTTPS, which a proxy in front of it may speak.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -55,7 +58,7 @@ fn judge<B>(listen: IpAddr, request: &axum::http::Request<B>) -> Result<(), Refu
     let target = request.uri().authority().map(|authority| authority.as_str());
     for named in [host, target].into_iter().flatten() {
         let named = name(named).ok_or(Refusal::BadHost)?;
-        if !is_this_port(&named, listen) {
+        if listen.is_loopback() && !is_this_port(&named, listen) {
             return Err(Refusal::ForeignHost);
         }
     }
@@ -65,7 +68,7 @@ fn judge<B>(listen: IpAddr, request: &axum::http::Request<B>) -> Result<(), Refu
         return Err(Refusal::BadHost);
     }
     let origin = only(headers, &ORIGIN).map_err(|()| Refusal::ForeignPage)?;
-    if origin.is_some_and(|origin| !is_origin_of(origin, host)) {
+    if origin.is_some_and(|origin| !is_origin_of(origin, host, listen)) {
         return Err(Refusal::ForeignPage);
     }
     let mut sites = headers.get_all(SEC_FETCH_SITE).iter();
@@ -132,9 +135,11 @@ fn is_this_port(named: &Named<'_>, listen: IpAddr) -> bool {
 }
 
 /// Returns whether pages loaded from this host and port have that origin.
-fn is_origin_of(origin: &str, host: Option<&str>) -> bool {
+fn is_origin_of(origin: &str, host: Option<&str>, listen: IpAddr) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
-    scheme.eq_ignore_ascii_case("http") && host.is_some_and(|host| rest.eq_ignore_ascii_case(host))
+    let is_secure = !listen.is_loopback() && scheme.eq_ignore_ascii_case("https");
+    (is_secure || scheme.eq_ignore_ascii_case("http"))
+        && host.is_some_and(|host| rest.eq_ignore_ascii_case(host))
 }
 
 /// Returns whether the content type is JSON. A page can send another type, or none, without a preflight.
@@ -321,6 +326,26 @@ mod tests {
         for sites in [&["cross-site"][..], &["same-site"], &["Same-Origin"], &[""], &["none", "cross-site"]] {
             assert_eq!(from(sites), Err(Refusal::ForeignPage), "{sites:?}");
         }
+    }
+
+    #[test]
+    fn port_on_another_address_accepts_any_host_and_its_own_pages_only() {
+        let judged = |headers: &[(&str, &str)]| {
+            let mut request = Request::builder().uri("/v1/nodes");
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            judge(Ipv4Addr::UNSPECIFIED.into(), &request.body(()).unwrap())
+        };
+        let host = ("host", "tidegate-admin:7801");
+        assert_eq!(judged(&[host]), Ok(()));
+        for own in ["http://tidegate-admin:7801", "https://tidegate-admin:7801"] {
+            assert_eq!(judged(&[host, ("origin", own)]), Ok(()), "{own}");
+        }
+        assert_eq!(judged(&[host, ("origin", "https://evil.example")]), Err(Refusal::ForeignPage));
+        assert_eq!(judged(&[host, ("sec-fetch-site", "cross-site")]), Err(Refusal::ForeignPage));
+        assert_eq!(judged(&[host, host]), Err(Refusal::BadHost));
+        assert_eq!(judged(&[]), Err(Refusal::BadHost));
     }
 
     #[test]

@@ -2,14 +2,16 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
     DataArg, find,
     http::{Connection, RESPONSE_TIMEOUT, Response},
+    key::{self, KeyArg},
 };
+use crate::keys::SecretKey;
 
 /// Cure for a command that finds no node.
 pub(super) const OTHER_WAY: &str = "name its directory with --data or its admin port with --admin";
@@ -18,11 +20,13 @@ pub(super) const OTHER_WAY: &str = "name its directory with --data or its admin 
 #[derive(clap::Args, Debug)]
 pub struct AdminArgs {
     /// Admin address of a node; default: that of the node on --data
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = key::address)]
     admin: Option<SocketAddr>,
     /// Print the response of the admin port, as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    key: KeyArg,
     #[command(flatten)]
     data: DataArg,
 }
@@ -40,7 +44,8 @@ impl AdminArgs {
             Some(address) => address,
             None => find::node(&self.data.data, OTHER_WAY)?.admin,
         };
-        request(AdminClient::connect(&address.to_string())?, address, method, path)
+        let key = self.key.key()?;
+        request(AdminClient::connect(&address.to_string())?.with_key(key), address, method, path)
     }
 
     /// Prints the body as JSON if `--json` was given, and returns whether it was.
@@ -67,9 +72,19 @@ pub(super) fn request(
 /// Returns the body of a response, or an error if it is a refusal.
 pub(super) fn accepted((status, body): (u16, Value)) -> Result<Value> {
     if status != 200 {
-        bail!("{}: {} {}", text(&body["name"]), text(&body["message"]), text(&body["cure"]));
+        return Err(refusal(&body));
     }
     Ok(body)
+}
+
+/// Returns the error that a refusal is: its code, what failed, and the cure.
+pub(super) fn refusal(body: &Value) -> anyhow::Error {
+    anyhow!(
+        "{}: {}. {}",
+        text(&body["name"]),
+        text(&body["message"]).trim_end_matches('.'),
+        text(&body["cure"])
+    )
 }
 
 /// Renders a JSON value for a table, a string without quotes.
@@ -81,6 +96,7 @@ pub(super) fn text(value: &Value) -> String {
 /// [`Connection`] instead.
 pub struct AdminClient {
     connection: Connection,
+    key: Option<SecretKey>,
     runtime: Runtime,
 }
 
@@ -104,7 +120,18 @@ impl AdminClient {
     fn open(address: &str, timeout: Duration) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let connection = runtime.block_on(Connection::open(address, timeout));
-        Ok(Self { connection: connection.with_context(|| format!("admin port {address}"))?, runtime })
+        Ok(Self {
+            connection: connection.with_context(|| format!("admin port {address}"))?,
+            key: None,
+            runtime,
+        })
+    }
+
+    /// Sends a key with each request, if there is one.
+    #[must_use]
+    pub fn with_key(mut self, key: Option<SecretKey>) -> Self {
+        self.key = key;
+        self
     }
 
     /// Sends a request and returns its response, whatever its status.
@@ -112,6 +139,11 @@ impl AdminClient {
     /// # Errors
     /// The connection ends, or there is no response in time.
     pub fn request(&mut self, method: &str, path: &str, body: &str) -> Result<Response> {
-        self.runtime.block_on(self.connection.request(method, path, body))
+        self.runtime.block_on(self.connection.request_as(
+            method,
+            path,
+            self.key.as_ref().map(SecretKey::text),
+            body,
+        ))
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use serde_json::Value;
 
-use super::admin::{AdminArgs, text};
+use super::admin::{AdminArgs, refusal, text};
 
 /// Arguments of `tidegate drain`.
 #[derive(clap::Args, Debug)]
@@ -26,7 +26,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let change = if args.abort { Some("DELETE") } else { (!args.status).then_some("POST") };
     if let Some(method) = change {
         let (status, body) = args.admin.request(method, "/v1/drain")?;
-        if !(200..300).contains(&status) {
+        if status != 409 && !(200..300).contains(&status) {
+            return Err(refusal(&body));
+        }
+        if status == 409 {
             bail!(
                 "the node is {}: no drain to abort; one that a signal began, or that closes all clients already, can't be aborted",
                 text(&body["state"])

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Method, Request,
     client::conn::http1::{self, SendRequest},
-    header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+    header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
@@ -57,7 +57,7 @@ impl Connection {
     /// # Errors
     /// The connection ends, or there is no response in time.
     pub async fn request(&mut self, method: &str, path: &str, body: &str) -> Result<Response> {
-        self.send(method, path, None, body).await
+        self.request_as(method, path, None, body).await
     }
 
     /// Sends a GET with a bearer token and returns its response, whatever its status.
@@ -65,17 +65,29 @@ impl Connection {
     /// # Errors
     /// The connection ends, or there is no response in time.
     pub async fn get_as(&mut self, path: &str, token: &str) -> Result<Response> {
-        self.send("GET", path, Some(token), "").await
+        self.request_as("GET", path, Some(token), "").await
     }
 
-    async fn send(&mut self, method: &str, path: &str, token: Option<&str>, body: &str) -> Result<Response> {
+    /// Sends a request with a bearer token, if there is one, and returns its response, whatever its status.
+    ///
+    /// # Errors
+    /// The connection ends, or there is no response in time.
+    pub async fn request_as(
+        &mut self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        body: &str,
+    ) -> Result<Response> {
         let method: Method = method.parse()?;
         let mut request = Request::builder().uri(path).header(HOST, &self.host);
         if !body.is_empty() || !method.is_safe() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
         if let Some(token) = token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+            let mut value = HeaderValue::try_from(format!("Bearer {token}"))?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
         }
         let what = || format!("{method} {path}");
         let request = request.method(&method).body(Full::from(body.to_owned())).with_context(what)?;

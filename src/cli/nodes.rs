@@ -10,6 +10,7 @@ use super::{
     DataArg,
     admin::{AdminArgs, AdminClient, OTHER_WAY, accepted, request, text},
     drain, find,
+    key::{self, KeyArg},
 };
 
 mod watch;
@@ -33,11 +34,13 @@ pub struct NodesArgs {
     #[arg(long, requires = "watch", value_name = "TABLES")]
     count: Option<u64>,
     /// Admin address of a node; may be repeated, the first that answers is used; default: those of the nodes on --data
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = key::address)]
     admin: Vec<SocketAddr>,
     /// Print the response of the admin port, as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    key: KeyArg,
     #[command(flatten)]
     data: DataArg,
 }
@@ -72,10 +75,11 @@ impl NodesArgs {
             addresses.extend(found.iter().map(|node| node.admin));
         }
         addresses.sort_by_key(|address| Some(*address) != first);
-        let mut why = None;
+        let (key, mut why) = (self.key.key()?, None);
         for address in addresses {
             let admin = AdminClient::connect_within(address, REPLY_TIMEOUT);
-            let reply = admin.and_then(|admin| request(admin, address, "GET", "/v1/nodes"));
+            let reply =
+                admin.and_then(|admin| request(admin.with_key(key.clone()), address, "GET", "/v1/nodes"));
             match reply.and_then(accepted) {
                 Ok(list) => return Ok((address, list)),
                 Err(error) => why = why.or(Some(error)),

@@ -7,7 +7,10 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tidegate_protocol::machine::drain::DrainOutcome;
 use tokio::sync::watch;
 
-use super::{banner, signals::Signals};
+mod signals;
+
+use self::signals::Signals;
+use super::banner;
 use crate::{
     budget::{Admission, raise_open_files},
     config::Config,
@@ -28,7 +31,7 @@ pub struct Args {
     /// Client address (listen.client); port 0 selects a free one
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Admin address (listen.admin), loopback only
+    /// Admin address (listen.admin); without keys (admin.keys_file) loopback only
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<SocketAddr>,
     /// Threads that hold connections (node.shards); 0 for one per core

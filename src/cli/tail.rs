@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use super::{
     DataArg,
     client::{Client, LoginArgs, explain},
+    key::{self, KeyArg},
 };
 
 mod events;
@@ -27,14 +28,14 @@ pub struct Args {
     /// User to log in as
     #[arg(long, required_unless_present = "events")]
     user: Option<String>,
-    /// Show node events instead: online, offline, read markers, blocked chains (docs/events.md)
+    /// Show node events instead: online, offline, read markers, blocked chains, audit (docs/events.md)
     #[arg(long, conflicts_with_all = ["user", "room", "device", "server", "assign"])]
     events: bool,
     /// With --events: start with the events that the nodes still keep
     #[arg(long, requires = "events")]
     kept: bool,
     /// With --events: admin address of a node; may be repeated; default: those of all nodes on --data
-    #[arg(long, value_name = "ADDRESS", requires = "events")]
+    #[arg(long, value_name = "ADDRESS", requires = "events", value_parser = key::address)]
     admin: Vec<SocketAddr>,
     /// Live room to join; may be repeated
     #[arg(long, value_name = "ROOM")]
@@ -52,6 +53,8 @@ pub struct Args {
     /// answers is used
     #[arg(long, value_name = "URL", conflicts_with = "server")]
     assign: Vec<String>,
+    #[command(flatten)]
+    key: KeyArg,
     #[command(flatten)]
     data: DataArg,
 }

@@ -10,7 +10,12 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use tidegate_protocol::id::check_id;
 
-use super::{DataArg, admin::AdminClient, find};
+use super::{
+    DataArg,
+    admin::{AdminClient, refusal},
+    find,
+    key::{self, KeyArg},
+};
 
 /// Arguments of `tidegate trace`.
 #[derive(clap::Args, Debug)]
@@ -20,11 +25,13 @@ pub struct Args {
     #[arg(value_name = "MSG|USER")]
     name: String,
     /// Admin address of a node, which queries the others; may be repeated; default: that of a node on --data
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = key::address)]
     admin: Vec<SocketAddr>,
     /// Print the steps as JSON, one per line
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    key: KeyArg,
     #[command(flatten)]
     data: DataArg,
 }
@@ -40,10 +47,10 @@ node collects the steps of the others; times are by the clock of each node.";
 /// No node answers, or the name is no id.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     check_id(&args.name).with_context(|| format!("{:?}", args.name))?;
-    let mut nodes = Vec::new();
+    let (key, mut nodes) = (args.key.key()?, Vec::new());
     for address in addresses(args)? {
         match AdminClient::connect(&address.to_string()) {
-            Ok(admin) => nodes.push(admin),
+            Ok(admin) => nodes.push(admin.with_key(key.clone())),
             // The other nodes may still answer.
             Err(error) => eprintln!("{error:#}"),
         }
@@ -86,7 +93,7 @@ fn steps(node: &mut AdminClient, name: &str) -> anyhow::Result<Vec<(String, Valu
         node.request("POST", "/v1/trace", &json!({"msg": name, "user": name}).to_string())?;
     let reply: Value = serde_json::from_str(&body).context("this is no admin port")?;
     if status != 200 {
-        bail!("{}: {} {}", text(&reply, "name"), text(&reply, "message"), text(&reply, "cure"));
+        return Err(refusal(&reply));
     }
     for silent in reply["silent"].as_array().into_iter().flatten() {
         eprintln!("{} did not answer; its steps are missing", silent.as_str().unwrap_or_default());

@@ -1,14 +1,26 @@
-//! Section `[admin]`: the console, and whether the node is for development.
+//! Section `[admin]`: keys and audit log of the admin port, the console, and whether the node is for development.
+
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Config;
 
-/// Console on the admin port, and rights that only a node for development has.
+/// Keys, audit log and console of the admin port, and rights that only a node for development has.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct AdminConfig {
+    /// File with the keys of the admin port, which `tidegate key` makes; it holds no secrets, but the mode has to be 600, or
+    /// 440 for a group of the node alone. It is read again each second. Empty: no keys, and `listen.admin` has to be loopback.
+    pub keys_file: PathBuf,
+    /// Allows a `listen.admin` that is not loopback although keys and answers are not encrypted: TLS ends in front of it,
+    /// or the network is trusted.
+    pub allow_plaintext: bool,
+    /// File of the audit log, created with mode 600. Empty: `audit.jsonl` in node.data.
+    pub audit_file: PathBuf,
+    /// Most bytes of the audit log. Its file is rotated at a quarter of them; three older ones are kept.
+    pub audit_bytes_max: u64,
     /// Console on `listen.admin`: `off`; `read`: its page changes nothing, except that it traces messages; `full`;
     /// `auto`: `full` on a node for development, `read` elsewhere. Programs are not affected.
     pub console: String,
@@ -21,6 +33,9 @@ pub struct AdminConfig {
     #[serde(skip)]
     pub may_abort: bool,
 }
+
+/// Audit log in the data directory.
+const AUDIT_FILE: &str = "audit.jsonl";
 
 /// Rights of the console's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +61,15 @@ impl ConsoleMode {
 
 impl Default for AdminConfig {
     fn default() -> Self {
-        Self { console: "auto".into(), development: "auto".into(), may_abort: false }
+        Self {
+            keys_file: PathBuf::new(),
+            allow_plaintext: false,
+            audit_file: PathBuf::new(),
+            audit_bytes_max: 32 << 20,
+            console: "auto".into(),
+            development: "auto".into(),
+            may_abort: false,
+        }
     }
 }
 
@@ -83,8 +106,30 @@ impl Config {
         }
     }
 
+    /// Returns the file of the audit log.
+    pub fn audit_file(&self) -> PathBuf {
+        let named = &self.admin.audit_file;
+        if named.as_os_str().is_empty() { self.node.data.join(AUDIT_FILE) } else { named.clone() }
+    }
+
     pub(super) fn check_admin(&self, need: &mut impl FnMut(bool, &str)) {
         let admin = &self.admin;
+        let (is_loopback, has_keys) =
+            (self.listen.admin.ip().is_loopback(), !admin.keys_file.as_os_str().is_empty());
+        need(
+            is_loopback || has_keys,
+            "listen.admin: not a loopback address, so callers need keys; set admin.keys_file to a file that `tidegate key add` \
+             made, or listen on loopback",
+        );
+        need(
+            is_loopback || !has_keys || admin.allow_plaintext,
+            "listen.admin: not a loopback address, and keys would cross the network unencrypted; set \
+             admin.allow_plaintext=true if TLS ends in front of it or the network is trusted, or listen on loopback",
+        );
+        need(
+            (1 << 16..=1 << 40).contains(&admin.audit_bytes_max),
+            "admin.audit_bytes_max: between 65536 bytes and 1 TiB",
+        );
         need(
             ["auto", "off", "read", "full"].contains(&admin.console.as_str()),
             "admin.console: `auto`, `off`, `read` or `full`",

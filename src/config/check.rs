@@ -146,10 +146,6 @@ impl ListenConfig {
                 need(false, &format!("{key}: {error}"));
             }
         }
-        need(
-            self.admin.ip().is_loopback(),
-            "listen.admin: must be a loopback address until admin keys exist",
-        );
         self.check_monitor(need);
     }
 

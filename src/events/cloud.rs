@@ -1,10 +1,9 @@
 //! Encoding of an event as CloudEvents 1.0 JSON in structured mode; the same on Kafka, over HTTP and in `tail`.
 
 use serde::Serialize;
-use time::OffsetDateTime;
 
 use super::{Event, What};
-use crate::routes::Token;
+use crate::{audit::AuditView, clock::rfc3339, routes::Token};
 
 /// Event with the attributes of CloudEvents.
 #[derive(Serialize)]
@@ -45,6 +44,7 @@ enum Data<'a> {
         token: Owner<'a>,
         expected: &'a str,
     },
+    Audit(AuditView<'a>),
 }
 
 /// Route token in the event's data.
@@ -98,42 +98,22 @@ pub(super) fn encode(source: &str, event: &Event) -> Vec<u8> {
                 expected: expected.as_str(),
             },
         ),
+        What::Audit(entry) => {
+            ("tidegate.audit", format!("audit/{}/{}", entry.node, entry.id), Data::Audit(entry.view()))
+        }
     };
-    let user = event.user().as_str();
+    let subject = event.subject();
     let cloud = Cloud {
         specversion: "1.0",
         id,
         source,
         kind,
-        subject: user,
+        subject: subject.as_str(),
         time: rfc3339(event.at_ms),
         datacontenttype: "application/json",
-        partitionkey: user,
+        partitionkey: subject.as_str(),
         data,
     };
     // Strings and numbers always serialize.
     serde_json::to_vec(&cloud).unwrap_or_default()
-}
-
-/// Formats a time in ms since 1970 by RFC 3339, in UTC.
-fn rfc3339(ms: u64) -> String {
-    let at =
-        i64::try_from(ms / 1_000).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
-    // A clock set beyond the year 9999 gives the epoch.
-    let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let (date, (hour, minute, second)) = (at.date(), at.to_hms());
-    format!("{date}T{hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1_000)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_formatted_as_calendar_dates() {
-        assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
-        assert_eq!(rfc3339(951_782_400_000), "2000-02-29T00:00:00.000Z");
-        assert_eq!(rfc3339(1_763_712_000_123), "2025-11-21T08:00:00.123Z");
-        assert_eq!(rfc3339(4_102_444_799_999), "2099-12-31T23:59:59.999Z");
-    }
 }

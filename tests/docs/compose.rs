@@ -84,7 +84,7 @@ fn compose_nodes_have_valid_settings_and_distinct_ports() {
         let (id, port) = (&config.node.id, config.listen.client.port());
         let published = format!("- \"127.0.0.1:{port}:{port}\"");
         assert!(services()["net"].iter().any(|line| line.trim() == published), "`net` does not publish {id}");
-        let scraped = format!("targets: [\"{}\"]", config.listen.admin);
+        let scraped = format!("targets: [\"127.0.0.1:{}\"]", config.listen.admin.port());
         assert!(read("deploy/prometheus.yml").contains(&scraped), "Prometheus does not scrape {id}");
         // Dependencies have the host names under which compose runs them.
         let postgres = config.postgres.url.rsplit_once('@').map(|(_, host)| host).unwrap_or_default();

@@ -25,8 +25,9 @@ tidegate serve --set limits.conns_per_ip=100              # on the command line
 
 A list is written `[a, b]` with `--set`, and `a,b` in the environment.
 
-Three more environment variables are not settings: `TIDEGATE_CONFIG` (the file), `TIDEGATE_DATA` (the data directory
-of `serve`, `send`, `tail`, `token`, `store` and the commands that query a node), and `TIDEGATE_LOG` (filter of the log on stderr, such as `info` or `tidegate=debug`).
+Five more environment variables are not settings: `TIDEGATE_CONFIG` (the file), `TIDEGATE_DATA` (the data directory
+of `serve`, `send`, `tail`, `token`, `store` and the commands that query a node), `TIDEGATE_LOG` (filter of the log on stderr, such as `info` or `tidegate=debug`),
+and `TIDEGATE_KEY_FILE` or `TIDEGATE_KEY` (key of the admin port, for the commands that query a node).
 
 ";
 

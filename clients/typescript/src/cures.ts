@@ -22,6 +22,8 @@ export const CURES: Readonly<Record<string, string>> = {
   NOT_A_MEMBER: 'Join first, or have an admin add the user; resend the refused content under a new msgId.',
   DEVICE_MISMATCH: 'Send the device that the token names in `dev`.',
   ORIGIN_REFUSED: 'Add the origin to `listen.origins`.',
+  KEY_INVALID: 'Send `Authorization: Bearer KEY`; with `tidegate`: --key-file FILE, or TIDEGATE_KEY in the environment. Keys are made on the node\'s host by `tidegate key add`.',
+  SCOPE_MISSING: 'Use a key with that scope: `tidegate key add NAME --scope SCOPE` on the node\'s host.',
   BYE: 'Nothing to do.',
   DRAINING: 'Reconnect after the given time, to one of the alternates.',
   SLOW: 'Reconnect, then pull from your positions; read faster.',
@@ -57,6 +59,7 @@ export const CURES: Readonly<Record<string, string>> = {
   TOO_MANY_HIDDEN: 'Clear the history up to a seq; cleared entries do not count.',
   MUTED: 'Wait until an admin of the group ends the mute, then resend the content under a new id.',
   BAD_SETTING: 'Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users).',
+  AUDIT_UNAVAILABLE: 'Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node.',
 };
 
 // Importing this module gives every error its cure. It is apart, because not every page needs the sentences.

@@ -36,8 +36,9 @@ async function answer(response: Response): Promise<unknown> {
 
 async function ask(path: string, init: RequestInit): Promise<unknown> {
   try {
-    const response = await fetch(path, { ...init, headers: { ...init.headers, ...keyHeader() } });
-    if (response.status === 401) keyRefused();
+    const key = keyHeader();
+    const response = await fetch(path, { ...init, headers: { ...init.headers, ...key } });
+    if (response.status === 401) keyRefused(key);
     // The connection may end while the body is read, too.
     return await answer(response);
   } catch (error) {

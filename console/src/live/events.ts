@@ -1,4 +1,4 @@
-import { keyHeader } from "./key.ts";
+import { keyHeader, keyRefused } from "./key.ts";
 
 /** One event of a stream of server-sent events. */
 export interface StreamEvent {
@@ -25,7 +25,9 @@ export function split(text: string): { readonly events: StreamEvent[]; readonly 
 
 /** Reads a stream of server-sent events by `fetch`, because `EventSource` can't carry a key. */
 export async function* lines(path: string, signal: AbortSignal): AsyncGenerator<StreamEvent> {
-  const response = await fetch(path, { signal, headers: { accept: "text/event-stream", ...keyHeader() } });
+  const key = keyHeader();
+  const response = await fetch(path, { signal, headers: { accept: "text/event-stream", ...key } });
+  if (response.status === 401) keyRefused(key);
   if (!response.ok || !response.body) throw new Error(`stream refused: ${response.status}`);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";

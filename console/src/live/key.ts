@@ -12,9 +12,15 @@ export function setKey(value: string): void {
   keyAsked.value = "";
 }
 
-/** Notes that the node answered without accepting a key. */
-export function keyRefused(): void {
-  keyAsked.value = key ? "refused" : "missing";
+/**
+ * Notes that the node refused a request with this header. A refused key is not sent again, because each try counts, and a late
+ * answer to an older key says nothing of the present one.
+ */
+export function keyRefused(sent: Record<string, string>): void {
+  if (sent["authorization"] !== keyHeader()["authorization"]) return;
+  if (key) keyAsked.value = "refused";
+  else if (!keyAsked.value) keyAsked.value = "missing";
+  key = "";
 }
 
 /** Header of a request that carries the key. */

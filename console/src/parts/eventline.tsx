@@ -7,7 +7,7 @@ function Node({ name }: { readonly name: string }) {
 
 /** An event in words. */
 export function EventLine({ it }: { readonly it: CloudEvent }) {
-  const data = it.data as { device?: string; node?: string; conversation?: string; seq?: number; expected?: string; replaced?: { node?: string } };
+  const data = it.data as { device?: string; node?: string; conversation?: string; seq?: number; expected?: string; replaced?: { node?: string }; name?: string; method?: string; route?: string; status?: number; code?: string };
   const kind = it.type.replace("tidegate.", "");
   const from = data.replaced?.node;
   return (
@@ -20,7 +20,8 @@ export function EventLine({ it }: { readonly it: CloudEvent }) {
         {kind === "offline" && <>went offline: {data.device} on <Node name={data.node ?? ""} /></>}
         {kind === "read" && <>read <b>{data.conversation}</b> up to {data.seq}</>}
         {kind === "order-blocked" && <>has a chain that waits for <code>{data.expected}</code>, on {data.device}</>}
-        {!["online", "offline", "read", "order-blocked"].includes(kind) && it.type}
+        {kind === "audit" && <>{data.name} sent <code>{data.method} {data.route}</code>: {[data.status, data.code].filter(Boolean).join(" ")}</>}
+        {!["online", "offline", "read", "order-blocked", "audit"].includes(kind) && it.type}
       </span>
     </span>
   );

@@ -11,7 +11,7 @@ import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Icon } from "../parts/icon.tsx";
 
-const TYPES = ["online", "offline", "read", "order-blocked"];
+const TYPES = ["online", "offline", "read", "order-blocked", "audit"];
 const ID = /^[A-Za-z0-9_.-]{1,64}$/;
 const open = signal("");
 

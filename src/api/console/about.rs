@@ -36,8 +36,7 @@ pub(in crate::api) async fn about(State(api): State<Api>) -> Json<Value> {
         "development": console.is_development,
         "console": console.mode.name(),
         "durable": cluster.ports.bus.state().durable,
-        // The admin port has no keys yet.
-        "keys": false,
+        "keys": api.gate.has_keys(),
         "startedMs": console.started_ms,
         "nowMs": crate::api::now_ms(),
         "features": features,

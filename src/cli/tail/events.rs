@@ -9,12 +9,18 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Args, RECONNECT_INTERVAL, RECONNECT_MAX};
-use crate::cli::{admin::AdminClient, find};
+use crate::{
+    cli::{
+        admin::{AdminClient, refusal},
+        find,
+    },
+    keys::SecretKey,
+};
 
 /// How long a node may wait for an event before it answers, in ms.
 const WAIT_MS: u64 = 20_000;
@@ -45,12 +51,13 @@ enum Update {
 /// No node answers, or all followed nodes are gone for longer than a restart takes.
 pub(super) fn follow(args: &Args) -> anyhow::Result<()> {
     let addresses = addresses(args)?;
+    let key = args.key.key()?;
     let (updates, received) = sync_channel(QUEUED_EVENTS_MAX);
     let mut left = args.count.unwrap_or(u64::MAX);
     let mut following = addresses.len();
     let data = Some(&args.data.data).filter(|_| args.admin.is_empty() && following == 1);
     for address in addresses {
-        let follower = Follower { address, data: data.cloned() };
+        let follower = Follower { address, key: key.clone(), data: data.cloned() };
         let (updates, kept) = (updates.clone(), args.kept);
         // The thread ends with the process.
         thread::Builder::new().name("follow".to_owned()).spawn(move || follower.run(kept, &updates))?;
@@ -89,6 +96,7 @@ fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
 /// Reader of the events of one node.
 struct Follower {
     address: SocketAddr,
+    key: Option<SecretKey>,
     /// Data directory in which the address is looked up again; only with a single followed node.
     data: Option<PathBuf>,
 }
@@ -125,9 +133,11 @@ impl Follower {
         // The first response must come at once: its cursor is where the gapless sequence of events starts.
         let wait_ms = if cursor == Some("end") { 0 } else { WAIT_MS };
         let path = format!("/v1/events?wait_ms={wait_ms}{after}");
-        let (status, body) = AdminClient::connect(&self.address.to_string())?.request("GET", &path, "")?;
+        let mut admin = AdminClient::connect(&self.address.to_string())?.with_key(self.key.clone());
+        let (status, body) = admin.request("GET", &path, "")?;
         if status != 200 {
-            bail!("{path}: {status} {body}");
+            return Err(serde_json::from_str(&body)
+                .map_or_else(|_| anyhow!("{path}: {status}"), |body| refusal(&body)));
         }
         let answer: Answer<'_> = serde_json::from_str(&body).context("this is no admin port")?;
         if wait_ms == 0 {

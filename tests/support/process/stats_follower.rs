@@ -23,9 +23,15 @@ impl StatsFollower {
 
     /// Requests a stream, and reads nothing of it yet.
     pub fn open(node: &Process) -> Self {
+        Self::open_with(node, None)
+    }
+
+    /// Requests a stream with a key, if there is one.
+    pub fn open_with(node: &Process, key: Option<&str>) -> Self {
+        let key = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
         let mut stream = TcpStream::connect(node.admin()).expect("an admin port");
         stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
-        let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", Self::PATH);
+        let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\n{key}\r\n", Self::PATH);
         stream.write_all(request.as_bytes()).expect("the admin port reads");
         Self { stream: BufReader::new(stream), read: VecDeque::new() }
     }
@@ -52,6 +58,11 @@ impl StatsFollower {
                 return Some((name, serde_json::from_str(data).expect("JSON")));
             }
         }
+    }
+
+    /// Reads to the end of the stream.
+    pub fn expect_end(&mut self) {
+        while self.next().is_some() {}
     }
 
     /// Returns the next event that is none of codes, which has to be of that name.

@@ -17,7 +17,7 @@ use self::render::Settings;
 use crate::{shell, shell::Shell, tools};
 
 /// The folders of `k8s/`, all of which are rendered.
-const ALL: &[&str] = &["base", "overlays/prod", "overlays/dev", "overlays/deployment"];
+const ALL: &[&str] = &["base", "overlays/prod", "overlays/dev", "overlays/deployment", "overlays/backends"];
 
 /// The oldest version of Kubernetes that README names, and the newest that the validator knows.
 const KUBERNETES: &[&str] = &["1.30", "1.37"];

@@ -34,6 +34,7 @@ pub(super) fn problems(documents: &[Value], facts: &ManifestFacts) -> Vec<String
     look.names(&mut found);
     look.topics(&mut found);
     look.ports(&mut found);
+    look.admin(&mut found);
     look.services(&mut found);
     look.selectors(&mut found);
     look.probes(&mut found);
@@ -160,6 +161,23 @@ impl<'a> Look<'a> {
         let right = format!("$(POD_IP):{}", self.port(&Value::from("link")).unwrap_or(0));
         found.need(advertised == right || !self.is_cluster(), || {
             format!("TIDEGATE__LINK__ADVERTISE is {advertised}, peers find it at {right}")
+        });
+    }
+
+    /// Checks that an admin port of the pod is the one that the node listens on, and that it has keys.
+    fn admin(&self, found: &mut Found) {
+        let value = |name: &str| self.variable(name)["value"].as_str().unwrap_or_default();
+        let address = value("TIDEGATE__LISTEN__ADMIN");
+        let listens = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u64>().ok());
+        let port = self.port(&Value::from("admin"));
+        found.need(port == listens, || {
+            format!("the port admin of the pod is {port:?}, TIDEGATE__LISTEN__ADMIN is {address:?}")
+        });
+        let file = value("TIDEGATE__ADMIN__KEYS_FILE");
+        let made = file.strip_prefix("/keys/").map(|file| format!("--from-file={file}"));
+        let made = made.is_some_and(|made| self.facts.page.contains(&made));
+        found.need(port.is_none() || made, || {
+            format!("admin.keys_file is {file:?}: k8s/README.md makes no such file in /keys")
         });
     }
 

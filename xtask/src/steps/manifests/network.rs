@@ -42,10 +42,10 @@ impl Pods<'_> {
                 }
                 let name = port["port"].as_str().unwrap_or_default();
                 let_in.insert(name.to_owned());
-                // Clients may connect from anywhere, peers are nodes, and metrics stay inside.
+                // Clients may connect from anywhere, peers are nodes, and metrics and administration stay inside.
                 let right = match name {
                     "link" => self.is_for_pods(rule, "from"),
-                    "monitor" => !is_open(rule, "from"),
+                    "monitor" | "admin" => !is_open(rule, "from"),
                     _ => true,
                 };
                 if !right {
@@ -53,7 +53,10 @@ impl Pods<'_> {
                 }
             }
         }
-        let wanted = BTreeSet::from(["client", "link", "monitor"].map(str::to_owned));
+        let mut wanted = BTreeSet::from(["client", "link", "monitor"].map(str::to_owned));
+        if (self.port)(&Value::from("admin")).is_some() {
+            wanted.insert("admin".to_owned());
+        }
         if let_in != wanted {
             found.push(format!("the NetworkPolicy lets {let_in:?} in, not {wanted:?}"));
         }

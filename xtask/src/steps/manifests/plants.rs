@@ -10,6 +10,10 @@ const PODS: &str = "pods";
 
 const CONFIG: &str = "ConfigMap";
 const NET: &str = "NetworkPolicy";
+/// Faults of the admin port, which not every folder has.
+const ADMIN_FOR_ALL: &str = "administration by everybody";
+const ADMIN_ELSEWHERE: &str = "another admin port";
+const ADMIN_WITHOUT_KEYS: &str = "an admin port without keys";
 const SCALER: &str = "HorizontalPodAutoscaler";
 
 /// A plant: (the fault, the kind of object, the path in it, the value there, a part of the problem that a check has to report); null
@@ -56,6 +60,14 @@ fn of_nodes() -> Vec<Plant> {
             "node/ports/0/containerPort",
             json!(7801),
             "client of the pod is Some(7801)",
+        ),
+        (ADMIN_ELSEWHERE, PODS, "node/ports/3/containerPort", json!(7810), "the port admin of the pod is"),
+        (
+            ADMIN_WITHOUT_KEYS,
+            PODS,
+            "node/env/6",
+            json!({"name": "TIDEGATE__ADMIN__KEYS_FILE"}),
+            "admin.keys_file is \"\"",
         ),
         (
             "a wrong probe path",
@@ -328,15 +340,16 @@ fn of_ways_in() -> Vec<Plant> {
             json!([]),
             "lets others than it should in at monitor",
         ),
+        (ADMIN_FOR_ALL, NET, "/spec/ingress/3/from", json!([]), "lets others than it should in at admin"),
         ("every port open", NET, "/spec/ingress/0/ports", Value::Null, "lets every port in"),
-        ("another port open", NET, "/spec/ingress/0/ports/0/port", json!("admin"), no_port),
+        ("another port open", NET, "/spec/ingress/0/ports/0/port", json!("debug"), no_port),
         ("a range of ports open", NET, "/spec/ingress/0/ports/0/endPort", json!(65535), no_port),
         (
             "no way in for clients",
             NET,
             "/spec/ingress/0/ports/0/port",
             json!("monitor"),
-            "lets {\"link\", \"monitor\"} in",
+            "\"link\", \"monitor\"} in",
         ),
     ]
 }
@@ -403,7 +416,11 @@ pub(super) fn all_found(documents: &[Value], facts: &ManifestFacts) -> anyhow::R
     let settings = Settings::of(documents)?;
     let is = |key: &str, value: &str| settings.value(key).as_deref() == Some(value);
     let (is_cluster, has_sentinels) = (is("node.profile", "cluster"), is("redis.mode", "sentinel"));
+    let ports = workload(documents).map(|it| &it["spec"]["template"]["spec"]["containers"][0]["ports"]);
+    let mut ports = ports.and_then(Value::as_array).into_iter().flatten();
+    let has_admin = ports.any(|port| port["name"] == "admin");
     let fits = |what: &str| match what {
+        ADMIN_FOR_ALL | ADMIN_ELSEWHERE | ADMIN_WITHOUT_KEYS => has_admin,
         // Only a Deployment leases ids.
         "more pods than ids" => pods == "Deployment",
         "ids on lease for named nodes" => pods == "StatefulSet",

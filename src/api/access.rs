@@ -1,0 +1,336 @@
+//! Access to the admin port: keys and their scopes, the limit of failed tries, and the audit log.
+//!
+//! Without a file of keys every caller on loopback has every right, under the rules of `same_origin`.
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header::AUTHORIZATION},
+    middleware::Next,
+    response::{IntoResponse as _, Response},
+};
+use futures_util::StreamExt as _;
+use serde_json::{Value, json};
+use tidegate_protocol::Code;
+use tokio::{sync::Semaphore, time::timeout};
+
+mod failures;
+mod refused;
+mod request_id;
+mod route;
+mod targets;
+
+pub use self::route::{AdminRoute, Effect, RouteNeed};
+use self::{failures::FailureLimit, request_id::RequestId, targets::Targets};
+pub(super) use self::{refused::Refused, request_id::with_request_id};
+use super::{Problem, caller::Ends};
+use crate::{
+    audit::{Actor, AuditEntry, AuditFile},
+    clock::wall_ms,
+    cluster::Cluster,
+    events::Events,
+    keys::{KeyRing, Scope},
+    log_limit::LogLimit,
+    metrics::Metrics,
+    supervised,
+};
+
+/// Longest wait for a line of the audit file.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Most changes at a time. They go on after their callers have left, so that each is recorded.
+const CHANGES_MAX: usize = 64;
+
+/// Entries of refused keys: 60 at once, then one each second, so that strangers push no changes out of the file.
+static REFUSALS: LogLimit = LogLimit::of(60, 1_000);
+
+/// Guard of the routes of a node.
+pub struct AdminGate {
+    ring: Option<Arc<KeyRing>>,
+    audit: Arc<AuditFile>,
+    events: Arc<Events>,
+    node: Arc<str>,
+    boot: u64,
+    entries: AtomicU64,
+    failures: FailureLimit,
+    changes: Arc<Semaphore>,
+    is_development: bool,
+    metrics: Metrics,
+}
+
+/// Caller of a request that passed the gate.
+#[derive(Clone)]
+pub(super) struct Caller {
+    actor: Actor,
+    /// Scopes of the key; `None` if the port has no keys.
+    scopes: Option<Vec<Scope>>,
+    /// Key as it was presented, for requests that are passed on.
+    pub(super) authorization: Option<HeaderValue>,
+}
+
+impl Caller {
+    /// Checks that the caller has the right.
+    pub(super) fn require(&self, need: RouteNeed) -> Result<(), Refused> {
+        match (need, &self.scopes) {
+            (RouteNeed::Scope(scope), Some(scopes)) if !scopes.iter().any(|it| it.includes(scope)) => {
+                Err(Refused::Scope(scope))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AdminGate {
+    /// Creates the guard of a node; `ring` is `None` if it has no keys.
+    pub fn new(
+        ring: Option<Arc<KeyRing>>,
+        audit: Arc<AuditFile>,
+        cluster: &Cluster,
+        is_development: bool,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            ring,
+            audit,
+            events: Arc::clone(&cluster.events),
+            node: cluster.me.node.as_str().into(),
+            boot: cluster.me.boot,
+            entries: AtomicU64::new(0),
+            failures: FailureLimit::new(),
+            changes: Arc::new(Semaphore::new(CHANGES_MAX)),
+            is_development,
+            metrics,
+        }
+    }
+
+    /// Returns whether callers need keys.
+    pub fn has_keys(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Reads the keys again, and opens the audit file again. Blocks, for as long as the disk takes.
+    pub fn reload(&self) {
+        if let Some(ring) = &self.ring {
+            ring.reload();
+        }
+        self.audit.reopen();
+    }
+
+    fn identify(&self, headers: &HeaderMap, from: Option<IpAddr>) -> Result<Caller, Refused> {
+        let Some(ring) = &self.ring else {
+            let actor = if self.is_development { Actor::Development } else { Actor::Loopback };
+            return Ok(Caller { actor, scopes: None, authorization: None });
+        };
+        let Some(authorization) = bearer(headers) else { return Err(Refused::NoKey) };
+        // A connection without an address has just ended.
+        let from = from.ok_or(Refused::NoKey)?;
+        let text = authorization.to_str().ok().and_then(|text| text.get(BEARER.len()..)).unwrap_or_default();
+        match ring.check(text.trim_ascii(), from) {
+            Ok(holder) => Ok(Caller {
+                actor: Actor::Key { id: holder.id, name: holder.name },
+                scopes: Some(holder.scopes),
+                authorization: Some(authorization.clone()),
+            }),
+            Err(rejection) => match self.failures.count(from) {
+                Ok(()) => Err(Refused::Key(rejection)),
+                Err(wait) => Err(Refused::TooMany(rejection, wait)),
+            },
+        }
+    }
+
+    /// Writes an entry to the audit file and the events. Returns whether it is in the file.
+    async fn record(self: &Arc<Self>, entry: AuditEntry, is_change: bool) -> bool {
+        let line = entry.line();
+        self.events.audit(Arc::new(entry));
+        let audit = Arc::clone(&self.audit);
+        let written = supervised::run_blocking(move || audit.append(line, is_change).is_ok());
+        matches!(timeout(AUDIT_TIMEOUT, written).await, Ok(Ok(true)))
+    }
+
+    /// Returns whether changes can be recorded.
+    async fn can_record(&self) -> bool {
+        let audit = Arc::clone(&self.audit);
+        let recovered = supervised::run_blocking(move || audit.recover().is_ok());
+        matches!(timeout(AUDIT_TIMEOUT, recovered).await, Ok(Ok(true)))
+    }
+
+    fn refuse(&self, refused: &Refused) {
+        match refused {
+            Refused::NoKey => self.metrics.admin_keys_missing.increment(1),
+            Refused::Key(_) | Refused::TooMany(..) => self.metrics.admin_keys_refused.increment(1),
+            Refused::Scope(_) => self.metrics.admin_scopes_missing.increment(1),
+        }
+    }
+}
+
+/// Scheme of a key in `Authorization`, with the space after it.
+const BEARER: &str = "Bearer ";
+
+/// Returns the header with the key. Other schemes, which proxies use, are no keys; neither are two headers.
+fn bearer(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let is_bearer = |value: &HeaderValue| {
+        value
+            .as_bytes()
+            .get(..BEARER.len())
+            .is_some_and(|begin| begin.eq_ignore_ascii_case(BEARER.as_bytes()))
+    };
+    let mut found = headers.get_all(AUTHORIZATION).iter().filter(|value| is_bearer(value));
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// What an entry says of a request, before its outcome is known.
+struct Draft {
+    gate: Arc<AdminGate>,
+    route: &'static AdminRoute,
+    address: Option<IpAddr>,
+    method: String,
+    request: String,
+    targets: Targets,
+    at_ms: u64,
+    began: Instant,
+}
+
+impl Draft {
+    fn entry(&self, actor: Actor, status: Option<StatusCode>, code: Option<Code>) -> AuditEntry {
+        let number = self.gate.entries.fetch_add(1, Ordering::Relaxed);
+        AuditEntry {
+            at_ms: self.at_ms,
+            node: Arc::clone(&self.gate.node),
+            id: format!("{:x}-{number}", self.gate.boot),
+            actor,
+            address: self.address,
+            method: self.method.clone(),
+            route: self.route.path,
+            targets: self.targets.ids.clone(),
+            more_targets: self.targets.more,
+            request: self.request.clone(),
+            request_id: self.targets.request_id.clone(),
+            status: status.map_or(0, |status| status.as_u16()),
+            code: code.map(Code::name),
+            reason: None,
+            suppressed: 0,
+            ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Records and counts a refusal, and returns its response.
+    async fn refuse(self, caller: Option<Actor>, refused: Refused) -> Response {
+        self.gate.refuse(&refused);
+        let response = refused.response();
+        // Without a key there is no one to name, and a page that has none yet asks often.
+        if !matches!(refused, Refused::NoKey)
+            && let Some(suppressed) = REFUSALS.pass()
+        {
+            let actor = caller.unwrap_or_else(|| refused.actor());
+            let entry = self.entry(actor, Some(response.status()), response.extensions().get().copied());
+            let entry = AuditEntry { reason: Some(refused.reason()), suppressed, ..entry };
+            self.gate.record(entry, false).await;
+        }
+        response
+    }
+}
+
+/// Passes a request on if its caller may send it, and records changes before they are answered.
+pub(super) async fn check(
+    State((gate, route)): State<(Arc<AdminGate>, &'static AdminRoute)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if route.need == RouteNeed::Open {
+        return next.run(request).await;
+    }
+    let address = request.extensions().get::<Ends>().map(|ends| ends.caller.ip().to_canonical());
+    let is_change = matches!(route.effect, Effect::Change | Effect::Crash);
+    let caller = gate.identify(request.headers(), address);
+    let is_known = caller.is_ok();
+    let draft = Draft {
+        gate: Arc::clone(&gate),
+        route,
+        address,
+        method: request.method().as_str().to_owned(),
+        request: RequestId::of(&request),
+        // Strangers cause no work.
+        targets: if is_known && is_change {
+            Targets::of(route, &mut request).await
+        } else {
+            Targets::default()
+        },
+        at_ms: wall_ms(),
+        began: Instant::now(),
+    };
+    let caller = match caller {
+        Ok(caller) => caller,
+        Err(refused) => return draft.refuse(None, refused).await,
+    };
+    if let Err(refused) = caller.require(route.need) {
+        return draft.refuse(Some(caller.actor), refused).await;
+    }
+    request.extensions_mut().insert(caller.clone());
+    match route.effect {
+        Effect::Query => next.run(request).await,
+        Effect::Stream => ended_with_key(&gate, caller.actor, next.run(request).await),
+        Effect::Change | Effect::Crash => change(draft, caller.actor, request, next).await,
+    }
+}
+
+async fn change(draft: Draft, actor: Actor, request: Request, next: Next) -> Response {
+    let gate = Arc::clone(&draft.gate);
+    let Ok(permit) = Arc::clone(&gate.changes).try_acquire_owned() else {
+        return Problem(Code::Overloaded, "too many changes at a time; repeat the request".into())
+            .into_response();
+    };
+    if !gate.can_record().await {
+        gate.metrics.audit_refusals.increment(1);
+        return Problem(Code::AuditUnavailable, String::new()).into_response();
+    }
+    // A task of its own: the change and its record outlive a caller that leaves.
+    let changed = supervised::spawn("a change by the admin API", async move {
+        let _permit = permit;
+        if draft.route.effect == Effect::Crash {
+            gate.record(draft.entry(actor.clone(), None, None), true).await;
+        }
+        let outcome = supervised::contained(next.run(request)).await;
+        let (status, code) = match &outcome {
+            Ok(response) => (response.status(), response.extensions().get().copied()),
+            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, Some(Code::Internal)),
+        };
+        gate.record(draft.entry(actor, Some(status), code), true).await;
+        outcome
+    });
+    match changed.await {
+        Ok(Ok(response)) => response,
+        Ok(Err(panicked)) => panicked.resume(),
+        Err(_stopping) => Problem(Code::Unknown, "the node stops".into()).into_response(),
+    }
+}
+
+/// Ends the body of a response when the key of its caller is no longer in force.
+fn ended_with_key(gate: &AdminGate, actor: Actor, response: Response) -> Response {
+    match (&gate.ring, actor) {
+        (Some(ring), Actor::Key { id, .. }) => {
+            let ended = Arc::clone(ring).ended(id);
+            response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(ended))))
+        }
+        _ => response,
+    }
+}
+
+/// Returns the id, name and scopes of the caller's key.
+pub(super) async fn own_key(Extension(caller): Extension<Caller>) -> Json<Value> {
+    let name = match &caller.actor {
+        Actor::Key { name, .. } => Some(name),
+        _ => None,
+    };
+    let scopes = caller.scopes.as_deref().unwrap_or(Scope::ALL);
+    Json(json!({"id": caller.actor.id(), "name": name, "scopes": scopes}))
+}

@@ -1,0 +1,103 @@
+//! Refusal of a caller: its response, and what the audit log says of it.
+
+use std::time::Duration;
+
+use axum::{
+    http::{
+        HeaderValue, StatusCode,
+        header::{RETRY_AFTER, WWW_AUTHENTICATE},
+    },
+    response::{IntoResponse as _, Response},
+};
+use tidegate_protocol::Code;
+
+use super::super::refusal;
+use crate::{
+    audit::Actor,
+    keys::{KeyHolder, KeyRejection, Scope},
+};
+
+/// Reason for which a caller is refused.
+pub(in crate::api) enum Refused {
+    /// The request has no key.
+    NoKey,
+    /// The key is refused.
+    Key(KeyRejection),
+    /// The key is refused, after too many others; with the time to wait.
+    TooMany(KeyRejection, Duration),
+    /// The key has not this scope.
+    Scope(Scope),
+}
+
+impl Refused {
+    /// Returns the reason as a word.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::NoKey => "missing",
+            Self::Key(rejection) | Self::TooMany(rejection, _) => match rejection {
+                KeyRejection::Malformed => "malformed",
+                KeyRejection::Unknown(_) => "unknown",
+                KeyRejection::Revoked(_) => "revoked",
+                KeyRejection::Expired(_) => "expired",
+                KeyRejection::ForeignNetwork(_) => "network",
+            },
+            Self::Scope(_) => "scope",
+        }
+    }
+
+    /// Returns the caller, as far as it is known.
+    pub(super) fn actor(&self) -> Actor {
+        let of = |holder: &KeyHolder| Actor::Key { id: holder.id.clone(), name: holder.name.clone() };
+        match self {
+            Self::Key(rejection) | Self::TooMany(rejection, _) => match rejection {
+                KeyRejection::Malformed => Actor::Unknown(None),
+                KeyRejection::Unknown(id) => Actor::Unknown(Some(id.clone())),
+                KeyRejection::Revoked(holder)
+                | KeyRejection::Expired(holder)
+                | KeyRejection::ForeignNetwork(holder) => of(holder),
+            },
+            Self::NoKey | Self::Scope(_) => Actor::Unknown(None),
+        }
+    }
+
+    /// Returns the response. Only the holder of the right secret learns more than that the key is refused.
+    pub(in crate::api) fn response(&self) -> Response {
+        let mut response = match self {
+            Self::Scope(scope) => {
+                let message = format!("the key does not have the scope `{scope}`");
+                refusal(StatusCode::FORBIDDEN, Code::ScopeMissing, &message, Code::ScopeMissing.cure())
+                    .into_response()
+            }
+            Self::TooMany(_, wait) => {
+                let cure = "Check the key before the next try: each refused one counts.";
+                let message = "too many refused keys from this address";
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                let mut response = refusal(status, Code::RateLimited, message, cure).into_response();
+                let seconds = wait.as_millis().div_ceil(1_000);
+                response
+                    .headers_mut()
+                    .insert(RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(60)));
+                response
+            }
+            Self::NoKey => unauthorized(Code::KeyInvalid.what()),
+            Self::Key(KeyRejection::Malformed | KeyRejection::Unknown(_)) => {
+                unauthorized("the key is not one of this node")
+            }
+            Self::Key(KeyRejection::Revoked(_)) => unauthorized("the key was revoked"),
+            Self::Key(KeyRejection::Expired(_)) => unauthorized("the key has expired"),
+            Self::Key(KeyRejection::ForeignNetwork(_)) => {
+                unauthorized("the key may not be used from this address")
+            }
+        };
+        if response.status() == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tidegate\""));
+        }
+        response
+    }
+}
+
+fn unauthorized(message: &str) -> Response {
+    refusal(StatusCode::UNAUTHORIZED, Code::KeyInvalid, message, Code::KeyInvalid.cure()).into_response()
+}

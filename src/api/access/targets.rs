@@ -1,0 +1,114 @@
+//! Ids that a request names, for the audit log: path parameters, and the listed fields of its body or query.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    body::{self, Body},
+    extract::{Query, Request},
+};
+use serde_json::Value;
+
+use super::{request_id::is_id, route::AdminRoute};
+
+/// Most ids of an entry.
+const IDS_MAX: usize = 16;
+
+/// Field with the id that makes a change idempotent.
+const REQUEST_ID: &str = "requestId";
+
+/// Ids that a request names. What has not the form of an id is left out.
+#[derive(Default)]
+pub(super) struct Targets {
+    /// Ids by the names of their fields.
+    pub(super) ids: BTreeMap<String, Vec<String>>,
+    /// Number of ids beyond [`IDS_MAX`].
+    pub(super) more: usize,
+    /// Value of [`REQUEST_ID`].
+    pub(super) request_id: Option<String>,
+}
+
+impl Targets {
+    /// Reads the ids of a request, whose body is there already.
+    pub(super) async fn of(route: &AdminRoute, request: &mut Request) -> Self {
+        let mut found = Self::default();
+        for (name, value) in route.path.split('/').zip(request.uri().path().split('/')) {
+            if let Some(name) = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')) {
+                found.add(name, value);
+            }
+        }
+        if let Ok(Query(query)) = Query::<BTreeMap<String, String>>::try_from_uri(request.uri()) {
+            for (name, value) in &query {
+                found.field(route, name, value);
+            }
+        }
+        let bytes = std::mem::take(request.body_mut());
+        // It is complete and bounded since the server read it.
+        let bytes = body::to_bytes(bytes, usize::MAX).await.unwrap_or_default();
+        if let Ok(Value::Object(fields)) = serde_json::from_slice(&bytes) {
+            for (name, value) in &fields {
+                let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                values.iter().filter_map(Value::as_str).for_each(|value| found.field(route, name, value));
+            }
+        }
+        *request.body_mut() = Body::from(bytes);
+        found
+    }
+
+    fn field(&mut self, route: &AdminRoute, name: &str, value: &str) {
+        if name == REQUEST_ID {
+            self.request_id = is_id(value).then(|| value.to_owned());
+        } else if route.ids.contains(&name) {
+            self.add(name, value);
+        }
+    }
+
+    fn add(&mut self, name: &str, value: &str) {
+        if !is_id(value) {
+            return;
+        }
+        if self.ids.values().map(Vec::len).sum::<usize>() == IDS_MAX {
+            self.more += 1;
+            return;
+        }
+        self.ids.entry(name.to_owned()).or_default().push(value.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::route::{Effect, RouteNeed},
+        *,
+    };
+
+    async fn targets(path: &'static str, uri: &str, body: &str) -> (String, usize, Option<String>, String) {
+        let ids = &["id", "by", "add", "members"];
+        let route = AdminRoute { method: "post", path, need: RouteNeed::AnyKey, effect: Effect::Change, ids };
+        let mut request = Request::builder().uri(uri).body(Body::from(body.to_owned())).unwrap();
+        let found = Targets::of(&route, &mut request).await;
+        let body = body::to_bytes(request.into_body(), usize::MAX).await.unwrap();
+        let ids = serde_json::to_string(&found.ids).unwrap();
+        (ids, found.more, found.request_id, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn ids_of_path_query_and_body_are_found_and_nothing_else() {
+        let body = r#"{"add":["alice","not an id",7],"by":"bob","text":"secret","requestId":"r1"}"#;
+        let found = targets("/v1/groups/{id}/members", "/v1/groups/team/members?by=carol&x=y", body).await;
+        let ids = r#"{"add":["alice"],"by":["carol","bob"],"id":["team"]}"#;
+        assert_eq!(found, (ids.to_owned(), 0, Some("r1".to_owned()), body.to_owned()));
+        let found = targets("/v1/groups", "/v1/groups", "no JSON").await;
+        assert_eq!(found, ("{}".to_owned(), 0, None, "no JSON".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn keys_are_no_ids_and_many_ids_are_counted() {
+        let key = crate::keys::SecretKey::random();
+        let many: Vec<String> = (0..100).map(|n| format!("u{n}")).collect();
+        let body =
+            serde_json::json!({"id": key.text(), "requestId": key.text(), "members": many}).to_string();
+        let (ids, more, request_id, _) = targets("/v1/groups", "/v1/groups", &body).await;
+        assert!(!ids.contains("tgk_") && ids.contains("u15") && !ids.contains("u16"), "{ids}");
+        assert_eq!((more, request_id), (84, None));
+    }
+}
