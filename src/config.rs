@@ -39,6 +39,9 @@ pub use limits::LimitsConfig;
 const LIST_KEYS: &[&str] = &[
     "assign.addresses",
     "assign.labels",
+    "auth.audiences",
+    "auth.issuers",
+    "auth.key_files",
     "listen.origins",
     "kafka.brokers",
     "kafka.node_brokers",

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 mod files;
 mod ids;
 pub mod import;
+pub mod keys;
 mod lease_task;
 mod memory;
 mod ports;
@@ -35,6 +36,7 @@ use self::ports::{BuiltPorts, FailureWatch};
 use crate::{
     accept::{Acceptor, Stopper},
     api::{self, Api, console::Console, dev::DevTools, http_server::ApiThread, stats::StatsFeed},
+    auth::Verifier,
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
@@ -97,7 +99,7 @@ pub struct Node {
     pub addresses: Addresses,
     /// Whether messages survive the process.
     pub durable: bool,
-    /// Key of development tokens.
+    /// Secret of HS256 tokens, for those of development; empty if only other keys verify tokens.
     pub token_key: Vec<u8>,
     services: tokio::runtime::Runtime,
     acceptor: (Stopper, Thread),
@@ -156,13 +158,13 @@ impl RunningBroker {
     fn start(
         parts: Parts,
         config: &Config,
-        token_key: &[u8],
+        verifier: Arc<Verifier>,
         owners: owner::Settings,
         start: Instant,
     ) -> anyhow::Result<(Self, Vec<DriverQueue>)> {
         let metrics = parts.metrics.clone();
         let (broker, outlets) = Broker::assemble(parts);
-        let context = broker.shard_context(settings::shards(config, token_key));
+        let context = broker.shard_context(settings::shards(config, verifier));
         let shards = broker.build_shards(&context, settings::shard_count(config));
         let (drivers, newcomers): (Vec<Driver>, _) =
             shards.context("a shard could not start")?.into_iter().unzip();
@@ -196,10 +198,11 @@ impl Node {
         supervised::spawn("the publisher of events", event_publisher.run());
         let (cluster, settings) = (Arc::new(cluster), settings::broker(config, &addresses));
         let durable = cluster.ports.bus.state().durable;
+        let verifier = keys::verifier(config, &token_key, &metrics)?;
         let owners = settings::owners(config)?;
         let cache = Arc::clone(&owners.cache);
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
-        let (running, newcomers) = RunningBroker::start(parts, config, &token_key, owners, start)?;
+        let (running, newcomers) = RunningBroker::start(parts, config, verifier, owners, start)?;
         let broker = &running.broker;
         let memory = memory::watch(&admission, broker, cache, metrics.clone(), &config.limits);
         supervised::spawn("the memory watch", memory);

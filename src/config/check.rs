@@ -30,6 +30,7 @@ impl Config {
         self.listen.check(&mut need);
         self.limits.check(&mut need);
         self.assign.check(&mut need);
+        self.auth.check(&mut need);
         self.link.check(&mut need);
         self.redis.check(&mut need);
         self.postgres.check(&mut need);
