@@ -15,16 +15,18 @@ pub mod jwks;
 mod key;
 mod keyring;
 mod mint;
+mod rules;
 mod secret;
 mod verifier;
 
 pub use self::{
-    claims::{Claims, Rules, TokenIdentity},
+    claims::Claims,
     fault::TokenFault,
     grants::{Grants, PRIORITY_MAX},
-    key::{Key, read_keys},
+    key::{TokenKey, read_keys},
     keyring::{Keyring, RemoteSettings},
     mint::{SigningKey, sign, sign_until},
+    rules::{ClaimRules, TokenIdentity},
     secret::{create_key, load_key, load_or_create_key, read_key},
     verifier::Verifier,
 };

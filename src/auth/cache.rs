@@ -5,7 +5,7 @@ use std::{collections::HashMap, mem};
 use aws_lc_rs::digest::{SHA256, digest};
 use parking_lot::Mutex;
 
-use super::claims::{TokenIdentity, Validity};
+use super::rules::{TokenIdentity, Validity};
 
 /// Most memory of one generation, in bytes; there are two.
 const GENERATION_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -31,17 +31,17 @@ const RSA_DER_BYTES_MIN: usize = 290;
 
 /// Key with its algorithm, and the `kid` of its tokens.
 #[derive(Debug)]
-pub struct Key {
+pub struct TokenKey {
     id: Option<Box<str>>,
     algorithm: Algorithm,
     decoding: DecodingKey,
     validation: Validation,
 }
 
-impl Key {
+impl TokenKey {
     fn new(id: Option<&str>, algorithm: Algorithm, decoding: DecodingKey) -> Self {
         let mut validation = Validation::new(algorithm);
-        // The library would compare with the clock of the system; `Rules` compare with the time of the caller.
+        // The library would compare with the clock of the system; `ClaimRules` compare with the time of the caller.
         validation.validate_exp = false;
         validation.validate_aud = false;
         validation.set_required_spec_claims(&["exp", "sub"]);
@@ -149,7 +149,7 @@ impl Key {
 ///
 /// # Errors
 /// It is no set, has too many keys, or none that can be used.
-pub(super) fn parse_set(text: &[u8]) -> Result<(Vec<Key>, Vec<String>), String> {
+pub(super) fn parse_set(text: &[u8]) -> Result<(Vec<TokenKey>, Vec<String>), String> {
     #[derive(serde::Deserialize)]
     struct Set {
         keys: Vec<Value>,
@@ -162,7 +162,7 @@ pub(super) fn parse_set(text: &[u8]) -> Result<(Vec<Key>, Vec<String>), String> 
     for value in set.keys {
         let name = value.get("kid").and_then(Value::as_str).unwrap_or("without kid");
         let name: String = name.chars().take(64).collect();
-        match Key::from_jwk(value) {
+        match TokenKey::from_jwk(value) {
             Ok(key) => keys.push(key),
             Err(why) => unusable.push(format!("key {name}: {why}")),
         }
@@ -181,14 +181,14 @@ pub(super) fn parse_set(text: &[u8]) -> Result<(Vec<Key>, Vec<String>), String> 
 ///
 /// # Errors
 /// The file can't be read, is a secret that other accounts can read, or has other content.
-pub fn read_keys(path: &Path, id: Option<&str>) -> io::Result<Vec<Key>> {
+pub fn read_keys(path: &Path, id: Option<&str>) -> io::Result<Vec<TokenKey>> {
     let wrong =
         |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()));
     let text =
         private::read_public(path).map_err(|error| io::Error::new(error.kind(), wrong(error.to_string())))?;
     let start = text.trim_ascii_start();
     if start.starts_with(b"-----") {
-        return Ok(vec![Key::from_pem(&text, id).map_err(wrong)?]);
+        return Ok(vec![TokenKey::from_pem(&text, id).map_err(wrong)?]);
     }
     if start.starts_with(b"{") {
         if id.is_some() {
@@ -200,7 +200,7 @@ pub fn read_keys(path: &Path, id: Option<&str>) -> io::Result<Vec<Key>> {
             None => Ok(keys),
         };
     }
-    Ok(vec![Key::hs256(&secret::read_key(path)?, id)])
+    Ok(vec![TokenKey::hs256(&secret::read_key(path)?, id)])
 }
 
 #[cfg(test)]
@@ -211,14 +211,15 @@ mod tests {
 
     #[test]
     fn kind_of_a_public_key_decides_on_its_algorithm() {
-        let algorithm =
-            |pair: &KeyPair| Key::from_pem(pair.public_key_pem().as_bytes(), None).map(|key| key.algorithm());
+        let algorithm = |pair: &KeyPair| {
+            TokenKey::from_pem(pair.public_key_pem().as_bytes(), None).map(|key| key.algorithm())
+        };
         let made = |kind| KeyPair::generate_for(kind).unwrap();
         assert_eq!(algorithm(&made(&PKCS_ECDSA_P256_SHA256)), Ok(Algorithm::ES256));
         assert_eq!(algorithm(&made(&PKCS_ED25519)), Ok(Algorithm::EdDSA));
         let other = algorithm(&made(&PKCS_ECDSA_P384_SHA384)).unwrap_err();
         assert!(other.contains("another kind"), "{other}");
-        let private = Key::from_pem(made(&PKCS_ED25519).serialize_pem().as_bytes(), None).unwrap_err();
+        let private = TokenKey::from_pem(made(&PKCS_ED25519).serialize_pem().as_bytes(), None).unwrap_err();
         assert!(private.contains("-pubout"), "{private}");
     }
 

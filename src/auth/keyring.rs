@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     fault::TokenFault,
-    key::{KEYS_MAX, Key},
+    key::{KEYS_MAX, TokenKey},
 };
 
 /// Most keys that the signature of one token is checked with.
@@ -23,7 +23,7 @@ const REFRESH_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Keys in force at one time.
 pub(super) struct KeySet {
-    keys: Vec<Arc<Key>>,
+    keys: Vec<Arc<TokenKey>>,
     /// Rises with each change, so that results of earlier keys are recognised.
     pub(super) version: u64,
     /// Whether a remote set is configured and was never loaded.
@@ -32,8 +32,12 @@ pub(super) struct KeySet {
 
 impl KeySet {
     /// Returns the keys for a token with this `kid` and algorithm, at most [`CANDIDATES_MAX`].
-    pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<Vec<Arc<Key>>, TokenFault> {
-        let named: Vec<&Arc<Key>> = match (id, &self.keys[..]) {
+    pub(super) fn find(
+        &self,
+        id: Option<&str>,
+        algorithm: Algorithm,
+    ) -> Result<Vec<Arc<TokenKey>>, TokenFault> {
+        let named: Vec<&Arc<TokenKey>> = match (id, &self.keys[..]) {
             // A single key without a `kid` verifies all tokens, as a node with one secret always did.
             (_, [only]) if id.is_none() || only.id().is_none() => vec![only],
             _ => self.keys.iter().filter(|key| key.id() == id).collect(),
@@ -42,7 +46,7 @@ impl KeySet {
             return Err(if self.is_incomplete { TokenFault::NoKeys } else { TokenFault::UnknownKey });
         }
         let fitting = named.into_iter().filter(|key| key.algorithm() == algorithm).take(CANDIDATES_MAX);
-        let fitting: Vec<Arc<Key>> = fitting.cloned().collect();
+        let fitting: Vec<Arc<TokenKey>> = fitting.cloned().collect();
         if fitting.is_empty() { Err(TokenFault::Algorithm) } else { Ok(fitting) }
     }
 }
@@ -67,22 +71,22 @@ struct Remote {
 #[derive(Default)]
 struct RemoteState {
     /// Keys, each with the time at which it was first missed in the set.
-    keys: Vec<(Arc<Key>, Option<Instant>)>,
+    keys: Vec<(Arc<TokenKey>, Option<Instant>)>,
     requested_at: Option<Instant>,
     is_loaded: bool,
 }
 
 /// Keys that verify tokens.
 pub struct Keyring {
-    own: Vec<Arc<Key>>,
+    own: Vec<Arc<TokenKey>>,
     set: RwLock<Arc<KeySet>>,
     remote: Option<Remote>,
 }
 
 impl Keyring {
     /// Creates a keyring with these keys, and with those of a remote set if `remote` is given.
-    pub fn new(own: Vec<Key>, remote: Option<RemoteSettings>) -> Self {
-        let own: Vec<Arc<Key>> = own.into_iter().map(Arc::new).collect();
+    pub fn new(own: Vec<TokenKey>, remote: Option<RemoteSettings>) -> Self {
+        let own: Vec<Arc<TokenKey>> = own.into_iter().map(Arc::new).collect();
         let set = KeySet { keys: own.clone(), version: 0, is_incomplete: remote.is_some() };
         let remote = remote.map(|settings| Remote {
             settings,
@@ -115,14 +119,14 @@ impl Keyring {
     }
 
     /// Replaces the remote set. A key that it no longer has stays in force for the configured time.
-    pub fn replace(&self, fresh: Vec<Key>, now: Instant) {
+    pub fn replace(&self, fresh: Vec<TokenKey>, now: Instant) {
         let Some(remote) = &self.remote else { return };
         let mut state = remote.state.lock();
-        let mut keys: Vec<(Arc<Key>, Option<Instant>)> =
+        let mut keys: Vec<(Arc<TokenKey>, Option<Instant>)> =
             fresh.into_iter().map(|key| (Arc::new(key), None)).collect();
         for (key, missed_at) in mem::take(&mut state.keys) {
             let missed_at = missed_at.unwrap_or(now);
-            // A key of the same name is replaced: whoever publishes it says what the name means now.
+            // A key of the same name is replaced: the publisher decides what the name means.
             let is_replaced = keys.iter().any(|(fresh, _)| fresh.id() == key.id());
             if !is_replaced && now - missed_at < remote.settings.keep && keys.len() < 2 * KEYS_MAX {
                 keys.push((key, Some(missed_at)));
@@ -188,8 +192,8 @@ impl Keyring {
 mod tests {
     use super::*;
 
-    fn key(id: Option<&str>) -> Key {
-        Key::hs256(&[7; 32], id)
+    fn key(id: Option<&str>) -> TokenKey {
+        TokenKey::hs256(&[7; 32], id)
     }
 
     fn found(keyring: &Keyring, id: Option<&str>) -> Result<usize, TokenFault> {

@@ -16,10 +16,10 @@ use tokio::sync::Semaphore;
 
 use super::{
     cache::{self, VerifiedTokens},
-    claims::{Rules, TokenIdentity, Validity},
     fault::TokenFault,
-    key::Key,
+    key::TokenKey,
     keyring::Keyring,
+    rules::{ClaimRules, TokenIdentity, Validity},
 };
 use crate::supervised;
 
@@ -32,7 +32,7 @@ const CHECKS_MAX: usize = 8;
 /// Verifier of tokens.
 pub struct Verifier {
     keyring: Arc<Keyring>,
-    rules: Rules,
+    rules: ClaimRules,
     verified: VerifiedTokens,
     checks: Semaphore,
     waiting: AtomicUsize,
@@ -84,7 +84,7 @@ impl Drop for Waiting<'_> {
 
 impl Verifier {
     /// Creates a verifier of tokens that are signed with a key of the ring and meet the rules.
-    pub fn new(keyring: Arc<Keyring>, rules: Rules) -> Self {
+    pub fn new(keyring: Arc<Keyring>, rules: ClaimRules) -> Self {
         let checks = thread::available_parallelism().map_or(1, |cores| cores.get()).min(CHECKS_MAX);
         let (verified, waiting) = (VerifiedTokens::default(), AtomicUsize::new(0));
         Self { keyring, rules, verified, checks: Semaphore::new(checks), waiting }
@@ -92,7 +92,7 @@ impl Verifier {
 
     /// Creates a verifier of HS256 tokens signed with `key`.
     pub fn hs256(key: &[u8]) -> Self {
-        Self::new(Arc::new(Keyring::new(vec![Key::hs256(key, None)], None)), Rules::default())
+        Self::new(Arc::new(Keyring::new(vec![TokenKey::hs256(key, None)], None)), ClaimRules::default())
     }
 
     /// Verifies a token at the wall-clock time `wall_ms` (ms since 1970) on this thread, with the keys in force.
@@ -157,7 +157,7 @@ impl Verifier {
     /// Checks the signature with each key until one fits, then the claims.
     fn open(
         &self,
-        keys: &[Arc<Key>],
+        keys: &[Arc<TokenKey>],
         token: &str,
         wall_ms: u64,
     ) -> Result<(TokenIdentity, Validity), TokenFault> {

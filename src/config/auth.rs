@@ -14,7 +14,7 @@ pub struct AuthConfig {
     /// Create it with `openssl rand -hex 32`. Empty: `token.key` in node.data, created at the first start; only for
     /// node.profile = `single`, and only without auth.key_files and auth.jwks_url.
     pub key_file: PathBuf,
-    /// Further key files, each as `FILE` or `KID=FILE`: 64 hex digits (HS256, mode 600), a public key as PEM (RSA:
+    /// Further key files, each as `file` or `kid=file`: 64 hex digits (HS256, mode 600), a public key as PEM (RSA:
     /// RS256, P-256: ES256, Ed25519: EdDSA), or a set of public keys (JWKS), which names its own `kid`s.
     pub key_files: Vec<String>,
     /// URL of a set of public keys (JWKS), such as that of an identity provider; `https`, or `http` on loopback.

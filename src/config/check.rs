@@ -30,7 +30,6 @@ impl Config {
         self.listen.check(&mut need);
         self.limits.check(&mut need);
         self.assign.check(&mut need);
-        self.auth.check(&mut need);
         self.link.check(&mut need);
         self.redis.check(&mut need);
         self.postgres.check(&mut need);
@@ -83,6 +82,7 @@ impl Config {
     fn check_profile(&self, need: &mut impl FnMut(bool, &str)) {
         let (node, kafka) = (&self.node, &self.kafka);
         self.check_admin(need);
+        self.auth.check(need);
         need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         let brokers = !kafka.brokers.is_empty() || !kafka.node_brokers.is_empty();
         match node.profile.as_str() {

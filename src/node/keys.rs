@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Context as _;
 
 use crate::{
-    auth::{Key, Keyring, RemoteSettings, Rules, Verifier, jwks, load_key, read_key, read_keys},
+    auth::{ClaimRules, Keyring, RemoteSettings, TokenKey, Verifier, jwks, load_key, read_key, read_keys},
     config::{AuthConfig, Config},
     metrics::Metrics,
 };
@@ -20,7 +20,7 @@ const COPY_FILE: &str = "jwks.json";
 pub fn keyring(auth: &AuthConfig, secret: &[u8]) -> anyhow::Result<Arc<Keyring>> {
     let mut keys = Vec::new();
     if !secret.is_empty() {
-        keys.push(Key::hs256(secret, None));
+        keys.push(TokenKey::hs256(secret, None));
     }
     let mut problems = Vec::new();
     for entry in &auth.key_files {
@@ -57,8 +57,8 @@ pub fn existing_secret(config: &Config) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Returns the rules for the claims of tokens.
-pub fn rules(auth: &AuthConfig) -> Rules {
-    Rules {
+pub fn rules(auth: &AuthConfig) -> ClaimRules {
+    ClaimRules {
         issuers: auth.issuers.clone(),
         audiences: auth.audiences.clone(),
         max_lifetime: Duration::from_secs(auth.max_lifetime_s),

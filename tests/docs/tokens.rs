@@ -20,7 +20,13 @@ const PAGE: &str = "docs/tokens.md";
 const FOLDER: &str = "tests/third_party/tokens";
 
 /// Runner, program, and language of its block on the page.
-const PROGRAMS: [(&str, &str, &str); 2] = [("python3", "mint.py", "python"), ("node", "mint.mjs", "js")];
+const PROGRAMS: [(&str, &str, &str); 5] = [
+    ("python3", "mint.py", "python"),
+    ("node", "mint.mjs", "js"),
+    ("go run", "mint.go", "go"),
+    ("java", "Mint.java", "java"),
+    ("sh", "mint.sh", "sh"),
+];
 
 /// Key file of one test, removed at its end.
 struct KeyFile {
@@ -44,8 +50,9 @@ impl Drop for KeyFile {
 
 /// Returns the token that a program prints for these arguments.
 fn mint(runner: &str, program: &str, key: &KeyFile, words: &[&str]) -> String {
-    let mut command = Command::new(runner);
-    command.arg(root().join(FOLDER).join(program)).arg(&key.path).args(words);
+    let mut words_of_runner = runner.split(' ');
+    let mut command = Command::new(words_of_runner.next().unwrap_or_default());
+    command.args(words_of_runner).arg(root().join(FOLDER).join(program)).arg(&key.path).args(words);
     let output = command.output().unwrap_or_else(|error| panic!("{runner}: {error}"));
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("a token is text").trim().to_owned()
