@@ -26,6 +26,7 @@ mod files;
 mod first_bytes;
 mod ids;
 pub mod import;
+pub mod keys;
 mod lease_task;
 mod memory;
 mod ports;
@@ -38,11 +39,12 @@ use self::{
     ports::{BuiltPorts, FailureWatch},
 };
 use crate::{
-    accept::{Acceptor, Stopper},
+    accept::Stopper,
     api::{
         self, Api, access::AdminGate, console::Console, dev::DevTools, http_server::ApiThread,
         stats::StatsFeed,
     },
+    auth::Verifier,
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
@@ -50,9 +52,8 @@ use crate::{
     lease,
     link::Listener,
     mail::Mail,
-    metrics::{self, Metrics},
+    metrics,
     net::sockopt,
-    networks::Networks,
     partition::owner,
     private,
     shard::{Driver, DriverQueue},
@@ -106,7 +107,7 @@ pub struct Node {
     pub addresses: Addresses,
     /// Whether messages survive the process.
     pub durable: bool,
-    /// Key of development tokens.
+    /// Secret of HS256 tokens, for those of development; empty if only other keys verify tokens.
     pub token_key: Vec<u8>,
     services: tokio::runtime::Runtime,
     acceptor: (Stopper, Thread),
@@ -166,13 +167,13 @@ impl RunningBroker {
     fn start(
         parts: Parts,
         config: &Config,
-        token_key: &[u8],
+        verifier: Arc<Verifier>,
         owners: owner::Settings,
         start: Instant,
     ) -> anyhow::Result<(Self, Vec<DriverQueue>)> {
         let metrics = parts.metrics.clone();
         let (broker, outlets) = Broker::assemble(parts);
-        let context = broker.shard_context(settings::shards(config, token_key));
+        let context = broker.shard_context(settings::shards(config, verifier));
         let shards = broker.build_shards(&context, settings::shard_count(config));
         let (drivers, newcomers): (Vec<Driver>, _) =
             shards.context("a shard could not start")?.into_iter().unzip();
@@ -207,10 +208,11 @@ impl Node {
         supervised::spawn("the publisher of events", event_publisher.run());
         let (cluster, settings) = (Arc::new(cluster), settings::broker(config, &addresses));
         let durable = cluster.ports.bus.state().durable;
+        let verifier = keys::verifier(config, &token_key, &metrics)?;
         let owners = settings::owners(config)?;
         let cache = Arc::clone(&owners.cache);
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
-        let (running, newcomers) = RunningBroker::start(parts, config, &token_key, owners, start)?;
+        let (running, newcomers) = RunningBroker::start(parts, config, verifier, owners, start)?;
         let broker = &running.broker;
         let memory = memory::watch(&admission, broker, cache, metrics.clone(), &config.limits);
         supervised::spawn("the memory watch", memory);
@@ -218,7 +220,7 @@ impl Node {
         let client = start_listening(sockets.client, &config.listen)?;
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
-        let acceptor = start_acceptor(config, client, &admission, newcomers, metrics)?;
+        let acceptor = first_bytes::start_acceptor(config, client, &admission, newcomers, metrics)?;
         let gate = files.gate(config, broker);
         let api = api(config, &token_key, broker, admission, &drainer, rendered, &gate);
         let apis = serve_apis(sockets.admin, sockets.monitor, api)?;
@@ -402,22 +404,6 @@ fn services_runtime() -> io::Result<tokio::runtime::Runtime> {
         .thread_name("tidegate-services")
         .enable_all()
         .build()
-}
-
-/// Starts to accept clients, each on one of the shards.
-fn start_acceptor(
-    config: &Config,
-    client: TcpListener,
-    admission: &Arc<Admission>,
-    newcomers: Vec<DriverQueue>,
-    metrics: Metrics,
-) -> anyhow::Result<(Stopper, Thread)> {
-    let first_bytes = first_bytes::settings(config, &metrics)?;
-    let (acceptor, stopper) =
-        Acceptor::new(client, Arc::clone(admission), newcomers, first_bytes, config.socket.clone(), metrics)?;
-    let acceptor = acceptor.with_forwarders(Networks::parse(&config.listen.forwarders)?);
-    let thread = supervised::spawn_thread("tidegate-accept", || acceptor.run())?;
-    Ok((stopper, thread))
 }
 
 fn api(

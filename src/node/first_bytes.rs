@@ -1,15 +1,19 @@
-//! TLS and PROXY headers of the client port: what the configuration asks for, and the watch of the certificates.
+//! Start of the client port: what its configuration asks for before a shard gets a connection, and the watch of the
+//! certificates.
 
-use std::{iter, path::PathBuf, sync::Arc, time::Duration};
+use std::{iter, net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 
+use super::Thread;
 use crate::{
-    accept::{FirstBytes, OpeningSettings},
+    accept::{Acceptor, FirstBytes, OpeningSettings, Stopper},
+    budget::Admission,
     config::{Config, TlsConfig},
     metrics::Metrics,
     net::tls::{Certificates, TlsFiles},
     networks::Networks,
+    shard::DriverQueue,
     supervised,
 };
 
@@ -19,12 +23,28 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Looks after which an expiry is reported again.
 const LOOKS_PER_DAY: u32 = 86_400;
 
+/// Starts to accept clients, each on one of the shards.
+pub(super) fn start_acceptor(
+    config: &Config,
+    client: TcpListener,
+    admission: &Arc<Admission>,
+    newcomers: Vec<DriverQueue>,
+    metrics: Metrics,
+) -> anyhow::Result<(Stopper, Thread)> {
+    let first_bytes = settings(config, &metrics)?;
+    let (acceptor, stopper) =
+        Acceptor::new(client, Arc::clone(admission), newcomers, first_bytes, config.socket.clone(), metrics)?;
+    let acceptor = acceptor.with_forwarders(Networks::parse(&config.listen.forwarders)?);
+    let thread = supervised::spawn_thread("tidegate-accept", || acceptor.run())?;
+    Ok((stopper, thread))
+}
+
 /// Returns what comes between the accept of a connection and its shard; `None` if that is nothing. Reads the
 /// certificates, and watches their files. Must run in the services runtime.
 ///
 /// # Errors
 /// A certificate or key can't be used.
-pub(super) fn settings(config: &Config, metrics: &Metrics) -> anyhow::Result<Option<FirstBytes>> {
+fn settings(config: &Config, metrics: &Metrics) -> anyhow::Result<Option<FirstBytes>> {
     let proxies = Networks::parse(&config.listen.proxies).context("listen.proxies")?;
     let certificates = match files(&config.tls) {
         Some(files) => Some(Arc::new(Certificates::load(files).context("TLS of the client port")?)),
