@@ -7,8 +7,8 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     time::{Duration, Instant},
 };
@@ -29,9 +29,6 @@ use crate::{
 
 /// Longest time between two looks at the deadlines.
 const TICK: Duration = Duration::from_millis(100);
-
-/// Connections that wait for a thread at most.
-const QUEUE_MAX: usize = 64;
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -63,21 +60,38 @@ pub(super) struct Accepted {
 
 /// Sending side of the queue of a thread.
 pub(super) struct OpeningQueue {
-    queue: SyncSender<Accepted>,
+    queue: SyncSender<(Accepted, Place)>,
     waker: Arc<mio::Waker>,
+    taken: Arc<AtomicUsize>,
+    openings_max: usize,
+}
+
+/// Place of a connection among those of a thread, in its queue or under way; free again on drop.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl OpeningQueue {
     /// Offers a connection without waiting; returns it if the thread has as many as it may.
     pub(super) fn offer(&self, accepted: Accepted) -> Result<(), Accepted> {
-        match self.queue.try_send(accepted) {
+        let place = Place(Arc::clone(&self.taken));
+        if self.taken.fetch_add(1, Ordering::Relaxed) >= self.openings_max {
+            return Err(accepted);
+        }
+        match self.queue.try_send((accepted, place)) {
             Ok(()) => {
                 if let Err(error) = self.waker.wake() {
                     log_limited!(warn, %error, "failed to wake the thread of handshakes; it continues within 100 ms");
                 }
                 Ok(())
             }
-            Err(TrySendError::Full(accepted) | TrySendError::Disconnected(accepted)) => Err(accepted),
+            Err(TrySendError::Full((accepted, _)) | TrySendError::Disconnected((accepted, _))) => {
+                Err(accepted)
+            }
         }
     }
 }
@@ -88,12 +102,13 @@ struct Entry {
     address: SocketAddr,
     permit: ConnectionPermit,
     deadline: Instant,
+    _place: Place,
 }
 
 /// Work of one thread.
 pub(super) struct Openings {
     poll: Poll,
-    queue: Receiver<Accepted>,
+    queue: Receiver<(Accepted, Place)>,
     entries: Slab<Entry>,
     placement: Placement,
     settings: OpeningSettings,
@@ -114,9 +129,11 @@ impl Openings {
     ) -> io::Result<(Self, OpeningQueue)> {
         let poll = Poll::new()?;
         let waker = Arc::new(mio::Waker::new(poll.registry(), WAKER)?);
-        let (sender, queue) = sync_channel(settings.openings_max.min(QUEUE_MAX));
+        let (sender, queue) = sync_channel(settings.openings_max);
+        let openings_max = settings.openings_max;
         let openings = Self { poll, queue, entries: Slab::new(), placement, settings, metrics, stop };
-        Ok((openings, OpeningQueue { queue: sender, waker }))
+        let taken = Arc::default();
+        Ok((openings, OpeningQueue { queue: sender, waker, taken, openings_max }))
     }
 
     /// Works until the acceptor stops.
@@ -144,17 +161,13 @@ impl Openings {
         Ok(())
     }
 
-    /// Takes connections from the queue while there is room for them; the others wait there.
     fn take_accepted(&mut self) {
-        while self.entries.len() < self.settings.openings_max {
-            match self.queue.try_recv() {
-                Ok(accepted) => self.add(accepted),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return,
-            }
+        while let Ok((accepted, place)) = self.queue.try_recv() {
+            self.add(accepted, place);
         }
     }
 
-    fn add(&mut self, accepted: Accepted) {
+    fn add(&mut self, accepted: Accepted, place: Place) {
         let Accepted { stream, address, permit, is_from_proxy, at } = accepted;
         let mut opening = Opening::new(stream, is_from_proxy);
         let entry = self.entries.vacant_entry();
@@ -166,7 +179,7 @@ impl Openings {
             return;
         }
         let deadline = at + self.settings.deadline;
-        entry.insert(Entry { opening, address, permit, deadline });
+        entry.insert(Entry { opening, address, permit, deadline, _place: place });
         self.advance(slot);
     }
 
@@ -254,6 +267,5 @@ impl Openings {
             self.metrics.codes.count(Code::HandshakeTimeout);
             self.metrics.openings_late.increment(1);
         }
-        self.take_accepted();
     }
 }
