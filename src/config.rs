@@ -41,6 +41,9 @@ pub use limits::LimitsConfig;
 const LIST_KEYS: &[&str] = &[
     "assign.addresses",
     "assign.labels",
+    "auth.audiences",
+    "auth.issuers",
+    "auth.key_files",
     "listen.origins",
     "listen.proxies",
     "listen.forwarders",

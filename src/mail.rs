@@ -27,7 +27,9 @@ mod handle;
 pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
+    auth::{Grants, TokenFault, TokenIdentity},
     link::RoutedSession,
+    net::upgrade::AssignAsked,
     routes::{NodeBoot, Route, RoutesError},
     scratch::ChainState,
 };
@@ -74,6 +76,15 @@ impl ConnKey {
 /// Handles of all shards, set once all of them exist.
 pub type ShardHandles = Arc<OnceLock<Vec<ShardHandle>>>;
 
+/// Purpose of a token that is being checked.
+#[derive(Clone)]
+pub enum TokenUse {
+    /// Login of this device, which is named as the client sent it.
+    Login(String),
+    /// Answer to this assign request.
+    Assign(AssignAsked),
+}
+
 /// Outcome of a login whose route is registered.
 #[derive(Debug)]
 pub struct LoginDone {
@@ -83,6 +94,8 @@ pub struct LoginDone {
     pub replaced: bool,
     /// Saved state of the device's chain, if there is one.
     pub chain: Option<ChainState>,
+    /// Rights of the token; `None` if it names none.
+    pub grants: Option<Arc<Grants>>,
     /// Settings of the user: those of this login, and stored ones for the rest.
     pub settings: UserSettings,
 }
@@ -187,6 +200,8 @@ pub enum Mail {
     Deliver(Vec<Item>),
     /// Pushes to the members of live rooms, in the order of each room.
     RoomFrames(Vec<Delivery>),
+    /// Result of a check of a token.
+    TokenChecked(ConnKey, Box<TokenUse>, Result<TokenIdentity, TokenFault>),
     /// Outcome of a login.
     LoginDone(ConnKey, Result<LoginDone, LoginError>),
     /// Result of the connection's open query, or its refusal.
@@ -349,7 +364,11 @@ enum Lane {
 impl Mail {
     fn lane(&self) -> Lane {
         match self {
-            Self::LoginDone(..) | Self::EpochRenewed(..) | Self::Drain(_) | Self::ShedMemory => Lane::Urgent,
+            Self::TokenChecked(..)
+            | Self::LoginDone(..)
+            | Self::EpochRenewed(..)
+            | Self::Drain(_)
+            | Self::ShedMemory => Lane::Urgent,
             Self::RoomFrames(_) | Self::RoomLoss(..) => Lane::Rooms,
             _ => Lane::Common,
         }
@@ -369,6 +388,7 @@ impl Mail {
             Self::Reassert(Reassert::Settle(routes)) => routes.len() * 3 * ENTRY_BYTES,
             Self::Signal(signal) | Self::GroupSize(_, _, signal, _) => signal.weight(),
             Self::QueryDone(..)
+            | Self::TokenChecked(..)
             | Self::LoginDone(..)
             | Self::EpochRenewed(..)
             | Self::Replaced(..)

@@ -26,6 +26,7 @@ mod files;
 mod first_bytes;
 mod ids;
 pub mod import;
+pub mod keys;
 mod lease_task;
 mod memory;
 mod ports;
@@ -43,9 +44,10 @@ use crate::{
         self, Api, access::AdminGate, console::Console, dev::DevTools, http_server::ApiThread,
         stats::StatsFeed,
     },
+    auth::Verifier,
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
-    config::{self, Config},
+    config::Config,
     drain::Drainer,
     lease,
     link::Listener,
@@ -106,7 +108,7 @@ pub struct Node {
     pub addresses: Addresses,
     /// Whether messages survive the process.
     pub durable: bool,
-    /// Key of development tokens.
+    /// Secret of HS256 tokens, for those of development; empty if only other keys verify tokens.
     pub token_key: Vec<u8>,
     services: tokio::runtime::Runtime,
     acceptor: (Stopper, Thread),
@@ -166,13 +168,13 @@ impl RunningBroker {
     fn start(
         parts: Parts,
         config: &Config,
-        token_key: &[u8],
+        verifier: Arc<Verifier>,
         owners: owner::Settings,
         start: Instant,
     ) -> anyhow::Result<(Self, Vec<DriverQueue>)> {
         let metrics = parts.metrics.clone();
         let (broker, outlets) = Broker::assemble(parts);
-        let context = broker.shard_context(settings::shards(config, token_key));
+        let context = broker.shard_context(settings::shards(config, verifier));
         let shards = broker.build_shards(&context, settings::shard_count(config));
         let (drivers, newcomers): (Vec<Driver>, _) =
             shards.context("a shard could not start")?.into_iter().unzip();
@@ -207,10 +209,11 @@ impl Node {
         supervised::spawn("the publisher of events", event_publisher.run());
         let (cluster, settings) = (Arc::new(cluster), settings::broker(config, &addresses));
         let durable = cluster.ports.bus.state().durable;
+        let verifier = keys::verifier(config, &token_key, &metrics)?;
         let owners = settings::owners(config)?;
         let cache = Arc::clone(&owners.cache);
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
-        let (running, newcomers) = RunningBroker::start(parts, config, &token_key, owners, start)?;
+        let (running, newcomers) = RunningBroker::start(parts, config, verifier, owners, start)?;
         let broker = &running.broker;
         let memory = memory::watch(&admission, broker, cache, metrics.clone(), &config.limits);
         supervised::spawn("the memory watch", memory);

@@ -5,7 +5,11 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::bail;
 use tidegate_protocol::machine::drain::{self, Plan};
 
-use crate::{budget::Admission, config::Config, node::LAST_STEPS_MAX};
+use crate::{
+    budget::Admission,
+    config::Config,
+    node::{LAST_STEPS_MAX, keys},
+};
 
 /// Options that name the sources of the configuration, as for `serve`.
 #[derive(clap::Args, Debug)]
@@ -108,6 +112,7 @@ pub fn config(args: &ConfigArgs) -> anyhow::Result<()> {
         ));
     }
     problems.extend(grace_problem(&config));
+    keys::keyring(&config.auth, &[])?;
     if !problems.is_empty() {
         bail!("the configuration is valid, but the drain does not fit:\n  {}", problems.join("\n  "));
     }
@@ -116,7 +121,11 @@ pub fn config(args: &ConfigArgs) -> anyhow::Result<()> {
 }
 
 impl ConfigSource {
-    fn load(&self) -> anyhow::Result<Config> {
+    /// Loads the configuration.
+    ///
+    /// # Errors
+    /// It is invalid; the error lists all problems.
+    pub(super) fn load(&self) -> anyhow::Result<Config> {
         Ok(Config::load(self.config.as_deref(), &self.set)?)
     }
 }

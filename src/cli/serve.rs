@@ -133,7 +133,7 @@ fn greet(node: &Node, config: &Config) {
     };
     banner::console(config.console(), config.is_development(), &node.addresses.admin.to_string());
     let program = banner::program();
-    let is_own = config.auth.key_file.as_os_str().is_empty() && config.node.profile == "single";
+    let is_own = config.auth.has_own_secret() && config.node.profile == "single";
     let key = (is_own && client.ip().is_loopback()).then_some(node.token_key.as_slice());
     banner::tokens(key, &format!("{program} token alice{data}"));
     if !client.ip().is_loopback() {

@@ -1,18 +1,29 @@
-//! `tidegate token`: prints a development token.
+//! `tidegate token`: prints a development token, signs one with any claims, or checks one.
 
 use std::{io, time::Duration};
 
 use anyhow::Context;
 use tidegate_protocol::id::check_id;
 
+mod check;
+mod mint;
+
 use super::find;
 use crate::{auth, private};
 
 /// Arguments of `tidegate token`.
 #[derive(clap::Args, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    disable_help_subcommand = true
+)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<TokenCommand>,
     /// User that the token names
-    user: String,
+    #[arg(required = true)]
+    user: Option<String>,
     /// Bind the token to this device
     #[arg(long)]
     device: Option<String>,
@@ -23,13 +34,27 @@ pub struct Args {
     data: super::DataArg,
 }
 
+#[derive(clap::Subcommand, Debug)]
+enum TokenCommand {
+    /// Sign a token with any claims, with a key file
+    Mint(mint::Args),
+    /// Say what a node with this configuration would answer to a token, and why
+    Check(check::Args),
+}
+
 /// Prints a token, and creates the key at first use.
 ///
 /// # Errors
 /// A name is no id, or the key can't be read or created.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     private::close_new_files();
-    check_id(&args.user).with_context(|| format!("user {:?}", args.user))?;
+    match &args.command {
+        Some(TokenCommand::Mint(args)) => return mint::run(args),
+        Some(TokenCommand::Check(args)) => return check::run(args),
+        None => {}
+    }
+    let user = args.user.as_deref().unwrap_or_default();
+    check_id(user).with_context(|| format!("user {user:?}"))?;
     if let Some(device) = &args.device {
         check_id(device).with_context(|| format!("device {device:?}"))?;
     }
@@ -39,6 +64,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         other => other,
     };
     let key = key.with_context(|| format!("the data directory {} (--data) can't be used", data.display()))?;
-    println!("{}", auth::sign(&key, &args.user, args.device.as_deref(), Duration::from_secs(args.ttl)));
+    println!("{}", auth::sign(&key, user, args.device.as_deref(), Duration::from_secs(args.ttl)));
     Ok(())
 }

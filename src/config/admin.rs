@@ -26,8 +26,8 @@ pub struct AdminConfig {
     pub console: String,
     /// Whether the node is for development: `yes`, `no` or `auto`. Such a node creates tokens for its console, cuts
     /// connections on request, and lets web pages on loopback connect. `yes` needs a loopback `listen.client`. `auto`:
-    /// yes if `listen.client` is loopback and the other settings of `listen`, `tls`, `assign.addresses`, `auth.key_file` and
-    /// `node.profile` have their defaults.
+    /// yes if `listen.client` is loopback and the other settings of `listen`, `tls`, `assign.addresses`, `auth.key_file`,
+    /// `auth.key_files`, `auth.jwks_url` and `node.profile` have their defaults.
     pub development: String,
     /// Whether the console may crash the node; for `tidegate up`.
     #[serde(skip)]
@@ -83,7 +83,7 @@ impl Config {
             "yes" => true,
             "auto" => {
                 self.node.profile == "single"
-                    && self.auth.key_file.as_os_str().is_empty()
+                    && self.auth.has_own_secret()
                     && self.assign.addresses.is_empty()
                     && !listen.allow_public
                     && listen.origins.is_empty()

@@ -83,6 +83,7 @@ impl Config {
     fn check_profile(&self, need: &mut impl FnMut(bool, &str)) {
         let (node, kafka) = (&self.node, &self.kafka);
         self.check_admin(need);
+        self.auth.check(need);
         need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         let brokers = !kafka.brokers.is_empty() || !kafka.node_brokers.is_empty();
         match node.profile.as_str() {

@@ -79,7 +79,7 @@ pub async fn login(
     steps.done("chain");
     let route = Route { user, device, token: registered.token };
     steps.log(&route, "registered");
-    Ok(LoginDone { route, replaced: here, chain, settings })
+    Ok(LoginDone { route, replaced: here, chain, grants: None, settings })
 }
 
 /// Registers the route, retrying for [`ROUTES_MAX`]. A registration whose reply is lost is passed to `doubt` and

@@ -110,17 +110,20 @@ fn with_events(
 }
 
 /// Reads the key that tokens are signed with: the shared file, or else that of the data directory, created at first
-/// use.
+/// use. Returns an empty one if only other keys verify tokens.
 ///
 /// # Errors
 /// The key file is missing, unreadable or invalid; the text says how to create one.
 pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
     let shared: &Path = &config.auth.key_file;
     if shared.as_os_str().is_empty() {
+        if config.auth.has_other_keys() && !config.is_development() {
+            return Ok(Vec::new());
+        }
         if config.node.profile == "cluster" {
             bail!(
                 "auth.key_file: needed with node.profile = `cluster`, or other nodes refuse a node's tokens; create one file for \
-                 all nodes with `openssl rand -hex 32`, mode 600"
+                 all nodes with `openssl rand -hex 32`, mode 600, or name keys in auth.key_files or auth.jwks_url"
             );
         }
         return auth::load_or_create_key(&config.node.data).with_context(|| {

@@ -33,8 +33,8 @@ pub(super) fn broker(config: &Config, addresses: &Addresses) -> broker::Settings
     }
 }
 
-/// Returns the settings of all shards, which verify tokens with `token_key`.
-pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
+/// Returns the settings of all shards.
+pub(super) fn shards(config: &Config, verifier: Arc<Verifier>) -> ShardSettings {
     let (limits, timing, fault) = (&config.limits, &config.timing, &config.fault);
     ShardSettings {
         seed: rand::random(),
@@ -53,7 +53,7 @@ pub(super) fn shards(config: &Config, token_key: &[u8]) -> ShardSettings {
             forwarders: Networks::parse(&config.listen.forwarders).unwrap_or_default(),
             forwarded_header: ForwardedHeader::named(&config.listen.forwarded_header).unwrap_or_default(),
         },
-        verifier: Arc::new(Verifier::hs256(token_key)),
+        verifier,
         recall_within: Duration::from_millis(limits.recall_ms),
         panic_on_msg_id: match fault.panic_in.as_str() {
             "shard" => fault.panic_on_msg_id_in("shard"),

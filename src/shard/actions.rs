@@ -4,20 +4,20 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code, codec,
-    id::{ConversationId, DeviceId, MsgId, UserId},
+    id::{ConversationId, MsgId, UserId},
     machine::session::{Action, Alarm, ChainSaved, LoggedIn, SubmitAnswer},
     pb::{self, server_frame::Body as FrameBody},
 };
+
+pub(super) mod token;
 
 use super::{
     Shard,
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
-    auth::{TokenIdentity, TokenRefusal},
     log_limit::log_limited,
-    login,
-    mail::{ConnKey, Item, LoginDone, LoginError, Mail},
+    mail::{ConnKey, Item, LoginDone, LoginError, Mail, TokenUse},
     net::io::Io,
     routes::Route,
     scratch::{ChainChange, ChainSaver, ChainState},
@@ -52,7 +52,10 @@ impl<I: Io> Shard<I> {
 
     fn apply(&mut self, conn: &mut Conn, action: Action) {
         match action {
-            Action::Login(hello) => self.login(conn, &hello),
+            Action::Login(hello) => {
+                let pb::Hello { token, device, .. } = *hello;
+                self.check_token(conn, token, TokenUse::Login(device));
+            }
             Action::Join { id, room } => self.join_room(conn, id, &room),
             Action::Signal { id, conversation, signal } => self.signal(conn, id, conversation, *signal),
             Action::SignalDropped => self.context.metrics.signals_dropped.increment(1),
@@ -92,56 +95,6 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    fn login(&mut self, conn: &mut Conn, hello: &pb::Hello) {
-        let refused = |shard: &mut Self, conn: &mut Conn, code: Code, reason: &'static str| {
-            shard.context.metrics.login_refusals.increment(1);
-            conn.session.login_refused(code, reason, &mut shard.buffers.actions);
-        };
-        let identity = match self.verify(conn, &hello.token) {
-            Ok(identity) => identity,
-            Err(TokenRefusal { reason, wait: Some(wait), .. }) => {
-                return self.limit_login(conn, reason, wait);
-            }
-            Err(TokenRefusal { code, reason, wait: None }) => return refused(self, conn, code, reason),
-        };
-        if let Err(wait) = self.context.limiter.login(&identity.user, self.now) {
-            return self.limit_login(conn, "too many logins of this user", wait);
-        }
-        let Ok(device) = DeviceId::new(&hello.device) else {
-            return refused(self, conn, Code::BadId, "device: name the device, [A-Za-z0-9_.-]{1,64}");
-        };
-        if identity.device.as_ref().is_some_and(|only| *only != device) {
-            return refused(self, conn, Code::DeviceMismatch, "");
-        }
-        let key = conn.key;
-        let settings = conn.session.requested_settings();
-        let (cluster, shards) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.handles));
-        let devices_max = self.context.devices_per_user;
-        let work = login::login(cluster, identity.user, device, settings, devices_max, shards);
-        if let Some(done) = self.context.ask(work, move |done| Mail::LoginDone(key, done)) {
-            self.on_login(conn, done);
-        }
-    }
-
-    /// Verifies a token. A refused one counts against the address of the connection, except an expired one: a client
-    /// behind a busy address has to learn that it needs a new token.
-    pub(super) fn verify(&self, conn: &Conn, token: &str) -> Result<TokenIdentity, TokenRefusal> {
-        self.context.verifier.verify(token, self.wall_ms).map_err(|(code, reason)| {
-            let refusal = TokenRefusal { code, reason, wait: None };
-            if code == Code::TokenExpired {
-                return refusal;
-            }
-            match self.context.limiter.refused_token_from(conn.address, self.now) {
-                Ok(()) => refusal,
-                Err(wait) => TokenRefusal {
-                    code: Code::RateLimited,
-                    reason: "too many refused tokens from this address",
-                    wait: Some(wait),
-                },
-            }
-        })
-    }
-
     fn limit_login(&mut self, conn: &mut Conn, reason: &'static str, wait: Duration) {
         self.context.metrics.login_refusals.increment(1);
         self.buffers.close_after = Some(wait);
@@ -174,6 +127,7 @@ impl<I: Io> Shard<I> {
         conn.login = Some(Box::new(LoginState {
             sends: self.context.user_sends.connect(&done.route.user),
             route: done.route,
+            grants: done.grants,
             chain,
             outdated: Vec::new(),
             positions_after: None,

@@ -34,7 +34,7 @@ impl<I: Io> Shard<I> {
             None => 0,
         };
         match conn.stage {
-            Stage::Http => self.buffers.reply.extend_from_slice(HTTP_TIMEOUT_RESPONSE),
+            Stage::Http | Stage::Assigning => self.buffers.reply.extend_from_slice(HTTP_TIMEOUT_RESPONSE),
             Stage::Detect | Stage::Tcp | Stage::Json | Stage::Ws(_) => {
                 let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close(reason, after_ms))) };
                 self.reply(conn, &close);

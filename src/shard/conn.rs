@@ -15,6 +15,7 @@ use tidegate_protocol::{
 
 use super::outbox::Outbox;
 use crate::{
+    auth::Grants,
     budget::{ConnectionPermit, SendShare, shed::Weight},
     conversation::sync,
     mail::ConnKey,
@@ -49,6 +50,8 @@ pub(super) enum Stage {
     Detect,
     /// An HTTP request, expected to upgrade to a WebSocket.
     Http,
+    /// An assign request whose token is being checked; further input is discarded.
+    Assigning,
     /// Protobuf frames with a varint length.
     Tcp,
     /// JSON lines.
@@ -87,6 +90,8 @@ pub(super) enum Ending {
 /// State of a connection that has registered a route.
 pub(super) struct LoginState {
     pub(super) route: Route,
+    /// Rights of its token; `None` if the token names none.
+    pub(super) grants: Option<Arc<Grants>>,
     /// Its share in the sends of its user.
     pub(super) sends: SendShare,
     /// Chain of the device, if it has one.

@@ -63,6 +63,15 @@ impl<I: Io> Shard<I> {
             Mail::Answers(answers) => self.answers(answers.into()),
             Mail::Deliver(items) => self.items.extend(items),
             Mail::RoomFrames(frames) => frames.into_iter().for_each(|frame| self.hub.push(frame)),
+            Mail::TokenChecked(key, purpose, checked) => {
+                if let Some(slot) = self.conns.find(key) {
+                    self.with_conn(slot, |shard, conn| {
+                        shard.on_token(conn, *purpose, checked);
+                        shard.act(conn);
+                        shard.flush(conn);
+                    });
+                }
+            }
             Mail::LoginDone(key, done) => match self.conns.find(key) {
                 Some(slot) => self.with_conn(slot, |shard, conn| {
                     shard.on_login(conn, done);

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     assign,
+    mail::TokenUse,
     net::{
         io::Io,
         upgrade::{self, UpgradeProgress, UpgradeRefusal},
@@ -218,6 +219,7 @@ impl<I: Io> Shard<I> {
         match conn.stage {
             Stage::Detect => self.detect(conn, input),
             Stage::Http => self.upgrade(conn, input),
+            Stage::Assigning => Ok(ParseStep::Consumed(input.len())),
             Stage::Tcp => {
                 let split = codec::tcp::split(input, self.frame_bytes_max(conn));
                 self.parse_stream(conn, split, input, Framing::Proto)
@@ -273,19 +275,13 @@ impl<I: Io> Shard<I> {
                 Ok(ParseStep::Consumed(consumed))
             }
             Ok(UpgradeProgress::Assign(request)) => {
-                let response = if request.preflight {
-                    assign::preflight_response(&request)
+                if request.preflight {
+                    self.buffers.reply.extend_from_slice(&assign::preflight_response(&request));
+                    self.finish(conn, Code::Bye);
                 } else {
-                    match self.verify(conn, &request.token) {
-                        Ok(identity) => self.context.assigner.answer(&request, &identity.user),
-                        Err(refusal) => {
-                            self.context.metrics.codes.count(refusal.code);
-                            assign::refusal_response(&request, &refusal)
-                        }
-                    }
-                };
-                self.buffers.reply.extend_from_slice(&response);
-                self.finish(conn, Code::Bye);
+                    conn.stage = Stage::Assigning;
+                    self.check_token(conn, request.token.clone(), TokenUse::Assign(request));
+                }
                 Ok(ParseStep::Consumed(input.len()))
             }
             Err(refusal) => {

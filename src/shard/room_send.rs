@@ -18,7 +18,7 @@ use tidegate_protocol::{
     machine::session::{Submit, SubmitAnswer, SubmitRefusal},
 };
 
-use super::{Shard, conn::Conn};
+use super::{Shard, actions::token::ROOM_NOT_GRANTED, conn::Conn};
 use crate::{
     mail::{Audience, ConnKey, Delivery, Mail, RoomNumbers},
     net::io::Io,
@@ -211,6 +211,10 @@ impl<I: Io> Shard<I> {
                 return conn.session.join_limited(id, room, wait, &mut self.buffers.actions);
             }
         }
+        if !Self::may_join(conn, room) {
+            let (limits, out) = (&self.context.limits, &mut self.buffers.actions);
+            return conn.session.joined(id, room, Err(ROOM_NOT_GRANTED), limits, self.now, out);
+        }
         let conversation = ConversationId::room(room);
         self.hub.join(&conversation, conn.key.slot);
         if self.context.rooms.is_declared(&conversation) {
@@ -221,7 +225,7 @@ impl<I: Io> Shard<I> {
         let Some(place) = rooms.reserve_join() else {
             self.leave_room(conn, room);
             let (limits, out) = (&self.context.limits, &mut self.buffers.actions);
-            return conn.session.joined(id, room, Err(Code::Busy), limits, self.now, out);
+            return conn.session.joined(id, room, Err((Code::Busy, "")), limits, self.now, out);
         };
         let (key, named) = (conn.key, room.clone());
         let work = async move { rooms.declare(&conversation, place).await };

@@ -15,6 +15,7 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
+    actions::token::RECIPIENT_NOT_GRANTED,
     conn::{Conn, DIRTY, LIVE, WAITING},
 };
 use crate::{
@@ -53,6 +54,9 @@ impl<I: Io> Shard<I> {
         {
             self.context.metrics.signals_dropped.increment(1);
             return conn.session.signal_limited(id, wait, &mut self.buffers.actions);
+        }
+        if !Self::may_write(conn, &conversation) {
+            return self.answer_signal(conn, id, Err(RECIPIENT_NOT_GRANTED));
         }
         let audience = match conversation.kind() {
             ConversationKind::Direct(a, b) => {

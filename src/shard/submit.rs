@@ -5,13 +5,14 @@ use std::mem;
 use tidegate_protocol::{
     Code, Time,
     id::ConversationKind,
-    machine::session::{Action, SessionLimits, Submit, SubmitRefusal},
+    machine::session::{Action, SessionLimits, Submit, SubmitAnswer, SubmitRefusal},
     pb::server_frame::Body as FrameBody,
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
 use super::{
     Shard,
+    actions::token::RECIPIENT_NOT_GRANTED,
     conn::{Conn, LoginState},
 };
 use crate::{
@@ -27,6 +28,12 @@ impl<I: Io> Shard<I> {
         let planned = !self.context.panic_in_shard && submit.msg_id.as_str() == self.context.panic_on_msg_id;
         if cfg!(debug_assertions) && planned {
             panic!("fault injected by fault.panic_on_msg_id");
+        }
+        if !Self::may_write(conn, &submit.conversation) {
+            let (code, message) = RECIPIENT_NOT_GRANTED;
+            let (limits, out) = (&self.context.limits, &mut self.buffers.actions);
+            let refusal = SubmitAnswer::Refused { code, message: message.into() };
+            return conn.session.answered(submit.ticket, refusal, limits, self.now, out);
         }
         if matches!(submit.conversation.kind(), ConversationKind::Room(_)) {
             return self.publish(conn, submit);

@@ -1,5 +1,7 @@
 //! Login, refusal, and Bye.
 
+mod tokens;
+
 use std::time::Duration;
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header};

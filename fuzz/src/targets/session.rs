@@ -101,7 +101,7 @@ impl Driver {
             }
             5 => self.refusal = Some(if byte(input)? & 1 == 1 { Code::Busy } else { Code::Forbidden }),
             6 => {
-                let outcome = if byte(input)? & 1 == 1 { Ok(()) } else { Err(Code::Forbidden) };
+                let outcome = if byte(input)? & 1 == 1 { Ok(()) } else { Err((Code::Forbidden, "")) };
                 if let Some((id, room)) = self.joins.pop_front() {
                     self.input(|s, l, now, out| s.joined(id, &room, outcome, l, now, out));
                 }

@@ -14,7 +14,7 @@ impl Session {
         &mut self,
         id: u64,
         room: &RoomId,
-        outcome: Result<(), Code>,
+        outcome: Result<(), (Code, &str)>,
         limits: &SessionLimits,
         now: Time,
         out: &mut Vec<Action>,
@@ -25,9 +25,9 @@ impl Session {
         }
         match outcome {
             Ok(()) => self.done(id, out),
-            Err(code) => {
+            Err((code, message)) => {
                 self.forget_room(room);
-                self.refuse(id, code, "", limits, out);
+                self.refuse(id, code, message, limits, out);
             }
         }
         self.update_reading(limits, now);

@@ -158,7 +158,7 @@ impl Run {
             Op::Violation => conn.input(|s, _, _, out| s.handle_violation(Code::Malformed, "", out)),
             Op::Joined { ok } => {
                 if let Some((id, room)) = self.joins.pop() {
-                    let outcome = if ok { Ok(()) } else { Err(Code::Forbidden) };
+                    let outcome = if ok { Ok(()) } else { Err((Code::Forbidden, "")) };
                     conn.input(|s, l, now, out| s.joined(id, &room, outcome, l, now, out));
                 }
             }

@@ -238,7 +238,7 @@ fn rooms_are_joined_once_and_up_to_a_limit() {
     conn.frame(2, join("a"));
     conn.frame(3, join("b"));
     let b = RoomId::new("b").expect("well formed");
-    conn.input(|s, l, now, out| s.joined(3, &b, Err(Code::Forbidden), l, now, out));
+    conn.input(|s, l, now, out| s.joined(3, &b, Err((Code::Forbidden, "")), l, now, out));
     conn.frame(4, join("c"));
     conn.frame(5, join("d"));
     conn.frame(6, join("not a room"));

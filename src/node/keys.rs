@@ -1,0 +1,105 @@
+//! Keys of the node: builds the verifier of tokens from the configuration.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+
+use crate::{
+    auth::{ClaimRules, Keyring, RemoteSettings, TokenKey, Verifier, jwks, load_key, read_key, read_keys},
+    config::{AuthConfig, Config},
+    metrics::Metrics,
+};
+
+/// Name of the copy of the last good remote set, in the data directory.
+const COPY_FILE: &str = "jwks.json";
+
+/// Builds the keyring from the secret, which is empty for none, and the configured key files.
+///
+/// # Errors
+/// A key file can't be used; the error names all of them, each with its cure.
+pub fn keyring(auth: &AuthConfig, secret: &[u8]) -> anyhow::Result<Arc<Keyring>> {
+    let mut keys = Vec::new();
+    if !secret.is_empty() {
+        keys.push(TokenKey::hs256(secret, None));
+    }
+    let mut problems = Vec::new();
+    for entry in &auth.key_files {
+        let (id, file) = AuthConfig::key_entry(entry);
+        match read_keys(&file, id) {
+            Ok(read) => keys.extend(read),
+            Err(error) => problems.push(format!("auth.key_files {entry} can't be used: {error}")),
+        }
+    }
+    if !problems.is_empty() {
+        anyhow::bail!(problems.join("\n"));
+    }
+    let remote = (!auth.jwks_url.is_empty()).then(|| RemoteSettings {
+        keep: Duration::from_secs(auth.jwks_keep_s),
+        cooldown: Duration::from_secs(auth.jwks_cooldown_s),
+    });
+    Ok(Arc::new(Keyring::new(keys, remote)))
+}
+
+/// Reads the secret with which a node verifies tokens; empty if it has none. Unlike a node, creates none.
+///
+/// # Errors
+/// The file is missing, or can't be used.
+pub fn existing_secret(config: &Config) -> anyhow::Result<Vec<u8>> {
+    let file = &config.auth.key_file;
+    if !file.as_os_str().is_empty() {
+        return read_key(file).with_context(|| format!("auth.key_file {} can't be used", file.display()));
+    }
+    if config.auth.has_other_keys() {
+        return Ok(Vec::new());
+    }
+    let data = &config.node.data;
+    load_key(data).with_context(|| format!("no key in {} (node.data); start the node once", data.display()))
+}
+
+/// Returns the rules for the claims of tokens.
+pub fn rules(auth: &AuthConfig) -> ClaimRules {
+    ClaimRules {
+        issuers: auth.issuers.clone(),
+        audiences: auth.audiences.clone(),
+        max_lifetime: Duration::from_secs(auth.max_lifetime_s),
+        leeway: Duration::from_secs(auth.leeway_s),
+        token_bytes_max: auth.token_bytes_max,
+    }
+}
+
+/// Builds the refresher of the remote keys; `None` if there is no URL.
+///
+/// # Errors
+/// The URL or the file of its authority can't be used.
+pub fn refresher(
+    config: &Config,
+    keyring: &Arc<Keyring>,
+    metrics: &Metrics,
+) -> anyhow::Result<Option<jwks::Refresher>> {
+    let auth = &config.auth;
+    if auth.jwks_url.is_empty() {
+        return Ok(None);
+    }
+    let settings = jwks::Settings {
+        url: auth.jwks_url.clone(),
+        ca_file: auth.jwks_ca_file.clone(),
+        interval: Duration::from_secs(auth.jwks_refresh_s),
+        timeout: Duration::from_millis(auth.jwks_timeout_ms),
+        copy: if auth.jwks_copy { config.node.data.join(COPY_FILE) } else { PathBuf::new() },
+    };
+    let refresher = jwks::Refresher::new(settings, Arc::clone(keyring), metrics.clone());
+    refresher.map(Some).context("auth.jwks_url or auth.jwks_ca_file can't be used")
+}
+
+/// Builds the verifier of tokens, and starts the refresh of the remote keys. Must run in the services runtime.
+///
+/// # Errors
+/// A key file or the URL can't be used.
+pub(super) fn verifier(config: &Config, secret: &[u8], metrics: &Metrics) -> anyhow::Result<Arc<Verifier>> {
+    let keyring = keyring(&config.auth, secret)?;
+    if let Some(refresher) = refresher(config, &keyring, metrics)? {
+        crate::supervised::spawn("the refresh of the remote keys", refresher.run());
+    }
+    tracing::info!(keys = ?keyring.names(), url = config.auth.jwks_url, "keys that verify tokens");
+    Ok(Arc::new(Verifier::new(keyring, rules(&config.auth))))
+}

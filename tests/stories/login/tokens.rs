@@ -1,0 +1,269 @@
+//! Tokens of every algorithm, of remote keys and with grants, on a whole node.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use aws_lc_rs::{
+    encoding::{AsDer as _, PublicKeyX509Der},
+    rsa::{KeyPair as RsaKeyPair, KeySize},
+    signature::KeyPair as _,
+};
+use data_encoding::{BASE64, BASE64URL_NOPAD};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData as _};
+use serde_json::{Value, json};
+use tidegate::{auth::SigningKey, config::Config};
+use tidegate_protocol::{Code, codec::Wire};
+
+use crate::support::{ServerBody, TestNode, WAIT_MAX, ask, code, eventually, hello, http, send, unique_name};
+
+fn now(later: i64) -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64 + later
+}
+
+fn pem(pair: &KeyPair) -> SigningKey {
+    SigningKey::from_pem(pair.serialize_pem().as_bytes()).expect("a supported kind")
+}
+
+/// Folder of key files, removed at the end.
+struct Keys {
+    folder: PathBuf,
+    rsa: SigningKey,
+    rsa_pem: String,
+    p256: SigningKey,
+    ed: SigningKey,
+}
+
+impl Keys {
+    fn new() -> Self {
+        let folder = std::env::temp_dir().join(format!("tidegate-keys-{}", unique_name()));
+        fs::create_dir(&folder).unwrap();
+        let rsa = RsaKeyPair::generate(KeySize::Rsa2048).unwrap();
+        let der: PublicKeyX509Der<'_> = rsa.public_key().as_der().unwrap();
+        let rsa_pem = format!(
+            "-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n",
+            BASE64.encode(der.as_ref())
+        );
+        let p256 = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+        let ed = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+        fs::write(folder.join("rsa"), &rsa_pem).unwrap();
+        fs::write(folder.join("p256"), p256.public_key_pem()).unwrap();
+        fs::write(folder.join("ed"), ed.public_key_pem()).unwrap();
+        Self { folder, rsa: SigningKey::Rsa(Box::new(rsa)), rsa_pem, p256: pem(&p256), ed: pem(&ed) }
+    }
+
+    fn configure(&self, config: &mut Config) {
+        let entry = |kid: &str| format!("{kid}={}", self.folder.join(kid).display());
+        config.auth.key_files = ["rsa", "p256", "ed"].map(entry).to_vec();
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+/// Returns code and text of the refusal of a login.
+fn refused(node: &TestNode, token: &str) -> (Code, String) {
+    let mut client = node.connect(Wire::JsonLine);
+    let id = client.say(ask::hello(hello(token, "phone")));
+    match client.reply(id) {
+        ServerBody::Error(error) => (code(error.code), error.message),
+        other => panic!("no error: {other:?}"),
+    }
+}
+
+fn metric(node: &TestNode, name: &str) -> f64 {
+    let (_, text) = http::ask(node.admin_address(), "GET", "/metrics", "");
+    let line = text.lines().find(|line| line.starts_with(name)).expect("a series");
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn each_algorithm_logs_in_and_each_fault_has_its_text_and_counter() {
+    let keys = Keys::new();
+    let node = TestNode::start(|config| {
+        keys.configure(config);
+        config.auth.issuers = vec!["back-end".into()];
+        config.auth.audiences = vec!["chat".into()];
+        config.auth.max_lifetime_s = 3_600;
+        config.auth.token_bytes_max = 2_048;
+        config.limits.address_logins_per_second = 0;
+    });
+    let good = || json!({"sub": "alice", "exp": now(60), "iss": "back-end", "aud": "chat"});
+    for (kid, key) in [("rsa", &keys.rsa), ("p256", &keys.p256), ("ed", &keys.ed)] {
+        let token = key.sign(Some(kid), &good()).unwrap();
+        for _ in 0..2 {
+            node.connect(Wire::Tcp).login(hello(&token, "phone"));
+        }
+        let request = format!("GET /v1/assign HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\n\r\n");
+        assert!(raw(node.address(), &request).starts_with("HTTP/1.1 200"), "{kid}");
+        let broken = format!("{}AAAA", &token[..token.len() - 4]);
+        let request = format!("GET /v1/assign HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {broken}\r\n\r\n");
+        assert!(raw(node.address(), &request).starts_with("HTTP/1.1 401"), "{kid}");
+    }
+    let with = |name: &str, value: Value| {
+        let mut claims = good();
+        claims[name] = value;
+        keys.ed.sign(Some("ed"), &claims).unwrap()
+    };
+    let confused = SigningKey::Secret(keys.rsa_pem.clone().into_bytes()).sign(Some("rsa"), &good()).unwrap();
+    let unsigned = {
+        let part = |value: Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
+        format!("{}.{}.", part(json!({"alg": "none", "kid": "ed"})), part(good()))
+    };
+    let faults = [
+        (with("exp", json!(now(-100))), Code::TokenExpired, "has expired", "expired"),
+        (with("nbf", json!(now(50))), Code::TokenInvalid, "not valid yet", "time"),
+        (with("exp", json!(now(9_000))), Code::TokenInvalid, "valid for longer", "time"),
+        (with("aud", json!("shop")), Code::TokenInvalid, "another audience", "foreign"),
+        (with("iss", json!("other")), Code::TokenInvalid, "another issuer", "foreign"),
+        (keys.ed.sign(Some("x"), &good()).unwrap(), Code::TokenInvalid, "no key has", "unknown_key"),
+        (keys.ed.sign(None, &good()).unwrap(), Code::TokenInvalid, "no key has", "unknown_key"),
+        (keys.ed.sign(Some("rsa"), &good()).unwrap(), Code::TokenInvalid, "algorithm", "algorithm"),
+        (confused, Code::TokenInvalid, "algorithm", "algorithm"),
+        (unsigned, Code::TokenInvalid, "not signed", "algorithm"),
+        (with("pad", json!("x".repeat(2_048))), Code::TokenInvalid, "larger", "malformed"),
+        (with("rooms", json!(["a b"])), Code::TokenInvalid, "well formed", "malformed"),
+    ];
+    for (token, expected, text, counter) in faults {
+        let name = format!("tidegate_tokens_{counter}_total");
+        let before = metric(&node, &name);
+        let (code, message) = refused(&node, &token);
+        assert_eq!(code, expected, "{message}");
+        assert!(message.contains(text), "{message}");
+        assert!(metric(&node, &name) > before, "{name}");
+    }
+}
+
+fn raw(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a node");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
+    stream.write_all(request.as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the node replies, and closes the connection");
+    answer
+}
+
+/// Server of a set of keys. An empty answer means that it accepts and never answers.
+struct KeyServer {
+    address: SocketAddr,
+    body: Arc<Mutex<Vec<u8>>>,
+}
+
+impl KeyServer {
+    fn start(body: &[u8]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, body) = (listener.local_addr().unwrap(), Arc::new(Mutex::new(body.to_vec())));
+        let shared = Arc::clone(&body);
+        thread::spawn(move || {
+            let mut silent = Vec::new();
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let body = shared.lock().unwrap().clone();
+                if body.is_empty() {
+                    silent.push(stream);
+                    continue;
+                }
+                drop(stream.read(&mut [0; 4_096]));
+                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+                drop(stream.write_all(&[head.as_bytes(), &body].concat()));
+            }
+        });
+        Self { address, body }
+    }
+
+    fn set(&self, body: &[u8]) {
+        *self.body.lock().unwrap() = body.to_vec();
+    }
+}
+
+fn jwk(kid: &str, pair: &KeyPair) -> Vec<u8> {
+    let x = BASE64URL_NOPAD.encode(pair.der_bytes());
+    json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "use": "sig", "kid": kid, "x": x}]})
+        .to_string()
+        .into_bytes()
+}
+
+#[test]
+fn remote_keys_rotate_and_survive_a_broken_server() {
+    let made = || KeyPair::generate_for(&PKCS_ED25519).unwrap();
+    let (first, second) = (made(), made());
+    let server = KeyServer::start(b"<html>garbage</html>");
+    let url = format!("http://{}/jwks.json", server.address);
+    let set = |config: &mut Config| {
+        config.auth.jwks_url = url.clone();
+        config.auth.jwks_refresh_s = 1;
+        config.auth.jwks_cooldown_s = 1;
+        config.auth.jwks_timeout_ms = 300;
+        config.limits.address_logins_per_second = 0;
+    };
+    let node = TestNode::start(set);
+    let token = |kid: &str, pair: &KeyPair| {
+        pem(pair).sign(Some(kid), &json!({"sub": "alice", "exp": now(60)})).unwrap()
+    };
+    let (one, two) = (token("one", &first), token("two", &second));
+    assert_eq!(
+        refused(&node, &one).0,
+        Code::Overloaded,
+        "keys that were never loaded are no fault of the client"
+    );
+    let logs_in = |node: &TestNode, token: &str| {
+        let mut client = node.connect(Wire::Tcp);
+        let id = client.say(ask::hello(hello(token, "phone")));
+        matches!(client.reply(id), ServerBody::Welcome(_))
+    };
+    let in_time = |node: &TestNode, token: &str| {
+        eventually("the key is loaded", || logs_in(node, token).then_some(()));
+    };
+    server.set(&jwk("one", &first));
+    in_time(&node, &one);
+    assert_eq!(refused(&node, &two), (Code::TokenInvalid, "no key has the token's kid".into()));
+    server.set(&jwk("two", &second));
+    in_time(&node, &two);
+    assert!(logs_in(&node, &one), "a vanished key stays valid for a time");
+    let huge = vec![b' '; 1 << 20];
+    for broken in [&b"{\"keys\":[]}"[..], b"garbage", b"", &huge] {
+        server.set(broken);
+        let before = metric(&node, "tidegate_jwks_failures_total");
+        let is_counted = || (metric(&node, "tidegate_jwks_failures_total") > before).then_some(());
+        eventually("the failure is counted", is_counted);
+        assert!(logs_in(&node, &two), "the last good set stays in force");
+    }
+    let data = node.stop();
+    let again = TestNode::start_on(&data, set);
+    assert!(logs_in(&again, &two), "the copy on the disk is used while the server is broken");
+}
+
+#[test]
+fn grants_of_a_token_are_enforced() {
+    let node = TestNode::start(|_| {});
+    let secret = SigningKey::Secret(node.key().to_vec());
+    let claims = json!({
+        "sub": "alice", "exp": now(60), "rooms": ["lobby", "team-*"], "to": ["bob", "r:lobby"],
+        "org": "acme", "chan": "web", "prio": 3, "jti": "t1",
+    });
+    let token = secret.sign(None, &claims).unwrap();
+    for wire in Wire::ALL {
+        let mut alice = node.connect(wire);
+        alice.login(hello(&token, &format!("{wire:?}")));
+        alice.expect_done(ask::join("lobby"));
+        alice.expect_done(ask::join("team-7"));
+        assert_eq!(alice.refused(ask::join("private")), Code::Forbidden);
+        let id = format!("{wire:?}");
+        alice.send(send("r:lobby", &format!("{id}1"), "x"));
+        assert_eq!(alice.refused(ask::send(send("r:team-7", &format!("{id}2"), "x"))), Code::Forbidden);
+        assert_eq!(alice.refused(ask::send(send("d:alice:carol", &format!("{id}3"), "x"))), Code::Forbidden);
+        alice.send(send("d:alice:bob", &format!("{id}4"), "x"));
+        assert_eq!(alice.refused(ask::signal("d:alice:carol", "typing", "")), Code::Forbidden);
+        // A refused join leaves no trace: the limit of rooms still counts two.
+        alice.expect_done(ask::join("lobby"));
+    }
+}
