@@ -23,8 +23,8 @@ const GOT_SECOND: &str = "subject=CN = second.example.org";
 /// Printed if the certificate is that of the wanted name; also without a handshake.
 const VERIFIED: &str = "Verify return code: 0 (ok)";
 
-/// Printed if there was no handshake.
-const REFUSED: &str = "Cipher is (NONE)";
+/// Printed if the handshake ended before the certificate.
+const REFUSED: &str = "no peer certificate available";
 
 /// (description, arguments, what the client prints)
 const CASES: &[(&str, &str, &[&str])] = &[

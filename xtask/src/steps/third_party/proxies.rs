@@ -2,6 +2,7 @@
 //! their own addresses.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{Read as _, Write as _},
     net::TcpStream,
@@ -50,6 +51,7 @@ backend version_1_nodes
 struct Clients<'a> {
     shell: &'a Shell,
     python: PathBuf,
+    packages: PathBuf,
     authority: PathBuf,
     /// Number of cases so far; each has addresses and users of its own.
     cases: usize,
@@ -66,7 +68,8 @@ pub(super) fn run(shell: &Shell, folder: &Path) -> anyhow::Result<usize> {
     let both = [fs::read(folder.join("proxy.pem"))?, fs::read(folder.join("proxy.key"))?].concat();
     fs::write(folder.join("both.pem"), both)?;
     let python = tools::python(shell)?.join("python");
-    let mut clients = Clients { shell, python, authority: folder.join("ca.pem"), cases: 0 };
+    let packages = tools::node(shell)?;
+    let mut clients = Clients { shell, python, packages, authority: folder.join("ca.pem"), cases: 0 };
     haproxy(&mut clients, folder)?;
     nginx(&mut clients, folder)?;
     Ok(clients.cases)
@@ -153,11 +156,11 @@ fn nginx(clients: &mut Clients<'_>, folder: &Path) -> anyhow::Result<()> {
 }
 
 impl Clients<'_> {
-    /// Two users talk through a proxy, with the Python library.
+    /// Two users talk through a proxy, with the library of Node.
     fn chat(&mut self, proxy: &str, node: &ServerNode, address: &str) -> anyhow::Result<()> {
         self.cases += 1;
-        let mut command = self.script("chat.py");
-        command.arg(address);
+        let mut command = self.script("node", "chat.mjs");
+        command.args(["ws-proto", address]);
         for person in ["alice", "bob"] {
             let user = format!("{person}-{}", self.cases);
             let token = node.token(&user)?;
@@ -169,17 +172,18 @@ impl Clients<'_> {
     /// Two addresses reach their limit separately.
     fn reach_limit(&mut self, proxy: &str, url: &str) -> anyhow::Result<()> {
         self.cases += 1;
-        let mut command = self.script("limit.py");
+        let mut command = self.script(&self.python, "limit.py");
         command.args([url, &CONNS_PER_IP.to_string()]);
         command.args([2, 3].map(|host| format!("127.0.{}.{host}", self.cases)));
         shell::run(&mut command)
             .with_context(|| format!("connections through {proxy} don't count for the client's address"))
     }
 
-    fn script(&self, name: &str) -> Command {
-        let mut command = self.shell.command(&self.python);
+    fn script(&self, program: impl AsRef<OsStr>, name: &str) -> Command {
+        let mut command = self.shell.command(program);
         command.arg(self.shell.root.join("tests/third_party").join(name));
         command.env("TIDEGATE_CA", &self.authority).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("NODE_EXTRA_CA_CERTS", &self.authority).env("TIDEGATE_NODE_DIR", &self.packages);
         command
     }
 }
