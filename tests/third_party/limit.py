@@ -23,6 +23,42 @@ ACCEPTED = "accepted"
 REFUSED = "TOO_MANY_FROM_ADDRESS"
 
 
+class TlsStream:
+    """TLS over a socket, which keeps what arrived before the end of the handshake."""
+
+    def __init__(self, stream, context, host):
+        self.stream = stream
+        self.received = b""
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
+
+    def call(self, work):
+        """Returns the result of `work`, for which bytes are sent and received as needed."""
+        while True:
+            try:
+                result = work()
+            except ssl.SSLWantReadError:
+                self.stream.sendall(self.outgoing.read())
+                received = self.stream.recv(4096)
+                self.received += received
+                self.incoming.write(received) if received else self.incoming.write_eof()
+            else:
+                self.stream.sendall(self.outgoing.read())
+                return result
+
+    def shake_hands(self):
+        self.call(self.tls.do_handshake)
+
+    def sendall(self, data):
+        self.call(lambda: self.tls.write(data))
+
+    def recv(self, size):
+        return self.call(lambda: self.tls.read(size))
+
+    def close(self):
+        self.stream.close()
+
+
 class Opener:
     """Opens connections from chosen addresses."""
 
@@ -34,27 +70,17 @@ class Opener:
         self.context = ssl.create_default_context(cafile=ca) if parts.scheme == "wss" else None
         self.opened = 0
 
-    def dial(self, source):
-        return socket.create_connection(self.target, story.ANSWER_SECONDS, (source, 0))
-
-    def plain_answer(self, source, error):
-        """Returns `REFUSED` if a node refuses before the handshake, with a line that is no TLS; else the error."""
-        with self.dial(source) as stream:
-            try:
-                line = stream.recv(4096)
-            except OSError:
-                line = b""
-        return REFUSED if REFUSED.encode() in line else repr(error)
-
     def open(self, source):
         """Returns the socket, and `ACCEPTED`, `REFUSED`, or what came instead."""
         self.opened += 1
-        stream = self.dial(source)
+        stream = socket.create_connection(self.target, story.ANSWER_SECONDS, (source, 0))
         if self.context:
+            stream = TlsStream(stream, self.context, self.target[0])
             try:
-                stream = self.context.wrap_socket(stream, server_hostname=self.target[0])
+                stream.shake_hands()
             except (ssl.SSLError, ConnectionError) as error:
-                return stream, self.plain_answer(source, error)
+                # A node that ends TLS refuses before the handshake, with a line that is no TLS.
+                return stream, REFUSED if REFUSED.encode() in stream.received else repr(error)
         answer = b""
         try:
             stream.sendall(REQUEST.format(host=self.host, claim=self.opened).encode())
@@ -63,7 +89,7 @@ class Opener:
                 if not received:
                     break
                 answer += received
-        except ConnectionError as error:
+        except (ConnectionError, ssl.SSLError) as error:
             # A refusal may close the connection before the request is there.
             if not answer:
                 answer = str(error).encode()
