@@ -30,8 +30,11 @@ const CONNS_PER_IP: usize = 2;
 const READY_MAX: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Health checks that each server of HAProxy must have passed.
-const CHECKS_MIN: usize = 3;
+/// Servers in the configuration of HAProxy.
+const SERVERS: usize = 4;
+/// Time between two checks of a server by HAProxy, and the checks during which nodes are watched.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+const CHECKS: u32 = 3;
 
 /// Sections that the page leaves out: connections without TLS, by both versions of the PROXY header.
 const PLAIN_SECTIONS: &str = "
@@ -100,7 +103,7 @@ fn haproxy(clients: &mut Clients<'_>, folder: &Path) -> anyhow::Result<()> {
             ("VERSION_2", &version_2),
             ("VERSION_1", &version_1),
             ("PLAIN_NODE", &plain.client),
-            ("mode tcp\n", "mode tcp\n    default-server inter 100ms\n"),
+            ("mode tcp\n", &format!("mode tcp\n    default-server inter {}ms\n", CHECK_INTERVAL.as_millis())),
         ],
     )?;
     let file = folder.join("haproxy.cfg");
@@ -117,7 +120,7 @@ fn haproxy(clients: &mut Clients<'_>, folder: &Path) -> anyhow::Result<()> {
     clients.reach_limit("HAProxy that ends TLS", &format!("wss://{ends}"))?;
     clients.chat("HAProxy that passes TLS through", &tls, &format!("wss://{passes}"))?;
     clients.reach_limit("HAProxy that passes TLS through", &format!("wss://{passes}"))?;
-    expect_healthy(&statistics, &[&plain, &tls]).context("health checks of HAProxy")?;
+    expect_healthy(&statistics, [&plain, &tls]).context("health checks of HAProxy")?;
     clients.cases += 1;
     plain.stop()?;
     tls.stop()
@@ -234,9 +237,12 @@ fn start(command: &mut Command, log: &Path, address: &str) -> anyhow::Result<Run
     Ok(running)
 }
 
-/// Fails unless all servers of HAProxy passed several checks, and their nodes took none for a client's error.
-fn expect_healthy(statistics: &str, nodes: &[&ServerNode]) -> anyhow::Result<()> {
-    thread::sleep(Duration::from_millis(100) * u32::try_from(CHECKS_MIN)?);
+/// Fails unless all servers of HAProxy pass their checks, and their nodes refuse none of these.
+fn expect_healthy(statistics: &str, nodes: [&ServerNode; 2]) -> anyhow::Result<()> {
+    let before = refusals(nodes)?;
+    thread::sleep(CHECK_INTERVAL * CHECKS);
+    let after = refusals(nodes)?;
+    ensure!(before == after, "the nodes refused checks: before {before:?}, {CHECKS} checks later {after:?}");
     let mut stream = TcpStream::connect(statistics)?;
     stream.set_read_timeout(Some(READY_MAX))?;
     stream.write_all(b"show stat\n")?;
@@ -244,38 +250,32 @@ fn expect_healthy(statistics: &str, nodes: &[&ServerNode]) -> anyhow::Result<()>
     stream.read_to_string(&mut table)?;
     let mut rows = table.trim_start_matches("# ").lines().map(|line| line.split(',').collect::<Vec<_>>());
     let names = rows.next().context("HAProxy shows no statistics")?;
-    let column = |row: &[&str], name: &str| -> anyhow::Result<String> {
-        let at = names.iter().position(|it| *it == name).with_context(|| format!("no column {name}"))?;
-        Ok(row.get(at).copied().unwrap_or_default().to_owned())
+    let column = |row: &[&str], name: &str| {
+        let at = names.iter().position(|it| *it == name)?;
+        row.get(at).map(|value| (*value).to_owned())
     };
-    let mut servers = 0;
-    for row in rows {
-        if row.len() < 2 || row[1] != "n1" {
-            continue;
-        }
-        servers += 1;
-        let [status, failed] = [column(&row, "status")?, column(&row, "chkfail")?];
-        ensure!(status == "UP" && failed == "0", "{} is {status}, and {failed} checks failed", row[0]);
-    }
-    ensure!(servers == 4, "{servers} servers, 4 are expected:\n{table}");
-    for node in nodes {
-        let metrics = node.metrics()?;
-        for code in ["UNKNOWN_FRAMING", "TLS_REQUIRED"] {
-            let counted = metrics.lines().find(|line| {
-                line.starts_with("tidegate_")
-                    && line.contains(&format!("\"{code}\""))
-                    && !line.ends_with(" 0")
-            });
-            if let Some(line) = counted {
-                bail!("a node refused a check: {line}");
-            }
-        }
-        for name in ["tidegate_tls_failures_total", "tidegate_openings_late_total"] {
-            let value = metrics.lines().find_map(|line| line.strip_prefix(name));
-            ensure!(value.is_some_and(|value| value.trim() == "0"), "{name} is {value:?} behind HAProxy");
-        }
+    let servers: Vec<_> = rows.filter(|row| row.get(1) == Some(&"n1")).collect();
+    ensure!(servers.len() == SERVERS, "{} servers, {SERVERS} are expected:\n{table}", servers.len());
+    for row in servers {
+        let [status, failed] = ["status", "chkfail"].map(|name| column(&row, name).unwrap_or_default());
+        ensure!(status == "UP" && failed == "0", "{} is {status:?}, and {failed:?} checks failed", row[0]);
     }
     Ok(())
+}
+
+/// Returns for each node the connections that it refused, and those whose first bytes were wrong or late.
+fn refusals(nodes: [&ServerNode; 2]) -> anyhow::Result<Vec<String>> {
+    let names =
+        ["tidegate_connections_refused_total", "tidegate_tls_failures_total", "tidegate_openings_late_total"];
+    let mut values = Vec::new();
+    for node in nodes {
+        let metrics = node.metrics()?;
+        for name in names {
+            let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            values.push(value.with_context(|| format!("/metrics has no {name}:\n{metrics}"))?.to_owned());
+        }
+    }
+    Ok(values)
 }
 
 #[cfg(test)]
