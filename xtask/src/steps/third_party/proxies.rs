@@ -159,7 +159,8 @@ fn nginx(clients: &mut Clients<'_>, folder: &Path) -> anyhow::Result<()> {
 }
 
 impl Clients<'_> {
-    /// Two users talk through a proxy, with the library of Node.
+    /// Two users talk through a proxy, with the library of Node: that of Python uses a TLS connection in two threads at
+    /// once, so that one in a hundred upgrades is never sent, whatever the server.
     fn chat(&mut self, proxy: &str, node: &ServerNode, address: &str) -> anyhow::Result<()> {
         self.cases += 1;
         let mut command = self.script("node", "chat.mjs");
