@@ -2,7 +2,8 @@
 //
 //   node chat.mjs TRANSPORT ADDRESS USER_A TOKEN_A USER_B TOKEN_B
 //
-// TRANSPORT is ws-json, ws-proto or tcp-proto. Exits 0 when every answer was the expected one.
+// TRANSPORT is ws-json, ws-proto or tcp-proto; with ws- the address may be a wss:// URL, whose authority is in the file
+// NODE_EXTRA_CA_CERTS. Exits 0 when every answer was the expected one.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import net from "node:net";
@@ -45,7 +46,8 @@ class Inbox {
 
 async function openWebSocket(address, binary) {
   const protocol = binary ? "tidegate.v1.proto" : "tidegate.v1.json";
-  const socket = new WebSocket(`ws://${address}/`, [protocol], { perMessageDeflate: false });
+  const url = address.includes("://") ? address : `ws://${address}/`;
+  const socket = new WebSocket(url, [protocol], { perMessageDeflate: false });
   const inbox = new Inbox();
   const closed = new Promise((resolve) => socket.once("close", resolve));
   const ponged = () => new Promise((resolve) => (socket.once("pong", resolve), socket.ping("tide")));

@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -23,14 +24,14 @@ pub(crate) struct Running(Child);
 
 impl Running {
     /// Starts `command`; its stderr goes to the file `log`.
-    fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let log = fs::File::create(log)?;
         let child = command.stderr(log).stdin(Stdio::null()).spawn();
         Ok(Self(child.with_context(|| format!("starting {:?}", command.get_program()))?))
     }
 
     /// Fails if the process has ended.
-    fn check_alive(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn check_alive(&mut self) -> anyhow::Result<()> {
         match self.0.try_wait()? {
             Some(status) => bail!("it ended by itself: {status}"),
             None => Ok(()),
@@ -77,10 +78,16 @@ pub(crate) struct ServerNode {
 impl ServerNode {
     /// Starts a node with its data in the empty folder `data`, and waits for `node.json`.
     pub(crate) fn start(shell: &Shell, data: &Path) -> anyhow::Result<Self> {
+        Self::start_with(shell, data, &[])
+    }
+
+    /// Starts a node as [`Self::start`] does, with these settings, each `section.key=value`.
+    pub(crate) fn start_with(shell: &Shell, data: &Path, settings: &[String]) -> anyhow::Result<Self> {
         let program = shell.built("tidegate");
         let mut command = shell.command(&program);
         command.arg("serve").arg("--data").arg(data);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]).stdout(Stdio::null());
+        command.args(settings.iter().flat_map(|setting| ["--set", setting]));
         let log = data.with_extension("log");
         let mut running = Running::start(&mut command, &log)?;
         let client = wait_for_client_address(&mut running, &data.join("node.json"))
@@ -102,6 +109,19 @@ impl ServerNode {
             bail!("`tidegate token {user}` printed {out:?}, which is not a JWT alone");
         }
         Ok(token)
+    }
+
+    /// Returns the lines of its metrics.
+    pub(crate) fn metrics(&self) -> anyhow::Result<String> {
+        let node: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(self.data.join("node.json"))?)?;
+        let admin = node["admin"].as_str().context("node.json names the admin address")?;
+        let mut stream = TcpStream::connect(admin)?;
+        stream.set_read_timeout(Some(READY_MAX))?;
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).context("reading /metrics")?;
+        Ok(answer)
     }
 
     /// The file with the key that it checks tokens with.

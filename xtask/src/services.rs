@@ -3,7 +3,7 @@
 //! Each server listens on a free port of 127.0.0.1 and keeps its data below `target/services`, so several work trees do
 //! not conflict. Tests read the addresses from `target/services/services.json`.
 
-mod certificate;
+pub(crate) mod certificate;
 mod kafka;
 mod postgres;
 mod process;

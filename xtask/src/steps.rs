@@ -199,8 +199,8 @@ pub(crate) const STEPS: &[TestStep] = &[
     step("autobahn", "WebSocket conformance of examples/ws_echo", 20, Needs::Build, counted!(autobahn::run)),
     step(
         "third-party",
-        "other people's clients talk through a node",
-        15,
+        "other people's clients talk through a node, also behind HAProxy and nginx; OpenSSL's TLS",
+        25,
         Needs::Build,
         counted!(third_party::run),
     ),

@@ -18,6 +18,8 @@ pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
     tools::buf(shell)?;
     tools::node(shell)?;
     tools::ensure_program(shell, "chromium", "chromium")?;
+    tools::ensure_program(shell, "haproxy", "haproxy")?;
+    tools::ensure_program(shell, "nginx", "nginx")?;
     if !shell::have("kubectl") {
         tools::kustomize(shell)?;
     }

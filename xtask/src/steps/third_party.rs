@@ -1,4 +1,8 @@
-//! Step `third-party`: clients built on third-party libraries hold a conversation through a node.
+//! Step `third-party`: clients built on third-party libraries hold a conversation through a node, directly and behind
+//! third-party proxies, and OpenSSL speaks TLS with it.
+
+mod openssl;
+mod proxies;
 
 use std::{path::Path, process::Command};
 
@@ -54,12 +58,13 @@ pub(crate) fn schema(shell: &Shell) -> anyhow::Result<()> {
     shell::run(shell.command(check).args(["--builtin-schema", "vendor.compose-spec", "compose.yaml"]))
 }
 
-/// Runs each client, and returns the number of clients.
+/// Runs each client, the proxies and OpenSSL, and returns the number of cases.
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
     let python = tools::python(shell)?.join("python");
     let npm = tools::node(shell)?;
     let scripts = shell.root.join("tests/third_party");
-    let node = ServerNode::start(shell, &shell.scratch("third-party")?)?;
+    let folder = shell.scratch("third-party")?;
+    let node = ServerNode::start(shell, &folder.join("node"))?;
     for (name, program, script, before, issuer) in CLIENTS {
         let mut command = program.command(&python);
         command.current_dir(&shell.root).arg(scripts.join(script)).args(*before).arg(&node.client);
@@ -80,5 +85,7 @@ pub(crate) fn run(shell: &Shell) -> anyhow::Result<usize> {
         shell::run(&mut command)?;
     }
     node.stop()?;
-    Ok(CLIENTS.len())
+    let behind = proxies::run(shell, &shell::emptied(folder.join("proxies"))?)?;
+    let handshakes = openssl::run(shell, &shell::emptied(folder.join("openssl"))?)?;
+    Ok(CLIENTS.len() + behind + handshakes)
 }
