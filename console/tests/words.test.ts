@@ -142,6 +142,8 @@ test("nothing is well while a node does not answer, or has stopped in the last m
   const stop = { node: "n3", agoS: 41, awayS: undefined };
   const silent = of([node, other], { unanswered: new Map([["n3", 4]]), stops: [{ ...stop, agoS: 7 }] });
   assert.deepEqual([silent.tone, silent.sentence, silent.more], ["amber", "n3 has not answered for 4 s; if it has died, others take over its two partitions.", "One node, three clients, 2 of 4 partitions owned."]);
+  const taken = of([{ ...node, owns: [0, 1, 2, 3] }, other], { unanswered: new Map([["n3", 8]]) });
+  assert.deepEqual([taken.sentence, taken.more], ["n3 has not answered for 8 s; others have taken over its partitions.", "One node, three clients, four partitions owned."]);
   const lapsed = of([{ ...node, owns: [0, 1, 2, 3] }, { ...other, lease: "lapsed", owns: [] }], { unanswered: new Map([["n3", 12]]), stops: [{ ...stop, agoS: 12 }] });
   assert.deepEqual([lapsed.tone, lapsed.sentence], ["amber", "n3 stopped 12 s ago without a drain; others take over."]);
   const gone = of([{ ...node, owns: [0, 1, 2, 3] }], { unanswered: new Map([["n3", 41]]), stops: [stop] });

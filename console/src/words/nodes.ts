@@ -89,11 +89,12 @@ export interface Signs {
 }
 
 /** Nodes that died or do not answer, in a sentence; empty if there are none. */
-function missingWords(gone: readonly NodeRow[], silent: readonly NodeRow[], stopped: readonly Stop[], unanswered: ReadonlyMap<string, number>): string {
+function missingWords(gone: readonly NodeRow[], silent: readonly NodeRow[], stopped: readonly Stop[], unanswered: ReadonlyMap<string, number>, owned: ReadonlySet<number>): string {
   const unseen = gone.filter((node) => !stopped.some((stop) => stop.node === node.node)).map((node) => `${node.node} stopped without a drain`);
   const dead = [...stopped.map((stop) => `${stop.node} stopped ${about(stop.agoS)} ago without a drain`), ...unseen];
-  const parts = silent.reduce((sum, node) => sum + node.owns.length, 0);
-  const after = parts === 0 ? "" : `; if ${silent.length === 1 ? "it has" : "they have"} died, others take over ${silent.length === 1 ? "its" : "their"} ${plural(parts, "partition")}`;
+  const all = silent.flatMap((node) => [...node.owns]);
+  const parts = all.filter((index) => !owned.has(index)).length;
+  const after = all.length === 0 ? "" : parts === 0 ? `; others have taken over ${silent.length === 1 ? "its" : "their"} ${all.length === 1 ? "partition" : "partitions"}` : `; if ${silent.length === 1 ? "it has" : "they have"} died, others take over ${silent.length === 1 ? "its" : "their"} ${plural(parts, "partition")}`;
   const words = [
     dead.length > 0 && `${joined(dead)}; others ${gone.length > 0 ? "take" : "took"} over.`,
     silent.length > 0 && `${joined(silent.map((node) => `${node.node} has not answered for ${about(unanswered.get(node.node) ?? 0)}`))}${after}.`,
@@ -117,11 +118,11 @@ export function verdict(it: Nodes | undefined, figures: Signs): Verdict {
   const stopped = stops.filter((stop) => stop.awayS === undefined && !live.some((node) => node.node === stop.node));
   const claimed = new Set(live.flatMap((node) => [...node.owns]));
   const orphans = Array.from({ length: it.partitions }, (_, index) => index).filter((index) => !claimed.has(index));
-  const owned = new Set(answering.flatMap((node) => [...node.owns])).size;
+  const owned = new Set(answering.flatMap((node) => [...node.owns]));
   const draining = live.filter((node) => node.drain);
   const full = live.filter((node) => node.state === "full");
   const clients = answering.reduce((sum, node) => sum + node.conns, 0);
-  const partitions = owned < it.partitions && silent.length > 0 ? `${grouped(owned)} of ${grouped(it.partitions)} partitions` : plural(it.partitions, "partition");
+  const partitions = owned.size < it.partitions && silent.length > 0 ? `${grouped(owned.size)} of ${grouped(it.partitions)} partitions` : plural(it.partitions, "partition");
   const calm = `${capital(plural(answering.length, "node"))}, ${plural(clients, "client")}, ${partitions} owned.`;
   if (it.archiveBehind.length > 0) {
     return { tone: "red", sentence: `The archive is behind in ${plural(it.archiveBehind.length, "partition")}: sends to ${it.archiveBehind.length === 1 ? "it" : "them"} are refused.`, more: "See ARCHIVE_BEHIND (4011), and whether Postgres keeps up.", runbook: runbook("TidegateArchiveBehind") };
@@ -129,7 +130,7 @@ export function verdict(it: Nodes | undefined, figures: Signs): Verdict {
   if (orphans.length > 0) {
     return { tone: "red", sentence: `${capital(plural(orphans.length, "partition"))} ${orphans.length === 1 ? "has" : "have"} no owner.`, more: "A live node takes them over within seconds. If this lasts, check that nodes reach Kafka and Redis.", runbook: runbook("TidegatePartitionsWithoutOwner") };
   }
-  const missing = missingWords(gone, silent, stopped, unanswered);
+  const missing = missingWords(gone, silent, stopped, unanswered, owned);
   if (missing) return { tone: "amber", sentence: missing, more: full.length > 0 ? `${calm} ${capital(count(full.length))} of them ${full.length === 1 ? "is" : "are"} full.` : calm, runbook: runbook("TidegateNodeDied") };
   if (it.stale) return { tone: "amber", sentence: "Redis is unavailable. This is what the node saw last.", more: "Connected clients are served; new logins find their nodes by the last known state.", runbook: runbook("TidegateRedisAway") };
   if (draining.length > 0) return { tone: "amber", sentence: `${draining.map((node) => node.node).join(" and ")} ${draining.length === 1 ? "drains" : "drain"}. Nothing needs you.`, more: draining.map((node) => `${node.node}: ${drainWords(node)}`).join("; ") };
