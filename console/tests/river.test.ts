@@ -2,9 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Apportion } from "../src/charts/apportion.ts";
 import { Course } from "../src/charts/course.ts";
-import { phases } from "../src/charts/phases.ts";
-import { counts, ordered, type Reading } from "../src/charts/readings.ts";
+import { phases, stops } from "../src/charts/phases.ts";
+import { counts, hadClients, ordered, type Reading } from "../src/charts/readings.ts";
 import { layout, windowOf } from "../src/charts/river.ts";
+import { measured, sparkPath } from "../src/charts/sparkpath.ts";
 import { FLIGHT, LOOK, Strands, unitOf, type Move, type Second } from "../src/charts/strands.ts";
 import { askNext, mergeFlows, type Ask } from "../src/live/flows.ts";
 import { caption, compact, lasted, minutes, movesWords, phaseBrief, phaseWords, summary } from "../src/words/river.ts";
@@ -191,6 +192,9 @@ test("phases, the caption and the summary are said in words", () => {
   const [dead] = phases("n1", [reading(0, 9)], 12);
   assert.equal(dead && phaseWords(dead), "stopped 12 s ago");
   assert.equal(summary(["n1", "n2"], [1, 4000], [leaves, away], 480), "The last 8 min: n3 leaves, 100 at 33/s; n3 away 35 s. Now n1 has one client and n2 has 4,000 clients.");
+  const moves = [{ from: "n9", to: "n2", count: 2 }, { from: "", to: "n1", count: 5 }, { from: "n1", to: "n2", count: 1 }];
+  assert.equal(summary(["n1", "n2"], [0, 2], [], 38, moves), "The last 38 s: n9, not known to this page, was left by two clients. Now n1 has no clients and n2 has two clients.");
+  assert.match(summary(["n1", "n2"], [0, 2], [], 38, moves.slice(1)), /no node left/);
   assert.match(caption(250, 3, "flows", ["n3"]), /^Each strand is 250 clients, .+counted where they arrived\. n3 did not answer/);
   assert.match(caption(1, 3, "counts", []), /^Each strand is one client, .+derived from the nodes’ counts/);
   assert.equal(caption(1, 1, "counts", []), "Each strand is one client.");
@@ -286,4 +290,28 @@ test("the window grows with what is known, and then moves on", () => {
   assert.ok(span >= 30 && span < 44, `${span} seconds`);
   const it = layout(steps, crossings, end - span + 1, span, 392);
   assert.deepEqual(it.lines.map(({ lane }) => [lane[0], lane[span - 1]]), it.lines.map(() => [0, 0]));
+});
+
+test("stops without a drain are reported for eight minutes, and those that nobody saw are not", () => {
+  const run = (from: number, to: number, phase = 0) => Array.from({ length: to - from + 1 }, (_, index) => reading(from + index, 10, phase));
+  const of = (n3: readonly Reading[], end: number, n1 = run(1000, end)) => stops(new Map([["n1", n1], ["n3", n3]]), "n1");
+  assert.deepEqual(of(run(1000, 1100), 1105), [], "its readings may be late");
+  assert.deepEqual(of(run(1000, 1100), 1141), [{ node: "n3", agoS: 41, awayS: undefined }]);
+  assert.deepEqual(of([...run(1000, 1100), ...run(1141, 1200)], 1200), [{ node: "n3", agoS: 100, awayS: 41 }]);
+  assert.equal(of(run(1000, 1100), 1580).length, 1);
+  assert.deepEqual(of(run(1000, 1100), 1581), []);
+  assert.deepEqual(of([...run(1000, 1090), ...run(1091, 1100, 3)], 1141), [], "it drained");
+  const gap = [...run(1000, 1100), ...run(1141, 1200)];
+  assert.deepEqual(of(gap, 1200, gap).map((it) => it.node), ["n1"], "the page’s node was away itself");
+});
+
+test("a client is there from the first reading on", () => {
+  const all = [[reading(1000, 0), reading(1001, 1), reading(1002, 0)], []];
+  assert.deepEqual([[990, 1000], [1001, 1001], [1002, 1010], [1000, Infinity]].map(([from, to]) => hadClients(all, from ?? 0, to ?? 0)), [false, true, false, true]);
+});
+
+test("seconds without a measurement are gaps of a line", () => {
+  assert.deepEqual(measured([4, 0, undefined, 2]), [4, undefined, undefined, 2]);
+  assert.equal(sparkPath([2, 4, undefined, 2, undefined], 4, 40, 23), "M0.0 11.5L10.0 1.5M30.0 11.5h0");
+  assert.equal(sparkPath([0, 4], 4, 40, 23), "M0.0 21.5L40.0 1.5");
 });

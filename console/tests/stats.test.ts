@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 import { boot, type Boot } from "../src/live/boot.ts";
-import { apart, hasReported } from "../src/live/clocks.ts";
+import { apart, hasReported, unanswered } from "../src/live/clocks.ts";
 import { codesNow } from "../src/live/codes.ts";
 import { readings } from "../src/live/samples.ts";
-import { arrivals, counted, now, rows, series, strays, take } from "../src/live/stats.ts";
+import { arrivals, counted, now, resumedMs, rows, series, strays, take } from "../src/live/stats.ts";
 import { figuresNote } from "../src/words/nodes.ts";
 
 const START = 1_000_000;
@@ -98,4 +98,21 @@ test("the note about missing figures names the nodes, and the clocks that differ
   assert.equal(figuresNote(live, ["n1", "n2", "n9"], []), "These are the figures of n1 and n2 alone: 2 of 3 nodes.");
   assert.equal(figuresNote(live, live, ["n3"]), "These are the figures of n1 and n2 alone: 2 of 3 nodes. n3’s clock differs.");
   assert.equal(figuresNote(live, live, ["n2", "n3"]), "These are the figures of n1 alone: 1 of 3 nodes. n2’s and n3’s clocks differ.");
+});
+
+test("a node that sends no row for more than three seconds does not answer", () => {
+  const of = () => [...unanswered(arrivals.value, "n1", resumedMs.value)];
+  for (let second = 0; second <= 20; second += 1) {
+    row("n1", second, 3);
+    if (second <= 10) row("n2", second - 3, 4);
+    if (second === 13) assert.deepEqual(of(), [], "rows come late");
+    if (second === 14) assert.deepEqual(of(), [["n2", 4]]);
+  }
+  assert.deepEqual(of(), [["n2", 10]]);
+  // The page received nothing for a minute, which says nothing of n2.
+  take("start", JSON.stringify({ fields: ["logins", "clients", "slowCloses"] }));
+  row("n1", 80, 3);
+  assert.deepEqual(of(), []);
+  row("n1", 84, 3);
+  assert.deepEqual(of(), [["n2", 4]]);
 });

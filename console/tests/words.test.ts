@@ -5,10 +5,10 @@ import { test } from "node:test";
 import { parseFrame } from "../src/try/frames.ts";
 import type { Nodes } from "../src/live/nodes.ts";
 import { known } from "../src/words/people.ts";
-import { curl, drainQuestion, drainTime, newClients, unreachedWords, verdict } from "../src/words/nodes.ts";
+import { curl, drainQuestion, drainTime, newClients, steady, unreachedWords, verdict, type Signs } from "../src/words/nodes.ts";
 import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
-import { SENTENCES, connecting, kept, opening, purpose } from "../src/words/sentences.ts";
+import { SENTENCES, connecting, framesButton, judgedBy, kept, opening, purpose } from "../src/words/sentences.ts";
 import { describe } from "../src/words/wire.ts";
 
 const say = (name: string, facts: object) => SENTENCES[name]?.({ who: "bob", other: "alice", ...facts });
@@ -66,10 +66,12 @@ test("the sentences about the other breaks", () => {
 test("the page opens with who is connected and what is promised", () => {
   assert.equal(connecting("n1"), "Connecting to n1.");
   assert.equal(purpose("pair"), "Tidegate delivers messages between clients; two of them run in this page.");
-  assert.equal(kept(1, "n1", 2, "pair", true, false), "One message was written and synced, then acked.");
-  assert.equal(kept(2, "n1", 3, "group", true, true), "Two messages were written and synced, then acked. What n1 has stored was compared with all three screens.");
-  assert.doesNotMatch(kept(2, "n1", 2, "pair", false, true), /synced/);
-  assert.doesNotMatch(kept(2, "n1", 2, "room", true, true), /synced|compared/, "a room stores nothing");
+  assert.equal(kept(1, ["n1"], 2, "pair", true, false), "One message was written and synced, then acked.");
+  assert.equal(kept(2, ["n1"], 3, "group", true, true), "Two messages were written and synced, then acked. The stored history was compared with all three screens.");
+  assert.equal(kept(1, ["n1", "n2"], 2, "pair", true, true), "One message was written and synced, then acked. The stored history was compared with both screens.");
+  assert.match(kept(1, ["n1", "n2"], 2, "pair", false, false), /n1 and n2 keep messages in memory/);
+  assert.doesNotMatch(kept(2, ["n1"], 2, "pair", false, true), /synced/);
+  assert.doesNotMatch(kept(2, ["n1"], 2, "room", true, true), /synced|compared/, "a room stores nothing");
   assert.equal(
     opening(["alice", "bob"], ["n1"], "pair", true),
     "Alice and bob are connected to n1. The promise: once a message is acked it is on disk, and the other one sees it once and in order, whatever breaks. Send one, then break something.",
@@ -77,6 +79,14 @@ test("the page opens with who is connected and what is promised", () => {
   assert.match(opening(["alice", "bob", "carol"], ["n1", "n2"], "group", true), /^Alice, bob and carol are connected to n1 and n2\. .+ it is on disk, and the others see it once and in order/);
   assert.doesNotMatch(opening(["alice", "bob"], ["n1"], "pair", false), /on disk/);
   assert.doesNotMatch(opening(["alice", "bob", "carol"], ["n1"], "room", true), /promise/);
+});
+
+test("nodes of a cluster share the history by which is judged", () => {
+  assert.equal(judgedBy("pair", { node: "n1", profile: "single" }), "Judged by the checker’s rules, against what n1 has stored.");
+  assert.equal(judgedBy("group", { node: "n1", profile: "cluster" }), "Judged by the checker’s rules, against the stored history.");
+  assert.doesNotMatch(judgedBy("pair", undefined), /undefined/);
+  assert.equal(judgedBy("room", { node: "n1", profile: "cluster" }), "Judged by the checker’s rules for live rooms.");
+  assert.deepEqual([framesButton(1), framesButton(2), framesButton(40)], ["One frame as JSON", "Two frames as JSON", "40 frames as JSON"]);
 });
 
 test("a sentence without facts claims nothing", () => {
@@ -123,6 +133,26 @@ test("the verdict names what a person has to know first", () => {
   const troubled = [of({ archiveBehind: [1] }), of({ partitions: 3 }), of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }), of({ stale: true }), of({ nodes: [{ ...node, state: "full" }] }), verdict(all, { refused: 0, lagMs: 2000 })];
   assert.deepEqual(new Set(troubled.map((it) => it.runbook?.alert)), new Set(ALERTS));
   assert.equal(of({}).runbook, undefined);
+});
+
+test("nothing is well while a node does not answer, or has stopped in the last minutes", () => {
+  const node = { node: "n1", boot: "a", self: true, state: "ready", lease: "live", conns: 3, capacity: 100, owns: [0, 1], version: "0.1.0", weight: 100, share: null, accepts: 1000, zone: "", drain: null, stands: [] };
+  const other = { ...node, node: "n3", boot: "c", self: false, owns: [2, 3], conns: 40 };
+  const of = (nodes: Nodes["nodes"], more: Partial<Signs>) => verdict({ nodes, partitions: 4, archiveBehind: [], stale: false }, { refused: 0, lagMs: 0, ...more });
+  const stop = { node: "n3", agoS: 41, awayS: undefined };
+  const silent = of([node, other], { unanswered: new Map([["n3", 4]]), stops: [{ ...stop, agoS: 7 }] });
+  assert.deepEqual([silent.tone, silent.sentence, silent.more], ["amber", "n3 has not answered for 4 s; if it has died, others take over its two partitions.", "One node, three clients, 2 of 4 partitions owned."]);
+  const taken = of([{ ...node, owns: [0, 1, 2, 3] }, other], { unanswered: new Map([["n3", 8]]) });
+  assert.deepEqual([taken.sentence, taken.more], ["n3 has not answered for 8 s; others have taken over its partitions.", "One node, three clients, four partitions owned."]);
+  const lapsed = of([{ ...node, owns: [0, 1, 2, 3] }, { ...other, lease: "lapsed", owns: [] }], { unanswered: new Map([["n3", 12]]), stops: [{ ...stop, agoS: 12 }] });
+  assert.deepEqual([lapsed.tone, lapsed.sentence], ["amber", "n3 stopped 12 s ago without a drain; others take over."]);
+  const gone = of([{ ...node, owns: [0, 1, 2, 3] }], { unanswered: new Map([["n3", 41]]), stops: [stop] });
+  assert.deepEqual([gone.tone, gone.sentence, gone.runbook?.alert], ["amber", "n3 stopped 41 s ago without a drain; others took over.", "TidegateNodeDied"]);
+  const back = of([node, other], { stops: [{ node: "n3", agoS: 130, awayS: 41 }] });
+  assert.deepEqual([back.tone, back.sentence], ["amber", "n3 stopped 2 min 10 s ago without a drain, and came back 41 s later."]);
+  assert.equal(of([node], { unanswered: new Map([["n3", 41]]), stops: [stop] }).tone, "red", "its partitions have no owner");
+  assert.equal(of([node, other], {}).sentence, "All is well.");
+  assert.deepEqual([silent, lapsed, back].map((it) => steady(it.sentence)), ["n3 has not answered; if it has died, others take over its two partitions.", "n3 stopped without a drain; others take over.", "n3 stopped without a drain, and came back."]);
 });
 
 test("each runbook is a section of the documentation", () => {

@@ -62,3 +62,27 @@ function leaving(node: string, near: readonly Reading[], isOpen: boolean, isCall
     left: isGone ? had : Math.max(0, had - (last?.clients ?? 0)), rate, isCalledOff,
   };
 }
+
+/** A stop of a node without a drain: how long ago, and how long it was away if it came back. */
+export interface Stop {
+  readonly node: string;
+  readonly agoS: number;
+  readonly awayS: number | undefined;
+}
+
+/** Seconds for which a stop is reported: as long as the river shows it. */
+const REPORTED = 480;
+
+/**
+ * The last stop of each node in the last 8 minutes, by the readings and the clock of the page's node `own`. A time of which
+ * that node has no readings says nothing of the others.
+ */
+export function stops(all: ReadonlyMap<string, readonly Reading[]>, own: string): Stop[] {
+  const mine = all.get(own) ?? [];
+  const end = mine.at(-1)?.at ?? 0;
+  return [...all].flatMap(([node, readings]) => {
+    const it = phases(node, readings, end).filter((phase) => phase.isSudden && phase.from >= end - REPORTED).at(-1);
+    if (!it || (node !== own && !mine.some(({ at }) => at > it.from + 1 && at < it.to))) return [];
+    return [{ node, agoS: end - it.from, awayS: it.isOpen ? undefined : it.to - it.from }];
+  });
+}

@@ -30,3 +30,8 @@ export function counts(readings: readonly Reading[], from: number, to: number, l
   }
   return list;
 }
+
+/** Whether a node had a client from second `from` to second `to`. */
+export function hadClients(all: Iterable<readonly Reading[]>, from: number, to: number): boolean {
+  return [...all].some((list) => list.some((it) => it.clients > 0 && it.at >= from && it.at <= to));
+}

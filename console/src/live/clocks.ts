@@ -21,3 +21,16 @@ export function hasReported(arrivals: ReadonlyMap<string, Arrival>, node: string
   // Without rows of the page's node there is no time to compare with.
   return now === undefined || (it !== undefined && now.rowMs - it.ownMs <= SILENT_MS);
 }
+
+/** Seconds without a row after which a node counts as one that does not answer; rows come up to 2 s late. */
+const ANSWER_S = 3;
+
+/**
+ * Nodes that have sent no row for more than 3 s, with the seconds, by the clock of the page's node `own`. The time before
+ * `resumedMs`, in which the page itself received nothing, does not count.
+ */
+export function unanswered(arrivals: ReadonlyMap<string, Arrival>, own: string, resumedMs: number): Map<string, number> {
+  const nowMs = arrivals.get(own)?.rowMs ?? 0;
+  const all = [...arrivals].filter(([node]) => node !== own).map(([node, it]) => [node, Math.floor((nowMs - Math.max(it.ownMs, resumedMs)) / 1000)] as const);
+  return new Map(all.filter(([, seconds]) => seconds > ANSWER_S));
+}

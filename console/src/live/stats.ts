@@ -23,6 +23,12 @@ export const revision = signal(0);
 /** When the newest row of each node arrived. */
 export const arrivals = signal<ReadonlyMap<string, Arrival>>(new Map());
 
+/** Time of the first row of the page's node since the stream was connected, in ms. */
+export const resumedMs = signal(0);
+
+/** Whether that row is awaited. */
+let isResuming = false;
+
 /** Nodes whose clock differs so much that their rows are left out. */
 export const strays = signal<readonly string[]>([]);
 
@@ -82,7 +88,9 @@ export function take(event: string, data: string): void {
   stream.value = { answeredAt: performance.now(), live: true };
   const newest = (body.row ?? body.rows?.at(-1))?.[0];
   if (newest && body.node === own) takeTime(newest);
+  if (event === "start") isResuming = true;
   if (event === "start" && body.fields) fields.value = body.fields;
+  if (isResuming && newest && body.node === own) [resumedMs.value, isResuming] = [newest, false];
   if (event === "now" && body.node === own && body.row) ahead = (body.row[0] ?? 0) - Date.now();
   if (!body.node || (event !== "past" && event !== "now")) return;
   if (newest) arrive(body.node, newest, event === "past");

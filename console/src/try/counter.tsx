@@ -1,6 +1,7 @@
 import { boot } from "../live/boot.ts";
 import { Icon } from "../parts/icon.tsx";
 import { grouped } from "../words/numbers.ts";
+import { judgedBy } from "../words/sentences.ts";
 import { toLines } from "./history.ts";
 import { inCell, type Cell } from "./judge.ts";
 import type { Stage } from "./stage.ts";
@@ -70,9 +71,7 @@ export function Counter({ stage, again }: { readonly stage: Stage; readonly agai
       <Judged stage={stage} cell="doubled" label="Doubled" />
       <Judged stage={stage} cell="order" label="Out of order" />
       <p class="record small soft">
-        <span class="about">{stage.mode === "room"
-          ? "Judged by the checker’s rules for live rooms. "
-          : `Judged by the checker’s rules, against what ${boot.value?.node ?? "the node"} has stored. `}</span>
+        <span class="about">{judgedBy(stage.mode, boot.value)} </span>
         <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines for tidegate-lab check, with hashes in place of what was said">Save the recording</button> <span class="about">to judge it yourself, or </span>
         <button type="button" class="link" onClick={again}>start over</button><span class="about">.</span>
       </p>

@@ -1,7 +1,6 @@
 import { useState } from "preact/hooks";
 import { boot } from "../live/boot.ts";
-import { joined } from "../words/numbers.ts";
-import { GOOD, GOOD_ROOM, UNDER_WAY, broken, connecting, kept, next, opening } from "../words/sentences.ts";
+import { GOOD, GOOD_ROOM, UNDER_WAY, broken, connecting, framesButton, kept, next, opening } from "../words/sentences.ts";
 import type { Running } from "./breaks.ts";
 import { running, said } from "./play.ts";
 import type { Stage } from "./stage.ts";
@@ -29,7 +28,7 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
   const { counts } = stage.judgement.value;
   const isKept = !it && isLive && counts.acked > 0;
   const isChecked = isKept && stage.isChecked.value;
-  if (isKept) words = kept(counts.acked, joined(stage.nodes), stage.people.length, stage.mode, boot.value?.durable ?? true, isChecked);
+  if (isKept) words = kept(counts.acked, stage.nodes, stage.people.length, stage.mode, boot.value?.durable ?? true, isChecked);
   const end = it?.end || (isChecked ? (stage.audience ? GOOD_ROOM : GOOD) : "");
   if (finding) words = broken(finding.rule, finding.what);
   return (
@@ -37,7 +36,7 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
       <div class="row small">
         <span class="quiet grow">What the broker did</span>
         {stage.isDurable && <span class="row soft"><i class="ink-square" />written and synced</span>}
-        {frames.length > 0 && <button type="button" class="link" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{frames.length} frames as JSON</button>}
+        {frames.length > 0 && <button type="button" class="link" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{framesButton(frames.length)}</button>}
       </div>
       {isOpen && frames.length > 0 ? (
         <ol class="frames" tabIndex={0}>

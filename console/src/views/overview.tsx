@@ -1,14 +1,17 @@
 import { useEffect } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
+import { stops } from "../charts/phases.ts";
+import { measured } from "../charts/sparkpath.ts";
 import { allows, boot, nodeClass } from "../live/boot.ts";
 import { followEvents, list } from "../live/cloudevents.ts";
 import { followNodes, nodes, nodesFailure, readNodes } from "../live/nodes.ts";
-import { hasReported } from "../live/clocks.ts";
-import { arrivals, now, rows, series, strays } from "../live/stats.ts";
+import { hasReported, unanswered } from "../live/clocks.ts";
+import { arrivals, now, resumedMs, rows, series, strays } from "../live/stats.ts";
+import { readings } from "../live/samples.ts";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
-import { figuresNote, verdict } from "../words/nodes.ts";
+import { figuresNote, steady, verdict } from "../words/nodes.ts";
 import { grouped } from "../words/numbers.ts";
 import { RUNBOOK_FILE } from "../words/runbook.ts";
 import { Partitions } from "./partitions.tsx";
@@ -28,9 +31,10 @@ const SPAN = 300;
 /** A figure with its line; `known` is the newest value where another source has it for all nodes. */
 function Line({ field, label, unit, known }: { readonly field: string; readonly label: string; readonly unit: string; readonly known: number | undefined }) {
   const isMs = unit === "ms";
-  const values = series(field, SPAN, isMs);
+  // A second without a send has no wait for an ack.
+  const values = isMs ? measured(series(field, SPAN, true)) : series(field, SPAN);
   const newest = known !== undefined ? known : isMs ? values.at(-1) : now(field);
-  const text = newest === undefined || (isMs && newest === 0) ? "–" : isMs ? (newest / 1000).toFixed(newest < 10_000 ? 1 : 0) : grouped(newest);
+  const text = newest === undefined ? "–" : isMs ? (newest / 1000).toFixed(newest < 10_000 ? 1 : 0) : grouped(newest);
   return (
     <div class="spark">
       <span class="label">{label}</span>
@@ -48,15 +52,20 @@ export default function Overview() {
   const alive = it?.nodes.filter((node) => node.lease === "live") ?? [];
   // The same source as the sentence and the rows of the nodes, or the figures would differ by what has just connected.
   const clients = it ? alive.reduce((sum, node) => sum + node.conns, 0) : undefined;
-  const known = [...rows.value.keys()].filter((node) => hasReported(arrivals.value, node, boot.value?.node ?? ""));
+  const own = boot.value?.node ?? "";
+  const known = [...rows.value.keys()].filter((node) => hasReported(arrivals.value, node, own));
   const note = figuresNote(alive.map((node) => node.node), known, strays.value);
-  const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs") });
+  const silent = unanswered(arrivals.value, own, resumedMs.value);
+  // Samples of the list of nodes have gaps where no view read it, which are no stops.
+  const reported = new Map([...readings()].filter(([node]) => rows.value.has(node) && !strays.value.includes(node)));
+  const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs"), unanswered: silent, stops: stops(reported, own) });
   return (
     <>
       <Header title="Overview" />
       <div class="view">
         {nodesFailure.value && <Failed error={nodesFailure.value} again={() => void readNodes()} />}
-        <section class="verdict" role="status">
+        <p class="sr" role="status">{steady(said.sentence)}</p>
+        <section class="verdict" aria-label="State of the cluster">
           <i class={`dot ${said.tone}`} />
           <div>
             <p class="first">{said.sentence}</p>
@@ -78,7 +87,7 @@ export default function Overview() {
             {it?.nodes.map((node) => (
               <li class={nodeClass(node.node)}>
                 <a href="/nodes"><span class="node">{node.node}</span></a>
-                <span class={`chip ${node.lease !== "live" ? "red" : node.state === "ready" ? "tide" : "amber"}`}>{node.lease === "live" ? node.state : node.lease}</span>
+                <span class={`chip ${node.lease !== "live" ? "red" : node.state === "ready" && !silent.has(node.node) ? "tide" : "amber"}`}>{node.lease !== "live" ? node.lease : silent.has(node.node) ? "no answer" : node.state}</span>
                 <span class="num soft">{grouped(node.conns)} {node.conns === 1 ? "client" : "clients"}</span>
                 <span class="quiet small">{node.version}</span>
               </li>

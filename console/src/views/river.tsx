@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { viewKeys } from "../app/keys.ts";
 import { Course } from "../charts/course.ts";
 import { phases, type Phase } from "../charts/phases.ts";
+import { hadClients } from "../charts/readings.ts";
 import { windowOf } from "../charts/river.ts";
 import type { Move } from "../charts/strands.ts";
 import { allows, boot, nodeClass, nodeNames } from "../live/boot.ts";
@@ -13,7 +14,7 @@ import { revision, seconds } from "../live/stats.ts";
 import { Empty } from "../parts/empty.tsx";
 import { Icon } from "../parts/icon.tsx";
 import { grouped } from "../words/numbers.ts";
-import { caption, movesWords, summary, time } from "../words/river.ts";
+import { caption, leftUnknown, movesWords, summary, time } from "../words/river.ts";
 import { RiverPicture, clientsAt, type Shown } from "./riverpicture.tsx";
 
 const course = new Course();
@@ -70,25 +71,31 @@ export function River() {
   if (!it) return <section class="river" aria-label="River of clients"><p class="quiet">The picture of the clients begins with the first figures.</p></section>;
   const isOpen = forced ?? it.phases.length > 0;
   const past = it.all.filter((phase) => phase.kind === "leaves" && !phase.isOpen && phase.to < it.from);
-  const hasClients = it.phases.length > 0 || it.steps.some((step) => step.at >= it.from && step.at <= it.to && step.lanes.some((lane) => lane.length > 0));
+  // Strands begin some seconds after the first reading with a client, and moves from a node that is gone have none.
+  const to = pinned.value === undefined ? Infinity : it.to;
+  const moves = allows("flows") ? it.moves(it.from, it.to) : [];
+  const unknown = leftUnknown(it.names, moves);
+  const hasStrands = it.phases.length > 0 || it.steps.some((step) => step.at >= it.from && step.at <= it.to && step.lanes.some((lane) => lane.length > 0));
+  const hasClients = hasStrands || moves.length > 0 || hadClients(it.readings.values(), it.from, to);
   const source = allows("flows") ? "flows" : "counts";
   return (
     <section class="river" aria-label="River of clients">
       <div class="river-head">
-        <p class="sr">{summary(it.names, clientsAt(it, it.to), it.phases, it.span)}</p>
-        <p class="quiet small grow">{caption(course.unit, it.names.length, source, silent.value)}{it.first > it.from ? ` Known since ${time(it.first)}.` : ""}</p>
+        <p class="sr">{summary(it.names, clientsAt(it, it.to), it.phases, it.span, moves)}</p>
+        <p class="quiet small grow">{caption(course.unit, it.names.length, source, silent.value)}{it.first > it.from ? ` Known since ${time(it.first)}.` : ""}{unknown.map((words) => ` ${words}.`)}</p>
         <div class="row">
           {past.length > 0 && pinned.value === undefined && <button type="button" class="button" onClick={() => (pinned.value = Math.min(it.to, (past.at(-1)?.to ?? 0) + 60))}>Last rollout</button>}
           <button type="button" class="button" aria-pressed={pinned.value !== undefined} onClick={() => (pinned.value = pinned.value === undefined ? it.to : undefined)}>
             <Icon name={pinned.value === undefined ? "pause" : "play"} />
             {pinned.value === undefined ? "Pause" : "Go on"}
           </button>
-          {!asTable && hasClients && <button type="button" class="button" aria-expanded={isOpen} onClick={() => setForced(!isOpen)}>{isOpen ? "Less" : "More"}</button>}
+          {!asTable && hasStrands && <button type="button" class="button" aria-expanded={isOpen} onClick={() => setForced(!isOpen)}>{isOpen ? "Less" : "More"}</button>}
           <button type="button" class="button" aria-pressed={asTable} onClick={() => setTable(!asTable)}>{asTable ? "Show as picture" : "Show as table"}</button>
         </div>
       </div>
       {!hasClients && !asTable && <Empty command="tidegate tail --user bob">No client was connected in this time. This connects one, and its strand begins a few seconds later:</Empty>}
-      {asTable ? <Table it={it} /> : hasClients && <RiverPicture it={it} isOpen={isOpen} />}
+      {hasClients && !hasStrands && !asTable && <p class="quiet">A strand begins a few seconds after its client has connected.</p>}
+      {asTable ? <Table it={it} /> : hasStrands && <RiverPicture it={it} isOpen={isOpen} />}
     </section>
   );
 }

@@ -1,3 +1,4 @@
+import type { Stop } from "../charts/phases.ts";
 import type { DrainPlan } from "../live/boot.ts";
 import type { NodeRow, Nodes } from "../live/nodes.ts";
 import type { Unreachable } from "../live/policy.ts";
@@ -77,27 +78,65 @@ export interface Verdict {
   readonly runbook?: Runbook;
 }
 
-/** Judges the state of the nodes, and the figures of the last second where they are known. */
-export function verdict(it: Nodes | undefined, figures: { readonly refused: number | undefined; readonly lagMs: number | undefined }): Verdict {
+/** What the figures of the nodes say, where they are known. */
+export interface Signs {
+  readonly refused: number | undefined;
+  readonly lagMs: number | undefined;
+  /** Nodes that do not answer, with the seconds. */
+  readonly unanswered?: ReadonlyMap<string, number>;
+  /** Nodes that stopped without a drain in the last minutes. */
+  readonly stops?: readonly Stop[];
+}
+
+/** Nodes that died or do not answer, in a sentence; empty if there are none. */
+function missingWords(gone: readonly NodeRow[], silent: readonly NodeRow[], stopped: readonly Stop[], unanswered: ReadonlyMap<string, number>, owned: ReadonlySet<number>): string {
+  const unseen = gone.filter((node) => !stopped.some((stop) => stop.node === node.node)).map((node) => `${node.node} stopped without a drain`);
+  const dead = [...stopped.map((stop) => `${stop.node} stopped ${about(stop.agoS)} ago without a drain`), ...unseen];
+  const all = silent.flatMap((node) => [...node.owns]);
+  const parts = all.filter((index) => !owned.has(index)).length;
+  const after = all.length === 0 ? "" : parts === 0 ? `; others have taken over ${silent.length === 1 ? "its" : "their"} ${all.length === 1 ? "partition" : "partitions"}` : `; if ${silent.length === 1 ? "it has" : "they have"} died, others take over ${silent.length === 1 ? "its" : "their"} ${plural(parts, "partition")}`;
+  const words = [
+    dead.length > 0 && `${joined(dead)}; others ${gone.length > 0 ? "take" : "took"} over.`,
+    silent.length > 0 && `${joined(silent.map((node) => `${node.node} has not answered for ${about(unanswered.get(node.node) ?? 0)}`))}${after}.`,
+  ];
+  return words.filter(Boolean).join(" ");
+}
+
+/** A verdict without the times that count up, so that a screen reader says it once. */
+export function steady(sentence: string): string {
+  return sentence.replace(/ (?:for )?(?:\d+ min )?\d+ s\b(?: ago| later)?/g, "");
+}
+
+/** Judges the state of the nodes, and their figures where they are known. What a node owns does not count while it does not answer. */
+export function verdict(it: Nodes | undefined, figures: Signs): Verdict {
   if (!it) return { tone: "off", sentence: "Reading the state of the nodes.", more: "" };
   const live = it.nodes.filter((node) => node.lease === "live");
   const gone = it.nodes.filter((node) => node.lease === "lapsed");
-  const owned = new Set(live.flatMap((node) => [...node.owns]));
-  const orphans = Array.from({ length: it.partitions }, (_, index) => index).filter((index) => !owned.has(index));
+  const { unanswered = new Map<string, number>(), stops = [] } = figures;
+  const silent = live.filter((node) => unanswered.has(node.node));
+  const answering = live.filter((node) => !silent.includes(node));
+  const stopped = stops.filter((stop) => stop.awayS === undefined && !live.some((node) => node.node === stop.node));
+  const claimed = new Set(live.flatMap((node) => [...node.owns]));
+  const orphans = Array.from({ length: it.partitions }, (_, index) => index).filter((index) => !claimed.has(index));
+  const owned = new Set(answering.flatMap((node) => [...node.owns]));
   const draining = live.filter((node) => node.drain);
   const full = live.filter((node) => node.state === "full");
-  const clients = live.reduce((sum, node) => sum + node.conns, 0);
-  const calm = `${capital(plural(live.length, "node"))}, ${plural(clients, "client")}, ${plural(it.partitions, "partition")} owned.`;
+  const clients = answering.reduce((sum, node) => sum + node.conns, 0);
+  const partitions = owned.size < it.partitions && silent.length > 0 ? `${grouped(owned.size)} of ${grouped(it.partitions)} partitions` : plural(it.partitions, "partition");
+  const calm = `${capital(plural(answering.length, "node"))}, ${plural(clients, "client")}, ${partitions} owned.`;
   if (it.archiveBehind.length > 0) {
     return { tone: "red", sentence: `The archive is behind in ${plural(it.archiveBehind.length, "partition")}: sends to ${it.archiveBehind.length === 1 ? "it" : "them"} are refused.`, more: "See ARCHIVE_BEHIND (4011), and whether Postgres keeps up.", runbook: runbook("TidegateArchiveBehind") };
   }
   if (orphans.length > 0) {
     return { tone: "red", sentence: `${capital(plural(orphans.length, "partition"))} ${orphans.length === 1 ? "has" : "have"} no owner.`, more: "A live node takes them over within seconds. If this lasts, check that nodes reach Kafka and Redis.", runbook: runbook("TidegatePartitionsWithoutOwner") };
   }
-  if (gone.length > 0) return { tone: "amber", sentence: `${gone.map((node) => node.node).join(", ")} stopped without a drain; others take over.`, more: calm, runbook: runbook("TidegateNodeDied") };
+  const missing = missingWords(gone, silent, stopped, unanswered, owned);
+  if (missing) return { tone: "amber", sentence: missing, more: full.length > 0 ? `${calm} ${capital(count(full.length))} of them ${full.length === 1 ? "is" : "are"} full.` : calm, runbook: runbook("TidegateNodeDied") };
   if (it.stale) return { tone: "amber", sentence: "Redis is unavailable. This is what the node saw last.", more: "Connected clients are served; new logins find their nodes by the last known state.", runbook: runbook("TidegateRedisAway") };
   if (draining.length > 0) return { tone: "amber", sentence: `${draining.map((node) => node.node).join(" and ")} ${draining.length === 1 ? "drains" : "drain"}. Nothing needs you.`, more: draining.map((node) => `${node.node}: ${drainWords(node)}`).join("; ") };
   if (full.length > 0) return { tone: "amber", sentence: `${capital(count(full.length))} of ${live.length} nodes ${full.length === 1 ? "is" : "are"} full and ${full.length === 1 ? "takes" : "take"} no new clients.`, more: calm, runbook: runbook("TidegateNodeFull") };
   if ((figures.lagMs ?? 0) > 1000) return { tone: "amber", sentence: `The archive is ${duration(figures.lagMs ?? 0)} behind.`, more: calm, runbook: runbook("TidegateArchiveLag") };
+  const back = stops.filter((stop) => stop.awayS !== undefined).map((stop) => `${stop.node} stopped ${about(stop.agoS)} ago without a drain, and came back ${about(stop.awayS ?? 0)} later`);
+  if (back.length > 0) return { tone: "amber", sentence: `${joined(back)}.`, more: calm, runbook: runbook("TidegateNodeDied") };
   return { tone: "", sentence: "All is well.", more: `${calm}${figures.refused ? ` ${grouped(figures.refused)} refused in the last second.` : ""}` };
 }

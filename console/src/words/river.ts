@@ -47,10 +47,17 @@ export function minutes(seconds: number): string {
 }
 
 /** The picture in a sentence, for those who don't see it. */
-export function summary(names: readonly string[], counts: readonly number[], phases: readonly Phase[], span: number): string {
+export function summary(names: readonly string[], counts: readonly number[], phases: readonly Phase[], span: number, moves: readonly Move[] = []): string {
   const now = names.map((name, index) => `${name} has ${plural(counts[index] ?? 0, "client")}`);
-  const past = phases.map((it) => `${it.node} ${phaseWords(it)}`);
+  const past = [...phases.map((it) => `${it.node} ${phaseWords(it)}`), ...leftUnknown(names, moves)];
   return `The last ${minutes(span)}: ${past.length > 0 ? past.join("; ") : "no node left"}. Now ${joined(now)}.`;
+}
+
+/** Nodes that clients left for others, and that the picture has no lane for: `n9, not known to this page, was left by two clients`. */
+export function leftUnknown(names: readonly string[], moves: readonly Move[]): string[] {
+  const by = new Map<string, number>();
+  for (const { from, to, count } of moves) if (from && to && from !== to && !names.includes(from)) by.set(from, (by.get(from) ?? 0) + count);
+  return [...by].map(([node, clients]) => `${node}, not known to this page, was left by ${plural(clients, "client")}`);
 }
 
 /** Moves of a second or more: `n3 to n1 12, new on n2 40`. */

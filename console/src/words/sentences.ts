@@ -168,11 +168,22 @@ export function opening(people: readonly string[], nodes: readonly string[], mod
 }
 
 /** The sentence about what was sent before anything was broken: what was done with it, and once it was judged, against what. */
-export function kept(acked: number, node: string, people: number, mode: "pair" | "group" | "room", durable: boolean, isChecked: boolean): string {
+export function kept(acked: number, nodes: readonly string[], people: number, mode: "pair" | "group" | "room", durable: boolean, isChecked: boolean): string {
   const [messages, were] = [capital(plural(acked, "message")), acked === 1 ? "was" : "were"];
   if (mode === "room") return `${messages} ${were} passed on to the room, and stored nowhere.`;
-  const first = durable ? `${messages} ${were} written and synced, then acked.` : `${messages} ${were} acked. ${node} keeps messages in memory.`;
-  return isChecked ? `${first} What ${node} has stored was compared with ${people === 2 ? "both screens" : `all ${count(people)} screens`}.` : first;
+  const first = durable ? `${messages} ${were} written and synced, then acked.` : `${messages} ${were} acked. ${joined(nodes)} ${nodes.length === 1 ? "keeps" : "keep"} messages in memory.`;
+  return isChecked ? `${first} The stored history was compared with ${people === 2 ? "both screens" : `all ${count(people)} screens`}.` : first;
+}
+
+/** By what the three figures are judged. Nodes of a cluster share their history, so that none of them is named. */
+export function judgedBy(mode: "pair" | "group" | "room", boot: { readonly node: string; readonly profile: "single" | "cluster" } | undefined): string {
+  if (mode === "room") return "Judged by the checker’s rules for live rooms.";
+  return `Judged by the checker’s rules, against ${boot?.profile === "single" ? `what ${boot.node} has stored` : "the stored history"}.`;
+}
+
+/** The button that shows frames. */
+export function framesButton(frames: number): string {
+  return `${capital(plural(frames, "frame"))} as JSON`;
 }
 
 /** What to do after that. */

@@ -23,6 +23,28 @@ async function openNodes(path, options, ago) {
   return it;
 }
 
+test("the overview is amber while a node does not answer, and after it has stopped", { timeout: 60_000 }, async () => {
+  for (const [isListed, words] of [[true, /^n3 has not answered for 4\d s; if it has died, others take over its 21 partitions\.$/], [false, /^n3 stopped 4\d s ago without a drain; others took over\.$/]]) {
+    const { page, context, wrong } = await open(browser, node.url, "/errors");
+    await page.waitForSelector(".code");
+    const it = rollout(Math.floor(Date.now() / 1000));
+    it.rows.n3 = it.rows.n3.slice(0, -41);
+    // What arrives after the past shows that the page itself received rows meanwhile.
+    const later = ["n1", "n2"].flatMap((name) => it.rows[name].slice(-41).map((row) => ["now", { node: name, row }]));
+    for (const name of ["n1", "n2"]) it.rows[name] = it.rows[name].slice(0, -41);
+    // Its partitions have new owners once it is no longer listed.
+    if (!isListed) it.nodes = it.nodes.filter(({ node: name }) => name !== "n3").map((one, index) => (index === 0 ? { ...one, owns: Array.from({ length: 64 }, (_, partition) => partition) } : one));
+    await pretend(page, it, later);
+    await page.goto(`${node.url}/overview`);
+    await page.waitForSelector(".verdict >> text=n3");
+    assert.match(await page.textContent(".verdict .first"), words);
+    assert.ok(await page.$(".verdict .dot.amber"));
+    assert.equal((await page.$$(".node-row .chip >> text=no answer")).length, isListed ? 1 : 0);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  }
+});
+
 for (const path of ["/nodes", "/overview"]) {
   test(`${path} of a rollout in both themes, on wide and narrow screens`, { timeout: 60_000 }, async () => {
     const { page, context, wrong } = await openNodes(path);

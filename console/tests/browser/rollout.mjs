@@ -35,11 +35,11 @@ export function rollout(end, ago = 400, since = 20) {
   return { rows, flows, nodes };
 }
 
-/** Makes the page of a node read that cluster. */
-export async function pretend(page, { rows, flows, nodes }) {
+/** Makes the page of a node read that cluster; `later` has events that follow the past in the stream of figures. */
+export async function pretend(page, { rows, flows, nodes }, later = []) {
   const event = (name, data) => `event: ${name}\ndata: ${JSON.stringify(data)}\n\n`;
   const json = (body) => ({ contentType: "application/json", body: JSON.stringify(body) });
-  const stream = event("start", { everyMs: 1000, keepMs: 900_000, fields: FIELDS }) + NAMES.map((node) => event("past", { node, rows: rows[node] })).join("");
+  const stream = event("start", { everyMs: 1000, keepMs: 900_000, fields: FIELDS }) + NAMES.map((node) => event("past", { node, rows: rows[node] })).join("") + later.map(([name, data]) => event(name, data)).join("");
   await page.route("**/v1/stats/stream", (route) => route.fulfill({ contentType: "text/event-stream", body: stream }));
   await page.route("**/v1/flows?*", (route) => route.fulfill(json({ everyMs: 1000, keepMs: 900_000, nowMs: flows.at(-1)[0], rows: flows, silent: [] })));
   await page.route("**/v1/nodes", (route) => route.fulfill(json({ nodes, partitions: 64, archiveBehind: [], stale: false })));

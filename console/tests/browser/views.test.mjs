@@ -96,6 +96,26 @@ describe("the views", { concurrency: 3 }, () => {
     await context.close();
   });
 
+  test("the palette and the dialogs in both themes", { timeout: 90_000 }, async () => {
+    const { page, context, wrong } = await open(browser, node.url, "/nodes");
+    await page.waitForSelector("td >> text=Drain");
+    const findings = await accessibility(page);
+    const dialogs = [
+      ["palette", () => page.keyboard.press("Control+k"), "dialog[open] li[aria-selected=true]"],
+      ["keys", () => page.click(".help"), "dialog[open] .keys"],
+      ["drain", () => page.click("td >> text=Drain"), "dialog[open] >> text=Keep it"],
+    ];
+    for (const [name, show, shown] of dialogs) {
+      await show();
+      await page.waitForSelector(shown);
+      for (const theme of ["light", "dark"]) assert.deepEqual(await findings(theme), [], `${name}, ${theme}`);
+      await page.keyboard.press("Escape");
+      await until(page, () => document.querySelector("dialog[open]") === null);
+    }
+    assert.deepEqual(wrong, []);
+    await context.close();
+  });
+
   test("a drain is asked for in words before it begins", { timeout: 60_000 }, async () => {
     const { page, context, wrong } = await open(browser, node.url, "/nodes");
     await page.click("td >> text=Drain");
