@@ -90,13 +90,15 @@ function movedToo({ node, moved }: Facts): string | false {
   return `${capital(joined(moved.map((it) => it.name)))} ${moved.length === 1 ? "was" : "were"} on ${node} too${on.length === 1 ? ", and " : ": "}${joined(where)}.`;
 }
 
-/** Says what was sent while a node was dead. Whoever was on it noticed, so `meanwhile` is for the others alone. */
+/** Says what was sent while a node was dead. An ack may have waited for a new owner even where the link stayed. */
 function sentMeanwhile(it: Facts): string | false {
   const { other, sent, ackMs, durable, isRoom, moved } = it;
-  if (isRoom || !moved?.some((one) => one.name === other)) return meanwhile(it);
+  if (isRoom) return meanwhile(it);
   if (!sent) return false;
-  const acked = `${durable === false ? "accepted" : "on disk"} and acked`;
-  return `${capital(plural(sent, "message"))} sent meanwhile ${sent === 1 ? "was" : "were"} ${acked}${ackMs === undefined ? "." : ` within ${fine(ackMs)}.`}`;
+  const link = moved?.some((one) => one.name === other) ? "" : `${capital(other)}’s link stayed: `;
+  const messages = plural(sent, "message");
+  const acked = `${sent === 1 ? "was" : "were"} ${durable === false ? "accepted" : "on disk"} and acked`;
+  return `${link}${link ? messages : capital(messages)} sent meanwhile ${acked}${ackMs === undefined ? "." : ` within ${fine(ackMs)}.`}`;
 }
 
 function cameBack({ who, had, got, isRoom }: Facts): string | false {
@@ -164,7 +166,7 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
       it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} after ${duration(it.movedMs)}.`,
       it.to && movedToo(it),
       it.to && sentMeanwhile(it),
-      it.to && !it.isRoom && it.got && it.got.length > 0 && `${capital(it.who)} fetched ${seqs(it.got)}.`,
+      it.to && !it.isRoom && it.got && it.got.length > 0 && `${capital(it.who)} got ${seqs(it.got)} on the new link.`,
       it.repeated && `${capital(plural(it.repeated, "message"))} ${it.repeated === 1 ? "was sent again and kept its number" : "were sent again and kept their numbers"}.`,
     ]),
 };
