@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { measure } from "../src/try/facts.ts";
+import { awayMs, measure } from "../src/try/facts.ts";
 import { hash, parseFrame } from "../src/try/frames.ts";
 import { toLines } from "../src/try/history.ts";
 import { Recorder } from "../src/try/recorder.ts";
@@ -67,6 +67,12 @@ test("what others sent, and what a planted fault hides, is not recorded", () => 
 test("the facts of a cut are measured from the record", () => {
   const it = measure(record().events, "bob", 999, 2005);
   assert.deepEqual({ ...it, ackMs: Math.round((it.ackMs ?? 0) * 10) / 10 }, { sent: 1, ackMs: 3.5, had: 0, got: [4], backAt: 2000, again: 0, shown: 1, repeated: 0, closed: [0] });
+});
+
+test("an absence has one length, that of the person's header", () => {
+  assert.equal(awayMs({ ms: 3200, at: 5000 }, 1700, 5001), 3200);
+  assert.equal(awayMs({ ms: 3200, at: 1000 }, 1700, 5001), 3301, "an earlier absence is not this one");
+  assert.equal(awayMs(undefined, 1700, 5001), 3301);
 });
 
 test("what reached the screen is counted, and repeated sends that kept their number", () => {

@@ -8,7 +8,7 @@ import { known } from "../src/words/people.ts";
 import { curl, drainQuestion, drainTime, newClients, steady, unreachedWords, verdict, type Signs } from "../src/words/nodes.ts";
 import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
 import { count, duration, seqs } from "../src/words/numbers.ts";
-import { SENTENCES, connecting, framesButton, judgedBy, kept, opening, purpose } from "../src/words/sentences.ts";
+import { KILL_ELSEWHERE, SENTENCES, UNDER_WAY, broken, connecting, framesButton, judgedBy, kept, opening, plantedWords, purpose, replaced } from "../src/words/sentences.ts";
 import { describe } from "../src/words/wire.ts";
 
 const say = (name: string, facts: object) => SENTENCES[name]?.({ who: "bob", other: "alice", ...facts });
@@ -40,7 +40,7 @@ test("the sentences about the other breaks", () => {
   );
   assert.equal(
     say("skip", { id: "a-220", held: 2, warnedMs: 5100, gaveUpMs: 10_300, refused: "ORDER_SKIPPED" }),
-    "Bob’s client kept a-220 back. The broker held the two behind it, warned bob after 5.1 s, gave it up after 10.3 s and let them through in order. When it came, it was refused: ORDER_SKIPPED.",
+    "Bob’s client kept a-220 back. The broker held the two behind it, warned bob after 5.1 s, gave it up after 10.3 s and let them through in order. When it came, it was refused: ORDER_SKIPPED. It was never acked, so it does not count as lost.",
   );
   assert.equal(say("flood", { total: 300, atOnce: 300, forMs: 1200, shown: 300 }), "Bob sent 300 messages in 1.2 s. All were taken. Alice saw all of them.");
   assert.equal(
@@ -49,17 +49,34 @@ test("the sentences about the other breaks", () => {
   );
   assert.equal(say("drain", { node: "n1", slotMs: 900, to: "n2", movedMs: 40 }), "n1 asked bob to leave within 900 ms, and said where to go. Bob was on n2 40 ms later.");
   assert.equal(
-    say("drain", { node: "n1", slotMs: 59, goesOn: true }),
-    "n1 asked bob to leave within 59 ms. It was a drain until the notice alone: n1 goes on.",
+    say("drain", { node: "n1", slotMs: 59, goesOn: true, forMs: 40 }),
+    "n1 asked bob to leave within 59 ms. Bob left, and came back after 40 ms. The drain stopped after this request: n1 goes on.",
   );
   assert.equal(
     say("drain", { node: "n1", slotMs: 900, to: "n2", movedMs: 40, goesOn: true, sent: 1, ackMs: 3 }),
-    "n1 asked bob to leave within 900 ms, and said where to go. Bob was on n2 40 ms later. It was a drain until the notice alone: n1 goes on. Nobody waited for an ack longer than 3.0 ms.",
+    "n1 asked bob to leave within 900 ms, and said where to go. Bob was on n2 40 ms later. The drain stopped after this request: n1 goes on. Nobody waited for an ack longer than 3.0 ms.",
+  );
+  assert.equal(
+    say("drain", { node: "n1", slotMs: 59, goesOn: true }),
+    "n1 asked bob to leave within 59 ms. Bob has a new link to it, and was never without one. The drain stopped after this request: n1 goes on.",
   );
   assert.equal(say("drain", { node: "n1" }), "", "without a notice nothing is claimed");
   assert.equal(say("kill", { node: "n1", to: "n2", movedMs: 400 }), "n1 died. Bob was on n2 after 400 ms.");
   assert.equal(say("kill", { node: "n1", to: "n2", movedMs: 400, again: 3, repeated: 1 }), "n1 died. Bob was on n2 after 400 ms. One message was sent again and kept its number.");
   assert.equal(say("kill", { node: "n1", again: 3 }), "n1 died.");
+  assert.equal(
+    say("kill", { node: "n1", to: "n2", movedMs: 3100, moved: [], sent: 1, ackMs: 0.9, got: [7] }),
+    "n1 died. Bob was on n2 after 3.1 s. Alice’s link stayed: one message sent meanwhile was on disk and acked within 0.9 ms. Bob got 7 on the new link.",
+  );
+  assert.equal(
+    say("kill", { node: "n1", to: "n2", movedMs: 3100, moved: [{ name: "alice", to: "n3" }], sent: 1, ackMs: 3200, got: [] }),
+    "n1 died. Bob was on n2 after 3.1 s. Alice was on n1 too, and moved to n3. One message sent meanwhile was on disk and acked within 3.2 s.",
+    "alice lost her node as well",
+  );
+  const moved = (...to: string[]) => say("kill", { node: "n1", to: "n2", movedMs: 400, moved: to.map((it, index) => ({ name: ["alice", "carol"][index], to: it })) });
+  assert.match(moved("n3", "n3") ?? "", / Alice and carol were on n1 too, and moved to n3\.$/);
+  assert.match(moved("n3", "n2") ?? "", / Alice and carol were on n1 too: alice moved to n3 and carol moved to n2\.$/);
+  assert.match(moved("") ?? "", / Alice was on n1 too, and is not back yet\.$/);
   assert.match(say("freeze", { sent: 2, shown: 2 }) ?? "", /each message was on screen two times\.$/);
 });
 
@@ -89,6 +106,20 @@ test("nodes of a cluster share the history by which is judged", () => {
   assert.deepEqual([framesButton(1), framesButton(2), framesButton(40)], ["One frame as JSON", "Two frames as JSON", "40 frames as JSON"]);
 });
 
+test("a break that goes on claims nothing about a person without a link", () => {
+  const freeze = (isAway: boolean) => UNDER_WAY["freeze"]?.({ who: "bob", other: "alice", forMs: 900, isAway }) ?? "";
+  assert.match(freeze(false), /takes what it gets/);
+  assert.doesNotMatch(freeze(true), /takes what it gets|acked nothing/);
+});
+
+test("a planted fault and another tab are named as what they are", () => {
+  assert.match(plantedWords(2), /^A fault was planted: this page hides message 2 from bob/);
+  assert.match(broken("never-got", "bob never got a-1", true), /The rule is never-got\. The fault was planted/);
+  assert.match(broken("never-got", "bob never got a-1", false), /Save the recording and report it\.$/);
+  assert.equal(replaced(["alice", "bob"]), "Another tab took over alice and bob. A device has one link, and the newest login keeps it.");
+  assert.match(KILL_ELSEWHERE, /tidegate demo.+tidegate up/);
+});
+
 test("a sentence without facts claims nothing", () => {
   for (const [name, sentence] of Object.entries(SENTENCES)) {
     const words = sentence({ who: "bob", other: "alice" });
@@ -108,7 +139,7 @@ test("frames in words", () => {
   assert.equal(words('{"id":2,"sendAck":{"conversation":"r:hall","msgId":"m1","seq":412}}')?.synced, false);
   assert.deepEqual(words('{"id":3,"error":{"code":4003,"name":"ORDER_SKIPPED"}}'), { name: "error", words: "4003 ORDER_SKIPPED", tone: "red", synced: false });
   assert.deepEqual(words('{"conversationState":{"conversation":"d:a:b","maxSeq":412}}'), { name: "state", words: "there is up to 412", tone: "", synced: false });
-  assert.equal(words('{"conversationState":{"conversation":"g:crew","maxSeq":3}}')?.words, "up to 3 in g:crew");
+  assert.equal(words('{"conversationState":{"conversation":"g:crew","maxSeq":3}}'), undefined, "another conversation");
   assert.equal(words('{"push":{"conversation":"g:crew","seq":1,"event":{"change":"MEMBER_CHANGE_CREATED","users":["a"]}}}')?.words, "1, group created");
   assert.equal(words('{"id":9,"bye":{}}', "out")?.words, "goodbye");
   assert.equal(words('{"page":{"messages":[{"seq":411},{"seq":412}]}}')?.words, "411 and 412");

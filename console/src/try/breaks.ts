@@ -6,7 +6,7 @@ import { STORY } from "../words/lines.ts";
 import { duration } from "../words/numbers.ts";
 import { SENTENCES, type Facts } from "../words/sentences.ts";
 import type { IconName } from "../parts/icon.tsx";
-import { measure, type Measured } from "./facts.ts";
+import { awayMs, measure, type Measured } from "./facts.ts";
 import { contentText, number, text, type Frame } from "./frames.ts";
 import { seqs, short } from "../words/numbers.ts";
 import type { Band, Tone } from "./items.ts";
@@ -147,7 +147,7 @@ const cut: Break = {
     }
     await it.stage.until(() => it.who.isLive, 30_000);
     it.to = performance.now();
-    it.facts.forMs = it.to - it.from;
+    it.facts.forMs = awayMs(it.who.away, it.from, it.to);
     await it.measured();
     remark(it, it.facts.got && it.facts.got.length > 0 ? `Link cut. ${seqs(it.facts.got)} fetched.` : "Link cut, and mended.");
   },
@@ -212,7 +212,7 @@ const offline: Break = {
     }
     await it.stage.until(() => it.who.isLive, 30_000);
     it.to = performance.now();
-    it.facts.forMs = it.to - it.from;
+    it.facts.forMs = awayMs(it.who.away, it.from, it.to);
     await it.measured();
     if (it.facts.got && it.facts.got.length > 0) remark(it, `Away for ${duration(it.facts.forMs)}. ${seqs(it.facts.got)} fetched.`);
   },
@@ -365,6 +365,7 @@ const drain: Break = {
     // A new link is what shows that the node had asked, and that somebody serves the person again.
     if (it.facts.slotMs !== undefined && it.who.isLive && it.who.session !== session) it.facts.goesOn = true;
     it.to = performance.now();
+    if (it.who.away && it.who.away.at >= it.from) it.facts.forMs = it.who.away.ms;
     await it.measured();
   },
 };
@@ -375,21 +376,25 @@ const kill: Break = {
   async run(it) {
     it.facts.node = it.who.node || (boot.value?.node ?? "the node");
     const before = it.who.session;
-    const band = it.band(true);
+    const alike = it.stage.people.filter((one) => one !== it.who && one.node === it.who.node).map((one) => ({ one, session: one.session }));
+    const gone = [it.who, ...alike.map(({ one }) => one)];
+    for (const one of gone) it.stage.untilHello(one, "red");
     it.mark(`You killed ${it.facts.node}`, "kill");
     // Everybody has to know all nodes before one ends that could name the others.
     await loadBoot().catch(() => {});
     // The node ends before it answers.
     await postOn(it.who.node, "/v1/dev/abort", {}).catch((error: unknown) => {
-      if (error instanceof ApiError && error.code !== 0) throw error;
+      if (!(error instanceof ApiError) || error.code === 0) return;
+      for (const one of gone) it.stage.endGone(one);
+      throw error;
     });
     it.stage.recorder.push(performance.now(), { down: { node: it.facts.node } });
     void it.say(it.other);
     const isBack = await it.stage.until(() => it.who.isLive && it.who.session !== before, 60_000);
-    it.stage.wire.end(band);
     it.to = performance.now();
-    if (isBack) Object.assign(it.facts, { to: it.who.node, movedMs: it.to - it.from });
+    if (isBack) Object.assign(it.facts, { to: it.who.node, movedMs: awayMs(it.who.away, it.from, it.to) });
     await it.measured();
+    it.facts.moved = alike.map(({ one, session }) => ({ name: one.name, to: one.isLive && one.session !== session ? one.node : "" }));
   },
 };
 

@@ -138,7 +138,7 @@ export function ChatPane({ stage, person, isFirst }: { readonly stage: Stage; re
           tabIndex={isFirst ? 1 : 2}
           onInput={type}
         />
-        <button type="submit" aria-label={`Send as ${person.name}`}>
+        <button type="submit" disabled={isClosed} aria-label={`Send as ${person.name}`}>
           <Icon name="send" />
         </button>
       </form>

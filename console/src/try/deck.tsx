@@ -1,6 +1,7 @@
 import { boot } from "../live/boot.ts";
 import { Icon } from "../parts/icon.tsx";
 import { duration } from "../words/numbers.ts";
+import { KILL_ELSEWHERE } from "../words/sentences.ts";
 import { BREAKS } from "./breaks.ts";
 import { press, running, target } from "./play.ts";
 import type { Stage } from "./stage.ts";
@@ -9,6 +10,7 @@ import type { Stage } from "./stage.ts";
 export function Deck({ stage }: { readonly stage: Stage }) {
   void stage.version.value;
   const node = stage.people[target.value]?.node || (boot.value?.node ?? "");
+  const isAlone = (boot.value?.nodes ?? 1) < 2;
   return (
     <section class="deck" aria-label="Break it">
       <div class="row">
@@ -23,7 +25,7 @@ export function Deck({ stage }: { readonly stage: Stage }) {
       </div>
       <div class="tiles">
         {BREAKS.map((it, index) => {
-          const blocked = it.blocked(stage.mode);
+          const blocked = stage.replaced.length > 0 ? "another tab has them" : it.blocked(stage.mode);
           const current = running.value.get(it.name);
           const label = it.name === "drain" || it.name === "kill" ? `${it.label} ${node}` : it.label;
           const note = blocked || (current ? `${current.isStopped ? "ending" : "for"} ${duration(performance.now() - current.from)}` : it.note);
@@ -33,6 +35,7 @@ export function Deck({ stage }: { readonly stage: Stage }) {
               class={`tile${current ? ` on ${it.tone}` : ""}${blocked ? " blocked" : ""}`}
               aria-pressed={current !== undefined}
               aria-disabled={blocked !== ""}
+              title={it.name === "kill" && isAlone ? KILL_ELSEWHERE : undefined}
               data-break={it.name}
               onClick={() => press(index)}
             >

@@ -21,6 +21,11 @@ export interface Measured {
   readonly closed: readonly number[];
 }
 
+/** Returns how long a person was away in a break that began at `from`: the time in its header, if it is back since then. */
+export function awayMs(away: { readonly ms: number; readonly at: number } | undefined, from: number, to: number): number {
+  return away && away.at >= from ? away.ms : to - from;
+}
+
 /** Measures a stretch of a recording that begins at `from` and ends at `to`; what was got counts until the end. */
 export function measure(events: readonly Stamped[], user: string, from: number, to: number): Measured {
   const sentAt = new Map<string, number>();

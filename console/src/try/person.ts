@@ -18,6 +18,13 @@ const ACK_TIMEOUT_MS = 2000;
 /** How long a token is used before the next login asks for a new one; it is valid for an hour. */
 const TOKEN_MS = 50 * 60_000;
 
+/** An absence that ended: how long it was, and until when the page names it. */
+export interface Away {
+  readonly ms: number;
+  readonly at: number;
+  readonly until: number;
+}
+
 interface Token {
   readonly token: string;
   readonly expiresMs: number;
@@ -35,7 +42,7 @@ export class Person {
   session = 0;
   /** When the link ended, and how long it was away the last time. */
   goneAt: number | undefined;
-  away: { readonly ms: number; readonly until: number } | undefined;
+  away: Away | undefined;
   lines: Line[] = [];
   /** Sends whose frame has not been seen yet: it names their ids. */
   readonly unnamed: { text: string; cid: string }[] = [];
@@ -77,7 +84,7 @@ export class Person {
       const now = performance.now();
       if (state.error?.name.startsWith("TOKEN_")) this.token = undefined;
       if (state.name === "live") {
-        if (this.goneAt !== undefined) this.away = { ms: now - this.goneAt, until: now + 8000 };
+        if (this.goneAt !== undefined) this.away = { ms: now - this.goneAt, at: now, until: now + 8000 };
         this.goneAt = undefined;
         this.node = state.node ?? this.node;
       } else if (this.state.value.name === "live") this.goneAt = now;

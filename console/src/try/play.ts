@@ -34,6 +34,7 @@ export function open(mode: Mode, plant: number): Stage {
   said.value = undefined;
   const next = new Stage(mode);
   next.plant = plant;
+  next.planted = plant;
   stage.value = next;
   void next.start();
   return next;
@@ -50,7 +51,7 @@ export function shut(): void {
 export function press(index: number): void {
   const what = BREAKS[index];
   const it = stage.value;
-  if (!what || !it || what.blocked(it.mode)) return;
+  if (!what || !it || what.blocked(it.mode) || it.replaced.length > 0) return;
   const current = running.value.get(what.name);
   if (current) return current.stop();
   void play(it, what);

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { boot } from "../live/boot.ts";
-import { GOOD, GOOD_ROOM, UNDER_WAY, broken, connecting, framesButton, kept, next, opening } from "../words/sentences.ts";
+import { GOOD, GOOD_ROOM, KILL_ELSEWHERE, UNDER_WAY, broken, connecting, framesButton, kept, next, opening, plantedWords, replaced } from "../words/sentences.ts";
 import type { Running } from "./breaks.ts";
 import { running, said } from "./play.ts";
 import type { Stage } from "./stage.ts";
@@ -9,12 +9,14 @@ import { wordsOf } from "./wire.tsx";
 /** A break that goes on, in words. */
 function underWay(it: Running): string {
   const waits = it.stage.missing(it.who);
-  const facts = { who: it.who.name, other: it.other.name, forMs: performance.now() - it.from, got: waits, durable: it.stage.isDurable, isRoom: it.stage.mode === "room" };
+  // The time in the person's header, where the link is what the break took.
+  const isGone = it.what.name === "cut" || it.what.name === "offline";
+  const facts = { who: it.who.name, other: it.other.name, forMs: performance.now() - (isGone ? (it.who.goneAt ?? it.from) : it.from), isAway: !it.who.isLive, got: waits, durable: it.stage.isDurable, isRoom: it.stage.mode === "room" };
   return UNDER_WAY[it.what.name]?.(facts) ?? "";
 }
 
 /** What the broker did, in words that are filled from what was measured. */
-export function Sentence({ stage }: { readonly stage: Stage }) {
+export function Sentence({ stage, again }: { readonly stage: Stage; readonly again: () => void }) {
   void stage.version.value;
   const [isOpen, setOpen] = useState(false);
   const it = said.value;
@@ -30,7 +32,12 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
   const isChecked = isKept && stage.isChecked.value;
   if (isKept) words = kept(counts.acked, stage.nodes, stage.people.length, stage.mode, boot.value?.durable ?? true, isChecked);
   const end = it?.end || (isChecked ? (stage.audience ? GOOD_ROOM : GOOD) : "");
-  if (finding) words = broken(finding.rule, finding.what);
+  const isPlain = !it && !finding;
+  if (isPlain && isLive && stage.planted > 0) words = `${words} ${plantedWords(stage.planted)}`;
+  if (finding) words = broken(finding.rule, finding.what, stage.isPlanted(finding.cid));
+  const taken = stage.replaced;
+  const isAlone = (boot.value?.nodes ?? 1) < 2 && stage.mode !== "room";
+  if (taken.length > 0) words = replaced(taken);
   return (
     <section class={`sentence${current ? ` on ${current.what.tone}` : ""}`} aria-label="What the broker did">
       <div class="row small">
@@ -44,7 +51,9 @@ export function Sentence({ stage }: { readonly stage: Stage }) {
         </ol>
       ) : (
         <p class={finding ? "broken" : ""} aria-live={current || isKept ? "off" : "polite"} data-over={it?.isOver ?? false}>
-          {words} {end && !finding && <b>{end}</b>}{isKept && !finding && ` ${next(stage.mode)}`}
+          {words} {taken.length > 0 ? <button type="button" class="link" onClick={again}>Take back</button> : (
+            <>{end && !finding && <b>{end}</b>}{isKept && !finding && ` ${next(stage.mode)}`}{isKept && !finding && isAlone && <span class="elsewhere"> {KILL_ELSEWHERE}</span>}</>
+          )}
         </p>
       )}
     </section>

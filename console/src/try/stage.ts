@@ -4,7 +4,7 @@ import { ApiError, get, post } from "../live/api.ts";
 import { boot } from "../live/boot.ts";
 import { direct, number, contentText, text, type Frame } from "./frames.ts";
 import type { StoredEntry, Stamped } from "./history.ts";
-import { Wire, type Band } from "./items.ts";
+import { Wire, type Band, type Tone } from "./items.ts";
 import { isRoom, judge, type Judgement } from "./judge.ts";
 import { Person } from "./person.ts";
 import { lastSeq, pullOn } from "./pulls.ts";
@@ -55,6 +55,8 @@ export class Stage {
   conv = "";
   /** Hides the message with this number to the second person, to show that the counter can fail. */
   plant = 0;
+  /** The number as the page was asked for it; `plant` counts down. */
+  planted = 0;
   /** The last seq before this page; undefined until it is known. */
   private base: number | undefined;
   /** The lowest seq that a message of this page got. */
@@ -193,6 +195,16 @@ export class Stage {
     return [...new Set(this.people.map((person) => person.node).filter(Boolean))].sort();
   }
 
+  /** People that another tab logged in as: their clients here have ended. */
+  get replaced(): string[] {
+    return this.people.filter(({ state }) => state.value.name === "closed" && state.value.error?.name === "REPLACED").map((it) => it.name);
+  }
+
+  /** Whether the message of a finding is the one that this page hides. */
+  isPlanted(cid: string): boolean {
+    return [...this.recorder.hidden].some((it) => it.endsWith(` ${cid}`));
+  }
+
   /** Whether everybody is connected, listeners included. */
   get isLive(): boolean {
     return this.people.every((person) => person.isLive) && (this.audience?.isLive ?? true);
@@ -325,6 +337,20 @@ export class Stage {
     this.wire.mark(at, index, `${person.name}’s link ended`, "red", "offline");
   }
 
+  /** Tints the half of a person until its next `hello`. */
+  untilHello(person: Person, tone: Tone): void {
+    const index = this.people.indexOf(person);
+    if (!this.gone.has(index)) this.gone.set(index, this.wire.begin(index, tone, true));
+  }
+
+  /** Ends that tint: at the `hello`, or for a person whose link did not end. */
+  endGone(person: Person): void {
+    const index = this.people.indexOf(person);
+    const band = this.gone.get(index);
+    if (band) this.wire.end(band);
+    this.gone.delete(index);
+  }
+
   private begin(person: Person): void {
     const client = person.start(() => this.changed());
     client.on("message", (it) => {
@@ -357,11 +383,7 @@ export class Stage {
   private frame(person: Person, index: number, connection: number, direction: "in" | "out", frame: Frame, at: number): void {
     const { kind, body } = frame;
     const cid = text(body, "msgId");
-    const gone = kind === "hello" ? this.gone.get(index) : undefined;
-    if (gone) {
-      this.wire.end(gone);
-      this.gone.delete(index);
-    }
+    if (kind === "hello") this.endGone(person);
     if (kind === "send" && direction === "out") this.named(person, cid, contentText(body));
     if (kind === "push" && index === 1 && this.plant > 0 && cid && this.recorder.sends.has(cid)) {
       this.plant -= 1;

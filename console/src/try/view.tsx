@@ -65,7 +65,7 @@ export function TryIt() {
           <ChatPane key={`alice ${it.conv === "" ? "" : ""}`} stage={it} person={alice} isFirst />
           <div class="middle">
             <WireView stage={it} />
-            <Sentence stage={it} />
+            <Sentence stage={it} again={() => open(mode, plant)} />
           </div>
           <div class="others">
             {others.map((person) => <ChatPane key={person.name} stage={it} person={person} isFirst={false} />)}

@@ -7,6 +7,9 @@ import type { Item, Wire } from "./items.ts";
 import { DEVICE } from "./person.ts";
 import { hovered } from "./chat.tsx";
 
+/** Frames of a login, which leave no room for the conversation on a phone. */
+const LOGIN = new Set(["hello", "welcome", "sync", "state", "syncEnd"]);
+
 /** Rows that are drawn at once. */
 const DRAWN = 240;
 
@@ -64,7 +67,7 @@ function Row(props: {
   // One row is in the order of Tab; the arrow keys move from row to row.
   const press = name ? { type: "button" as const, tabIndex: props.isTabStop ? 0 : -1, "aria-expanded": props.isOpen, "data-row": props.rowKey, onClick: props.onOpen } : {};
   return (
-    <li>
+    <li class={LOGIN.has(name) ? "login" : undefined}>
       <Shape
         class={`wire-row${name ? " pressable" : ""}${isLit ? " lit" : ""}${props.isOpen ? " open" : ""}`}
         {...press}

@@ -1,5 +1,11 @@
 import { capital, count, duration, fine, joined, plural, seqs, short } from "./numbers.ts";
 
+/** A person who lost its node, and the node that it is connected to now; empty if it is not back. */
+export interface Moved {
+  readonly name: string;
+  readonly to: string;
+}
+
 /** What was measured of a break. An absent fact leaves its clause out. */
 export interface Facts {
   /** The person whose link or client was broken. */
@@ -45,6 +51,10 @@ export interface Facts {
   movedMs?: number;
   /** Whether the drain ended at the notice, and the person is connected again. */
   goesOn?: boolean;
+  /** The others who were on a node that died, and where each is connected now. */
+  moved?: readonly Moved[];
+  /** Whether the person has no link while the break goes on. */
+  isAway?: boolean;
   durable?: boolean;
   /** Whether the conversation is a live room, which keeps nothing, and how many messages the person missed in it. */
   isRoom?: boolean;
@@ -66,6 +76,29 @@ function meanwhile({ who, other, sent, ackMs, durable, isRoom, missed }: Facts):
   const where = durable === false ? "accepted" : "on disk";
   const was = sent === 1 ? "message was" : "messages were";
   return `${capital(other)} noticed nothing: ${count(sent)} ${was} ${where}${ackMs === undefined ? "." : ` and acked within ${fine(ackMs)}.`}`;
+}
+
+/** Names those who lost the same node as the person, by the nodes that they are on now. */
+function movedToo({ node, moved }: Facts): string | false {
+  if (!moved || moved.length === 0) return false;
+  const on = [...new Set(moved.map((it) => it.to))];
+  const where = on.map((to) => {
+    const names = moved.filter((it) => it.to === to).map((it) => it.name);
+    const verb = to ? `moved to ${to}` : `${names.length === 1 ? "is" : "are"} not back yet`;
+    return on.length === 1 ? verb : `${joined(names)} ${verb}`;
+  });
+  return `${capital(joined(moved.map((it) => it.name)))} ${moved.length === 1 ? "was" : "were"} on ${node} too${on.length === 1 ? ", and " : ": "}${joined(where)}.`;
+}
+
+/** Says what was sent while a node was dead. An ack may have waited for a new owner even where the link stayed. */
+function sentMeanwhile(it: Facts): string | false {
+  const { other, sent, ackMs, durable, isRoom, moved } = it;
+  if (isRoom) return meanwhile(it);
+  if (!sent) return false;
+  const link = moved?.some((one) => one.name === other) ? "" : `${capital(other)}’s link stayed: `;
+  const messages = plural(sent, "message");
+  const acked = `${sent === 1 ? "was" : "were"} ${durable === false ? "accepted" : "on disk"} and acked`;
+  return `${link}${link ? messages : capital(messages)} sent meanwhile ${acked}${ackMs === undefined ? "." : ` within ${fine(ackMs)}.`}`;
 }
 
 function cameBack({ who, had, got, isRoom }: Facts): string | false {
@@ -106,7 +139,7 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
     all([
       it.id && `${capital(it.who)}’s client kept ${short(it.id)} back.`,
       it.held && `The broker held the ${count(it.held)} behind it${it.warnedMs ? `, warned ${it.who} after ${duration(it.warnedMs)}` : ""}${it.gaveUpMs ? `, gave it up after ${duration(it.gaveUpMs)} and let them through in order` : ""}.`,
-      it.refused && `When it came, it was refused: ${it.refused}.`,
+      it.refused && `When it came, it was refused: ${it.refused}. It was never acked, so it does not count as lost.`,
     ]),
 
   flood: (it) =>
@@ -121,7 +154,8 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
     all([
       it.node && it.slotMs !== undefined && `${it.node} asked ${it.who} to leave within ${duration(it.slotMs)}${it.to ? ", and said where to go" : ""}.`,
       it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} ${duration(it.movedMs)} later.`,
-      it.goesOn && it.node && `It was a drain until the notice alone: ${it.node} goes on.`,
+      it.goesOn && !it.to && (it.forMs === undefined ? `${capital(it.who)} has a new link to it, and was never without one.` : `${capital(it.who)} left, and came back after ${duration(it.forMs)}.`),
+      it.goesOn && it.node && `The drain stopped after this request: ${it.node} goes on.`,
       it.got && it.movedMs === undefined && !it.goesOn && cameBack(it),
       it.sent && it.ackMs !== undefined && `Nobody waited for an ack longer than ${fine(it.ackMs)}.`,
     ]),
@@ -130,6 +164,9 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
     all([
       it.node && `${it.node} died.`,
       it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} after ${duration(it.movedMs)}.`,
+      it.to && movedToo(it),
+      it.to && sentMeanwhile(it),
+      it.to && !it.isRoom && it.got && it.got.length > 0 && `${capital(it.who)} got ${seqs(it.got)} on the new link.`,
       it.repeated && `${capital(plural(it.repeated, "message"))} ${it.repeated === 1 ? "was sent again and kept its number" : "were sent again and kept their numbers"}.`,
     ]),
 };
@@ -142,7 +179,7 @@ export const UNDER_WAY: Readonly<Record<string, (facts: Facts) => string>> = {
       it.isRoom && "A live room keeps nothing for those who are away.",
       !it.isRoom && it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "waits" : "wait"} ${it.durable === false ? "in memory" : "on disk"}. ${capital(it.other)} has the ${it.got.length === 1 ? "ack" : "acks"}, and noticed nothing.`,
     ]),
-  freeze: (it) => `${capital(it.who)}’s client takes what it gets, and has acked nothing for ${duration(it.forMs ?? 0)}. The broker sends again, then closes the link.`,
+  freeze: (it) => it.isAway ? `${capital(it.who)}’s client has no link, so it gets nothing that it could leave without an ack.` : `${capital(it.who)}’s client takes what it gets, and has acked nothing for ${duration(it.forMs ?? 0)}. The broker sends again, then closes the link.`,
   offline: (it) => all([`${capital(it.who)} is offline, for ${duration(it.forMs ?? 0)}.`, !it.isRoom && it.got?.length && `${seqs(it.got)} ${it.got.length === 1 ? "is kept with its number" : "are kept with their numbers"}.`]),
   twice: (it) => `${capital(it.who)}’s client sends a message again, with the same id and the same text.`,
   skip: (it) => `${capital(it.who)}’s client keeps one message of its chain back. The broker holds what follows, for ${duration(it.forMs ?? 0)} so far.`,
@@ -191,6 +228,19 @@ export function next(mode: "pair" | "group" | "room"): string {
   return mode === "room" ? "Now cut a link below, and see what its owner misses." : "Now break something below, and see it hold.";
 }
 
+/** Where a node can be killed, for a page whose node has no others. */
+export const KILL_ELSEWHERE = "To see a node die, run “tidegate demo”, or start a cluster with “tidegate up”.";
+
+/** The sentence once another tab has logged in as these people, which ends their links here. */
+export function replaced(people: readonly string[]): string {
+  return `Another tab took over ${joined(people)}. A device has one link, and the newest login keeps it.`;
+}
+
+/** The sentence that announces a planted fault: the message with this number stays hidden from the second person. */
+export function plantedWords(number: number): string {
+  return `A fault was planted: this page hides message ${number} from bob, to show that the counter finds a loss.`;
+}
+
 /** What the page is, for those who have never seen it. */
 export function purpose(mode: "pair" | "group" | "room"): string {
   const here = { pair: "two of them run", group: "three of them run", room: "fourteen of them run" }[mode];
@@ -202,7 +252,8 @@ export function connecting(node: string): string {
   return `Connecting to ${node}.`;
 }
 
-/** The sentence of a broken rule. */
-export function broken(rule: string, what: string): string {
-  return `A promise is broken: ${what}. The rule is ${rule}. Save the recording and report it.`;
+/** The sentence of a broken rule; a planted fault is the page's own. */
+export function broken(rule: string, what: string, isPlanted: boolean): string {
+  const end = isPlanted ? "The fault was planted by the address of this page: the broker lost nothing." : "Save the recording and report it.";
+  return `A promise is broken: ${what}. The rule is ${rule}. ${end}`;
 }

@@ -69,7 +69,8 @@ export function describe(frame: Frame, direction: "in" | "out", person: string, 
     case "sync":
       return say(direction === "out" ? "what is new?" : "");
     case "conversationState":
-      return say(text(body, "conversation") === known.conv ? `there is up to ${number(body, "maxSeq")}` : `up to ${number(body, "maxSeq")} in ${text(body, "conversation")}`, "", false, "state");
+      // The rows of older groups of these people would only hide those of this conversation.
+      return text(body, "conversation") === known.conv ? say(`there is up to ${number(body, "maxSeq")}`, "", false, "state") : undefined;
     case "syncEnd":
       return say("that was all");
     case "pull":

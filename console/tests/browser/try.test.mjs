@@ -177,7 +177,7 @@ describe("the try-out page", { concurrency: LANES }, () => {
 
   tried("a skipped id is given up, and refused when it comes", "/try", async (page) => {
     await press(page, "5");
-    assert.match(await sentence(page), /held the two behind it, warned bob after .+, gave it up after .+ refused: ORDER_SKIPPED\. Nothing lost/);
+    assert.match(await sentence(page), /held the two behind it, warned bob after .+, gave it up after .+ refused: ORDER_SKIPPED\. It was never acked, so it does not count as lost\. Nothing lost/);
     await page.waitForSelector(".bubble.refused >> text=refused, came too late");
     await page.waitForSelector(".count .label >> text=Refused");
   });
@@ -197,7 +197,7 @@ describe("the try-out page", { concurrency: LANES }, () => {
 
   tried("a drain of the only node ends at the notice", "/try", async (page) => {
     await press(page, "7");
-    assert.match(await sentence(page), /^n1 asked bob to leave within .+ It was a drain until the notice alone: n1 goes on\. .*Nothing lost/);
+    assert.match(await sentence(page), /^n1 asked bob to leave within .+ Bob (left, and came back after|has a new link to it, and was never without one) ?.*\. The drain stopped after this request: n1 goes on\. .*Nothing lost/);
     await page.waitForSelector(".tile.blocked[data-break=kill] >> text=only in a cluster");
   });
 
@@ -219,11 +219,33 @@ describe("the try-out page", { concurrency: LANES }, () => {
     assert.match(await sentence(page), /missed two messages.+Nothing was dropped in silence, doubled or out of order\.$/);
   });
 
+  tried("a second tab takes the people over, and the first takes them back", "/try", async (page, node) => {
+    const other = await open(browser, node.url, "/try");
+    await page.waitForSelector(".sentence p >> text=/^Another tab took over alice and bob\\./");
+    assert.equal((await page.$$(".tile.blocked")).length, 8);
+    assert.equal((await page.$$(".composer button:disabled")).length, 2);
+    await other.context.close();
+    await page.click(".sentence >> text=Take back");
+    await page.waitForSelector(".sentence p >> text=/^Alice and bob are connected/");
+  });
+
+  tried("the breaks are in sight on small screens", "/try", async (page) => {
+    for (const [width, height] of [[390, 844], [360, 740], [320, 640], [768, 1024], [768, 900]]) {
+      await page.setViewportSize({ width, height });
+      const seen = await page.evaluate(() => {
+        const [tile, tabs] = [".tile", ".tabs"].map((it) => document.querySelector(it).getBoundingClientRect());
+        return { isInSight: tile.top > 0 && tile.bottom <= (tabs.height > 0 ? tabs.top : innerHeight), wide: document.documentElement.scrollWidth - innerWidth };
+      });
+      assert.deepEqual(seen, { isInSight: true, wide: 0 }, `${width}x${height}`);
+    }
+  });
+
   tried("a planted fault turns Lost red and names the rule", "/try?plant=2", async (page, node) => {
+    await page.waitForSelector(".sentence >> text=/A fault was planted: this page hides message 2 from bob/");
     await say(page, 0, "arrives");
     await say(page, 0, "is hidden");
     await page.waitForSelector(".judged.broken[data-cell=lost] code >> text=never-got", { timeout: 20_000 });
-    assert.match((await page.textContent(".sentence p")) ?? "", /^A promise is broken: bob never got .+ The rule is never-got\./);
+    assert.match((await page.textContent(".sentence p")) ?? "", /^A promise is broken: bob never got .+ The rule is never-got\. The fault was planted/);
     if (process.env.TIDEGATE_LAB) assert.match(await checked(page, node), /never-got/);
   });
 
