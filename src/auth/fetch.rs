@@ -64,10 +64,10 @@ impl Source {
         let answer = async {
             let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
             let stream = stream.map_err(|error| format!("no connection: {error}"))?;
-            let Some(tls) = &self.tls else { return self.exchange(stream).await };
+            let Some(tls) = &self.tls else { return Box::pin(self.exchange(stream)).await };
             let name = ServerName::try_from(self.host.clone()).map_err(|error| error.to_string())?;
             let stream = tls.connect(name, stream).await.map_err(|error| format!("no TLS: {error}"))?;
-            self.exchange(stream).await
+            Box::pin(self.exchange(stream)).await
         };
         timeout(self.timeout, answer)
             .await

@@ -93,7 +93,7 @@ fn the_certificate_follows_the_name_and_the_first_serves_others() {
 fn changed_certificates_serve_new_connections_and_broken_ones_none() {
     let authority = authority();
     let pair = authority.certify("node", &["old.test"]);
-    let node = TestNode::start(|config| offer(config, &[pair.clone()]));
+    let node = TestNode::start(|config| offer(config, std::slice::from_ref(&pair)));
     let config = Arc::new(authority.client(&[&TLS13]));
     let mut before = handshake(node.address(), "old.test", &config).expect("the first certificate");
     authority.certify("node", &["new.test"]);

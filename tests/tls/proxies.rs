@@ -13,9 +13,11 @@ use crate::support::{TestNode, eventually, let_time_pass};
 const WELCOME_TO_STRANGERS: &[u8] = b"{\"hello\":{\"version\":9}}\n";
 
 fn header(client: &str, is_v2: bool) -> Vec<u8> {
-    let to: SocketAddr =
-        if client.starts_with('[') { "[2001:db8::1]:7800" } else { "10.0.0.9:7800" }.parse().unwrap();
-    let header = ProxyHeader::with_address(ProxiedAddress::stream(client.parse().unwrap(), to));
+    let to: SocketAddr = if client.starts_with('[') { "[2001:db8::1]:7800" } else { "10.0.0.9:7800" }
+        .parse()
+        .expect("a sound address");
+    let header =
+        ProxyHeader::with_address(ProxiedAddress::stream(client.parse().expect("a sound address"), to));
     let mut bytes = Vec::new();
     let encoded = if is_v2 { header.encode_v2(&mut bytes) } else { header.encode_v1(&mut bytes) };
     encoded.expect("a sound header");

@@ -24,7 +24,7 @@ use tidegate_protocol::{Code, codec::Wire};
 use crate::support::{ServerBody, TestNode, WAIT_MAX, ask, code, eventually, hello, http, send, unique_name};
 
 fn now(later: i64) -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64 + later
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_secs() as i64 + later
 }
 
 fn pem(pair: &KeyPair) -> SigningKey {
@@ -43,18 +43,18 @@ struct Keys {
 impl Keys {
     fn new() -> Self {
         let folder = std::env::temp_dir().join(format!("tidegate-keys-{}", unique_name()));
-        fs::create_dir(&folder).unwrap();
-        let rsa = RsaKeyPair::generate(KeySize::Rsa2048).unwrap();
-        let der: PublicKeyX509Der<'_> = rsa.public_key().as_der().unwrap();
+        fs::create_dir(&folder).expect("a folder");
+        let rsa = RsaKeyPair::generate(KeySize::Rsa2048).expect("a sound part of the test");
+        let der: PublicKeyX509Der<'_> = rsa.public_key().as_der().expect("a sound part of the test");
         let rsa_pem = format!(
             "-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n",
             BASE64.encode(der.as_ref())
         );
-        let p256 = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-        let ed = KeyPair::generate_for(&PKCS_ED25519).unwrap();
-        fs::write(folder.join("rsa"), &rsa_pem).unwrap();
-        fs::write(folder.join("p256"), p256.public_key_pem()).unwrap();
-        fs::write(folder.join("ed"), ed.public_key_pem()).unwrap();
+        let p256 = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("a sound part of the test");
+        let ed = KeyPair::generate_for(&PKCS_ED25519).expect("a sound part of the test");
+        fs::write(folder.join("rsa"), &rsa_pem).expect("a sound part of the test");
+        fs::write(folder.join("p256"), p256.public_key_pem()).expect("a sound part of the test");
+        fs::write(folder.join("ed"), ed.public_key_pem()).expect("a sound part of the test");
         Self { folder, rsa: SigningKey::Rsa(Box::new(rsa)), rsa_pem, p256: pem(&p256), ed: pem(&ed) }
     }
 
@@ -83,7 +83,7 @@ fn refused(node: &TestNode, token: &str) -> (Code, String) {
 fn metric(node: &TestNode, name: &str) -> f64 {
     let (_, text) = http::ask(node.admin_address(), "GET", "/metrics", "");
     let line = text.lines().find(|line| line.starts_with(name)).expect("a series");
-    line.rsplit(' ').next().unwrap().parse().unwrap()
+    line.rsplit(' ').next().expect("a sound part of the test").parse().expect("a sound part of the test")
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn each_algorithm_logs_in_and_each_fault_has_its_text_and_counter() {
     });
     let good = || json!({"sub": "alice", "exp": now(60), "iss": "back-end", "aud": "chat"});
     for (kid, key) in [("rsa", &keys.rsa), ("p256", &keys.p256), ("ed", &keys.ed)] {
-        let token = key.sign(Some(kid), &good()).unwrap();
+        let token = key.sign(Some(kid), &good()).expect("a sound part of the test");
         for _ in 0..2 {
             node.connect(Wire::Tcp).login(hello(&token, "phone"));
         }
@@ -112,9 +112,11 @@ fn each_algorithm_logs_in_and_each_fault_has_its_text_and_counter() {
     let with = |name: &str, value: Value| {
         let mut claims = good();
         claims[name] = value;
-        keys.ed.sign(Some("ed"), &claims).unwrap()
+        keys.ed.sign(Some("ed"), &claims).expect("a sound part of the test")
     };
-    let confused = SigningKey::Secret(keys.rsa_pem.clone().into_bytes()).sign(Some("rsa"), &good()).unwrap();
+    let confused = SigningKey::Secret(keys.rsa_pem.clone().into_bytes())
+        .sign(Some("rsa"), &good())
+        .expect("a sound part of the test");
     let unsigned = {
         let part = |value: Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
         format!("{}.{}.", part(json!({"alg": "none", "kid": "ed"})), part(good()))
@@ -125,9 +127,24 @@ fn each_algorithm_logs_in_and_each_fault_has_its_text_and_counter() {
         (with("exp", json!(now(9_000))), Code::TokenInvalid, "valid for longer", "time"),
         (with("aud", json!("shop")), Code::TokenInvalid, "another audience", "foreign"),
         (with("iss", json!("other")), Code::TokenInvalid, "another issuer", "foreign"),
-        (keys.ed.sign(Some("x"), &good()).unwrap(), Code::TokenInvalid, "no key has", "unknown_key"),
-        (keys.ed.sign(None, &good()).unwrap(), Code::TokenInvalid, "no key has", "unknown_key"),
-        (keys.ed.sign(Some("rsa"), &good()).unwrap(), Code::TokenInvalid, "algorithm", "algorithm"),
+        (
+            keys.ed.sign(Some("x"), &good()).expect("a sound part of the test"),
+            Code::TokenInvalid,
+            "no key has",
+            "unknown_key",
+        ),
+        (
+            keys.ed.sign(None, &good()).expect("a sound part of the test"),
+            Code::TokenInvalid,
+            "no key has",
+            "unknown_key",
+        ),
+        (
+            keys.ed.sign(Some("rsa"), &good()).expect("a sound part of the test"),
+            Code::TokenInvalid,
+            "algorithm",
+            "algorithm",
+        ),
         (confused, Code::TokenInvalid, "algorithm", "algorithm"),
         (unsigned, Code::TokenInvalid, "not signed", "algorithm"),
         (with("pad", json!("x".repeat(2_048))), Code::TokenInvalid, "larger", "malformed"),
@@ -160,14 +177,15 @@ struct KeyServer {
 
 impl KeyServer {
     fn start(body: &[u8]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, body) = (listener.local_addr().unwrap(), Arc::new(Mutex::new(body.to_vec())));
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a sound part of the test");
+        let (address, body) =
+            (listener.local_addr().expect("a sound part of the test"), Arc::new(Mutex::new(body.to_vec())));
         let shared = Arc::clone(&body);
         thread::spawn(move || {
             let mut silent = Vec::new();
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { return };
-                let body = shared.lock().unwrap().clone();
+                let body = shared.lock().expect("a sound part of the test").clone();
                 if body.is_empty() {
                     silent.push(stream);
                     continue;
@@ -181,7 +199,7 @@ impl KeyServer {
     }
 
     fn set(&self, body: &[u8]) {
-        *self.body.lock().unwrap() = body.to_vec();
+        *self.body.lock().expect("a sound part of the test") = body.to_vec();
     }
 }
 
@@ -194,7 +212,7 @@ fn jwk(kid: &str, pair: &KeyPair) -> Vec<u8> {
 
 #[test]
 fn remote_keys_rotate_and_survive_a_broken_server() {
-    let made = || KeyPair::generate_for(&PKCS_ED25519).unwrap();
+    let made = || KeyPair::generate_for(&PKCS_ED25519).expect("a sound part of the test");
     let (first, second) = (made(), made());
     let server = KeyServer::start(b"<html>garbage</html>");
     let url = format!("http://{}/jwks.json", server.address);
@@ -207,7 +225,7 @@ fn remote_keys_rotate_and_survive_a_broken_server() {
     };
     let node = TestNode::start(set);
     let token = |kid: &str, pair: &KeyPair| {
-        pem(pair).sign(Some(kid), &json!({"sub": "alice", "exp": now(60)})).unwrap()
+        pem(pair).sign(Some(kid), &json!({"sub": "alice", "exp": now(60)})).expect("a sound part of the test")
     };
     let (one, two) = (token("one", &first), token("two", &second));
     assert_eq!(
@@ -250,7 +268,7 @@ fn grants_of_a_token_are_enforced() {
         "sub": "alice", "exp": now(60), "rooms": ["lobby", "team-*"], "to": ["bob", "r:lobby"],
         "org": "acme", "chan": "web", "prio": 3, "jti": "t1",
     });
-    let token = secret.sign(None, &claims).unwrap();
+    let token = secret.sign(None, &claims).expect("a sound part of the test");
     for wire in Wire::ALL {
         let mut alice = node.connect(wire);
         alice.login(hello(&token, &format!("{wire:?}")));
