@@ -1,6 +1,10 @@
 //! Command line: the subcommands, one file each, and their exit codes.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    panic,
+    path::PathBuf,
+    process::{self, ExitCode},
+};
 
 use clap::{Parser, Subcommand};
 
@@ -95,7 +99,11 @@ pub struct DataArg {
 /// exits with 1 also if a promise was broken.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = match cli.command.unwrap_or(Command::Serve(serve::Args::default())) {
+    let command = cli.command.unwrap_or(Command::Serve(serve::Args::default()));
+    if !matches!(command, Command::Serve(_) | Command::Demo(_) | Command::Up(_)) {
+        end_with_reader();
+    }
+    let result = match command {
         Command::Serve(args) => return exit_code(serve::run(&args)),
         Command::Demo(args) => return exit_code(demo::run(&args)),
         Command::Send(args) => send::run(&args),
@@ -114,6 +122,20 @@ pub fn main() -> ExitCode {
         Command::Config(args) => plan::config(&args),
     };
     exit_code(result.map(|()| ExitCode::SUCCESS))
+}
+
+/// Exit code of a program whose output nobody reads any more: that of a death by SIGPIPE.
+const NO_READER_CODE: i32 = 141;
+
+/// Ends the process without a message once nobody reads its output any more, as in `tidegate nodes | head -1`.
+pub fn end_with_reader() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if panic.payload_as_str().is_some_and(|text| text.starts_with("failed printing to stdout")) {
+            process::exit(NO_READER_CODE);
+        }
+        report(panic);
+    }));
 }
 
 fn exit_code(result: anyhow::Result<ExitCode>) -> ExitCode {

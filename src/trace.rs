@@ -234,6 +234,13 @@ impl Tracer {
         is(msg) || users.into_iter().any(is)
     }
 
+    /// Returns for how many ms this node watches one of these ids and users still.
+    pub fn watched_for<'a>(&self, now_ms: u64, names: impl IntoIterator<Item = &'a str>) -> u64 {
+        let watch = self.watch.lock();
+        let left = |name: &str| Some(watch.get(name)?.saturating_sub(now_ms));
+        names.into_iter().filter_map(left).max().unwrap_or(0)
+    }
+
     /// Traces every message with that id, or from or directly to that user, for [`WATCH_MS`].
     pub fn watch(&self, name: &str, now_ms: u64) {
         if self.events_max == 0 {
@@ -365,6 +372,9 @@ mod tests {
         let tracer = Tracer::new(0, 100);
         tracer.watch("ann", 1_000);
         assert!(tracer.begin(WATCH_MS, None, "m", ["ann"]).is_some());
+        assert_eq!(tracer.watched_for(WATCH_MS, ["m", "ann"]), 1_000);
+        assert_eq!(tracer.watched_for(WATCH_MS, ["m"]), 0);
+        assert_eq!(tracer.watched_for(2_000 + WATCH_MS, ["ann"]), 0);
         assert!(tracer.begin(1_000 + WATCH_MS, None, "m", ["ann"]).is_none());
         for n in 0..WATCHED_MAX as u64 {
             tracer.watch(&format!("u{n}"), 2_000 + n);

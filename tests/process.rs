@@ -19,6 +19,8 @@ mod files;
 mod keys;
 #[path = "process/origins.rs"]
 mod origins;
+#[path = "process/output.rs"]
+mod output;
 #[path = "process/private.rs"]
 mod private;
 #[path = "process/stats.rs"]

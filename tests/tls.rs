@@ -6,6 +6,8 @@ mod support;
 
 #[path = "tls/handshakes.rs"]
 mod handshakes;
+#[path = "tls/hostile.rs"]
+mod hostile;
 #[path = "tls/proxies.rs"]
 mod proxies;
 #[path = "tls/records.rs"]

@@ -58,6 +58,7 @@ struct CheckArgs {
 /// Parses the arguments and runs the command. The exit code is 0 when it is done, 1 when it failed, and 2 for wrong
 /// usage.
 pub fn main() -> ExitCode {
+    tidegate::cli::end_with_reader();
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),

@@ -88,9 +88,12 @@ async fn collect(
     collected.steps.sort_by_key(|(_, step)| step.time_us);
     let steps = &collected.steps[collected.steps.len().saturating_sub(STEPS_MAX)..];
     let steps: Result<Vec<Value>, _> = steps.iter().map(|(node, step)| with_node(node, step)).collect();
+    let names = msg.as_deref().into_iter().chain(user.as_deref());
+    let watched_ms =
+        if is_watched { WATCH_MS } else { api.cluster.trace.watched_for(super::now_ms(), names) };
     Ok(Json(json!({
         "node": api.cluster.me.node.as_str(),
-        "watchedMs": if is_watched { WATCH_MS } else { 0 },
+        "watchedMs": watched_ms,
         "steps": steps.map_err(|error| Problem(Code::Internal, error.to_string()))?,
         "silent": collected.silent,
     })))

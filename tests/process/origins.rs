@@ -136,6 +136,8 @@ fn x5_get_of_traces_starts_no_trace() {
     assert_eq!(steps("POST", "", &json!({"user": "alice"}).to_string()), (600_000.into(), 0));
     alice.text("bob", "m2", "traced");
     eventually("steps are recorded", || (steps("GET", "?msg=m2", "").1 > 0).then_some(()));
+    let (left, _) = steps("GET", "?user=alice", "");
+    assert!((1..=600_000).contains(&left.as_u64().expect("a number")), "a GET tells of the watch: {left}");
     assert_eq!(steps("GET", "?msg=m1", "").1, 0, "the message was sent before the trace");
 }
 

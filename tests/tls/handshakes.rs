@@ -31,7 +31,7 @@ pub(crate) fn offer(config: &mut Config, pairs: &[Pair]) {
 }
 
 /// Completes a handshake for a server name.
-fn handshake(
+pub(crate) fn handshake(
     to: SocketAddr,
     name: &'static str,
     config: &Arc<ClientConfig>,

@@ -16,6 +16,7 @@ export const CURES: Readonly<Record<string, string>> = {
   BAD_UPGRADE: 'Send a WebSocket upgrade with sub-protocol tidegate.v1.json or tidegate.v1.proto.',
   BAD_CONTENT: 'Set content, and either conversation or toUser.',
   TOO_MANY_FRAMES: 'Send hello first and wait for welcome; read what the broker sends; ping no more often than the heartbeat.',
+  TLS_REQUIRED: 'Connect with tls:// or wss://.',
   TOKEN_INVALID: 'Get a new token from your backend (or from `tidegate token USER`).',
   TOKEN_EXPIRED: 'Get a new token and connect again.',
   FORBIDDEN: 'Ask the owner of the conversation, or use a token with that right; resend the refused content under a new msgId.',

@@ -25,7 +25,7 @@ interface Answer {
 
 const found = signal<{ readonly key: string; readonly list: readonly Sent[]; readonly silent: readonly string[] } | undefined>(undefined);
 const failure = signal<ApiError | undefined>(undefined);
-/** Until when a user or message is followed, by the clock of the page. */
+/** Until when a user or message is followed, by whomever, by the clock of the page. */
 const followed = signal(new Map<string, number>());
 
 /** Clock time of a step with microseconds. */
@@ -39,7 +39,7 @@ async function look(kind: "user" | "msg", id: string, follow: boolean): Promise<
     const it = follow
       ? await post<Answer>("/v1/trace", { [kind]: id })
       : await get<Answer>(`/v1/trace?${kind}=${encodeURIComponent(id)}`);
-    if (follow && it.watchedMs > 0) followed.value = new Map(followed.value).set(`${kind} ${id}`, performance.now() + it.watchedMs);
+    if (it.watchedMs > 0) followed.value = new Map(followed.value).set(`${kind} ${id}`, performance.now() + it.watchedMs);
     found.value = { key: `${kind} ${id}`, list: sends(it.steps).slice(0, 100), silent: it.silent };
     failure.value = undefined;
   } catch (error) {

@@ -37,7 +37,7 @@ async function startCluster() {
     for (const stream of [child.stdout, child.stderr]) stream.on("data", take);
     child.on("exit", () => resolve(undefined));
   });
-  if (url) return { url, stop };
+  if (url) return { url, data, stop };
   await stop();
   throw new Error(`the cluster did not start:\n${log}`);
 }
@@ -105,6 +105,20 @@ test("a drain moves a client to another node within its slot", limits, async () 
   await context.close();
 });
 
+test("kill -9 of a node from outside leaves the counters at zero", limits, async () => {
+  const { page, context } = await open(browser, cluster.url, "/try");
+  const [, node] = await connected(page);
+  await say(page, 0, "before the kill");
+  const { pid } = JSON.parse(await readFile(join(cluster.data, node, "node.json"), "utf8"));
+  process.kill(pid, "SIGKILL");
+  await until(page, () => !document.querySelector(".chat-1 .link-state").textContent.includes("Connected"), undefined, 30_000);
+  await page.fill(".chat-0 .composer input", "while it is dead");
+  await page.press(".chat-0 .composer input", "Enter");
+  await page.waitForSelector(".chat-1 .bubble >> text=while it is dead", { timeout: 60_000 });
+  assert.deepEqual(await judged(page, 60_000), ["0", "0", "0"]);
+  await context.close();
+});
+
 test("the page outlives the death of any node, also of its own", limits, async () => {
   const { page, context } = await open(browser, cluster.url, "/try");
   await page.waitForSelector(".where >> text=3 nodes");
@@ -113,9 +127,13 @@ test("the page outlives the death of any node, also of its own", limits, async (
   assert.match(await use(page, "8", "bob"), new RegExp(`^${node} died\\. Bob was on n\\d after .+ (Alice’s link stayed: one|Alice was on ${node} too, .+ One) message sent meanwhile was on disk and acked within .+ Nothing lost`));
   assert.deepEqual(await judged(page), ["0", "0", "0"]);
   const [last] = await connected(page);
-  assert.match(await use(page, "8", "alice"), new RegExp(`^${last} died\\. Alice was on n\\d after .+ Nothing lost`));
-  assert.deepEqual(await judged(page), ["0", "0", "0"]);
+  // From outside, so that the page learns of it as of any crash.
+  const { pid } = JSON.parse(await readFile(join(cluster.data, last, "node.json"), "utf8"));
+  process.kill(pid, "SIGKILL");
+  await until(page, (gone) => ![...document.querySelectorAll(".chat-head")].some((it) => it.textContent.includes(`on ${gone}`)), last, 60_000);
+  await connected(page);
   await say(page, 0, "after");
+  assert.deepEqual(await judged(page, 60_000), ["0", "0", "0"]);
   await page.waitForSelector(".chat-1 .bubble >> text=after");
   await context.close();
 });
