@@ -219,8 +219,8 @@ pub(crate) const STEPS: &[TestStep] = &[
 pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
     &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
-    &[&["chaos"], &["cluster"], &["autobahn", "third-party", "browser"]],
-    &[&["rehearsal"], &["brokers"], &["clients", "counts", "user"]],
+    &[&["chaos"], &["cluster"], &["autobahn", "third-party", "clients", "counts"]],
+    &[&["rehearsal"], &["brokers"], &["browser", "user"]],
     &[&["rolling"]],
 ];
 

@@ -1,6 +1,11 @@
 //! Steps `web`, `clients` and `browser`: the TypeScript client and the console page, alone and against real nodes.
 
-use std::{fs::File, process::Command, thread};
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::Command,
+    thread,
+};
 
 use anyhow::{Context as _, anyhow, ensure};
 
@@ -46,7 +51,11 @@ pub(crate) fn build(shell: &Shell) -> anyhow::Result<usize> {
 /// Tests of the client with a real node, and the conformance kit, in Node and in Chromium.
 pub(crate) fn clients(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "chromium", "chromium")?;
+    // Steps at the same time build it for a copy of their own.
+    let lock = File::create(client_lock(shell)?)?;
+    lock.lock()?;
     shell::run(&mut script_of(shell, CLIENT, "build")?)?;
+    drop(lock);
     let passed = kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?;
     Ok(passed + node_tests(tests_with_node(shell, CLIENT, CLIENT_WITH_NODE)?)?)
 }
@@ -101,13 +110,20 @@ fn built_page_is_committed(shell: &Shell) -> anyhow::Result<()> {
 /// another step may build the client again meanwhile.
 pub(crate) fn adapter(shell: &Shell, name: &str) -> anyhow::Result<String> {
     let scratch = shell.scratch(name)?;
-    let lock = File::create(scratch.with_file_name("client.lock"))?;
+    let lock = File::create(client_lock(shell)?)?;
     lock.lock()?;
     let package = tools::node_modules(shell, CLIENT)?;
     shell::run(&mut script_of(shell, CLIENT, "build")?)?;
     let parts = ["dist", "kit", "package.json"].map(|part| package.join(part));
     shell::run(shell.command("cp").arg("-a").args(parts).arg(&scratch))?;
     Ok(format!("node '{}'", scratch.join("kit/adapter.mjs").display()))
+}
+
+/// Returns the file that is locked while the client is built.
+fn client_lock(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let home = shell.target.join("xtask");
+    fs::create_dir_all(&home)?;
+    Ok(home.join("client.lock"))
 }
 
 /// Judges the client by the conformance kit, and returns the number of cases.

@@ -4,7 +4,7 @@ import { createDriver, memoryStores } from '../../kit/driver.mjs';
 import { fileStores } from '../../kit/file_stores.mjs';
 import { eachLine } from '../../kit/lines.mjs';
 
-/** What happens to the message that is the n-th to be shown. */
+/** What happens to the message that is the n-th of a conversation to be shown; a live room has rules of its own. */
 const SHOWN = {
   lose: { at: 10, show: () => [] },
   double: { at: 20, show: (event) => [event, event] },
@@ -17,8 +17,9 @@ const names = (process.env.PLANT ?? '').split(',');
 const faults = names.map((name) => SHOWN[name]);
 let shown = 0;
 function emit(event) {
-  if (event.event === 'message') shown++;
-  const fault = event.event === 'message' && faults.find((it) => it?.at === shown);
+  const isCounted = event.event === 'message' && !event.conversation.startsWith('r:');
+  if (isCounted) shown++;
+  const fault = isCounted && faults.find((it) => it?.at === shown);
   for (const it of fault ? fault.show(event) : [event]) process.stdout.write(JSON.stringify(it) + '\n');
 }
 

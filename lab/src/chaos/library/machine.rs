@@ -35,7 +35,7 @@ const CRASHES: u32 = 4;
 /// none.
 const RESTORE_TIME: Duration = Duration::from_secs(5);
 
-/// Time before the kill of an adapter whose entries may be reported again: the library stores a position after it has
+/// Time before a crash whose entries may be reported again: the library stores a position after it has
 /// reported the entry.
 const AGAIN_TIME: Duration = Duration::from_secs(1);
 
@@ -215,7 +215,7 @@ impl LibraryClient {
             self.is_resolved |= now > *self.resolve_until.get_or_insert(now + RESTORE_TIME);
         }
         match phase {
-            Phase::Talk => self.talk(session),
+            Phase::Talk => self.talk(now, session),
             Phase::Mark if !self.is_marked => {
                 let places = self.profile.places.clone();
                 let mut session = session;
@@ -228,7 +228,7 @@ impl LibraryClient {
     }
 
     /// Composes messages, connected or not, and reads now and then.
-    fn talk(&mut self, mut session: impl FnMut() -> u64) {
+    fn talk(&mut self, now: Duration, mut session: impl FnMut() -> u64) {
         while self.credit >= 1.0 {
             self.credit -= 1.0;
             if self.asked.len() >= self.profile.in_flight_max {
@@ -243,12 +243,13 @@ impl LibraryClient {
             self.read();
         }
         if self.has_store && self.rng.random_ratio(CRASHES, 10_000) {
-            self.crash();
+            self.crash(now);
         }
     }
 
     /// Drops the client, and starts the next one from its store.
-    fn crash(&mut self) {
+    fn crash(&mut self, now: Duration) {
+        self.allow_repeats(now);
         self.commands.push(json!({"do": "drop", "client": self.name()}));
         self.end_client();
         self.start();
@@ -257,12 +258,17 @@ impl LibraryClient {
     /// Notes that the adapter was killed, and the client with it.
     pub(super) fn killed(&mut self, now: Duration) {
         self.is_down = true;
+        self.allow_repeats(now);
+        self.end_client();
+    }
+
+    /// Allows the next client to repeat what its store may not have yet.
+    fn allow_repeats(&mut self, now: Duration) {
         self.forget_older(now);
         if let Some(room) = &mut self.room {
             room.killed(now);
         }
         self.repeatable.extend(self.recent.drain(..).map(|(_, conv, seq)| (conv, seq)));
-        self.end_client();
     }
 
     /// Starts the next client after a kill.
