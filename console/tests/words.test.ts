@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { parseFrame } from "../src/try/frames.ts";
 import type { Nodes } from "../src/live/nodes.ts";
+import { concerns } from "../src/live/cloudevents.ts";
 import { known } from "../src/words/people.ts";
 import { curl, drainQuestion, drainTime, newClients, steady, unreachedWords, verdict, type Signs } from "../src/words/nodes.ts";
 import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
@@ -205,7 +206,16 @@ test("the part of the new clients follows weights and free connections", () => {
 test("people are those that the events name, with the devices that have not gone", () => {
   const event = (type: string, subject: string, device: string) => ({ id: "", type: `tidegate.${type}`, subject, time: "", data: { device } });
   const events = [event("offline", "bob", "phone"), event("online", "alice", "web"), event("online", "bob", "phone"), event("read", "carol", ""), event("offline", "alice", "old")];
+  events.push({ ...event("audit", "development", ""), data: { targets: { user: ["eve"] } } });
   assert.deepEqual(known(events), [{ user: "alice", devices: ["web"] }, { user: "bob", devices: [] }, { user: "carol", devices: [] }]);
+});
+
+test("an audit entry is about those whom it names, not about its caller", () => {
+  const it = (type: string, data: Record<string, unknown>) => ({ id: "", type, subject: "development", time: "", data });
+  const audit = it("tidegate.audit", { targets: { user: ["alice"], device: ["web"] } });
+  assert.deepEqual(["eve", "alic", "web", "bob"].map((user) => concerns(audit, user)), [false, true, true, false]);
+  assert.equal(concerns(it("tidegate.audit", {}), "eve"), false);
+  assert.equal(concerns(it("tidegate.online", {}), "eve"), true);
 });
 
 test("a drain says how long it takes, by the node's own plan alone", () => {

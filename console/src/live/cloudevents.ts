@@ -10,6 +10,13 @@ export interface CloudEvent {
   readonly data: Readonly<Record<string, unknown>>;
 }
 
+/** Whether an event is about a user, of whom a part of the name is enough; the subject of an audit entry is its caller. */
+export function concerns(it: CloudEvent, user: string): boolean {
+  if (it.type !== "tidegate.audit") return it.subject.includes(user);
+  const { targets = {} } = it.data as { targets?: Record<string, readonly string[]> };
+  return Object.values(targets).flat().some((id) => id.includes(user));
+}
+
 interface Answer {
   readonly node: string;
   readonly cursor: string;

@@ -4,7 +4,7 @@ import { viewKeys } from "../app/keys.ts";
 import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { boot } from "../live/boot.ts";
-import { failure, followEvents, heldBack, isRead, list, missed, pausedEvents, retryEvents, toggleEvents } from "../live/cloudevents.ts";
+import { concerns, failure, followEvents, heldBack, isRead, list, missed, pausedEvents, retryEvents, toggleEvents } from "../live/cloudevents.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Empty } from "../parts/empty.tsx";
 import { EventLine } from "../parts/eventline.tsx";
@@ -24,7 +24,7 @@ export default function Events() {
   }, []);
   const type = query.value.get("type") ?? "";
   const user = query.value.get("user") ?? "";
-  const shown = list.value.filter((it) => (!type || it.type === `tidegate.${type}`) && (!user || it.subject.includes(user))).slice(0, 400);
+  const shown = list.value.filter((it) => (!type || it.type === `tidegate.${type}`) && (!user || concerns(it, user))).slice(0, 400);
   const node = boot.value?.node ?? "this node";
   return (
     <>

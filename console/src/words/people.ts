@@ -11,6 +11,8 @@ export interface Known {
 export function known(events: readonly CloudEvent[]): Known[] {
   const by = new Map<string, Map<string, boolean>>();
   for (const it of events) {
+    // Its subject is a caller of the admin API.
+    if (it.type === "tidegate.audit") continue;
     const devices = by.get(it.subject) ?? new Map<string, boolean>();
     by.set(it.subject, devices);
     const device = typeof it.data["device"] === "string" ? it.data["device"] : "";
