@@ -143,7 +143,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     step(
         "manifests",
         "what k8s/ renders to, its alerts and the Dockerfile: by schemas, and by the binary",
-        60,
+        30,
         Needs::Build,
         plain!(manifests::run),
     ),
@@ -178,7 +178,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     step(
         "rehearsal",
         "a rollout by the numbers of k8s/, with real processes and clients",
-        140,
+        120,
         Needs::Build,
         plain!(rehearse::step),
     ),
@@ -220,7 +220,8 @@ pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
     &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
     &[&["chaos"], &["cluster"], &["autobahn", "third-party", "clients", "counts"]],
-    &[&["rehearsal"], &["brokers"], &["browser", "user"]],
+    &[&["rehearsal"], &["brokers"], &["user"]],
+    &[&["browser"]],
     &[&["rolling"]],
 ];
 

@@ -27,6 +27,9 @@ type Admin = AdminClient<DefaultClientContext>;
 /// Number of topics per admin request.
 const TOPICS_PER_REQUEST: usize = 100;
 
+/// Time for the election of leaders: that of a broker that has just started follows everything else that waits for it.
+const LEADERS_MAX: Duration = Duration::from_secs(30);
+
 /// Delay between checks of a topic that was just created.
 const CREATION_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -306,7 +309,7 @@ struct Shape {
 
 /// Returns the shape of each topic, in order. Waits until the brokers know the topics that the controller created.
 async fn shapes(admin: &Arc<Admin>, plans: &[&TopicPlan]) -> Result<Vec<Shape>, KafkaRefusal> {
-    let until = Instant::now() + BROKER_TIMEOUT;
+    let until = Instant::now() + LEADERS_MAX;
     loop {
         let client = Arc::clone(admin);
         // The library offers only a blocking call.
