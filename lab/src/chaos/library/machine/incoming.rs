@@ -21,7 +21,7 @@ impl LibraryClient {
         let conv = || event["conversation"].as_str().unwrap_or_default().to_owned();
         let seq = event["seq"].as_u64().unwrap_or_default();
         match event["event"].as_str().unwrap_or_default() {
-            "state" => self.connected(event, session),
+            "state" => self.connected(event, now, session),
             "sent" => self.sent(event, now, seq),
             "failed" => self.failed(event, now),
             "done" => self.done(event),
@@ -59,7 +59,7 @@ impl LibraryClient {
         self.events.push(HistoryEvent::State { user, session, conv, max, read, unread });
     }
 
-    fn connected(&mut self, event: &Value, mut session: impl FnMut() -> u64) {
+    fn connected(&mut self, event: &Value, now: Duration, mut session: impl FnMut() -> u64) {
         if event["client"] != *self.name() {
             return;
         }
@@ -81,6 +81,8 @@ impl LibraryClient {
                 self.events.push(HistoryEvent::Open { user, device, session });
                 self.repeat_to_room();
             }
+            // A node that was frozen may complete a login that this device had given up on, which replaces the later one.
+            "closed" if event["name"] == "REPLACED" => self.crash(now),
             "closed" => self.failure = Some(format!("closed for ever: {event}")),
             _ => {}
         }
