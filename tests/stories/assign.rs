@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::support::{TestNode, WAIT_MAX, eventually};
 
 /// Returns the whole reply of the client port.
-fn raw(address: SocketAddr, request: &str) -> String {
+pub(crate) fn raw(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a node");
     stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
     stream.write_all(request.as_bytes()).expect("it reads");

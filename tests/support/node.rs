@@ -69,11 +69,6 @@ impl TestNode {
         self.running().addresses.client
     }
 
-    /// Returns the admin address.
-    pub fn admin_address(&self) -> SocketAddr {
-        self.running().addresses.admin
-    }
-
     /// Returns the key of tokens.
     pub fn key(&self) -> &[u8] {
         &self.running().token_key

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     path::PathBuf,
     sync::{Arc, Mutex},
     thread,
@@ -21,7 +21,10 @@ use serde_json::{Value, json};
 use tidegate::{auth::SigningKey, config::Config};
 use tidegate_protocol::{Code, codec::Wire};
 
-use crate::support::{ServerBody, TestNode, WAIT_MAX, ask, code, eventually, hello, http, send, unique_name};
+use crate::{
+    assign::raw,
+    support::{ServerBody, TestNode, ask, code, eventually, hello, send, unique_name},
+};
 
 fn now(later: i64) -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_secs() as i64 + later
@@ -78,12 +81,6 @@ fn refused(node: &TestNode, token: &str) -> (Code, String) {
         ServerBody::Error(error) => (code(error.code), error.message),
         other => panic!("no error: {other:?}"),
     }
-}
-
-fn metric(node: &TestNode, name: &str) -> f64 {
-    let (_, text) = http::ask(node.admin_address(), "GET", "/metrics", "");
-    let line = text.lines().find(|line| line.starts_with(name)).expect("a series");
-    line.rsplit(' ').next().expect("a sound part of the test").parse().expect("a sound part of the test")
 }
 
 /// Starts a node that takes the tokens of one back end for one audience.
@@ -167,21 +164,12 @@ fn each_fault_has_its_text_and_counter() {
     ];
     for (token, expected, text, counter) in faults {
         let name = format!("tidegate_tokens_{counter}_total");
-        let before = metric(&node, &name);
+        let before = node.metric(&name).expect("a series");
         let (code, message) = refused(&node, &token);
         assert_eq!(code, expected, "{message}");
         assert!(message.contains(text), "{message}");
-        assert!(metric(&node, &name) > before, "{name}");
+        assert!(node.metric(&name).expect("a series") > before, "{name}");
     }
-}
-
-fn raw(address: SocketAddr, request: &str) -> String {
-    let mut stream = TcpStream::connect(address).expect("a node");
-    stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
-    stream.write_all(request.as_bytes()).expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("the node replies, and closes the connection");
-    answer
 }
 
 /// Server of a set of keys. An empty answer means that it accepts and never answers.
@@ -265,8 +253,9 @@ fn remote_keys_rotate_and_survive_a_broken_server() {
     let huge = vec![b' '; 1 << 20];
     for broken in [&b"{\"keys\":[]}"[..], b"garbage", b"", &huge] {
         server.set(broken);
-        let before = metric(&node, "tidegate_jwks_failures_total");
-        let is_counted = || (metric(&node, "tidegate_jwks_failures_total") > before).then_some(());
+        let before = node.metric("tidegate_jwks_failures_total").expect("a series");
+        let is_counted =
+            || (node.metric("tidegate_jwks_failures_total").expect("a series") > before).then_some(());
         eventually("the failure is counted", is_counted);
         assert!(logs_in(&node, &two), "the last good set stays in force");
     }
