@@ -60,6 +60,7 @@ fn read_and_write(message: &DescriptorProto, field: &FieldDescriptorProto) -> St
         Type::Message if repeated => read("messages"),
         Type::Message => read("message"),
         Type::Uint32 | Type::Uint64 if repeated => read("integers"),
+        Type::Uint32 | Type::Uint64 if field.proto3_optional() => read("optional_integer"),
         Type::Uint32 | Type::Uint64 => read("integer"),
         // A field with explicit presence is an `Option`, which already reads null as absent.
         Type::Bool if field.proto3_optional() => read("presence"),

@@ -4,9 +4,11 @@
 //! With TLS, and for connections of proxies, the first bytes come between the accept and the shard, on threads of their
 //! own.
 
+mod fairness;
 mod opening;
 mod openings;
 mod placement;
+mod screen;
 
 use std::{
     io::{self, Write},
@@ -22,18 +24,23 @@ use std::{
 use mio::{Events, Interest, Poll, Token, net::TcpListener, net::TcpStream};
 use tidegate_protocol::{Code, codec::Wire, pb, pb::server_frame::Body};
 
-pub use self::openings::OpeningSettings;
+pub use self::{
+    fairness::Fairness,
+    openings::{FirstBytesPolicy, OpeningSettings},
+    screen::AcceptScreen,
+};
 use self::{
     openings::{Accepted, OpeningQueue, Openings},
     placement::Placement,
 };
 use crate::{
+    bans::BanRefusal,
     budget::Admission,
     config,
+    live::Live,
     log_limit::log_limited,
     metrics::Metrics,
     net::{sockopt, tcp::Arrival, transfer},
-    networks::Networks,
     shard::{DriverQueue, newcomer::Newcomer},
     supervised,
 };
@@ -51,8 +58,7 @@ pub struct Acceptor {
     admission: Arc<Admission>,
     placement: Placement,
     openings: Option<OpeningThreads>,
-    /// Networks of proxies that name their client in an HTTP header.
-    forwarders: Networks,
+    screen: AcceptScreen,
     socket: config::SocketConfig,
     metrics: Metrics,
     stop: Arc<AtomicBool>,
@@ -63,20 +69,20 @@ pub struct Acceptor {
 struct OpeningThreads {
     queues: Vec<OpeningQueue>,
     threads: Vec<JoinHandle<io::Result<()>>>,
-    /// Networks whose connections begin with a PROXY header.
-    proxies: Networks,
+    policy: Arc<Live<FirstBytesPolicy>>,
     has_tls: bool,
+    fairness: Arc<Fairness>,
     next: usize,
 }
 
 /// What comes between the accept and the shard.
 pub struct FirstBytes {
-    /// TLS, deadline and bound.
+    /// TLS, policy, deadline and bound.
     pub settings: OpeningSettings,
-    /// Networks whose connections begin with a PROXY header.
-    pub proxies: Networks,
     /// Number of threads.
     pub threads: usize,
+    /// Shares of the networks.
+    pub fairness: Arc<Fairness>,
 }
 
 /// Handle that stops an [`Acceptor`].
@@ -107,6 +113,7 @@ impl Acceptor {
         admission: Arc<Admission>,
         shards: Vec<DriverQueue>,
         first_bytes: Option<FirstBytes>,
+        screen: AcceptScreen,
         socket: config::SocketConfig,
         metrics: Metrics,
     ) -> io::Result<(Self, Stopper)> {
@@ -117,7 +124,7 @@ impl Acceptor {
         let stop = Arc::new(AtomicBool::new(false));
         let stopper = Stopper { stop: Arc::clone(&stop), waker };
         let placement = Placement::new(shards);
-        let start = |first: FirstBytes| OpeningThreads::start(first, &placement, &metrics, &stop);
+        let start = |first: FirstBytes| OpeningThreads::start(first, &placement, &screen, &metrics, &stopper);
         let openings = first_bytes.map(start).transpose()?;
         let acceptor = Self {
             poll,
@@ -125,7 +132,7 @@ impl Acceptor {
             admission,
             placement,
             openings,
-            forwarders: Networks::default(),
+            screen,
             socket,
             metrics,
             stop,
@@ -134,15 +141,10 @@ impl Acceptor {
         Ok((acceptor, stopper))
     }
 
-    /// Counts no connection from these networks for its address: proxies that name their clients later.
-    pub fn with_forwarders(self, forwarders: Networks) -> Self {
-        Self { forwarders, ..self }
-    }
-
     /// Accepts until [`Stopper::stop`] is called.
     ///
     /// # Errors
-    /// Fails if polling fails.
+    /// Fails if polling fails, or a thread for first bytes ends.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(16);
         while !self.stop.load(Ordering::Acquire) {
@@ -150,6 +152,11 @@ impl Acceptor {
             match self.poll.poll(&mut events, pause) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
                 _ => {}
+            }
+            if let Some(error) = self.openings.as_mut().and_then(OpeningThreads::failure)
+                && !self.stop.load(Ordering::Acquire)
+            {
+                return Err(error);
             }
             if self.paused_until.is_none_or(|until| until <= Instant::now()) {
                 self.paused_until = None;
@@ -180,15 +187,26 @@ impl Acceptor {
     }
 
     fn admit(&mut self, stream: TcpStream, address: SocketAddr) {
-        let is_from_proxy = self.openings.as_ref().is_some_and(|it| it.proxies.contains(address.ip()));
-        let admitted = if is_from_proxy || self.forwarders.contains(address.ip()) {
+        let policy = self.openings.as_ref().map(|openings| openings.policy.get());
+        let is_from_proxy = policy.as_ref().is_some_and(|it| it.proxies.contains(address.ip()));
+        let is_from_forwarder = policy.is_some_and(|it| it.forwarders.contains(address.ip()));
+        if !is_from_proxy
+            && !is_from_forwarder
+            && let Some(refusal) = self.screen.bans.refusal_of_address(address.ip())
+        {
+            return refuse_banned(Some(stream), refusal, &self.metrics);
+        }
+        let admitted = if is_from_proxy || is_from_forwarder {
             self.admission.admit_from_proxy()
         } else {
             self.admission.admit(address.ip())
         };
         let permit = match admitted {
             Ok(permit) => permit,
-            Err(code) => return self.refuse(stream, code),
+            Err(code) => {
+                self.screen.note(code, address.ip());
+                return self.refuse(stream, code);
+            }
         };
         if let Err(error) = sockopt::tune(&stream, &self.socket) {
             tracing::debug!(%error, "connection lost before it was served");
@@ -197,15 +215,23 @@ impl Acceptor {
         if let Some(openings) = &mut self.openings
             && (is_from_proxy || openings.has_tls)
         {
-            if let Err(accepted) =
-                openings.offer(Accepted { stream, address, permit, is_from_proxy, at: Instant::now() })
-            {
+            let counted =
+                (!is_from_proxy && !is_from_forwarder).then(|| openings.fairness.enter(address.ip()));
+            let place = match counted.transpose() {
+                Ok(place) => place,
+                Err(code) => {
+                    self.screen.note(code, address.ip());
+                    return self.refuse(stream, code);
+                }
+            };
+            let accepted = Accepted { stream, address, permit, place, is_from_proxy, at: Instant::now() };
+            if let Err(accepted) = openings.offer(accepted) {
                 self.refuse(accepted.stream, Code::Overloaded);
             }
             return;
         }
         let arrival = Arrival { stream, tls: None };
-        match self.placement.offer(Newcomer { arrival, address, permit }) {
+        match self.placement.offer(Newcomer { arrival, address, permit, certified_user: None }) {
             Ok(()) => self.metrics.accepted.increment(1),
             Err(newcomer) => self.refuse(newcomer.arrival.stream, Code::Overloaded),
         }
@@ -222,33 +248,54 @@ impl OpeningThreads {
     fn start(
         first: FirstBytes,
         placement: &Placement,
+        screen: &AcceptScreen,
         metrics: &Metrics,
-        stop: &Arc<AtomicBool>,
+        stopper: &Stopper,
     ) -> io::Result<Self> {
-        let FirstBytes { settings, proxies, threads: count } = first;
-        let has_tls = settings.certificates.is_some() || settings.is_tls_required;
+        let FirstBytes { settings, threads: count, fairness } = first;
+        let (has_tls, policy) = (settings.certificates.is_some(), Arc::clone(&settings.policy));
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
         for index in 0..count.max(1) {
-            let (openings, queue) =
-                Openings::new(placement.clone(), settings.clone(), metrics.clone(), Arc::clone(stop))?;
-            threads.push(supervised::spawn_thread(format!("tidegate-tls-{index}"), || openings.run())?);
+            let (openings, queue) = Openings::new(
+                placement.clone(),
+                settings.clone(),
+                Arc::clone(&fairness),
+                screen.clone(),
+                metrics.clone(),
+                Arc::clone(&stopper.stop),
+            )?;
+            let waker = Arc::clone(&stopper.waker);
+            let run = move || {
+                let ended = openings.run();
+                // The acceptor looks at its threads.
+                waker.wake().and(ended)
+            };
+            threads.push(supervised::spawn_thread(format!("tidegate-tls-{index}"), run)?);
             queues.push(queue);
         }
-        Ok(Self { queues, threads, proxies, has_tls, next: 0 })
+        Ok(Self { queues, threads, policy, has_tls, fairness, next: 0 })
+    }
+
+    /// Returns why a thread has ended, if one has. The node must end then: the others can't do its work.
+    fn failure(&mut self) -> Option<io::Error> {
+        let at = self.threads.iter().position(JoinHandle::is_finished)?;
+        let ended = self.threads.swap_remove(at).join();
+        let why = || io::Error::other("a thread for the first bytes of connections ended unexpectedly");
+        Some(ended.map_or_else(|_| why(), |ended| ended.err().unwrap_or_else(why)))
     }
 
     /// Hands a connection to one of the threads; returns it if all have as many as they may.
-    fn offer(&mut self, accepted: Accepted) -> Result<(), Accepted> {
+    fn offer(&mut self, accepted: Accepted) -> Result<(), Box<Accepted>> {
         let count = self.queues.len();
         self.next = (self.next + 1) % count;
         let mut refused = accepted;
         for step in 0..count {
             match self.queues[(self.next + step) % count].offer(refused) {
                 Ok(()) => return Ok(()),
-                Err(accepted) => refused = accepted,
+                Err(accepted) => refused = *accepted,
             }
         }
-        Err(refused)
+        Err(Box::new(refused))
     }
 
     /// Waits for the threads, which end when the acceptor stops.
@@ -260,8 +307,24 @@ impl OpeningThreads {
     }
 }
 
+/// Refuses a connection with a code.
+fn refuse(stream: TcpStream, code: Code, reason: &str) {
+    let retry_ms = if code.temporary() { REFUSED_RETRY_MS } else { 0 };
+    refuse_with(stream, code.close(reason, retry_ms));
+}
+
+/// Refuses a connection because of a ban; `None` if it can't read a code.
+fn refuse_banned(stream: Option<TcpStream>, refusal: BanRefusal, metrics: &Metrics) {
+    metrics.refused.increment(1);
+    metrics.ban_refusals.increment(1);
+    metrics.codes.count(Code::Banned);
+    if let Some(stream) = stream {
+        refuse_with(stream, refusal.close());
+    }
+}
+
 /// Sends a `Close` as a JSON line, which needs no handshake, and closes the connection. The client may not read it.
-fn refuse(mut stream: TcpStream, code: Code, reason: &str) {
+fn refuse_with(mut stream: TcpStream, close: pb::Close) {
     // A close with unread input would send a reset, which destroys what is written.
     let mut input = [0; 4_096];
     for _ in 0..REFUSED_READS_MAX {
@@ -269,7 +332,7 @@ fn refuse(mut stream: TcpStream, code: Code, reason: &str) {
             break;
         }
     }
-    let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close(reason, REFUSED_RETRY_MS))) };
+    let close = pb::ServerFrame { id: 0, body: Some(Body::Close(close)) };
     let line = tidegate_protocol::codec::encode_frame(&close, Wire::JsonLine);
     if let Err(error) = stream.write(&line) {
         tracing::debug!(%error, "failed to send the refusal code to a client");
@@ -286,4 +349,41 @@ fn is_exhausted(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     exhausted.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn ended_thread_of_first_bytes_ends_the_acceptor_with_its_reason() {
+        let (ended, runs) = (
+            || Err(io::Error::other("the poll failed")),
+            || -> io::Result<()> {
+                thread::park();
+                Ok(())
+            },
+        );
+        let mut threads = OpeningThreads {
+            queues: Vec::new(),
+            threads: vec![thread::spawn(runs)],
+            policy: Arc::default(),
+            has_tls: true,
+            fairness: Arc::new(Fairness::new(0, 0)),
+            next: 0,
+        };
+        let running = threads.threads[0].thread().clone();
+        assert!(threads.failure().is_none(), "it runs");
+        let ended = thread::spawn(ended);
+        while !ended.is_finished() {
+            std::hint::spin_loop();
+        }
+        threads.threads.push(ended);
+        let failure = threads.failure().unwrap();
+        assert_eq!(failure.to_string(), "the poll failed");
+        running.unpark();
+        threads.end().unwrap();
+    }
 }

@@ -1,15 +1,15 @@
-//! Admin port: groups, nodes, presence, traces, events, health, metrics and the console over HTTP. It refuses web pages of
+//! Admin port: groups, nodes, presence, traces, events, storms, health, metrics and the console over HTTP. It refuses web pages of
 //! other origins, and callers without a key if it has keys.
 
 use std::{
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{
     Extension, Json,
     body::Bytes,
-    extract::{Query, State, rejection::JsonRejection},
+    extract::{Query, State, rejection::QueryRejection},
     http::StatusCode,
     middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -24,11 +24,12 @@ use tidegate_protocol::{
 use tokio::net::TcpListener;
 
 pub mod access;
+mod blocks;
 mod caller;
 pub mod console;
 pub mod dev;
-mod dev_forward;
 mod events;
+mod extract;
 mod flows;
 mod groups;
 pub mod http_server;
@@ -36,15 +37,18 @@ pub mod monitor;
 mod nodes;
 mod peer_figures;
 mod presence;
+pub mod reload;
 pub mod routes;
 mod same_origin;
-mod stall_guard;
 pub mod stats;
 mod trace;
 pub mod waiting;
 
-use self::{access::AdminGate, console::Console, dev::DevTools, stats::StatsFeed};
-use crate::{assign::Assigner, budget::Admission, cluster::Cluster, drain::Drainer, ingest::admin::Admin};
+use self::{access::AdminGate, console::Console, dev::DevTools, reload::Reload, stats::StatsFeed};
+use crate::{
+    assign::Assigner, budget::Admission, cluster::Cluster, connections::Connections, drain::Drainer,
+    ingest::admin::Admin, limits::RuleGuard, load::LoadFigures, net::tls::Certificates,
+};
 
 /// State shared by the handlers.
 #[derive(Clone)]
@@ -61,12 +65,23 @@ pub struct Api {
     pub metrics: PrometheusHandle,
     /// Drain of the node, for `/readyz` and `/v1/drain`.
     pub drainer: Arc<Drainer>,
+    /// Connections of all nodes.
+    pub connections: Arc<Connections>,
+    /// Time after which every token that was issued before has expired; `None` if tokens may be valid for any time. A
+    /// reload does not change it.
+    pub token_lifetime: Option<Duration>,
     /// Settings of the console.
     pub console: Arc<Console>,
     /// Figures of the nodes.
     pub stats: Arc<StatsFeed>,
     /// Keys, their scopes, and the audit log.
     pub gate: Arc<AdminGate>,
+    /// Rules of limits.
+    pub rules: Arc<RuleGuard>,
+    /// Load of the node, for `/readyz?verbose`.
+    pub load: Arc<LoadFigures>,
+    /// Reads the configuration again.
+    pub reload: Arc<dyn Reload>,
     /// Means of development; `None` on a node that is for something else.
     pub dev: Option<Arc<DevTools>>,
 }
@@ -74,16 +89,20 @@ pub struct Api {
 /// Refusal of a request; the code determines the HTTP status and the cure.
 struct Problem(Code, String);
 
-/// Serves the admin port until `stop` is done.
-pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = ()>) {
-    // A socket that listens has an address; without one, no host is accepted.
-    let listen = listener.local_addr().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
+/// Serves the admin port until `stop` is done, over TLS if it has certificates.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Certificates>>,
+    api: Api,
+    stop: impl Future<Output = ()>,
+) {
+    let port = same_origin::Port::of(&listener, tls.is_some());
     let stats = Arc::clone(&api.stats);
     let router = routes::router(&api.gate)
         .fallback(console::page)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&api.console), console::refuse_changes))
-        .layer(from_fn_with_state(listen, same_origin::check))
+        .layer(from_fn_with_state(port, same_origin::check))
         .layer(from_fn(access::with_request_id))
         .with_state(api);
     let stopping = async {
@@ -91,7 +110,7 @@ pub async fn serve(listener: TcpListener, api: Api, stop: impl Future<Output = (
         stats.end();
     };
     tokio::select! {
-        () = http_server::serve(listener, router, stopping) => {}
+        () = http_server::serve(listener, tls, router, stopping) => {}
         () = stats.run() => {}
     }
 }
@@ -126,7 +145,11 @@ struct ReadyzQuery {
 /// empty the cluster. A node that was registered stays ready, because it still serves its clients. A full node is
 /// ready too: otherwise it would block a rollout, or the drain of a machine, and if all nodes were full, a load
 /// balancer would have none to send clients to that could refuse them.
-async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Response {
+async fn readyz(
+    State(api): State<Api>,
+    query: Result<Query<ReadyzQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(query) = query.map_err(|error| Problem(Code::BadContent, error.body_text()))?;
     let phase = api.drainer.phase();
     let is_registered = !api.cluster.peers.snapshot().rows.is_empty();
     let is_ready = phase == NodePhase::Ready && is_registered;
@@ -148,11 +171,12 @@ async fn readyz(State(api): State<Api>, Query(query): Query<ReadyzQuery>) -> Res
         body.insert("drain".into(), json!(drain.as_ref().map(nodes::draining)));
         body.insert("owns".into(), json!(api.cluster.owned.list().len()));
         body.insert("others".into(), json!(peers.others.len()));
+        body.insert("load".into(), nodes::load::state(&api.load));
         // Neither makes the node unready, because the other nodes are affected as well.
         body.insert("routes".into(), json!(if peers.stale { "away" } else { "fine" }));
         body.insert("archiveBehind".into(), json!(api.cluster.peers.lags().list()));
     }
-    (status, Json(body)).into_response()
+    Ok((status, Json(body)).into_response())
 }
 
 /// Request for a drain; without a body it is a full one.
@@ -175,12 +199,8 @@ enum DrainEnd {
 }
 
 async fn begin_drain(State(api): State<Api>, body: Bytes) -> Result<Response, Problem> {
-    let wish: Option<DrainWish> = match body.is_empty() {
-        true => None,
-        false => serde_json::from_slice(&body)
-            .map_err(|error| Problem(Code::BadContent, format!("the body has the wrong form: {error}")))?,
-    };
-    let wish = wish.unwrap_or_default();
+    let is_absent = body.is_empty() || body.trim_ascii() == b"null";
+    let wish: DrainWish = if is_absent { DrainWish::default() } else { extract::parse_object(&body)? };
     api.drainer.begin(wish.until == DrainEnd::Noticed);
     Ok(drain_state(&api, StatusCode::ACCEPTED))
 }
@@ -197,10 +217,6 @@ fn drain_state(api: &Api, status: StatusCode) -> Response {
 
 async fn metrics(State(api): State<Api>) -> String {
     api.metrics.render()
-}
-
-fn bad_body(rejection: JsonRejection) -> Problem {
-    Problem(Code::BadContent, format!("the body has the wrong form: {}", rejection.body_text()))
 }
 
 /// Returns the seq of an accepted change and whether it is a duplicate, or the refusal.
@@ -224,7 +240,11 @@ impl IntoResponse for Problem {
         let Self(code, message) = self;
         let status = match code {
             Code::NotFound => StatusCode::NOT_FOUND,
-            Code::AlreadyExists | Code::Conflict => StatusCode::CONFLICT,
+            Code::AlreadyExists
+            | Code::Conflict
+            | Code::TooManyRevocations
+            | Code::TooManyBlocks
+            | Code::TooManyBans => StatusCode::CONFLICT,
             Code::KeyInvalid => StatusCode::UNAUTHORIZED,
             Code::Forbidden | Code::NotAMember | Code::ScopeMissing => StatusCode::FORBIDDEN,
             code if code.temporary() => StatusCode::SERVICE_UNAVAILABLE,

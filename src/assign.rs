@@ -178,7 +178,7 @@ pub fn preflight_response(request: &AssignAsked) -> Vec<u8> {
 
 /// Returns the HTTP response to an assign request whose token is refused.
 pub fn refusal_response(request: &AssignAsked, refusal: &TokenRefusal) -> Vec<u8> {
-    let TokenRefusal { code, reason, wait } = *refusal;
+    let TokenRefusal { code, reason, wait } = refusal;
     let message = if reason.is_empty() { code.what() } else { reason };
     let body = json!({"code": code.number(), "name": code.name(), "message": message, "cure": code.cure()});
     let Some(wait) = wait else { return response("401 Unauthorized", "", request, Some(body)) };
@@ -191,6 +191,9 @@ fn response(status: &str, headers: &str, request: &AssignAsked, body: Option<Val
     let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nCache-Control: no-store\r\n{headers}");
     if let Some(origin) = &request.origin {
         head += &format!("Access-Control-Allow-Origin: {origin}\r\nVary: Origin\r\n");
+        if request.takes_cookies {
+            head += "Access-Control-Allow-Credentials: true\r\n";
+        }
         if request.preflight {
             head += "Access-Control-Allow-Headers: authorization\r\nAccess-Control-Allow-Methods: GET\r\n\
                      Access-Control-Max-Age: 600\r\n";

@@ -29,6 +29,8 @@ pub enum Actor {
     Development,
     /// Program on the machine of another node without keys.
     Loopback,
+    /// The node itself, by the evidence that it has seen.
+    Automatic,
 }
 
 impl Actor {
@@ -39,6 +41,7 @@ impl Actor {
             Self::Unknown(None) => "unknown",
             Self::Development => "development",
             Self::Loopback => "loopback",
+            Self::Automatic => "automatic",
         }
     }
 

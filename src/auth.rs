@@ -2,7 +2,7 @@
 //!
 //! Each key pins one algorithm: HS256, RS256, ES256 or EdDSA. Tokens are never logged, and never part of a URL.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use tidegate_protocol::Code;
 
@@ -26,18 +26,18 @@ pub use self::{
     key::{TokenKey, read_keys},
     keyring::{Keyring, RemoteSettings},
     mint::{SigningKey, sign, sign_until},
-    rules::{ClaimRules, TokenIdentity},
+    rules::{ClaimRules, TokenIdentity, TokenTerm, identity_of},
     secret::{create_key, load_key, load_or_create_key, read_key},
     verifier::Verifier,
 };
 
 /// Refusal of a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRefusal {
     /// Code for the client.
     pub code: Code,
     /// Reason in words; empty if the code says enough.
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     /// Time until another refused token of the address is answered with its own code, if too many were refused.
     pub wait: Option<Duration>,
 }

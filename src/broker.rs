@@ -16,7 +16,9 @@ use crate::{
     assign::Assigner,
     budget::Admission,
     bus::NodeFeed,
-    cluster::Cluster,
+    clock::wall_ms,
+    cluster::{BanHandler, Cluster, ErasureHandler, PriorityHandler, StormHandler, SuspensionHandler},
+    connections::Connections,
     delivery::answer_cache::AnswerCache,
     directory::Directory,
     drain::Drainer,
@@ -24,11 +26,12 @@ use crate::{
         admin::Admin,
         intake::{Intake, Outlets},
     },
+    load::LoadFigures,
     mail::ShardHandle,
     metrics::Metrics,
     peer::Peer,
     room::Rooms,
-    routes::NodeDescription,
+    routes::{DevicePolicy, NodeDescription},
     scratch::Numbers,
     shard::{self, Driver, DriverQueue},
     supervised,
@@ -79,6 +82,8 @@ pub enum Peering {
 pub struct Settings {
     /// Most bytes of sends that wait for the log.
     pub intake_bytes_max: usize,
+    /// Limits on the sessions of one user.
+    pub devices: DevicePolicy,
     /// Largest member count of a group that is not large.
     pub small_group_max: usize,
     /// Description of the node, for the assignment of clients.
@@ -88,10 +93,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Creates settings with 1 MiB for sends that wait, of a node that has no description.
+    /// Creates settings with 1 MiB for sends that wait, of a node that has no description and no limits on
+    /// devices.
     pub fn new(small_group_max: usize) -> Self {
         let (description, assign_ttl) = (NodeDescription::default(), Duration::from_secs(10));
-        Self { intake_bytes_max: 1 << 20, small_group_max, description, assign_ttl }
+        let devices = DevicePolicy::default();
+        Self { intake_bytes_max: 1 << 20, devices, small_group_max, description, assign_ttl }
     }
 }
 
@@ -107,8 +114,12 @@ pub struct Broker {
     pub assigner: Arc<Assigner>,
     /// Times from sends to their acks.
     pub ack_times: Arc<AckTimes>,
+    /// Load of the node, as its shards measure it.
+    pub load: Arc<LoadFigures>,
     /// Live rooms.
     pub rooms: Arc<Rooms>,
+    /// Connections of this node and, over the link, of the others.
+    pub connections: Arc<Connections>,
     local: LocalDelivery,
     /// Recent answers of this node's owners.
     answer_cache: Arc<AnswerCache>,
@@ -116,6 +127,7 @@ pub struct Broker {
     is_clustered: bool,
     /// Services to other nodes that bypass the log or follow it by topic; `None` unless [`Peering::Clustered`].
     remote: Option<RemoteServices>,
+    devices: DevicePolicy,
     small_group_max: usize,
     metrics: Metrics,
 }
@@ -127,22 +139,40 @@ impl Broker {
     /// log and the owner reads the outlets itself.
     pub fn assemble(parts: Parts) -> (Arc<Self>, Outlets) {
         let Parts { cluster, peering, numbers, settings, metrics } = parts;
-        let Settings { intake_bytes_max, small_group_max, description, assign_ttl } = settings;
+        let Settings { intake_bytes_max, devices, small_group_max, description, assign_ttl } = settings;
+        cluster.guard.add_handler(Arc::new(StormHandler::new(Arc::clone(&cluster.storms))));
         let (intake, outlets) = Intake::new(intake_bytes_max);
         let local = LocalDelivery::new(&cluster, &metrics);
         let admin = Admin::new(cluster.me.clone(), Arc::clone(&intake), Arc::clone(&local.pending));
         let is_clustered = !matches!(peering, Peering::Single);
+        let storms = cluster.storms.open_rooms(&cluster.events, &metrics, wall_ms);
         let (rooms, remote) = match peering {
             Peering::Clustered(feed) => {
-                let (rooms, remote) = RemoteServices::start(&local, numbers, feed, small_group_max);
+                let (rooms, remote) = RemoteServices::start(&local, numbers, storms, feed, small_group_max);
                 (rooms, Some(remote))
             }
-            Peering::Single | Peering::LogOnly => (Arc::new(Rooms::alone(numbers)), None),
+            Peering::Single | Peering::LogOnly => (Arc::new(Rooms::alone(numbers, storms)), None),
         };
+        supervised::spawn("the watch of storms in rooms", Arc::clone(&rooms).watch_storms());
+        let (directory, shards) = (Arc::clone(&local.directory), Arc::clone(&local.handles));
+        supervised::spawn("the tallies of rooms", Arc::clone(&rooms).publish_tallies(directory, shards));
+        cluster.guard.add_handler(BanHandler::new(
+            Arc::clone(&cluster.bans),
+            Arc::clone(&cluster.peers),
+            Arc::clone(&cluster.evidence),
+            metrics.clone(),
+        ));
+        cluster.guard.add_handler(Arc::new(PriorityHandler::new(Arc::clone(&cluster.priorities))));
+        let suspensions = SuspensionHandler::new(Arc::clone(&cluster.suspensions), metrics.clone());
+        cluster.guard.add_handler(suspensions);
+        cluster.guard.add_handler(ErasureHandler::new(Arc::clone(&cluster.evidence)));
+        let connections = Connections::new(Arc::clone(&cluster), Arc::clone(&local.handles), metrics.clone());
         let broker = Self {
+            connections: Arc::new(connections),
             assigner: Arc::new(Assigner::new(Arc::clone(&cluster), description, assign_ttl)),
             cluster,
             ack_times: Arc::default(),
+            load: Arc::default(),
             admin,
             intake,
             rooms,
@@ -150,6 +180,7 @@ impl Broker {
             answer_cache: Arc::default(),
             is_clustered,
             remote,
+            devices,
             small_group_max,
             metrics,
         };
@@ -168,6 +199,8 @@ impl Broker {
             .peer()
             .tracing(Arc::clone(&self.cluster.trace))
             .with_figures(Arc::clone(&self.cluster.figures))
+            .with_connections(Arc::clone(&self.connections))
+            .with_tallies(Arc::clone(self.rooms.tallies()))
             .with_answer_cache(Arc::clone(&self.answer_cache), Arc::clone(&self.cluster));
         match &self.remote {
             Some(remote) => peer.with_group_subscriber(Arc::clone(&remote.subscriber)),
@@ -184,6 +217,7 @@ impl Broker {
         context: &shard::Context,
         count: usize,
     ) -> io::Result<Vec<(Driver, DriverQueue)>> {
+        self.rooms.tallies().follow_rules(Arc::clone(&context.room_rules));
         let build = |index| shard::build(shard::Context { index, ..context.clone() });
         let built = (0..count).map(build).collect::<io::Result<Vec<(Driver, DriverQueue)>>>()?;
         let handles = built.iter().map(|(_, newcomers)| newcomers.shard().clone()).collect();

@@ -52,8 +52,8 @@ pub enum Pressure {
 
 /// Counts connections, in total and per address, and decides whether to admit another one.
 pub struct Admission {
-    conns_max: usize,
-    per_address_max: usize,
+    conns_max: AtomicUsize,
+    per_address_max: AtomicUsize,
     conns: AtomicUsize,
     per_network: DashMap<Network, usize, RandomState>,
     pressure: AtomicU8,
@@ -102,16 +102,20 @@ impl Admission {
     /// Creates limits of `conns_max` connections (0: as many as open files allow) and `per_address_max` per address
     /// (0: no limit).
     pub fn new(conns_max: usize, per_address_max: usize) -> Arc<Self> {
-        let files = getrlimit(Resource::Nofile).current;
-        let by_files = files.map_or(usize::MAX, |files| files as usize).saturating_sub(DESCRIPTORS_RESERVED);
         Arc::new(Self {
-            conns_max: if conns_max == 0 { by_files } else { conns_max.min(by_files) },
-            per_address_max,
+            conns_max: AtomicUsize::new(within_open_files(conns_max)),
+            per_address_max: AtomicUsize::new(per_address_max),
             conns: AtomicUsize::new(0),
             per_network: DashMap::default(),
             pressure: AtomicU8::new(0),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// Replaces the limits of [`Self::new`]. Connections that are open stay.
+    pub fn set_limits(&self, conns_max: usize, per_address_max: usize) {
+        self.conns_max.store(within_open_files(conns_max), Ordering::Relaxed);
+        self.per_address_max.store(per_address_max, Ordering::Relaxed);
     }
 
     /// Returns a permit for a connection from `address`, or the code to refuse it with.
@@ -129,7 +133,7 @@ impl Admission {
         if self.pressure() != Pressure::Fine {
             return Err(Code::Overloaded);
         }
-        if self.conns.fetch_add(1, Ordering::Relaxed) >= self.conns_max {
+        if self.conns.fetch_add(1, Ordering::Relaxed) >= self.conns_max() {
             self.conns.fetch_sub(1, Ordering::Relaxed);
             return Err(Code::Overloaded);
         }
@@ -138,10 +142,11 @@ impl Admission {
 
     fn count(&self, address: IpAddr) -> Result<(), Code> {
         let mut is_over = false;
+        let per_address_max = self.per_address_max.load(Ordering::Relaxed);
         for (network, share) in networks_of(address) {
             let mut count = self.per_network.entry(network).or_default();
             *count += 1;
-            is_over |= self.per_address_max > 0 && *count > self.per_address_max.saturating_mul(share);
+            is_over |= per_address_max > 0 && *count > per_address_max.saturating_mul(share);
         }
         if is_over { Err(Code::TooManyFromAddress) } else { Ok(()) }
     }
@@ -167,15 +172,15 @@ impl Admission {
 
     /// Returns the limit on connections.
     pub fn conns_max(&self) -> usize {
-        self.conns_max
+        self.conns_max.load(Ordering::Relaxed)
     }
 
     /// Returns the number of connections and the capacity. While memory is short, the capacity does not exceed the
     /// current number.
     pub fn load(&self) -> (usize, usize) {
         let conns = self.conns();
-        let short = self.pressure() != Pressure::Fine;
-        (conns, if short { conns.min(self.conns_max) } else { self.conns_max })
+        let (short, conns_max) = (self.pressure() != Pressure::Fine, self.conns_max());
+        (conns, if short { conns.min(conns_max) } else { conns_max })
     }
 
     /// Returns whether a new client would be admitted, apart from the limit per address.
@@ -227,6 +232,13 @@ impl Drop for ConnectionPermit {
     }
 }
 
+/// Returns the limit on connections that the limit of open files allows.
+fn within_open_files(conns_max: usize) -> usize {
+    let files = getrlimit(Resource::Nofile).current;
+    let by_files = files.map_or(usize::MAX, |files| files as usize).saturating_sub(DESCRIPTORS_RESERVED);
+    if conns_max == 0 { by_files } else { conns_max.min(by_files) }
+}
+
 /// Returns the networks in which an address is counted, each with its share of the limit.
 fn networks_of(address: IpAddr) -> impl Iterator<Item = (Network, usize)> {
     let address = address.to_canonical();
@@ -235,7 +247,7 @@ fn networks_of(address: IpAddr) -> impl Iterator<Item = (Network, usize)> {
 }
 
 /// Returns the first address of the network of an IPv6 address with this prefix; an IPv4 address as it is.
-fn prefix_of(address: IpAddr, prefix: u8) -> IpAddr {
+pub(crate) fn prefix_of(address: IpAddr, prefix: u8) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
         IpAddr::V6(v6) => {

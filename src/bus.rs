@@ -8,10 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use tidegate_protocol::{
-    id::{ConversationId, UserId},
-    record::body_hash,
-};
+use tidegate_protocol::{id::ConversationId, record::body_hash};
 
 use crate::routes::{NodeBoot, TopicLag};
 
@@ -224,11 +221,11 @@ pub trait Ownership: Send {
 /// Topic of CloudEvents, separate from the log. It is an output only: Tidegate itself never reads it.
 #[async_trait]
 pub trait EventSink: Send + Sync {
-    /// Publishes events; the events of one user keep their order.
+    /// Publishes events, each with its key; the events of one key keep their order.
     ///
     /// `Ok` means that all in-sync replicas have all of them. After an error some may be published, and publishing all
     /// of them again is correct, since each carries an id; after [`AppendError::Rejected`] it is useless.
-    async fn publish(&self, events: Vec<(UserId, Vec<u8>)>) -> Result<(), AppendError>;
+    async fn publish(&self, events: Vec<(String, Vec<u8>)>) -> Result<(), AppendError>;
 }
 
 /// Consumer of the node's own topic.

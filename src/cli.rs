@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 
 pub mod admin;
 pub mod assign;
-mod banner;
+pub mod cert;
 mod child;
 pub mod client;
 pub mod demo;
@@ -61,6 +61,8 @@ enum Command {
     Token(token::Args),
     /// Create, list or revoke keys of the admin port
     Key(key::Args),
+    /// Create a certificate for development, signed by an authority of its own
+    Cert(cert::Args),
     /// Check, count, export or import the store of a stopped node
     Store(store::Args),
     /// Start a local cluster against running services, for evaluation
@@ -71,8 +73,14 @@ enum Command {
     Owners(admin::AdminArgs),
     /// Show the nodes that a user's devices are connected to
     Where(nodes::WhereArgs),
+    /// List, add or lift bans of networks, users and devices
+    Bans(nodes::BansArgs),
+    /// Show message storms of groups, or how many messages a group has
+    Storms(nodes::storms::StormsArgs),
     /// Show each step of a message, or of a user's messages, on all nodes
     Trace(trace::Args),
+    /// Show the rules of limits of a node, what they refused, and the state of one subject
+    Limits(nodes::LimitsArgs),
     /// Create missing Kafka topics and check existing ones; nothing else creates them
     Topics(topics::Args),
     /// Drain a node, show its progress, or abort the drain
@@ -110,12 +118,16 @@ pub fn main() -> ExitCode {
         Command::Tail(args) => tail::run(&args),
         Command::Token(args) => token::run(&args),
         Command::Key(args) => key::run(&args),
+        Command::Cert(args) => cert::run(&args),
         Command::Store(args) => store::run(&args),
         Command::Up(args) => return exit_code(up::run(&args)),
         Command::Nodes(args) => nodes::nodes(&args),
         Command::Owners(args) => nodes::owners(&args),
         Command::Where(args) => nodes::where_is(&args),
+        Command::Bans(args) => nodes::bans(&args),
+        Command::Storms(args) => nodes::storms::storms(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Limits(args) => nodes::limits(&args),
         Command::Topics(args) => topics::run(&args),
         Command::Drain(args) => drain::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),

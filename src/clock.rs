@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use tidegate_protocol::Time;
-use time::OffsetDateTime;
+use time::{Date, Month, OffsetDateTime};
 
 /// Time of one turn, read once by the driver of a shard.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,16 @@ pub(crate) fn rfc3339(ms: u64) -> String {
     format!("{date}T{hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1_000)
 }
 
+/// Parses a time that [`rfc3339`] has formatted, in ms since 1970; `None` if it has another form.
+pub(crate) fn parse_rfc3339(text: &str) -> Option<u64> {
+    let number = |from: usize, to: usize| text.get(from..to).and_then(|digits| digits.parse::<u16>().ok());
+    let small = |from: usize| number(from, from + 2).and_then(|number| u8::try_from(number).ok());
+    let month = Month::try_from(small(5)?).ok()?;
+    let date = Date::from_calendar_date(number(0, 4)?.into(), month, small(8)?).ok()?;
+    let at = date.with_hms_milli(small(11)?, small(14)?, small(17)?, number(20, 23)?).ok()?;
+    u64::try_from(at.assume_utc().unix_timestamp_nanos() / 1_000_000).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,5 +49,9 @@ mod tests {
         assert_eq!(rfc3339(951_782_400_000), "2000-02-29T00:00:00.000Z");
         assert_eq!(rfc3339(1_763_712_000_123), "2025-11-21T08:00:00.123Z");
         assert_eq!(rfc3339(4_102_444_799_999), "2099-12-31T23:59:59.999Z");
+        for ms in [0, 951_782_400_000, 1_763_712_000_123, 4_102_444_799_999] {
+            assert_eq!(parse_rfc3339(&rfc3339(ms)), Some(ms));
+        }
+        assert_eq!(["", "2025-11-21", "2025-13-21T08:00:00.123Z"].map(parse_rfc3339), [None; 3]);
     }
 }

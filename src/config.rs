@@ -13,10 +13,14 @@ mod auth;
 mod check;
 mod drain;
 mod file;
+mod guard;
+mod hooks;
 mod kafka;
-mod limits;
 mod link;
+mod live;
 mod log;
+mod login;
+mod mistyped;
 mod postgres;
 mod redis;
 mod tls;
@@ -27,15 +31,18 @@ pub use self::{
     assign::AssignConfig,
     auth::AuthConfig,
     drain::DrainConfig,
+    guard::{EvidenceConfig, LimitsConfig, OverloadConfig, RoomsConfig, StormConfig},
+    hooks::{AllowAction, HooksConfig},
     link::LinkConfig,
-    log::LogConfig,
+    live::{ConfigChanges, ConfigSources, RESTART_REASONS},
+    log::{LogConfig, LogFormat},
+    login::LoginConfig,
     postgres::PostgresConfig,
     redis::RedisConfig,
     tls::TlsConfig,
     trace::TraceConfig,
 };
 pub use kafka::KafkaConfig;
-pub use limits::LimitsConfig;
 
 /// Keys that hold a list; in the environment its items are separated by commas.
 const LIST_KEYS: &[&str] = &[
@@ -44,6 +51,10 @@ const LIST_KEYS: &[&str] = &[
     "auth.audiences",
     "auth.issuers",
     "auth.key_files",
+    "evidence.captcha_paths",
+    "evidence.login_paths",
+    "hooks.allow_actions",
+    "hooks.login_cookies",
     "listen.origins",
     "listen.proxies",
     "listen.forwarders",
@@ -53,6 +64,7 @@ const LIST_KEYS: &[&str] = &[
     "kafka.node_brokers",
     "kafka.properties",
     "redis.urls",
+    "rooms.named",
 ];
 
 /// All settings of a node.
@@ -69,6 +81,10 @@ pub struct Config {
     pub admin: AdminConfig,
     /// Verification of client tokens.
     pub auth: AuthConfig,
+    /// Questions to the application's own server: who a credential is, and who may write where; see docs/hooks.md.
+    pub hooks: HooksConfig,
+    /// Sessions of a user that may be connected at the same time.
+    pub login: LoginConfig,
     /// Limits on connections, frames, queues, disk and memory.
     pub limits: LimitsConfig,
     /// Deadlines and intervals.
@@ -79,7 +95,7 @@ pub struct Config {
     pub drain: DrainConfig,
     /// Retention of messages and dedup keys.
     pub retention: RetentionConfig,
-    /// Version of the ledger's rules, and when messages are acked.
+    /// Version of the ledger's rules, when messages are acked, and the log on stderr.
     pub log: LogConfig,
     /// Kafka, for profile `cluster`: the log, node topics and events.
     pub kafka: KafkaConfig,
@@ -93,8 +109,19 @@ pub struct Config {
     pub postgres: PostgresConfig,
     /// Tracing of messages, for `tidegate trace`.
     pub trace: TraceConfig,
+    /// Detection of message storms in groups; see docs/storms.md.
+    pub storm: StormConfig,
+    /// Live rooms: their rate, and how often they are written to their members; see docs/rooms.md.
+    pub rooms: RoomsConfig,
+    /// Evidence of abuse, and what the node does about its authors by itself; see docs/evidence.md.
+    pub evidence: EvidenceConfig,
+    /// Protection against overload: gates and load level; see docs/overload.md.
+    pub overload: OverloadConfig,
     /// Fault injection, for tests only.
     pub fault: FaultConfig,
+    /// File and `--set` values that the settings come from.
+    #[serde(skip)]
+    sources: ConfigSources,
 }
 
 /// Name, files and profile of this node.
@@ -124,7 +151,7 @@ pub struct ListenConfig {
     /// Client port for WebSocket, protobuf frames and JSON lines; the first bytes of a connection select the
     /// protocol.
     pub client: SocketAddr,
-    /// Allows a public `client` address, although only development tokens exist and traffic is not encrypted.
+    /// Allows a public `client` address that takes connections without TLS. With tls.required it is allowed anyway.
     pub allow_public: bool,
     /// Admin port. Another address than loopback needs admin.keys_file.
     pub admin: SocketAddr,
@@ -280,6 +307,16 @@ impl Config {
     /// # Errors
     /// Keys are unknown, types are wrong or values are out of range; the error names all of them.
     pub fn load(file: Option<&std::path::Path>, sets: &[String]) -> Result<Self, ConfigError> {
+        let (config, problems) = Self::read(file, sets)?;
+        if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
+    }
+
+    /// Reads the configuration as [`Self::load`] does, and returns it together with the problems of its settings. A value of
+    /// a wrong type counts as absent.
+    ///
+    /// # Errors
+    /// The sources can't be parsed.
+    fn read(file: Option<&std::path::Path>, sets: &[String]) -> Result<(Self, Vec<String>), ConfigError> {
         let mut builder = config::Config::builder();
         if let Some(file) = file {
             file::check(file)?;
@@ -297,20 +334,19 @@ impl Config {
                 .set_override(key.trim(), parse_value(value.trim()))
                 .map_err(|error| ConfigError(vec![format!("--set {set}: {error}")]))?;
         }
-        let raw = builder.build().map_err(|error| ConfigError(vec![error.to_string()]))?;
-        let mut problems = Vec::new();
+        let raw =
+            builder.build().map_err(|error| ConfigError(vec![file::without_values(&error.to_string())]))?;
+        let (raw, mistyped) = mistyped::split_mistyped(raw.cache);
+        let mut problems: Vec<String> = mistyped.iter().map(mistyped::Mistyped::problem).collect();
         let parsed: Result<Self, _> = serde_ignored::deserialize(raw, |path| {
             problems.push(format!("{path}: no such key{}", nearest(&path.to_string())));
         });
-        let parsed = match parsed {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                problems.push(error.to_string());
-                return Err(ConfigError(problems));
-            }
-        };
-        parsed.check(&mut problems);
-        if problems.is_empty() { Ok(parsed) } else { Err(ConfigError(problems)) }
+        let parsed = parsed.map_err(|error| ConfigError(vec![file::without_values(&error.to_string())]))?;
+        let mut values = Vec::new();
+        parsed.check(&mut values);
+        problems.extend(values.into_iter().filter(|it| !mistyped.iter().any(|key| key.is_named_in(it))));
+        let parsed = Self { sources: ConfigSources::new(file, sets), ..parsed };
+        Ok((parsed, problems))
     }
 
     /// Returns every key as `section.key`, for messages and docs.
@@ -363,104 +399,4 @@ fn edits(a: &[u8], b: &[u8]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn defaults_are_valid() {
-        let mut problems = Vec::new();
-        Config::default().check(&mut problems);
-        assert!(problems.is_empty(), "{problems:?}");
-    }
-
-    #[test]
-    fn set_overrides_the_default_and_parses_lists() {
-        let sets =
-            ["limits.conns_per_ip=0".into(), "listen.origins=[https://a.example, https://b.example]".into()];
-        let config = Config::load(None, &sets).unwrap();
-        assert_eq!(config.limits.conns_per_ip, 0);
-        assert_eq!(config.listen.origins, ["https://a.example", "https://b.example"]);
-    }
-
-    #[test]
-    fn public_address_needs_allow_public() {
-        let public = "listen.client=192.0.2.1:7800".to_owned();
-        let refused = Config::load(None, std::slice::from_ref(&public)).unwrap_err().to_string();
-        assert!(refused.contains("listen.allow_public=true"), "{refused}");
-        assert!(Config::load(None, &[public, "listen.allow_public=true".into()]).is_ok());
-    }
-
-    #[test]
-    fn admin_address_beyond_loopback_needs_keys_and_a_word_on_encryption() {
-        let of = |sets: &[&str]| {
-            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-            Config::load(None, &sets).map(drop).map_err(|error| error.to_string())
-        };
-        let (public, keys) = ("listen.admin=0.0.0.0:7801", "admin.keys_file=admin.keys");
-        assert!(of(&[public]).unwrap_err().contains("tidegate key add"));
-        assert!(of(&[public, "admin.allow_plaintext=true"]).unwrap_err().contains("admin.keys_file"));
-        assert!(of(&[public, keys]).unwrap_err().contains("admin.allow_plaintext=true"));
-        assert_eq!(of(&[public, keys, "admin.allow_plaintext=true"]), Ok(()));
-        assert_eq!(of(&[keys]), Ok(()));
-    }
-
-    #[test]
-    fn node_is_for_development_by_its_defaults_only() {
-        let of = |sets: &[&str]| {
-            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-            let config = Config::load(None, &sets).unwrap();
-            (config.is_development(), config.console())
-        };
-        assert_eq!(of(&[]), (true, ConsoleMode::Full));
-        assert_eq!(of(&["admin.console=off"]), (true, ConsoleMode::Off));
-        for other in [
-            "admin.development=no",
-            "listen.origins=[https://chat.example]",
-            "listen.origins=[*]",
-            "listen.allow_public=true",
-            "assign.addresses=[chat.example:443]",
-            "auth.key_file=key",
-        ] {
-            assert_eq!(of(&[other]), (false, ConsoleMode::Read), "{other}");
-            assert_eq!(of(&[other, "admin.console=full"]), (false, ConsoleMode::Full), "{other}");
-        }
-        let key = "auth.key_file=key";
-        assert_eq!(of(&[key, "admin.development=yes"]), (true, ConsoleMode::Full));
-        let public = ["listen.client=192.0.2.1:7800", "listen.allow_public=true", "admin.development=yes"];
-        let refused = Config::load(None, &public.map(str::to_owned)).unwrap_err().to_string();
-        assert!(refused.contains("admin.development: `yes` needs a loopback address"), "{refused}");
-        for wrong in ["admin.console=on", "admin.development=maybe"] {
-            assert!(Config::load(None, &[wrong.to_owned()]).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn load_balancers_get_time_unless_the_listener_is_loopback() {
-        let delay = |sets: &[&str]| {
-            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-            Config::load(None, &sets).unwrap().drain_settings().lb_delay
-        };
-        assert_eq!(delay(&[]), Duration::ZERO);
-        assert_eq!(delay(&["drain.lb_delay_ms=70"]), Duration::from_millis(70));
-        assert_eq!(
-            delay(&["listen.client=0.0.0.0:7800", "listen.allow_public=true"]),
-            Duration::from_secs(5)
-        );
-        let short = Config::load(None, &["drain.deadline_ms=5000".into()]).unwrap_err().to_string();
-        assert!(short.contains("drain.deadline_ms"), "{short}");
-    }
-
-    #[test]
-    fn load_names_every_problem_with_its_cure() {
-        let sets =
-            ["limits.conns_per_ipp=1".into(), "timing.reply_ms=1".into(), "node.profile=cluster".into()];
-        let text = Config::load(None, &sets).unwrap_err().to_string();
-        for part in
-            ["conns_per_ipp: no such key; did you mean limits.conns_per_ip?", "timing:", "node.profile"]
-        {
-            assert!(text.contains(part), "{part:?} is missing in {text}");
-        }
-    }
-}
+mod tests;

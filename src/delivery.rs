@@ -5,6 +5,7 @@ pub mod best_effort;
 pub(crate) mod in_flight;
 pub mod local;
 pub(crate) mod memberships;
+pub mod notices;
 pub mod peer_queue;
 pub mod pending;
 pub(crate) mod push;

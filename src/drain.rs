@@ -44,7 +44,6 @@ const POST_TIMEOUT: Duration = Duration::from_millis(250);
 /// Drain of one node.
 pub struct Drainer {
     state: Mutex<State>,
-    settings: Settings,
     start: Instant,
     shards: Vec<ShardHandle>,
     admission: Arc<Admission>,
@@ -59,6 +58,8 @@ pub struct Drainer {
 
 struct State {
     machine: Drain,
+    /// Settings of the next drain; one that has begun keeps those of its start.
+    settings: Settings,
     /// Steps that are not carried out yet.
     steps: Vec<DrainStep>,
     progress: Arc<DrainProgress>,
@@ -85,10 +86,9 @@ impl Drainer {
         assigner: Arc<Assigner>,
         metrics: Metrics,
     ) -> Arc<Self> {
-        let mut machine = Drain::new(settings);
-        machine.handle_started();
         let state = State {
-            machine,
+            machine: serving(settings),
+            settings,
             steps: Vec::new(),
             progress: Arc::default(),
             begun: None,
@@ -97,7 +97,6 @@ impl Drainer {
         };
         Arc::new(Self {
             state: Mutex::new(state),
-            settings,
             start: start.into(),
             shards,
             admission,
@@ -112,6 +111,11 @@ impl Drainer {
     /// Returns the phase of the drain.
     pub fn phase(&self) -> NodePhase {
         self.state().machine.phase()
+    }
+
+    /// Replaces the settings, for drains that begin from now on.
+    pub fn set_settings(&self, settings: Settings) {
+        self.state().settings = settings;
     }
 
     /// Returns the progress of the drain; `None` if there is no drain.
@@ -131,7 +135,8 @@ impl Drainer {
 
     /// Returns the forecast of a drain that would begin now, at the pace that the other nodes accept now.
     pub fn forecast(&self) -> Forecast {
-        Forecast::new(self.unfinished(), self.settings, self.assigner.others_accept())
+        let settings = self.state().settings;
+        Forecast::new(self.unfinished(), settings, self.assigner.others_accept())
     }
 
     /// Returns whether the node is sending its clients to other nodes.
@@ -146,8 +151,9 @@ impl Drainer {
     pub fn signal(&self) {
         let now = self.now();
         let mut state = self.state();
-        let State { machine, steps, begun, is_notice_only, .. } = &mut *state;
+        let State { machine, settings, steps, begun, is_notice_only, .. } = &mut *state;
         if machine.phase() <= NodePhase::Ready {
+            *machine = serving(*settings);
             *begun = Some((Instant::now(), self.unfinished()));
         }
         *is_notice_only = false;
@@ -160,7 +166,10 @@ impl Drainer {
     pub fn begin(&self, is_notice_only: bool) -> bool {
         let now = self.now();
         let mut state = self.state();
-        let State { machine, steps, begun, is_notice_only: notice_only, .. } = &mut *state;
+        let State { machine, settings, steps, begun, is_notice_only: notice_only, .. } = &mut *state;
+        if machine.phase() <= NodePhase::Ready {
+            *machine = serving(*settings);
+        }
         let begins = machine.handle_begin(now, steps);
         if begins {
             *begun = Some((Instant::now(), self.unfinished()));
@@ -317,6 +326,13 @@ impl Drainer {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
+}
+
+/// Returns the machine of a node that serves.
+fn serving(settings: Settings) -> Drain {
+    let mut machine = Drain::new(settings);
+    machine.handle_started();
+    machine
 }
 
 impl ShardOrders {

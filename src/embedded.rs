@@ -7,6 +7,7 @@
 
 mod archive;
 mod batch;
+mod blocks;
 mod bus;
 mod codec;
 mod commit_error;
@@ -46,7 +47,7 @@ pub(crate) use self::{codec::*, database::Database};
 use self::{directory::Directory, key_filter::KeyFilter, log_tail::LogTail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
-    store::{Fence, Personal, StoreError, Takeover},
+    store::{BlockOutcome, Fence, GuardOutcome, Personal, StoreError, Takeover, guard::GuardEdit},
     supervised,
 };
 
@@ -228,6 +229,9 @@ enum Job {
         now: UserSettings,
         reply: Reply<UserSettings>,
     },
+    Revoke(Box<crate::revocation::Revocation>, u64, Reply<bool>),
+    Blocks(blocks::BlockEdit, Reply<BlockOutcome>),
+    Guard(Vec<GuardEdit>, Reply<GuardOutcome>),
     /// Writes all pending appends and replies when they are on the disk.
     Spill(oneshot::Sender<()>),
 }

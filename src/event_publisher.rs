@@ -70,7 +70,12 @@ impl EventPublisher {
             }
             let departures = batch.iter().filter_map(|event| match &event.what {
                 What::Offline(row) => Some(row.clone()),
-                What::Online(..) | What::Read(..) | What::OrderBlocked(..) | What::Audit(_) => None,
+                What::Online(..)
+                | What::Read(..)
+                | What::OrderBlocked(..)
+                | What::Audit(_)
+                | What::Storm(_)
+                | What::Security(_) => None,
             });
             self.confirm_departures(departures.collect()).await;
             self.events.confirm(batch.len());

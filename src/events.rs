@@ -1,5 +1,5 @@
-//! Event recorder of a node: online, offline, read marks, blocked chains and the audit log (`docs/events.md`). The module
-//! `event_publisher` publishes the recorded events.
+//! Event recorder of a node: online, offline, read marks, blocked chains, the audit log, storms and security events
+//! (`docs/events.md`). The module `event_publisher` publishes the recorded events.
 //!
 //! A recorded event goes into a [`Ring`] that followers of this node read, and into a queue for the topic. Recording
 //! takes a short lock and never waits. An offline event stays pending until it is published: the list entry of its row
@@ -21,9 +21,13 @@ use tokio::{sync::Notify, time::Instant};
 mod cloud;
 mod eventing;
 mod ring;
+mod security;
+mod storm;
 
 pub use eventing::{AnnouncedRoutes, DEPARTURE_RECHECK_DELAY, Sorted, sort};
 pub use ring::{Cursor, EventsPage, Ring};
+pub use security::{SECURITY_ROWS_MAX, SecurityNotice};
+pub use storm::StormNotice;
 
 use crate::{
     audit::AuditEntry,
@@ -68,17 +72,24 @@ pub enum What {
     OrderBlocked(Route, MsgId),
     /// Change by the admin API, or key that it refused.
     Audit(Arc<AuditEntry>),
+    /// Start or end of a storm of a group.
+    Storm(Arc<StormNotice>),
+    /// Security events of a second.
+    Security(Arc<SecurityNotice>),
 }
 
 impl Event {
-    /// Returns the user of the event, or the caller of the admin port; the topic is partitioned by it.
-    pub fn subject(&self) -> UserId {
+    /// Returns the user of the event, the caller of the admin port, the conversation of a storm, or the node of security
+    /// events; the topic is partitioned by it.
+    pub fn subject(&self) -> String {
         match &self.what {
             What::Online(route, _) | What::Offline(route) | What::OrderBlocked(route, _) => {
-                route.user.clone()
+                route.user.to_string()
             }
-            What::Read(user, ..) => user.clone(),
-            What::Audit(entry) => entry.subject(),
+            What::Read(user, ..) => user.to_string(),
+            What::Audit(entry) => entry.subject().to_string(),
+            What::Storm(notice) => notice.id.conversation.to_string(),
+            What::Security(notice) => notice.node.clone(),
         }
     }
 
@@ -86,6 +97,8 @@ impl Event {
     fn bytes(&self) -> usize {
         match &self.what {
             What::Audit(entry) => EVENT_BYTES + entry.bytes(),
+            What::Storm(notice) => EVENT_BYTES + notice.bytes(),
+            What::Security(notice) => EVENT_BYTES + notice.bytes(),
             _ => EVENT_BYTES,
         }
     }
@@ -235,6 +248,16 @@ impl Events {
         self.record(What::Audit(entry));
     }
 
+    /// Records the start or the end of a storm.
+    pub fn storm(&self, notice: StormNotice) {
+        self.record(What::Storm(Arc::new(notice)));
+    }
+
+    /// Records security events.
+    pub fn security(&self, notice: SecurityNotice) {
+        self.record(What::Security(Arc::new(notice)));
+    }
+
     /// Records an event; returns false if the queue for the topic is full.
     fn record(&self, what: What) -> bool {
         let event = Arc::new(Event { at_ms: wall_ms(), what });
@@ -244,9 +267,10 @@ impl Events {
             return true;
         }
         let mut state = self.state();
-        let fits = state.bytes() < self.queue_bytes_max;
+        let bytes = event.bytes();
+        let fits = state.bytes() + bytes <= self.queue_bytes_max;
         if fits {
-            state.queued_bytes += event.bytes();
+            state.queued_bytes += bytes;
             state.queue.push_back(event);
             drop(state);
             self.nonempty.notify_one();

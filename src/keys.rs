@@ -1,14 +1,12 @@
 //! Keys of the admin port: form, scopes, the file with their hashes, and the check of a key that a caller presents.
 
 mod file;
-mod network;
 mod ring;
 mod scope;
 mod secret;
 
 pub use self::{
     file::{KEYS_MAX, KeyEntry, KeyFileLock, load_keys},
-    network::Network,
     ring::{KeyHolder, KeyRejection, KeyRing},
     scope::Scope,
     secret::{KEY_PREFIX, SecretKey},

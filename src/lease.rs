@@ -16,7 +16,7 @@ use crate::{
     cluster::Cluster,
     mail::ShardHandle,
     metrics::Metrics,
-    routes::{Lease, NodeBoot, NodeInfo, NodeState, PartitionLag, Retire, RoutesError},
+    routes::{DevicePolicy, Lease, NodeBoot, NodeInfo, NodeState, PartitionLag, Retire, Routes, RoutesError},
     supervised,
 };
 
@@ -67,6 +67,8 @@ pub struct NodeLease {
     view: ClusterView,
     isolation: Isolation,
     losses: Arc<RouteLosses>,
+    /// Number of the last request for a recheck that was carried out.
+    rechecked: Option<u64>,
     reassert_task: Option<ReassertTask>,
     reaper: JoinSet<()>,
 }
@@ -87,6 +89,7 @@ impl NodeLease {
             routes: Arc::clone(&cluster.ports.routes),
             shards,
             losses: Arc::clone(&losses),
+            devices: DevicePolicy::default(),
             metrics: metrics.clone(),
         };
         Self {
@@ -97,9 +100,18 @@ impl NodeLease {
             on_peers: Box::new(on_peers),
             metrics,
             losses,
+            rechecked: None,
             reassert_task: Some(reassert_task),
             reaper: JoinSet::new(),
         }
+    }
+
+    /// Sets the policy by which newer sessions replace those of this node when it re-asserts its routes.
+    pub fn with_devices(mut self, devices: DevicePolicy) -> Self {
+        if let Some(task) = &mut self.reassert_task {
+            task.devices = devices;
+        }
+        self
     }
 
     /// Renews the lease and fetches the list of nodes, once: before clients are admitted.
@@ -212,7 +224,26 @@ impl NodeLease {
             let reaping = reaper::reap(Arc::clone(&self.cluster), dead, self.metrics.clone());
             supervised::spawn_in(&mut self.reaper, "the reaper", reaping);
         }
+        self.follow_rechecks(&*routes).await;
         Ok(())
+    }
+
+    /// Has the sessions of this node compared with the routes if a peer requested it: a newer session on that peer
+    /// replaced one here, and the peer could not call this node.
+    async fn follow_rechecks(&mut self, routes: &dyn Routes) {
+        match call_routes(routes.recheck_requested(&self.cluster.me)).await {
+            Ok(requested) if requested != self.rechecked => {
+                self.rechecked = requested;
+                if requested.is_some() {
+                    tracing::info!("a peer could not call this node; comparing its sessions with the routes");
+                    self.losses.request_recheck();
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%error, "requests for a recheck not read; left to the next renewal")
+            }
+        }
     }
 }
 

@@ -7,9 +7,9 @@
 //! | 6 | [`partition`], [`shard`] | owners of partitions: ledger, archive, publish; threads with their own connections |
 //! | 5 | [`conversation`], [`login`], [`peer`] | queries, marks and changes by users; logins; calls from other nodes |
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`] | appending sends to the log; groups with members on many nodes; CloudEvents |
-//! | 3 | [`delivery`], [`room`] | pushes and replies to shards and peers; live rooms |
+//! | 3 | [`connections`], [`delivery`], [`guard`], [`room`] | connections of users over all nodes: list, close, revoke; pushes and replies to shards and peers; rules that all nodes share; live rooms |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`], `ack_times` | durable ports, and the disk under them; the five ports together; the ports with what a node knows of the others; messages to shards; assignment of clients; times from send to ack |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`audit`], [`auth`], `backoff`, [`budget`], `clock`, [`config`], [`directory`], [`events`], [`figures`], [`inline`], [`keys`], [`limiter`], `log_limit`, [`metrics`], [`net`], [`networks`], [`private`], `queue_set`, [`redis`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`audit`], [`auth`], `backoff`, [`bans`], [`breaker`], [`budget`], `clock`, [`config`], [`directory`], [`events`], [`evidence`], [`figures`], [`hooks`], [`inline`], [`keys`], [`limiter`], [`limits`], [`live`], [`load`], `log_limit`, [`metrics`], [`net`], [`networks`], [`priorities`], [`private`], `queue_set`, [`redis`], [`revocation`], [`room_rules`], [`room_tallies`], [`storms`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
 
 pub mod accept;
 mod ack_times;
@@ -18,6 +18,8 @@ pub mod assign;
 pub mod audit;
 pub mod auth;
 mod backoff;
+pub mod bans;
+pub mod breaker;
 pub mod broker;
 pub mod budget;
 pub mod bus;
@@ -25,6 +27,7 @@ pub mod cli;
 mod clock;
 pub mod cluster;
 pub mod config;
+pub mod connections;
 pub mod conversation;
 pub mod delivery;
 pub mod directory;
@@ -32,15 +35,21 @@ pub mod drain;
 pub mod embedded;
 pub mod event_publisher;
 pub mod events;
+pub mod evidence;
 pub mod fault;
 pub mod figures;
+pub mod guard;
+pub mod hooks;
 pub mod ingest;
 pub mod inline;
 pub mod keys;
 pub mod large_group;
 pub mod lease;
 pub mod limiter;
+pub mod limits;
 pub mod link;
+pub mod live;
+pub mod load;
 mod log_limit;
 pub mod login;
 pub mod mail;
@@ -51,13 +60,18 @@ pub mod node;
 pub mod partition;
 pub mod peer;
 pub mod ports;
+pub mod priorities;
 pub mod private;
 mod queue_set;
 pub mod redis;
+pub mod revocation;
 pub mod room;
+pub mod room_rules;
+pub mod room_tallies;
 pub mod routes;
 pub mod scratch;
 pub mod shard;
 pub mod store;
+pub mod storms;
 pub mod supervised;
 pub mod trace;

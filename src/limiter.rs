@@ -10,6 +10,7 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -58,12 +59,25 @@ pub struct Limiter {
     /// SipHash under a random key, so that nobody can choose subjects that collide.
     hasher: RandomState,
     stripes: Vec<Mutex<Stripe>>,
-    limits: RateLimits,
+    limits: SharedLimits,
     metrics: Metrics,
+}
+
+/// Numbers in force, read without a lock. The tables of the stripes decide; a number of 0 only saves the look at them.
+#[derive(Default)]
+struct SharedLimits {
+    address_logins: AtomicU32,
+    user_logins: AtomicU32,
+    joins: AtomicU32,
+    queries: AtomicU32,
+    sends: AtomicU32,
+    signals: AtomicU32,
+    new_conversations: AtomicU32,
 }
 
 /// Windows of the subjects of one stripe; no table for a limit of 0.
 struct Stripe {
+    limits: RateLimits,
     address_logins: Option<RateTable>,
     user_logins: Option<RateTable>,
     joins: Option<RateTable>,
@@ -88,7 +102,18 @@ impl Limiter {
     pub fn new(limits: RateLimits, metrics: Metrics) -> Self {
         let hasher = RandomState::new();
         let stripes = (0..STRIPES).map(|n| Mutex::new(Stripe::new(&limits, hasher.hash_one(n)))).collect();
-        Self { hasher, stripes, limits, metrics }
+        let shared = SharedLimits::default();
+        shared.set(&limits);
+        Self { hasher, stripes, limits: shared, metrics }
+    }
+
+    /// Replaces the numbers. Limits that change count from zero; the others go on.
+    pub fn set_limits(&self, limits: RateLimits) {
+        for (n, stripe) in self.stripes.iter().enumerate() {
+            let fresh = Stripe::new(&limits, self.hasher.hash_one(n));
+            stripe.lock().adopt(fresh);
+        }
+        self.limits.set(&limits);
     }
 
     /// Counts a refused token of the address. Valid tokens never count, so strangers leave the others behind their
@@ -97,11 +122,23 @@ impl Limiter {
     /// # Errors
     /// The limit of the address is reached.
     pub fn refused_token_from(&self, address: IpAddr, now: Time) -> Result<(), Wait> {
-        if self.limits.address_logins == 0 || address.to_canonical().is_loopback() {
+        if is_off(&self.limits.address_logins) || address.to_canonical().is_loopback() {
             return Ok(());
         }
         let key = self.hasher.hash_one(network_of(address));
         self.hit(key, key, now, |stripe| &mut stripe.address_logins)
+    }
+
+    /// Returns the time until [`Self::refused_token_from`] admits the address, without counting anything; `None` if it
+    /// does now.
+    pub fn refused_token_wait(&self, address: IpAddr, now: Time) -> Option<Wait> {
+        if is_off(&self.limits.address_logins) || address.to_canonical().is_loopback() {
+            return None;
+        }
+        let key = self.hasher.hash_one(network_of(address));
+        let mut stripe = self.stripe(key).lock();
+        let free_at = stripe.address_logins.as_mut()?.check(key, now).err()?;
+        Some(free_at.since(now))
     }
 
     /// Counts a login of the user.
@@ -109,7 +146,7 @@ impl Limiter {
     /// # Errors
     /// The limit of the user is reached.
     pub fn login(&self, user: &UserId, now: Time) -> Result<(), Wait> {
-        if self.limits.user_logins == 0 {
+        if is_off(&self.limits.user_logins) {
             return Ok(());
         }
         let key = self.hasher.hash_one(user.as_str());
@@ -121,7 +158,7 @@ impl Limiter {
     /// # Errors
     /// The limit of the device is reached.
     pub fn join(&self, user: &UserId, device: &DeviceId, now: Time) -> Result<(), Wait> {
-        if self.limits.joins == 0 {
+        if is_off(&self.limits.joins) {
             return Ok(());
         }
         let of_user = self.hasher.hash_one(user.as_str());
@@ -134,7 +171,7 @@ impl Limiter {
     /// # Errors
     /// The limit of the user is reached.
     pub fn query(&self, user: &UserId, now: Time) -> Result<(), Wait> {
-        if self.limits.queries == 0 {
+        if is_off(&self.limits.queries) {
             return Ok(());
         }
         let key = self.hasher.hash_one(user.as_str());
@@ -146,7 +183,7 @@ impl Limiter {
     /// # Errors
     /// The limit of the user is reached.
     pub fn signal(&self, user: &UserId, now: Time) -> Result<(), Wait> {
-        if self.limits.signals == 0 {
+        if is_off(&self.limits.signals) {
             return Ok(());
         }
         let key = self.hasher.hash_one(user.as_str());
@@ -160,7 +197,7 @@ impl Limiter {
     /// The limit of the user's messages or new conversations is reached; then neither is counted.
     pub fn send(&self, user: &UserId, conversation: &ConversationId, now: Time) -> Result<(), Wait> {
         let is_direct = matches!(conversation.kind(), ConversationKind::Direct(..));
-        if self.limits.sends == 0 && (self.limits.new_conversations == 0 || !is_direct) {
+        if is_off(&self.limits.sends) && (is_off(&self.limits.new_conversations) || !is_direct) {
             return Ok(());
         }
         let key = self.hasher.hash_one(user.as_str());
@@ -227,7 +264,55 @@ impl Limiter {
     }
 }
 
+fn is_off(limit: &AtomicU32) -> bool {
+    limit.load(Ordering::Relaxed) == 0
+}
+
+impl SharedLimits {
+    fn set(&self, limits: &RateLimits) {
+        let all = [
+            (&self.address_logins, limits.address_logins),
+            (&self.user_logins, limits.user_logins),
+            (&self.joins, limits.joins),
+            (&self.queries, limits.queries),
+            (&self.sends, limits.sends),
+            (&self.signals, limits.signals),
+            (&self.new_conversations, limits.new_conversations),
+        ];
+        for (shared, limit) in all {
+            shared.store(limit, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Stripe {
+    /// Takes those tables of `fresh` whose limits differ.
+    fn adopt(&mut self, fresh: Self) {
+        if self.limits == fresh.limits {
+            return;
+        }
+        let (old, new) = (self.limits, fresh.limits);
+        let take = |is_changed: bool, table: &mut Option<RateTable>, fresh: Option<RateTable>| {
+            if is_changed {
+                *table = fresh;
+            }
+        };
+        take(old.address_logins != new.address_logins, &mut self.address_logins, fresh.address_logins);
+        take(old.user_logins != new.user_logins, &mut self.user_logins, fresh.user_logins);
+        take(old.joins != new.joins, &mut self.joins, fresh.joins);
+        take(old.queries != new.queries, &mut self.queries, fresh.queries);
+        take(old.sends != new.sends, &mut self.sends, fresh.sends);
+        take(old.signals != new.signals, &mut self.signals, fresh.signals);
+        if old.new_conversations != new.new_conversations {
+            // Pairs that wrote to each other before stay known.
+            self.conversations = match (self.conversations.take(), fresh.conversations) {
+                (Some(old), Some(new)) => Some(NewConversations { known: old.known, ..new }),
+                (_, fresh) => fresh,
+            };
+        }
+        self.limits = new;
+    }
+
     fn new(limits: &RateLimits, seed: u64) -> Self {
         let table = |count: u32, window: Duration| {
             let limit = RateLimit::new(count, window);
@@ -235,6 +320,7 @@ impl Stripe {
         };
         let per_second = |count| table(count, Duration::from_secs(1));
         Self {
+            limits: *limits,
             address_logins: per_second(limits.address_logins),
             user_logins: per_second(limits.user_logins),
             joins: per_second(limits.joins),
@@ -298,6 +384,19 @@ mod tests {
     }
 
     #[test]
+    fn replaced_limits_count_from_zero_and_others_go_on() {
+        let limiter = limiter(RateLimits { queries: 1, joins: 1, ..RateLimits::default() });
+        let (alice, phone) = (user("alice"), DeviceId::new("phone").unwrap());
+        assert_eq!((limiter.query(&alice, at(0)), limiter.join(&alice, &phone, at(0))), (Ok(()), Ok(())));
+        limiter.set_limits(RateLimits { queries: 2, joins: 1, user_logins: 1, ..RateLimits::default() });
+        assert_eq!((limiter.query(&alice, at(1)), limiter.query(&alice, at(1))), (Ok(()), Ok(())));
+        assert!(limiter.query(&alice, at(1)).is_err() && limiter.join(&alice, &phone, at(1)).is_err());
+        assert!(limiter.login(&alice, at(1)).is_ok() && limiter.login(&alice, at(1)).is_err());
+        limiter.set_limits(RateLimits::default());
+        assert!(limiter.query(&alice, at(1)).is_ok() && limiter.join(&alice, &phone, at(1)).is_ok());
+    }
+
+    #[test]
     fn limiter_counts_a_refused_message_in_no_limit() {
         let limiter = limiter(RateLimits { sends: 2, new_conversations: 1, ..RateLimits::default() });
         let alice = user("alice");
@@ -327,6 +426,23 @@ mod tests {
         assert_eq!(from("2001:db8::1"), Ok(()));
         assert_eq!(from("2001:db8::2"), Err(ms(1_001)));
         assert_eq!(from("2001:db8:0:1::2"), Ok(()));
+    }
+
+    #[test]
+    fn limiter_looks_at_an_address_without_counting() {
+        let limiter = limiter(RateLimits { address_logins: 1, ..RateLimits::default() });
+        let (address, other): (IpAddr, IpAddr) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        for _ in 0..5 {
+            assert_eq!(limiter.refused_token_wait(address, at(5)), None);
+        }
+        assert_eq!(limiter.refused_token_from(address, at(5)), Ok(()));
+        assert_eq!(limiter.refused_token_wait(address, at(5)), Some(ms(1_001)));
+        assert_eq!(limiter.refused_token_wait(other, at(5)), None);
+        assert_eq!(limiter.refused_token_wait(address, at(1_006)), None);
+        for _ in 0..5 {
+            assert_eq!(limiter.refused_token_from([127, 0, 0, 1].into(), at(5)), Ok(()));
+        }
+        assert_eq!(limiter.refused_token_wait([127, 0, 0, 1].into(), at(5)), None);
     }
 
     #[test]

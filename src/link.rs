@@ -6,17 +6,20 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
-    machine::ledger::Outcome,
+    machine::{ledger::Outcome, reactions::ReactionExchange},
     record::Hash16,
 };
 
 use crate::{
     figures::{FiguresPage, FiguresQuery},
+    revocation::Revocation,
     routes::NodeBoot,
+    storms::{StormsPage, StormsQuery},
     trace::{TraceEvent, TraceFilter},
 };
 
 mod best_effort;
+mod connections;
 mod faulty;
 mod grpc;
 mod local;
@@ -24,8 +27,11 @@ mod memory;
 #[cfg(test)]
 pub(crate) mod recording;
 
-pub use self::best_effort::BestEffortQueues;
-pub use grpc::{GrpcLink, Listener, Secret, Settings, Tls};
+pub use self::{
+    best_effort::BestEffortQueues,
+    connections::{CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, ConnectionSort, Selected},
+};
+pub use grpc::{GrpcLink, LinkFiles, Listener, Secret, Settings, Tls, TlsMode};
 pub use local::LocalLink;
 pub use memory::MemoryLink;
 
@@ -180,6 +186,17 @@ pub struct PartitionOffset {
     pub offset: u64,
 }
 
+/// Numbers of a live room at one node, since it learned of the room.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoomTallyReport {
+    /// Random number of the node's stay in the room.
+    pub run: u64,
+    /// Connections in the room; `None` if they are not counted.
+    pub members: Option<u64>,
+    /// Reactions that its clients have sent.
+    pub reactions: ReactionExchange,
+}
+
 /// Message that may be lost on its way to a peer; the peer reports no recipients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BestEffortMessage {
@@ -187,8 +204,19 @@ pub enum BestEffortMessage {
     RoomMessage {
         /// Room of the message.
         room: ConversationId,
-        /// Encoded `tidegate.v1.Push`.
+        /// Encoded `tidegate.v1.Push`; empty if there is only a number to report.
         push: Bytes,
+        /// Class of its sender, 0 to 3.
+        class: u8,
+        /// Messages of the room that were left out since the last report.
+        left_out: u64,
+    },
+    /// Members and reactions of a live room at the sender, for the peer's members.
+    RoomTally {
+        /// Room of the numbers.
+        room: ConversationId,
+        /// Numbers.
+        tally: Box<RoomTallyReport>,
     },
     /// Loss of messages of a live room on their way to the peer, to be reported to the members there.
     RoomLoss {
@@ -207,6 +235,15 @@ pub enum BestEffortMessage {
         /// Encoded `tidegate.v1.ServerFrame`.
         frame: Bytes,
     },
+    /// Notice about a conversation, for the users that are online on the peer.
+    Notice {
+        /// Conversation of the notice.
+        conversation: ConversationId,
+        /// Recipients of the notice.
+        users: Vec<UserId>,
+        /// Encoded `tidegate.v1.ServerFrame`.
+        frame: Bytes,
+    },
     /// Change of a user's mark, for the user's devices on the peer.
     Mark {
         /// Conversation of the mark.
@@ -218,6 +255,13 @@ pub enum BestEffortMessage {
         /// Encoded `tidegate.v1.ServerFrame`.
         frame: Bytes,
     },
+    /// Change of a block list of one of the two users of a direct conversation.
+    BlocksChanged {
+        /// Conversation of the two users.
+        conversation: ConversationId,
+    },
+    /// Change of an entry of the guard, which the peer finds in the store.
+    GuardChanged,
     /// Large-group record that the peer's node topic did not accept, for the members on the peer.
     FanOut {
         /// Group of the record.
@@ -321,4 +365,34 @@ pub trait Link: Send + Sync {
     async fn figures(&self, _to: &NodeBoot, _query: FiguresQuery) -> Result<FiguresPage, LinkError> {
         Err(LinkError::Unavailable("no figures are kept".to_owned()))
     }
+
+    /// Returns the storms of groups whose partitions the peer owns. A handler that finds none, and a node of an older
+    /// version, return an error.
+    async fn storms(&self, _to: &NodeBoot, _query: StormsQuery) -> Result<StormsPage, LinkError> {
+        Err(LinkError::Unavailable("no storms are looked for".to_owned()))
+    }
+
+    /// Returns connections of the peer: the first of the order that the query names, and their number. A handler without
+    /// connections, and a node of an older version, return an error; so it is with the next two calls.
+    async fn connections(
+        &self,
+        _to: &NodeBoot,
+        _query: ConnectionQuery,
+    ) -> Result<ConnectionPage, LinkError> {
+        Err(no_connections())
+    }
+
+    /// Closes connections of the peer, each one once; returns how many this call has closed.
+    async fn close_connections(&self, _to: &NodeBoot, _order: CloseOrder) -> Result<u64, LinkError> {
+        Err(no_connections())
+    }
+
+    /// Puts a revocation in force on the peer, which the store has; returns how many connections this call has closed.
+    async fn revoke(&self, _to: &NodeBoot, _revocation: Revocation) -> Result<u64, LinkError> {
+        Err(no_connections())
+    }
+}
+
+fn no_connections() -> LinkError {
+    LinkError::Unavailable("the node has no connections".to_owned())
 }

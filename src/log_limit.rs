@@ -1,11 +1,10 @@
 //! Log limit: bounds the log lines of each place in the source, so that neither a client nor a stranger at a port fills
 //! a disk with what a node says about them.
 //!
-//! Places that others reach at will log with [`log_limited`]. [`LogLines`] limits all other places, also those of
+//! Places that others reach at will log with [`log_limited`]. Both formats, text and JSON, limit all other places, also those of
 //! libraries, less strictly.
 
 use std::{
-    panic,
     sync::{
         LazyLock,
         atomic::{AtomicU64, Ordering},
@@ -13,9 +12,11 @@ use std::{
     time::Instant,
 };
 
+mod json;
 mod lines;
+mod output;
 
-pub(crate) use self::lines::LogLines;
+pub(crate) use self::output::{announce, filter, limit_panics, set_filter, set_node, start};
 
 /// Time from which all limits count.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -72,21 +73,6 @@ macro_rules! log_limited {
     }};
 }
 pub(crate) use log_limited;
-
-/// Limits the panics that this process prints: those within a connection or a query are contained, so that a client
-/// could repeat one. [`crate::supervised`] reports the others in any case.
-pub(crate) fn limit_panics() {
-    static LIMIT: LogLimit = LogLimit::new();
-    let print = panic::take_hook();
-    panic::set_hook(Box::new(move |panic| match LIMIT.pass() {
-        None => {}
-        Some(0) => print(panic),
-        Some(suppressed) => {
-            eprintln!("{suppressed} earlier panics were not printed");
-            print(panic);
-        }
-    }));
-}
 
 #[cfg(test)]
 mod tests {

@@ -20,16 +20,21 @@ use tidegate_protocol::{
     pb,
     settings::UserSettings,
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time};
 
+mod connections;
+mod delivery;
 mod handle;
 
+pub use connections::ConnectionOrder;
 pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
-    auth::{Grants, TokenFault, TokenIdentity},
+    auth::{Grants, TokenIdentity, TokenTerm},
+    hooks::{AppReason, HookVerdict, LoginFault},
     link::RoutedSession,
     net::upgrade::AssignAsked,
+    priorities::CLASS_MAX,
     routes::{NodeBoot, Route, RoutesError},
     scratch::ChainState,
 };
@@ -41,7 +46,7 @@ pub const MAILBOX_MAX: usize = 4_096;
 const URGENT_MAX: usize = 1_024;
 
 /// Most mails with room frames that wait for one shard.
-pub const ROOM_MAILS_MAX: usize = 1_024;
+const ROOM_MAILS_MAX: usize = 1_024;
 
 /// Part of a mailbox's bytes that room frames may take, in addition to those of other mail.
 const ROOM_BYTES_DIVISOR: usize = 4;
@@ -79,8 +84,15 @@ pub type ShardHandles = Arc<OnceLock<Vec<ShardHandle>>>;
 /// Purpose of a token that is being checked.
 #[derive(Clone)]
 pub enum TokenUse {
-    /// Login of this device, which is named as the client sent it.
-    Login(String),
+    /// Login of a device.
+    Login {
+        /// Device, as the client named it.
+        device: String,
+        /// Time at which the client's hello was handled.
+        asked_at: time::Instant,
+    },
+    /// Refresh of the connection's token, by this frame.
+    Refresh(u64),
     /// Answer to this assign request.
     Assign(AssignAsked),
 }
@@ -90,12 +102,14 @@ pub enum TokenUse {
 pub struct LoginDone {
     /// Registered row, with the token that alone may delete it.
     pub route: Route,
-    /// Whether it replaced the route of another connection.
-    pub replaced: bool,
+    /// Older sessions on this node, of this device and others, that it replaces.
+    pub replaced: Vec<RoutedSession>,
     /// Saved state of the device's chain, if there is one.
     pub chain: Option<ChainState>,
     /// Rights of the token; `None` if it names none.
     pub grants: Option<Arc<Grants>>,
+    /// Times of the token.
+    pub term: TokenTerm,
     /// Settings of the user: those of this login, and stored ones for the rest.
     pub settings: UserSettings,
 }
@@ -123,6 +137,31 @@ pub enum QueryResult {
     Accepted(Box<pb::SendAck>),
     /// Carried out, without content.
     Done,
+    /// Refused by the hook `allow`, for the reason that the application gives.
+    Denied(Option<Arc<AppReason>>),
+}
+
+/// Decision about a request that waited for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The request is carried out.
+    Allowed,
+    /// The recipient blocks the user.
+    Blocked,
+    /// The hook `allow` refuses the request, for the reason that the application gives.
+    Denied(Option<Arc<AppReason>>),
+    /// There is no answer; the code for the client.
+    Unavailable(Code),
+}
+
+impl From<HookVerdict> for Decision {
+    fn from(verdict: HookVerdict) -> Self {
+        match verdict {
+            HookVerdict::Allowed => Self::Allowed,
+            HookVerdict::Denied(reason) => Self::Denied(reason),
+            HookVerdict::Unavailable => Self::Unavailable(Code::HookUnavailable),
+        }
+    }
 }
 
 /// Recipients of a push.
@@ -162,6 +201,8 @@ pub struct Delivery {
     pub origin: Option<ConnKey>,
     /// Whether it is resent until acked (direct conversations and small groups).
     pub tracked: bool,
+    /// Class of its sender, 0 to 3, if it is a message of a live room; else 0.
+    pub class: u8,
 }
 
 /// Volatile frame to connections.
@@ -201,7 +242,7 @@ pub enum Mail {
     /// Pushes to the members of live rooms, in the order of each room.
     RoomFrames(Vec<Delivery>),
     /// Result of a check of a token.
-    TokenChecked(ConnKey, Box<TokenUse>, Result<TokenIdentity, TokenFault>),
+    TokenChecked(ConnKey, Box<TokenUse>, Result<TokenIdentity, LoginFault>),
     /// Outcome of a login.
     LoginDone(ConnKey, Result<LoginDone, LoginError>),
     /// Result of the connection's open query, or its refusal.
@@ -212,6 +253,8 @@ pub enum Mail {
     Replaced(UserId, DeviceId, u64, Option<oneshot::Sender<bool>>),
     /// Resets the sockets of the user's device, or of all its devices; replies how many.
     Cut(UserId, Option<DeviceId>, oneshot::Sender<usize>),
+    /// Work on connections, for the admin API.
+    Connections(ConnectionOrder),
     /// Number of frames of a room that were lost on the way to this shard, to be reported to its members.
     RoomLoss(ConversationId, u64),
     /// Volatile frame.
@@ -220,6 +263,8 @@ pub enum Mail {
     GroupSize(ConnKey, u64, Volatile, Result<GroupSize, (Code, &'static str)>),
     /// Numbers for messages of a room and the nodes with members, or why there are no numbers.
     RoomNumbers(ConversationId, Result<RoomNumbers, Code>),
+    /// Decision about the request of a connection that waits for it.
+    Decided(ConnKey, Decision),
     /// Confirms a join to a room, once its interest is declared or that attempt has failed.
     RoomJoined(ConnKey, u64, RoomId),
     /// Step of the node's drain.
@@ -336,13 +381,6 @@ impl Item {
     }
 }
 
-impl Delivery {
-    /// Returns the approximate bytes that it holds while it waits.
-    pub fn weight(&self) -> usize {
-        4 * ENTRY_BYTES + self.frame.proto().len()
-    }
-}
-
 impl Volatile {
     fn weight(&self) -> usize {
         (4 + self.only.as_ref().map_or(0, |users| users.len())) * ENTRY_BYTES + self.frame.proto().len()
@@ -352,7 +390,7 @@ impl Volatile {
 /// Lane of a mailbox; mail of one lane is taken in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
-    /// Logins, drains and memory alarms, which overtake everything that waits. A login that overtakes a push gets a
+    /// Logins, drains, closes by administrators and memory alarms, which overtake everything that waits. A login that overtakes a push gets a
     /// push that it would have read from the store.
     Urgent,
     /// Frames of live rooms and their losses, which wait for a busy fan-out.
@@ -367,10 +405,21 @@ impl Mail {
             Self::TokenChecked(..)
             | Self::LoginDone(..)
             | Self::EpochRenewed(..)
+            | Self::Connections(ConnectionOrder::Close(..) | ConnectionOrder::Revoke(..))
             | Self::Drain(_)
             | Self::ShedMemory => Lane::Urgent,
             Self::RoomFrames(_) | Self::RoomLoss(..) => Lane::Rooms,
             _ => Lane::Common,
+        }
+    }
+
+    /// Returns the class of the room frames that it has, the lowest of all, so that none uses the reserve of a higher class. A
+    /// report of losses can wait, and has the lowest; other mail has the highest.
+    fn class(&self) -> u8 {
+        match self {
+            Self::RoomFrames(frames) => frames.iter().map(|frame| frame.class).min().unwrap_or(CLASS_MAX),
+            Self::RoomLoss(..) => 0,
+            _ => CLASS_MAX,
         }
     }
 
@@ -393,9 +442,11 @@ impl Mail {
             | Self::EpochRenewed(..)
             | Self::Replaced(..)
             | Self::Cut(..)
+            | Self::Connections(_)
             | Self::RoomLoss(..)
             | Self::RoomNumbers(..)
             | Self::RoomJoined(..)
+            | Self::Decided(..)
             | Self::Drain(_)
             | Self::Reassert(_)
             | Self::Stop(_)

@@ -4,10 +4,9 @@
 //! Only this module and its children name adapters; the ports are built in `node/ports.rs`.
 
 use std::{
-    fs,
-    io::{self, Write as _},
-    net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    fs, io,
+    net::TcpListener,
+    path::PathBuf,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -16,41 +15,51 @@ use std::{
 use anyhow::Context as _;
 use futures_util::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
-use serde::{Deserialize, Serialize};
 use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::DrainOutcome};
 use tokio::sync::watch;
 
 mod access;
+mod api_ports;
+mod certificates;
 mod files;
 mod first_bytes;
 mod ids;
 pub mod import;
 pub mod keys;
 mod lease_task;
+mod load;
 mod memory;
+mod node_file;
 mod ports;
+mod reload;
 mod settings;
 mod startup_wait;
 
-pub use self::ids::all as leased_ids;
 use self::{
     access::AdminFiles,
+    api_ports::{ApiPort, serve_apis},
+    first_bytes::{AcceptLimits, start_acceptor},
     ports::{BuiltPorts, FailureWatch},
+    reload::{LiveParts, LiveShardParts},
+};
+pub use self::{
+    ids::all as leased_ids,
+    node_file::{Addresses, NODE_FILE},
+    reload::Reloader,
 };
 use crate::{
-    accept::Stopper,
-    api::{
-        self, Api, access::AdminGate, console::Console, dev::DevTools, http_server::ApiThread,
-        stats::StatsFeed,
-    },
+    accept::{AcceptScreen, Stopper},
+    api::{Api, console::Console, dev::DevTools, http_server::ApiThread, reload::Reload, stats::StatsFeed},
     auth::Verifier,
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
     config::{self, Config},
     drain::Drainer,
+    hooks::{HookSet, Hooks},
     lease,
-    link::Listener,
+    link::{GrpcLink, Listener},
+    live::Live,
     mail::Mail,
     metrics,
     net::sockopt,
@@ -78,26 +87,6 @@ const CALLS_END_MAX: Duration = Duration::from_secs(1);
 pub const LAST_STEPS_MAX: Duration =
     broker::STOP_MAX.saturating_add(lease::LEAVING_MAX).saturating_add(CALLS_END_MAX);
 
-/// File in the data directory with the addresses of a running node.
-pub const NODE_FILE: &str = "node.json";
-
-/// Addresses and process of a running node; also the content of [`NODE_FILE`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Addresses {
-    /// Client port.
-    pub client: SocketAddr,
-    /// Admin port.
-    pub admin: SocketAddr,
-    /// Port for probes and metrics, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub monitor: Option<SocketAddr>,
-    /// Process id.
-    pub pid: u32,
-    /// Token key shared with other nodes; `None` if it is `token.key` in the data directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key_file: Option<PathBuf>,
-}
-
 /// Thread of a shard or of the client listener.
 type Thread = JoinHandle<io::Result<()>>;
 
@@ -117,7 +106,7 @@ pub struct Node {
     node_file: PathBuf,
     failure: FailureWatch,
     drainer: Arc<Drainer>,
-    gate: Arc<AdminGate>,
+    reloader: Arc<Reloader>,
     /// Thread of the admin and monitor ports, which serve until the end of a stop.
     apis: ApiThread,
 }
@@ -134,8 +123,8 @@ struct RunningBroker {
 /// Listening sockets of a node. The client socket is only bound: it listens once the node can accept clients.
 struct ListenSockets {
     client: Socket,
-    admin: TcpListener,
-    monitor: Option<TcpListener>,
+    admin: ApiPort,
+    monitor: Option<ApiPort>,
 }
 
 impl ListenSockets {
@@ -149,31 +138,43 @@ impl ListenSockets {
             sockopt::listen(address, 128).with_context(|| format!("listen.monitor {address} can't be used"))
         });
         let monitor = monitor.transpose()?;
-        let shared = Some(&config.auth.key_file).filter(|file| !file.as_os_str().is_empty());
+        let given = |file: &PathBuf| {
+            let file = Some(file).filter(|file| !file.as_os_str().is_empty());
+            file.map(std::path::absolute).transpose()
+        };
         let addresses = Addresses {
             client: client.local_addr()?.as_socket().context("listen.client is no address")?,
             admin: admin.local_addr()?,
             monitor: monitor.as_ref().map(TcpListener::local_addr).transpose()?,
             pid: std::process::id(),
-            key_file: shared.map(std::path::absolute).transpose()?,
+            has_secret: !config.auth.key_file.as_os_str().is_empty()
+                || !config.auth.has_other_keys()
+                || config.is_development(),
+            admin_certificate: given(&config.admin.tls_cert)?,
+            key_file: given(&config.auth.key_file)?,
         };
-        Ok((Self { client, admin, monitor }, addresses))
+        let tls = certificates::of_admin(&config.admin)?;
+        let monitor = monitor.map(|listener| (listener, tls.clone().filter(|_| config.admin.tls_monitor)));
+        Ok((Self { client, admin: (admin, tls), monitor }, addresses))
     }
 }
 
 impl RunningBroker {
     /// Composes the broker, runs its shards on threads, and listens for peers. Must run in the services runtime;
-    /// `start` is the time base of the shards.
+    /// `start` is the time base of the shards. Returns the queues of the shards, and their parts that a reload changes.
     fn start(
         parts: Parts,
         config: &Config,
         verifier: Arc<Verifier>,
+        hooks: Arc<Hooks>,
         owners: owner::Settings,
+        link: Option<&GrpcLink>,
         start: Instant,
-    ) -> anyhow::Result<(Self, Vec<DriverQueue>)> {
+    ) -> anyhow::Result<(Self, Vec<DriverQueue>, LiveShardParts)> {
         let metrics = parts.metrics.clone();
         let (broker, outlets) = Broker::assemble(parts);
-        let context = broker.shard_context(settings::shards(config, verifier));
+        let context = broker.shard_context(settings::shards(config, verifier, hooks, start)?);
+        let live = LiveShardParts::of(&context);
         let shards = broker.build_shards(&context, settings::shard_count(config));
         let (drivers, newcomers): (Vec<Driver>, _) =
             shards.context("a shard could not start")?.into_iter().unzip();
@@ -181,9 +182,9 @@ impl RunningBroker {
             supervised::spawn_thread(format!("tidegate-shard-{index}"), move || driver.run(start))
         };
         let shards = drivers.into_iter().enumerate().map(run).collect::<io::Result<_>>()?;
-        let listener = ports::listen(config, &broker, &metrics)?;
+        let listener = ports::listen(config, &broker, link, &metrics)?;
         let tasks = broker.start(outlets, Some(owners));
-        Ok((Self { broker, shards, tasks, listener }, newcomers))
+        Ok((Self { broker, shards, tasks, listener }, newcomers, live))
     }
 }
 
@@ -196,6 +197,7 @@ impl Node {
     pub fn start(config: &Config, waits: &watch::Sender<bool>) -> anyhow::Result<Self> {
         let start = Instant::now();
         let admission = settings::admission(config)?;
+        let loaded = config;
         let services = services_runtime().context("the services runtime could not start")?;
         let token_key = secure_files(config)?;
         let ((sockets, addresses), (metrics, rendered)) = (ListenSockets::open(config)?, metrics::install());
@@ -209,22 +211,44 @@ impl Node {
         let (cluster, settings) = (Arc::new(cluster), settings::broker(config, &addresses));
         let durable = cluster.ports.bus.state().durable;
         let verifier = keys::verifier(config, &token_key, &metrics)?;
+        let hooks = Arc::new(Hooks::default());
+        hooks.replace(HookSet::new(&config.hooks, &metrics)?);
         let owners = settings::owners(config)?;
         let cache = Arc::clone(&owners.cache);
+        let clients = certificates::of_clients(&config.tls)?;
+        let watched =
+            certificates::watched_ports(clients.as_ref(), sockets.admin.1.as_ref(), link.as_deref());
+        certificates::watch(watched, metrics.clone());
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
-        let (running, newcomers) = RunningBroker::start(parts, config, verifier, owners, start)?;
+        let (running, newcomers, live) =
+            RunningBroker::start(parts, config, verifier, hooks, owners, link.as_deref(), start)?;
         let broker = &running.broker;
         let memory = memory::watch(&admission, broker, cache, metrics.clone(), &config.limits);
         supervised::spawn("the memory watch", memory);
+        supervised::spawn("the load watch", load::watch(broker, config, live.rules(), start));
         let drainer = broker.start_drainer(config.drain_settings(), start, &admission);
+        services.block_on(broker.connections.load_revocations()).context("the revocations can't be read")?;
+        services.block_on(broker.cluster.load_guard());
         let client = start_listening(sockets.client, &config.listen)?;
         let announcement = announcement(config, &addresses, &running, &admission, &drainer)?;
         let lease = services.block_on(lease_task::hold(announcement, link, claim.as_ref()))?;
-        let acceptor = first_bytes::start_acceptor(config, client, &admission, newcomers, metrics)?;
-        let gate = files.gate(config, broker);
-        let api = api(config, &token_key, broker, admission, &drainer, rendered, &gate);
+        let first_bytes = Arc::new(Live::new(settings::first_bytes_policy(config)));
+        let policy = Arc::clone(&first_bytes);
+        let (bans, evidence) = (Arc::clone(&broker.cluster.bans), Arc::clone(&broker.cluster.evidence));
+        settings::set_evidence(config, &broker.cluster);
+        files.record(config, &broker.cluster)?;
+        let limits =
+            AcceptLimits { admission: Arc::clone(&admission), screen: AcceptScreen { bans, evidence } };
+        let acceptor = start_acceptor(config, client, limits, newcomers, policy, clients, metrics)?;
+        let gate = files.gate(config, broker, Arc::clone(live.rules()));
+        let (cluster, drain) = (Arc::clone(&broker.cluster), Arc::clone(&drainer));
+        let admitting = Arc::clone(&admission);
+        let parts =
+            LiveParts { shards: live, admission: admitting, first_bytes, drainer: drain, gate, cluster };
+        let reloader = Reloader::new(loaded, parts);
+        let api = api(config, &token_key, broker, admission, &drainer, rendered, &reloader);
         let apis = serve_apis(sockets.admin, sockets.monitor, api)?;
-        let node_file = write_node_file(&config.node.data, &addresses)?;
+        let node_file = node_file::write(&config.node.data, &addresses)?;
         Ok(Self {
             addresses,
             durable,
@@ -236,7 +260,7 @@ impl Node {
             node_file,
             failure,
             drainer,
-            gate,
+            reloader,
             apis,
         })
     }
@@ -283,9 +307,9 @@ impl Node {
         &self.drainer
     }
 
-    /// Returns the guard of the admin port, which reads its files again on request.
-    pub fn gate(&self) -> &Arc<AdminGate> {
-        &self.gate
+    /// Returns the reloader of the configuration.
+    pub fn reloader(&self) -> &Arc<Reloader> {
+        &self.reloader
     }
 
     /// Serves until a drain completes, then stops and returns the outcome.
@@ -385,6 +409,9 @@ fn announcement(
     let client_addresses = match config.assign.addresses.as_slice() {
         // A wildcard address can't be connected to: clients keep to the address that they know.
         [] if addresses.client.ip().is_unspecified() => Vec::new(),
+        [] if config.is_encrypted() => {
+            ["wss", "tls"].map(|scheme| format!("{scheme}://{}", addresses.client)).into()
+        }
         [] => vec![addresses.client.to_string()],
         named => named.to_vec(),
     };
@@ -413,7 +440,7 @@ fn api(
     admission: Arc<Admission>,
     drainer: &Arc<Drainer>,
     metrics: PrometheusHandle,
-    gate: &Arc<AdminGate>,
+    reloader: &Arc<Reloader>,
 ) -> Api {
     let console = Arc::new(Console::new(config));
     let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
@@ -427,36 +454,16 @@ fn api(
         admission,
         metrics,
         drainer: Arc::clone(drainer),
+        connections: Arc::clone(&broker.connections),
+        token_lifetime: keys::token_lifetime(&config.auth),
         stats: Arc::new(stats),
-        gate: Arc::clone(gate),
+        gate: Arc::clone(reloader.gate()),
+        rules: Arc::clone(reloader.rules()),
+        load: Arc::clone(&broker.load),
+        reload: Arc::clone(reloader) as Arc<dyn Reload>,
         dev: console.is_development.then(tools),
         console,
     }
-}
-
-/// Serves the admin port, and the port for probes if there is one, on a thread of their own.
-fn serve_apis(admin: TcpListener, monitor: Option<TcpListener>, api: Api) -> io::Result<ApiThread> {
-    ApiThread::start(async move |stop| {
-        let listen = |listener| match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => Some(listener),
-            Err(error) => {
-                tracing::error!(%error, "API port can't be served");
-                None
-            }
-        };
-        let (admin, monitor) = (listen(admin), monitor.and_then(listen));
-        let monitoring = async {
-            if let Some(monitor) = monitor {
-                api::monitor::serve(monitor, api.clone(), stop.cancelled()).await;
-            }
-        };
-        let administering = async {
-            if let Some(admin) = admin {
-                api::serve(admin, api.clone(), stop.cancelled()).await;
-            }
-        };
-        tokio::join!(monitoring, administering);
-    })
 }
 
 /// Creates the data directory or restricts an existing one to this account, checks the files with secrets, and
@@ -470,18 +477,4 @@ fn secure_files(config: &Config) -> anyhow::Result<Vec<u8>> {
     }
     files::check(config)?;
     ports::token_key(config)
-}
-
-/// Writes the node file under another name and renames it, so that readers never see half of it.
-fn write_node_file(data: &Path, addresses: &Addresses) -> anyhow::Result<PathBuf> {
-    let path = data.join(NODE_FILE);
-    let draft = path.with_extension("tmp");
-    let text = serde_json::to_vec(addresses)?;
-    let opened = private::options().create(true).truncate(true).open(&draft);
-    let written = opened.and_then(|mut file| file.write_all(&text)).and_then(|()| fs::rename(&draft, &path));
-    written.with_context(|| {
-        let (path, draft) = (path.display(), draft.display());
-        format!("{path} can't be written by way of {draft}; keep node.data writable for the node alone")
-    })?;
-    Ok(path)
 }

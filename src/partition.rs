@@ -13,3 +13,5 @@ mod position_check;
 pub mod retention;
 pub mod rules;
 mod stall;
+pub mod storm_actions;
+mod storms;

@@ -10,6 +10,7 @@ use tokio::{sync::oneshot, time};
 
 use crate::{
     cluster::Cluster,
+    connections::Connections,
     delivery::{
         answer_cache::{self, AnswerCache},
         local::LocalDispatcher,
@@ -20,13 +21,17 @@ use crate::{
     figures::{Figures, FiguresPage, FiguresQuery},
     large_group::subscriber::GroupSubscriber,
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, LeaseStatus,
-        Link, LinkError, PeerPush, PublishedMark, RoutedSession, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
+        ConnectionPage, ConnectionQuery, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark,
+        RoutedSession, Target,
     },
     log_limit::log_limited,
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
     metrics::Metrics,
+    revocation::Revocation,
+    room_tallies::RoomTallies,
     routes::NodeBoot,
+    storms::{StormsPage, StormsQuery},
     trace::{TraceEvent, TraceFilter, Tracer},
 };
 
@@ -43,6 +48,10 @@ pub struct Peer {
     missed: best_effort::RoomLosses,
     tracer: Arc<Tracer>,
     figures: Arc<Figures>,
+    /// Connections of this node; `None` if it has none.
+    connections: Option<Arc<Connections>>,
+    /// Members and reactions of live rooms; `None` if those of peers are not of use.
+    tallies: Option<Arc<RoomTallies>>,
     /// Subscriber of large groups; `None` if this node takes no part in them.
     subscriber: Option<Arc<GroupSubscriber>>,
     /// Recent outcomes of local owners; `None` if this node owns no partitions.
@@ -67,6 +76,8 @@ impl Peer {
             missed: best_effort::RoomLosses::default(),
             tracer: Arc::default(),
             figures: Arc::default(),
+            connections: None,
+            tallies: None,
             subscriber: None,
             cache: None,
         }
@@ -82,6 +93,18 @@ impl Peer {
     #[must_use]
     pub fn with_figures(self, figures: Arc<Figures>) -> Self {
         Self { figures, ..self }
+    }
+
+    /// Lets peers list and close `connections`.
+    #[must_use]
+    pub fn with_connections(self, connections: Arc<Connections>) -> Self {
+        Self { connections: Some(connections), ..self }
+    }
+
+    /// Passes the members and reactions of live rooms on other nodes to `tallies`.
+    #[must_use]
+    pub fn with_tallies(self, tallies: Arc<RoomTallies>) -> Self {
+        Self { tallies: Some(tallies), ..self }
     }
 
     /// Passes the records of large groups to `subscriber`.
@@ -112,6 +135,13 @@ impl Peer {
     /// Fails unless the call is for this run of the node: nothing is for an earlier one.
     fn check_run(&self, to: &NodeBoot) -> Result<(), LinkError> {
         if *to == self.me { Ok(()) } else { Err(LinkError::NotHere) }
+    }
+
+    /// Returns the connections for a call to this run of the node.
+    fn connections_of(&self, to: &NodeBoot) -> Result<&Arc<Connections>, LinkError> {
+        self.check_run(to)?;
+        let none = || LinkError::Unavailable("the node has no connections".to_owned());
+        self.connections.as_ref().ok_or_else(none)
     }
 
     fn landing(&self, target: &Target) -> Landing {
@@ -256,6 +286,25 @@ impl Link for Peer {
         self.check_run(to)?;
         Ok(self.figures.page(query))
     }
+
+    async fn storms(&self, to: &NodeBoot, query: StormsQuery) -> Result<StormsPage, LinkError> {
+        self.check_run(to)?;
+        let none = || LinkError::Unavailable("the node owns no partitions".to_owned());
+        let (_, cluster) = self.cache.as_ref().ok_or_else(none)?;
+        Ok(cluster.storms.page(&query))
+    }
+
+    async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
+        self.connections_of(to)?.list_here(&query).await
+    }
+
+    async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
+        self.connections_of(to)?.close_here(order).await
+    }
+
+    async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {
+        self.connections_of(to)?.revoke_here(revocation).await
+    }
 }
 
 /// Decodes a push into local deliveries: one for its named sessions, one for users addressed on all connections.
@@ -284,6 +333,7 @@ fn decode(delivery: &PeerPush, me: &NodeBoot) -> Option<(pb::Push, Vec<mail::Del
         frame: Arc::clone(&frame),
         origin,
         tracked: delivery.tracked,
+        class: 0,
     });
     Some((push, deliveries.collect()))
 }

@@ -8,9 +8,10 @@ use std::{
 };
 
 use rustix::{
-    fs::Mode,
+    fs::{Mode, OFlags, fcntl_setfl},
     process::{geteuid, umask},
 };
+use rustls::pki_types::pem;
 
 /// Permissions of the group and of all others.
 const NOT_OWNER: u32 = 0o077;
@@ -20,6 +21,9 @@ const OTHERS: u32 = 0o007;
 const WRITABLE: u32 = 0o022;
 /// Sticky bit, set on directories that several accounts share, such as `/tmp`.
 const STICKY: u32 = 0o1000;
+
+/// Longest file that is read as a whole, such as a configuration, a key or the certificates of authorities.
+const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 /// Error, with its cure, for a directory whose mode can't be changed.
 const MODE_UNCHANGEABLE: &str = "other accounts may enter it, and its file system does not support changing that: mount it \
@@ -191,7 +195,7 @@ fn is_shared(path: &Path) -> io::Result<bool> {
 /// # Errors
 /// The file can't be read, or every account may read it, or its group may write it; the text names the cure.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let file = open(path)?;
+    let file = open_at_once(path)?;
     check_secret(&file)?;
     read_all(file)
 }
@@ -201,7 +205,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The file can't be read; the text names the cure.
 pub fn read_public(path: &Path) -> io::Result<Vec<u8>> {
-    read_all(open(path)?)
+    read_all(open_at_once(path)?)
 }
 
 /// Opens a file for reading.
@@ -209,16 +213,32 @@ pub fn read_public(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The file can't be read; the text names the cure, but neither the file nor its setting, which the caller adds.
 pub fn open(path: &Path) -> io::Result<File> {
-    let file = File::open(path).map_err(unreadable)?;
+    open_with(File::options().read(true), path)
+}
+
+/// Opens a file as [`open`] does, except that a pipe without a writer is empty: a reload must not wait for one.
+fn open_at_once(path: &Path) -> io::Result<File> {
+    let file = open_with(File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32), path)?;
+    // A writer that exists is waited for.
+    fcntl_setfl(&file, OFlags::empty()).map_err(|error| unreadable(error.into()))?;
+    Ok(file)
+}
+
+fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.open(path).map_err(unreadable)?;
     if file.metadata().map_err(unreadable)?.is_dir() {
         return Err(unreadable(io::ErrorKind::IsADirectory.into()));
     }
     Ok(file)
 }
 
-fn read_all(mut file: File) -> io::Result<Vec<u8>> {
+fn read_all(file: File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(unreadable)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let why = format!("it has more than {FILE_BYTES_MAX} bytes; is it the right file?");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
     Ok(bytes)
 }
 
@@ -249,12 +269,25 @@ fn uncreatable(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), why)
 }
 
+/// Returns why PEM can't be used, without its content: the error's own text quotes lines, and a key whose line breaks were
+/// lost is one line.
+pub fn pem_problem(error: &pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => {
+            "a section has no end; BEGIN, content and END are lines of their own".to_owned()
+        }
+        pem::Error::IllegalSectionStart { .. } => "the line that begins a section is malformed".to_owned(),
+        pem::Error::Base64Decode(_) => "the content of a section is not base64".to_owned(),
+        other => other.to_string(),
+    }
+}
+
 /// Checks the permissions of a file with a secret that other code reads.
 ///
 /// # Errors
 /// See [`read`].
 pub fn check(path: &Path) -> io::Result<()> {
-    check_secret(&open(path)?)
+    check_secret(&open_at_once(path)?)
 }
 
 fn check_secret(file: &File) -> io::Result<()> {
@@ -269,6 +302,8 @@ fn check_secret(file: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::{fs, path::PathBuf};
+
+    use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
 
     use super::*;
 
@@ -358,6 +393,31 @@ mod tests {
         for open in [0o42_777, 0o40_775, 0o40_701] {
             let why = verdict(open).unwrap_err();
             assert!(why.contains("uid 0") && why.contains("`chown` it to uid 10001"), "{open:o}: {why}");
+        }
+    }
+
+    #[test]
+    fn endless_files_and_pipes_without_a_writer_end_a_read() {
+        let why = read_public(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(why.contains("more than 16777216 bytes"), "{why}");
+        let pipe = temp_path("pipe");
+        let made = std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status().unwrap();
+        assert!(made.success());
+        assert_eq!(read(&pipe).unwrap(), b"");
+        check(&pipe).unwrap();
+        fs::remove_file(pipe).unwrap();
+    }
+
+    #[test]
+    fn problems_of_pem_quote_no_content() {
+        let one_line = "-----BEGIN PRIVATE KEY----- c2VjcmV0 -----END PRIVATE KEY-----\n";
+        let cut = "-----BEGIN PRIVATE KEY----- c2VjcmV0\n";
+        for text in [one_line, cut] {
+            let error = PrivateKeyDer::from_pem_slice(text.as_bytes()).unwrap_err();
+            let content = "99, 50, 86, 106, 99, 109, 86, 48";
+            assert!(error.to_string().contains(content), "precondition: the library quotes it: {error}");
+            let why = pem_problem(&error);
+            assert!(!why.contains(content) && !why.contains("c2VjcmV0"), "{why}");
         }
     }
 

@@ -4,12 +4,12 @@
 //! touches keys of one slot only, takes the time from the server, and may be run twice
 //! (`docs/internals/adr/0009-redis-one-slot-at-a-time.md`).
 
-mod breaker;
 mod client;
 mod connect;
+mod keys;
 mod script;
 
-pub use connect::ConnectError;
+pub use self::{connect::ConnectError, keys::RedisKey};
 
 pub(crate) use client::{Call, CallError, RedisClient};
 pub(crate) use script::Script;

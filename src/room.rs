@@ -21,8 +21,10 @@ use crate::{
     directory::Directory,
     link::{BestEffortMessage, BestEffortQueues},
     mail::RoomNumbers,
+    room_tallies::RoomTallies,
     routes::NodeBoot,
     scratch::Numbers,
+    storms::RoomStorms,
 };
 
 /// Interval between renewals of the interest in a room; the interest's lease is three times as long.
@@ -44,6 +46,8 @@ type NotifyLoss = Box<dyn Fn(Vec<ConversationId>) + Send + Sync>;
 /// Numbering of room messages, and their forwarding to other nodes.
 pub struct Rooms {
     numbers: Arc<dyn Numbers>,
+    storms: Arc<RoomStorms>,
+    tallies: Arc<RoomTallies>,
     /// State for other nodes; `None` on a single node.
     remote: Option<Remote>,
 }
@@ -76,8 +80,8 @@ struct RoomInterest {
 
 impl Rooms {
     /// Creates the rooms of a single node.
-    pub fn alone(numbers: Arc<dyn Numbers>) -> Self {
-        Self { numbers, remote: None }
+    pub fn alone(numbers: Arc<dyn Numbers>, storms: Arc<RoomStorms>) -> Self {
+        Self { numbers, storms, tallies: Arc::default(), remote: None }
     }
 
     /// Creates the rooms of a clustered node; [`Self::keep`] must run in the background.
@@ -86,6 +90,7 @@ impl Rooms {
     /// Called without rooms, it retries earlier notifications that failed.
     pub fn among_others(
         numbers: Arc<dyn Numbers>,
+        storms: Arc<RoomStorms>,
         cluster: Arc<Cluster>,
         directory: Arc<Directory>,
         queues: Arc<BestEffortQueues>,
@@ -94,7 +99,12 @@ impl Rooms {
         let (declared, notify_loss) = (DashMap::default(), Box::new(notify_loss));
         let (joins, unrouted) = (JoinQueue::default(), UnroutedPosts::default());
         let remote = Remote { cluster, directory, queues, declared, joins, unrouted, notify_loss };
-        Self { numbers, remote: Some(remote) }
+        Self { numbers, storms, tallies: Arc::default(), remote: Some(remote) }
+    }
+
+    /// Returns the members and reactions of the rooms of this node.
+    pub fn tallies(&self) -> &Arc<RoomTallies> {
+        &self.tallies
     }
 
     /// Returns numbers for `count` messages of a room, and the other nodes with members. A message that is sent after a
@@ -107,23 +117,38 @@ impl Rooms {
         room: &ConversationId,
         count: NonZeroU64,
     ) -> Result<RoomNumbers, Code> {
-        let Some(remote) = &self.remote else {
-            let numbers = self.numbers.take(room.as_str(), count).await;
-            return Ok(RoomNumbers { numbers: numbers.map_err(refusal)?, nodes: Vec::new() });
+        let take = async {
+            let Some(rule) = self.storms.rule() else {
+                return Ok((self.numbers.take(room.as_str(), count).await?, None));
+            };
+            self.numbers.take_counted(room.as_str(), count, rule, self.storms.known(room)).await
         };
-        let (numbers, nodes) =
-            tokio::join!(self.numbers.take(room.as_str(), count), remote.nodes(room, count));
-        Ok(RoomNumbers { numbers: numbers.map_err(refusal)?, nodes })
+        let (taken, nodes) = match &self.remote {
+            None => (take.await, Vec::new()),
+            Some(remote) => tokio::join!(take, remote.nodes(room, count)),
+        };
+        let (numbers, window) = taken.map_err(refusal)?;
+        self.storms.note(room, &numbers, window.as_ref());
+        Ok(RoomNumbers { numbers, nodes })
     }
 
-    /// Forwards one message, an encoded `Push`, to the nodes.
-    pub fn forward(&self, nodes: &[NodeBoot], room: &ConversationId, push: &Bytes) {
+    /// Forwards one message, an encoded `Push`, to the nodes, with the class of its sender and the number of
+    /// messages that were left out of the room since the last report.
+    pub fn forward(&self, nodes: &[NodeBoot], room: &ConversationId, push: &Bytes, class: u8, left_out: u64) {
         let Some(remote) = &self.remote else { return };
         for node in nodes {
-            remote
-                .queues
-                .send(node, BestEffortMessage::RoomMessage { room: room.clone(), push: push.clone() });
+            let (room, push) = (room.clone(), push.clone());
+            remote.queues.send(node, BestEffortMessage::RoomMessage { room, push, class, left_out });
         }
+    }
+
+    /// Reports to the nodes with members of a room how many of its messages were left out since the last report.
+    pub async fn report_left_out(&self, room: &ConversationId, left_out: u64) {
+        let Some(remote) = &self.remote else { return };
+        let nodes = remote.cluster.nodes_with(std::slice::from_ref(room)).await;
+        let nodes =
+            nodes.map_or_else(|| remote.cluster.peers.runs(), |it| it.into_iter().flatten().collect());
+        self.forward(&nodes, room, &Bytes::new(), 0, left_out);
     }
 
     /// Returns whether the interest in the room is declared, or need not be.
@@ -170,6 +195,12 @@ impl Rooms {
         if let Some(remote) = &self.remote {
             remote.forget_if_empty(room);
         }
+    }
+
+    /// Finds the ends of the storms of rooms until the node stops.
+    pub async fn watch_storms(self: Arc<Self>) {
+        let others = || self.remote.as_ref().map_or(0, |remote| remote.cluster.peers.runs().len());
+        Arc::clone(&self.storms).run(Arc::clone(&self.numbers), || others() + 1).await;
     }
 
     /// Renews the interest in rooms, and the numbers after a loss in Redis, until the node stops. Members of a room
@@ -280,6 +311,7 @@ impl Remote {
 }
 
 mod join_queue;
+mod publish;
 #[cfg(test)]
 mod tests;
 mod unrouted;

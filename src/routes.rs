@@ -10,11 +10,13 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 use tidegate_protocol::id::{ConversationId, DeviceId, NodeId, UserId};
 
+mod device_policy;
 mod faulty;
 mod memory;
 mod node_description;
 mod redis;
 
+pub use self::device_policy::{DevicePolicy, OnePer};
 pub use self::node_description::{Draining, NodeDescription, TopicLag};
 pub use self::redis::{Lapses, ROW_TTL, RedisRoutes};
 pub use memory::{Leases, MemoryRoutes, SavedRoutes};
@@ -66,8 +68,8 @@ pub struct Registration {
     /// Token that the present row must have. A connection takes a newer epoch this way, without taking the route from a
     /// newer connection.
     pub only_if: Option<Token>,
-    /// Most devices of the user that may have a row; 0 for no limit.
-    pub devices_max: usize,
+    /// Limits on the sessions of the user.
+    pub policy: DevicePolicy,
 }
 
 /// Result of a registration.
@@ -77,6 +79,9 @@ pub struct Registered {
     pub token: Token,
     /// Previous owner, whose session is to be stopped.
     pub replaced: Option<Token>,
+    /// Rows of other devices, whose sessions are to be stopped: the new one takes their place by the policy. They stay
+    /// until their connections are closed.
+    pub evicted: Vec<(DeviceId, Token)>,
 }
 
 /// Information that a node announces with each renewal of its lease.
@@ -251,8 +256,9 @@ pub trait Routes: Send + Sync {
     ///
     /// Assigns the epoch: above every epoch ever assigned to that (user, device), even after a loss of everything, and
     /// above `above`. With `only_if`, replaces exactly that owner, which is then also `replaced`, or fails with
-    /// [`RoutesError::NotCurrent`] and changes nothing. Without it, a device that has no row gets none while
-    /// `devices_max` others have one ([`RoutesError::TooManyDevices`]).
+    /// [`RoutesError::NotCurrent`] and changes nothing. Without it the policy applies: the rows of other devices that the
+    /// new session replaces are returned, and their epochs are lower; or a device that has no row gets none
+    /// ([`RoutesError::TooManyDevices`]).
     async fn register(&self, registration: Registration) -> Result<Registered, RoutesError>;
 
     /// Deletes each row whose present token equals the given one; returns for each whether this call deleted it.
@@ -302,6 +308,14 @@ pub trait Routes: Send + Sync {
         after: Option<(UserId, DeviceId)>,
         limit: usize,
     ) -> Result<Vec<Route>, RoutesError>;
+
+    /// Requests that the node run compares its sessions with the rows soon ([`Routes::recheck_requested`]): a newer
+    /// session replaced one of them, and the run could not be called. Remembered for an hour or more; several requests
+    /// may count as one.
+    async fn request_recheck(&self, of: &NodeBoot) -> Result<(), RoutesError>;
+
+    /// Returns a number that differs after each request for a recheck of the node run; `None` if none is remembered.
+    async fn recheck_requested(&self, of: &NodeBoot) -> Result<Option<u64>, RoutesError>;
 
     /// Declares that the node run has members of these conversations, for one interest lease from now.
     ///

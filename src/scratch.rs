@@ -1,4 +1,5 @@
-//! Port `Scratch`: auxiliary state that may be lost at any time, such as saved chains and rate-limit windows.
+//! Port `Scratch`: auxiliary state that may be lost at any time: saved chains, windows of groups that other systems read,
+//! and permits of rules in cluster scope.
 
 use std::time::Duration;
 
@@ -8,42 +9,24 @@ use tidegate_protocol::id::{DeviceId, UserId};
 mod chain;
 mod faulty;
 mod memory;
+mod mirror;
 mod numbers;
+mod permits;
 mod redis;
 mod redis_numbers;
 
 pub use self::{
     chain::{CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX},
     memory::MemoryScratch,
-    numbers::{Block, ClockNumbers, FloorError, Floors, MemoryFloors, Numbers},
+    mirror::{MIRROR_MEMBERS_MAX, WindowEntry, WindowUpdate},
+    numbers::{
+        Block, ClockNumbers, FloorError, Floors, MemoryFloors, Numbers, SharedStorm, SharedWindow,
+        WindowChange,
+    },
+    permits::{PermitAnswers, PermitCall},
     redis::RedisScratch,
     redis_numbers::RedisNumbers,
 };
-
-/// Rate-limit rule: at most `limit` hits of `key` within any `window`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WindowRule {
-    /// Name of the counted subject, for instance `user:ann`.
-    pub key: String,
-    /// Length of the sliding window.
-    pub window: Duration,
-    /// Largest number of hits in the window.
-    pub limit: u32,
-}
-
-/// Decision of the rules about one hit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hit {
-    /// Hit allowed, and counted in every window.
-    Allowed,
-    /// Hit refused, and counted in none.
-    Refused {
-        /// Index of the refusing rule with the longest wait.
-        rule: usize,
-        /// Time after which that rule would allow the hit, if there are no other hits.
-        retry_after: Duration,
-    },
-}
 
 /// Failed or unconfirmed call. It must not refuse a client: callers use a fallback and count the error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,9 +58,19 @@ pub trait Scratch: Send + Sync {
     /// Returns the last saved state of the device's chain; `None` if there never was one or it was lost.
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError>;
 
-    /// Counts one hit against all rules at once: in every window or, if a rule refuses it, in none.
+    /// Adds accepted messages to the mirrors of their groups' windows, and returns the number of messages in the window
+    /// of each. The windows end now by the clock of the store; messages from before them, and from more than
+    /// [`RECEIVE_SKEW_MS`](tidegate_protocol::machine::storm::RECEIVE_SKEW_MS) ahead, are left out.
     ///
-    /// Each (key, window) has its own count, and may occur once in `rules`. A refused hit does not delay its own retry.
-    /// A limit of 0 always refuses, for the length of the window.
-    async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError>;
+    /// A message that is in the mirror already is not added again. Above [`MIRROR_MEMBERS_MAX`] messages in a window they
+    /// are counted by the second, and those of one second leave the window together.
+    async fn mirror_windows(
+        &self,
+        window: Duration,
+        updates: &[WindowUpdate],
+    ) -> Result<Vec<u64>, ScratchError>;
+
+    /// Grants permits of rules in cluster scope, as [`GrantLog`](tidegate_protocol::machine::permit::GrantLog) does by the
+    /// clock of the store. A key is forgotten once none of its grants counts.
+    async fn grant_permits(&self, calls: &[PermitCall]) -> Result<PermitAnswers, ScratchError>;
 }

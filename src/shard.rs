@@ -33,7 +33,9 @@ use std::{
     time::Duration,
 };
 
-use tidegate_protocol::{Code, Time, id::ConversationId, machine::session::Action, record::Record};
+use tidegate_protocol::{
+    Code, Time, code::Reconnect, id::ConversationId, machine::session::Action, record::Record,
+};
 
 use self::{
     conn::{Conn, Conns},
@@ -42,12 +44,13 @@ use self::{
     newcomer::{NEWCOMERS_BUDGET, NEWCOMERS_MAX, NewcomerQueue, Newcomers, newcomer_queue},
 };
 pub use self::{
-    context::Context,
+    context::{ConnSettings, Context},
     driver::{Driver, DriverQueue, build},
     outbox::Caps,
 };
 pub use crate::clock::Now;
 use crate::{
+    load::{ShardGates, TurnMeter, VisitLag},
     log_limit::log_limited,
     mail::{Item, Mail, Mailbox, mailbox},
     net::io::{Io, Ready},
@@ -70,11 +73,17 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
 /// A sweep this late means that the shard thread was not scheduled.
 const FREEZE_THRESHOLD: Duration = Duration::from_secs(1);
 
+/// How long after a freeze the logins of connections whose peer has ended them are refused: what came during it is read
+/// and its tokens are checked by then.
+const AFTER_FREEZE: Duration = Duration::from_secs(2);
+
 /// State of one shard, owned by its thread.
 pub struct Shard<I: Io> {
     context: Context,
     io: I,
     newcomers: Newcomers<I::Arrival>,
+    ban_scan: actions::bans::BanScan,
+    priority_scan: actions::priorities::PriorityScan,
     mailbox: Mailbox,
     conns: Conns<I::Stream>,
     hub: Hub,
@@ -88,14 +97,17 @@ pub struct Shard<I: Io> {
     items: VecDeque<Item>,
     /// Connections whose next send waits for others of the same user.
     held: VecDeque<u32>,
+    /// Time from which the send that is decided has waited for permits, if it did.
+    asking_since: Option<Time>,
     /// Log records of this turn's sends.
     batch: Vec<Record>,
     /// Logins whose connections wait for their memberships.
     logins: Vec<(crate::mail::ConnKey, crate::routes::Route)>,
     /// Mail of this shard to itself, handled in the same turn.
     own_mail: Vec<Mail>,
-    /// Counts of room frames that did not fit other shards' mailboxes, until reported to those shards.
-    missed: BTreeMap<(usize, ConversationId), u64>,
+    /// Counts of room frames that did not fit other shards' mailboxes, until reported to those shards: messages (`true`), and
+    /// messages left out of which the report did not fit.
+    missed: BTreeMap<(usize, ConversationId, bool), u64>,
     /// Live-room messages that wait for their numbers.
     room_queue: room_send::RoomQueue,
     /// Volatile frames to write at the end of a turn.
@@ -104,6 +116,8 @@ pub struct Shard<I: Io> {
     unacked_traces: VecDeque<trace_steps::UnackedTrace>,
     /// Number of frames read this turn, for the metrics.
     frames_in: u64,
+    gates: ShardGates,
+    visit_lag: VisitLag,
     /// Time of the turn, since the start of the node.
     now: Time,
     /// Wall clock of the turn, in ms since 1970.
@@ -111,6 +125,8 @@ pub struct Shard<I: Io> {
     next_tick: Time,
     /// Start of the catch-up on input that arrived during a freeze.
     catching_up_since: Option<Time>,
+    /// Until when logins of connections that their peers have ended may date from before a freeze.
+    caught_up_at: Time,
     stopping: bool,
     /// This shard's part of the node's drain, while one runs.
     drain: Option<ShardDrain>,
@@ -123,8 +139,12 @@ struct Buffers {
     actions: Vec<Action>,
     /// Close status for a violation of WebSocket framing, until the close frame is encoded.
     ws_status: Option<u16>,
+    /// Whether the bytes that are refused are a request of HTTP or TLS, until the connection ends.
+    is_web_request: bool,
     /// Time after which a client may reconnect whose login was refused for that time, until its Close is encoded.
     close_after: Option<Duration>,
+    /// Class and wait of the next Close, instead of those of its code.
+    reconnect: Option<(Reconnect, Duration)>,
     /// Connection and code of the last refusal, so that a close for the same reason is not counted again.
     refused: Option<(crate::mail::ConnKey, u32)>,
 }
@@ -136,7 +156,9 @@ impl Buffers {
             reply: Vec::new(),
             actions: Vec::new(),
             ws_status: None,
+            is_web_request: false,
             close_after: None,
+            reconnect: None,
             refused: None,
         }
     }
@@ -150,10 +172,15 @@ impl<I: Io> Shard<I> {
         let (queue, newcomers) = newcomer_queue(handle, NEWCOMERS_MAX);
         let hub = Hub::new(context.index, Arc::clone(&context.directory));
         let buffers = Buffers::new(&context);
+        let gates = ShardGates::new(context.gates, Arc::clone(&context.load), context.index, context.seed);
         let shard = Self {
+            gates,
+            visit_lag: VisitLag::default(),
             context,
             io,
             newcomers,
+            ban_scan: actions::bans::BanScan::default(),
+            priority_scan: actions::priorities::PriorityScan::default(),
             mailbox,
             conns: Conns::new(),
             hub,
@@ -162,6 +189,7 @@ impl<I: Io> Shard<I> {
             revisit: VecDeque::new(),
             items: VecDeque::new(),
             held: VecDeque::new(),
+            asking_since: None,
             batch: Vec::new(),
             logins: Vec::new(),
             own_mail: Vec::new(),
@@ -174,6 +202,7 @@ impl<I: Io> Shard<I> {
             wall_ms: 0,
             next_tick: Time::ZERO,
             catching_up_since: None,
+            caught_up_at: Time::ZERO,
             stopping: false,
             drain: None,
         };
@@ -205,31 +234,54 @@ impl<I: Io> Shard<I> {
             || !self.revisit.is_empty()
             || !self.items.is_empty()
             || !self.own_mail.is_empty()
-            || self.room_queue.is_ready()
             || !self.dirty.is_empty()
             || !self.signals.is_empty()
+            || self.ban_scan.is_running()
+            || self.priority_scan.is_running()
             || self.held.iter().any(|slot| self.is_released(*slot));
         // What another shard answers releases sends here.
         let backlog = !self.batch.is_empty() || !self.logins.is_empty() || !self.held.is_empty();
-        match (busy, backlog) {
+        let wait = match (busy, backlog) {
             (true, _) => Duration::ZERO,
             (false, true) => Duration::from_millis(1),
             (false, false) => self.next_slot().min(SWEEP_INTERVAL),
-        }
+        };
+        let rooms = [self.room_queue.wait(self.now), self.hub.next_pass().map(|at| at.since(self.now))];
+        rooms.into_iter().flatten().fold(wait, Duration::min)
+    }
+
+    /// Returns the meter with which the driver measures the turns; `now` is the time since the start of the node.
+    pub fn turn_meter(&self, now: Duration) -> TurnMeter {
+        TurnMeter::new(self.context.load.shard(self.context.index), now)
+    }
+
+    /// Returns how long a connection has waited in the queue of those to be read again, as last measured.
+    pub const fn visit_lag(&self) -> Duration {
+        self.visit_lag.last()
     }
 
     /// Runs one turn at the time `now`, with the connections that became ready since the last turn.
     ///
     /// `is_complete` returns whether `ready` contains all of them. It is called only after a freeze.
     pub fn turn(&mut self, now: Now, ready: impl Iterator<Item = Ready>, is_complete: impl FnOnce() -> bool) {
+        if self.now > Time::ZERO && now.at >= self.now + FREEZE_THRESHOLD {
+            self.caught_up_at = now.at + AFTER_FREEZE;
+        }
         (self.now, self.wall_ms) = (now.at, now.wall_ms);
+        self.hub.begin_turn(self.now);
+        if self.now >= self.gates.poll_timeout() {
+            self.gates.handle_timeout(self.now);
+            self.hub.set_load_level(self.gates.level());
+        }
         // 1. Sends that waited, ready connections, and those that wait to be read.
         self.submit_held();
         self.visit_conns(ready);
         // 2. Mail. It precedes new connections, so that the end of a drain precedes those admitted after it.
         self.handle_mail(MAIL_BUDGET);
-        // 3. New connections, the drain, and numbers for room messages.
+        // 3. New connections, new bans and priorities, the drain, and numbers for room messages.
         self.take_newcomers(NEWCOMERS_BUDGET);
+        self.apply_bans();
+        self.apply_priorities();
         self.advance_drain();
         self.number_posts();
         // 4. Fan-out.
@@ -276,8 +328,11 @@ impl<I: Io> Shard<I> {
         let Some(mut conn) = self.conns.take(slot) else { return };
         if catch_unwind(AssertUnwindSafe(|| work(self, &mut conn))).is_err() {
             self.context.metrics.panics.increment(1);
-            log_limited!(error, address = %conn.address, "panic in a connection; closing it, please report this");
+            let connection = format_args!("{:x}", conn.key.pack());
+            let user = conn.login.as_ref().map(|login| login.route.user.as_str());
+            log_limited!(error, %connection, user, address = %conn.address, "panic in a connection; closing it, please report this");
             self.buffers = Buffers::new(&self.context);
+            self.asking_since = None;
             let closed = catch_unwind(AssertUnwindSafe(|| {
                 self.begin_close(&mut conn, Code::Internal, "");
                 self.flush(&mut conn);
@@ -287,9 +342,7 @@ impl<I: Io> Shard<I> {
                 self.abort(&mut conn);
             }
         }
-        if let Some(login) = &mut conn.login {
-            login.sends.count(conn.session.in_flight());
-        }
+        self.settle_gates(&mut conn);
         if conn.is_closed() {
             self.free(conn);
         } else {

@@ -14,14 +14,28 @@ use tidegate_protocol::{
 
 use crate::bus::TopicId;
 
+mod blocks;
 pub mod dump;
 mod faulty;
+pub(crate) mod guard;
 pub mod import;
 mod memory;
+mod message_times;
 mod postgres;
+mod revocations;
 mod user_state;
 
-pub use self::user_state::{Hidden, Mark, Personal, UserState};
+pub use self::{
+    blocks::{AddedBlock, BlockEntry, BlockLists, BlockOutcome, BlocksPage},
+    guard::{
+        GUARD_BATCH_MAX, GUARD_ENTRIES_MAX, GUARD_NAME_BYTES_MAX, GUARD_PAGE_MAX, GUARD_VALUE_BYTES_MAX,
+        GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPage, GuardPut, GuardRow, GuardStore,
+        InvalidGuard, TOMBSTONE_MS,
+    },
+    message_times::{MessageTimes, message_rows_max},
+    revocations::{RevocationPage, RevocationStore},
+    user_state::{Hidden, Mark, Personal, UserState},
+};
 pub use memory::{MemoryStore, SavedStore};
 pub use postgres::{Importing, PostgresOpenError, PostgresStore};
 
@@ -217,7 +231,7 @@ pub enum StoreError {
 
 /// Archive of the log. Reads see only complete, successful archives, and what they have seen never disappears.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Store: BlockLists + GuardStore + MessageTimes + RevocationStore + Send + Sync {
     /// Returns whether the store may fall back to an older state while nodes use it, as one that promotes a standby.
     fn may_fall_back(&self) -> bool {
         true

@@ -196,9 +196,10 @@ fn blocks(page: &str, until: &str) -> Vec<(String, String)> {
     blocks
 }
 
-/// Returns the blocks of the README that are typed or printed; its program in JavaScript is tested with the client.
+/// Returns the blocks of the README that are typed or printed; its program in JavaScript is tested with the client, and
+/// what is for production by `tests/process/production.rs`.
 fn readme_blocks() -> Vec<(String, String)> {
-    let mut blocks = blocks(&page("README.md"), "## Test it");
+    let mut blocks = blocks(&page("README.md"), "## In production");
     blocks.retain(|(language, _)| language != "js");
     blocks
 }

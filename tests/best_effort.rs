@@ -6,8 +6,12 @@
 mod joins;
 #[path = "best_effort/reads.rs"]
 mod reads;
+#[path = "best_effort/storms.rs"]
+mod storms;
 #[path = "support/mod.rs"]
 mod support;
+#[path = "best_effort/tallies.rs"]
+mod tallies;
 #[path = "best_effort/unarchived.rs"]
 mod unarchived;
 

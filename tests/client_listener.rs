@@ -53,7 +53,8 @@ impl TestListener {
         }
         let (metrics, _) = metrics::install();
         let (acceptor, stopper) =
-            Acceptor::new(listener, Admission::new(0, 0), shards, None, socket, metrics).expect("a poll");
+            Acceptor::new(listener, Admission::new(0, 0), shards, None, Default::default(), socket, metrics)
+                .expect("a poll");
         let thread = std::thread::spawn(move || acceptor.run().expect("polling works"));
         Self { address, mailboxes, newcomers: queues, stopper, thread: Some(thread) }
     }

@@ -1,6 +1,8 @@
 //! Several nodes over one log: users on different nodes exchange messages as on one node, whichever node stops, and
 //! however.
 
+#[path = "cluster/access/mod.rs"]
+mod access;
 #[path = "cluster/assign.rs"]
 mod assign;
 #[path = "cluster/crashes.rs"]
@@ -11,6 +13,8 @@ mod degraded;
 mod drain;
 #[path = "cluster/events.rs"]
 mod events;
+#[path = "support/cluster/exchange.rs"]
+mod exchange;
 #[path = "cluster/figures.rs"]
 mod figures;
 #[path = "cluster/ids.rs"]
@@ -46,37 +50,10 @@ mod watch;
 
 use std::{collections::BTreeSet, time::Duration};
 
+use exchange::{history, send_until_acked};
 use rustix::process::Signal;
-use support::{
-    Client, Cluster, OwnPostgres, ServerBody, Stopwatch, WAIT_MAX, ask, eventually, send, text_of,
-};
+use support::{Client, Cluster, OwnPostgres, ServerBody, Stopwatch, ask, eventually, send, text_of};
 use tidegate_protocol::{Code, codec::Wire, pb};
-
-/// Returns the seqs and texts of a history.
-fn history(client: &mut Client, conversation: &str) -> Vec<(u64, String)> {
-    let page = client.page(ask::after(conversation, 0, 1_000));
-    page.messages.iter().map(|push| (push.seq, text_of(push).to_owned())).collect()
-}
-
-/// Sends under one id until the ack, as clients do; returns the seq and the time it took.
-fn send_until_acked(client: &mut Client, place: &str, msg_id: &str) -> (u64, Duration) {
-    let began = Stopwatch::start();
-    let mut attempt = 0;
-    loop {
-        let id = client.say(ask::send(pb::Send { attempt, ..send(place, msg_id, msg_id) }));
-        match client.reply(id) {
-            ServerBody::SendAck(ack) => return (ack.seq, began.elapsed()),
-            ServerBody::Error(error) => {
-                assert!(error.temporary, "{error:?}");
-                // A refusal may return at once, and its cause may outlast twenty of them.
-                client.back_off(error.retry_after_ms);
-            }
-            other => panic!("no answer to a send: {other:?}"),
-        }
-        attempt += 1;
-        assert!(attempt < 20 || began.elapsed() < WAIT_MAX, "{msg_id} was never acked");
-    }
-}
 
 #[test]
 fn users_on_two_nodes_get_each_push_once_in_order() {

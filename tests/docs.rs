@@ -18,6 +18,8 @@ mod flaws;
 mod generated;
 #[path = "docs/pages.rs"]
 mod pages;
+#[path = "docs/redis.rs"]
+mod redis;
 #[path = "docs/results.rs"]
 mod results;
 #[path = "docs/tokens.rs"]
@@ -72,6 +74,12 @@ fn example_configuration_is_current_and_has_the_defaults() {
     let loaded = tidegate::config::Config::load(Some(&path), &[]).expect("the example can be used");
     let json = |config| serde_json::to_value(config).expect("a configuration is JSON");
     assert_eq!(json(&loaded), json(&tidegate::config::Config::default()));
+}
+
+#[test]
+fn receiver_of_the_hooks_page_is_current() {
+    let program = read("tests/third_party/hooks/receiver.py");
+    settle_block("docs/hooks.md", "receiver.py", &format!("```python\n{program}```\n"));
 }
 
 #[test]

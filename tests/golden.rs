@@ -2,6 +2,8 @@
 //!
 //! `tests/golden/README.md` describes what the folders hold and how the next version gets one.
 
+#[path = "golden/access.rs"]
+mod access;
 #[path = "golden/convert.rs"]
 mod convert;
 #[path = "golden/folder.rs"]

@@ -14,6 +14,8 @@ mod strangers;
 #[allow(dead_code, unreachable_pub, reason = "other test binaries use the rest of it, and hand it on")]
 #[path = "support/time.rs"]
 mod time;
+#[path = "link/tls.rs"]
+mod tls;
 
 use std::{
     io,
@@ -27,7 +29,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use tidegate::{
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, GrpcLink, Landing, Link,
@@ -159,12 +161,23 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
+    /// Returns a certificate for that host, and its key.
+    fn pem(&self, host: &str) -> [String; 2] {
+        self.pem_for(host, &[])
+    }
+
+    /// Returns a certificate for that host with these extended key usages, and its key.
+    fn pem_for(&self, host: &str, usages: &[ExtendedKeyUsagePurpose]) -> [String; 2] {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        params.extended_key_usages = usages.to_vec();
+        [params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem()]
+    }
+
     /// Returns TLS settings for that host, for peers with certificates of `trusted`.
     fn node(&self, host: &str, trusted: &Self) -> Tls {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &self.0).unwrap();
-        Tls::new(certificate.pem().as_bytes(), key.serialize_pem().as_bytes(), trusted.0.pem().as_bytes())
+        let [certificate, key] = self.pem(host);
+        Tls::new(certificate.as_bytes(), key.as_bytes(), trusted.0.pem().as_bytes()).unwrap()
     }
 }
 
@@ -222,7 +235,7 @@ async fn certificates_of_another_authority_or_host_are_refused() {
 #[tokio::test]
 async fn x20_certificates_for_a_shared_name_authenticate_at_any_address() {
     let (ours, local) = (Authority::new(), "127.0.0.1");
-    let named = |host: &str| with(ours.node(host, &ours).with_name("nodes.example"));
+    let named = |host: &str| with(ours.node(host, &ours).with_name("nodes.example").unwrap());
     for (host, is_accepted) in [("nodes.example", true), (local, false)] {
         let (end, peer) = (Arc::new(End::default()), node("there", 1));
         let listener = listen(peer.clone(), &end, named(host));
@@ -232,13 +245,10 @@ async fn x20_certificates_for_a_shared_name_authenticate_at_any_address() {
     }
 }
 
-#[tokio::test]
-async fn listener_without_a_usable_certificate_does_not_start() {
-    let end: Arc<dyn Link> = Arc::new(End::default());
-    let at = ([127, 0, 0, 1], 0).into();
-    let broken = with(Tls::new(b"none", b"none", b"none"));
-    let refused = Listener::bind(at, node("there", 1), end, broken, metrics::install().0);
-    assert!(refused.is_err());
+#[test]
+fn unusable_certificate_is_refused_before_anything_listens() {
+    let refused = Tls::new(b"none", b"none", b"none").unwrap_err();
+    assert!(format!("{refused:#}").contains("link.tls_cert"), "{refused:#}");
 }
 
 #[tokio::test]

@@ -138,7 +138,7 @@ impl Peer {
             at,
             above: 0,
             only_if: None,
-            devices_max: 0,
+            policy: tidegate::routes::DevicePolicy::default(),
         };
         let token = self.cluster.ports.routes.register(wish).await.unwrap().token;
         let mut conns = self.conns.lock().unwrap();
@@ -180,7 +180,7 @@ fn cluster(me: NodeBoot, routes: Arc<dyn Routes>, link: MemoryLink) -> Arc<Clust
                 bus: Arc::new(LocalBus::new(log)),
                 store: Arc::new(MemoryStore::default()),
                 routes,
-                scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+                scratch: Arc::new(MemoryScratch::new(1 << 20, || 0)),
                 link: Arc::new(link),
             },
         )

@@ -15,14 +15,30 @@ mod demo;
 mod dev;
 #[path = "process/files.rs"]
 mod files;
+#[path = "process/hook_cookies.rs"]
+mod hook_cookies;
+#[path = "process/hook_reasons.rs"]
+mod hook_reasons;
+#[path = "process/hook_server.rs"]
+mod hook_server;
+#[path = "process/hooks.rs"]
+mod hooks;
 #[path = "process/keys.rs"]
 mod keys;
+#[path = "process/openapi.rs"]
+mod openapi;
 #[path = "process/origins.rs"]
 mod origins;
 #[path = "process/output.rs"]
 mod output;
 #[path = "process/private.rs"]
 mod private;
+#[path = "process/production.rs"]
+mod production;
+#[path = "process/reload.rs"]
+mod reload;
+#[path = "process/secrets.rs"]
+mod secrets;
 #[path = "process/stats.rs"]
 mod stats;
 #[path = "process/stop.rs"]
@@ -329,7 +345,7 @@ fn cluster_node_reports_missing_settings() {
     assert_eq!(output.status.code(), Some(1));
     assert!(said.contains("auth.key_file") && said.contains("openssl rand -hex 32"), "{said}");
     let (_, said) = fails(&[cluster[0], cluster[1], "auth.key_file=missing.key"]);
-    assert!(said.contains("auth.key_file missing.key can't be used"), "{said}");
+    assert!(said.contains("auth.key_file: missing.key can't be used"), "{said}");
 }
 
 #[test]

@@ -7,6 +7,12 @@
 #[path = "support/mod.rs"]
 mod support;
 
+#[path = "races/blocks.rs"]
+mod blocks;
+
+#[path = "races/guard.rs"]
+mod guard;
+
 #[path = "support/mesh.rs"]
 mod mesh;
 
@@ -16,6 +22,7 @@ use mesh::Mesh;
 use support::{Client, ServerBody, ask, eventually, text_of};
 use tidegate::{
     fault::{Fault, Gate},
+    routes::{DevicePolicy, OnePer},
     scratch::{ClockNumbers, Numbers},
 };
 use tidegate_protocol::{Code, codec::Wire, pb};
@@ -203,6 +210,67 @@ fn one_of_two_racing_logins_of_a_device_stays() {
             assert!(!is_replaced(stays));
         }
     }
+}
+
+/// Logins of different devices, of which one may stay: of each order in which they register and learn of it.
+#[test]
+fn one_of_two_racing_logins_of_a_class_or_a_user_stays() {
+    let hold: fn(Gate) -> Fault = Fault::Hold;
+    let oldest = DevicePolicy { max: 1, replaces_oldest: true, ..DevicePolicy::default() };
+    let [class, user] =
+        [OnePer::Class, OnePer::User].map(|one_per| DevicePolicy { one_per, ..DevicePolicy::default() });
+    for (policy, other) in [(class, "phone-b"), (user, "desktop"), (oldest, "desktop")] {
+        let numbers: Arc<dyn Numbers> = Arc::new(ClockNumbers::new(|| 1));
+        let mesh = Mesh::start_with_devices(3, &numbers, policy);
+        let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+        let mut round = 0;
+        for (method, fault) in [
+            ("register", hold),
+            ("register", Fault::HoldAnswer),
+            ("lookup", hold),
+            ("lookup", Fault::HoldAnswer),
+        ] {
+            for order in [[0, 1], [1, 0]] {
+                round += 1;
+                let gates = [Gate::new(), Gate::new()];
+                let mut both = [(1, "phone-a"), (2, other)].map(|(nth, device)| {
+                    mesh.node(nth).routes.plan(method, fault(gates[nth - 1].clone()));
+                    let client = mesh.hello(nth, Wire::Tcp, "bob", device);
+                    wait_for_held_call(&gates[nth - 1], 1);
+                    client
+                });
+                order.iter().for_each(|nth| gates[*nth].open());
+                let lost = eventually("one session is closed", || both.iter_mut().position(is_replaced));
+                let [stays, gone] = [1 - lost, lost];
+                both[stays].take("the welcome", |frame| matches!(frame.body, Some(ServerBody::Welcome(_))));
+                let is_close = |frame: &pb::ServerFrame| matches!(frame.body, Some(ServerBody::Close(_)));
+                assert!(!both[gone].inbox.iter().any(is_close), "its end comes once");
+                let stays = &mut both[stays];
+                assert_next_push(&mut ann, stays, &format!("m{round}"));
+                assert_synced(stays, CONVERSATION, round);
+                assert!(!is_replaced(stays), "{policy:?} {method}");
+                eventually("one route is left", || (mesh.nodes_of("bob").len() == 1).then_some(()));
+                stays.say(ask::bye());
+                stays.until_end();
+                eventually("none is left", || mesh.nodes_of("bob").is_empty().then_some(()));
+            }
+        }
+    }
+}
+
+/// The reply to its registration is lost: the retry finds the same older session again.
+#[test]
+fn session_is_replaced_by_a_login_whose_registration_was_repeated() {
+    let policy = DevicePolicy { one_per: OnePer::User, ..DevicePolicy::default() };
+    let numbers: Arc<dyn Numbers> = Arc::new(ClockNumbers::new(|| 1));
+    let mesh = Mesh::start_with_devices(3, &numbers, policy);
+    let mut ann = mesh.login(0, Wire::Tcp, "ann", "phone");
+    let mut old = mesh.login(1, Wire::Tcp, "bob", "phone");
+    mesh.node(2).routes.plan("register", Fault::LoseAnswer);
+    let mut new = mesh.login(2, Wire::Tcp, "bob", "desktop");
+    assert_eq!(old.expect_close(), Code::Replaced);
+    assert_next_push(&mut ann, &mut new, "m1");
+    assert!(!is_replaced(&mut new));
 }
 
 #[test]

@@ -23,11 +23,20 @@ mod frames;
 #[path = "shard/limits.rs"]
 mod limits;
 
+#[path = "shard/logins.rs"]
+mod logins;
+
 #[path = "shard/network.rs"]
 mod network;
 
+#[path = "shard/overload.rs"]
+mod overload;
+
 #[path = "shard/rooms.rs"]
 mod rooms;
+
+#[path = "shard/rules.rs"]
+mod rules;
 
 #[path = "shard/user_sends.rs"]
 mod user_sends;
@@ -123,6 +132,39 @@ fn join<N: Network>(shards: &mut ManualShards<N>, shard: usize, client: &mut Cli
     let id = client.say(ask::join(room));
     shards.turn(shard);
     assert!(matches!(client.reply(id), ServerBody::Done(_)));
+}
+
+/// Half-closed clients log in as ever, except after a freeze.
+#[test]
+fn s81_login_given_up_during_a_freeze_replaces_no_newer_one() {
+    give_up_logins::<Sockets>();
+    give_up_logins::<Memory>();
+}
+
+fn give_up_logins<N: Network>() {
+    let mut shards = ManualShards::<N>::new(1, |_, _| {});
+    for (frozen_ms, is_registered) in [(100, true), (10_000, false), (100, false)] {
+        let mut alice = connect(&mut shards, 0, "alice");
+        alice.link.half_close();
+        shards.now = shards.now + Duration::from_millis(frozen_ms);
+        (0..3).for_each(|_| shards.turn(0));
+        assert_eq!(shards.answer_logins(0, &[]), is_registered, "after {frozen_ms} ms");
+        shards.turn(0);
+        match alice.reply(1) {
+            ServerBody::Welcome(_) => assert!(is_registered),
+            ServerBody::Error(error) => {
+                assert_eq!((error.name.as_str(), is_registered), ("OVERLOADED", false))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    connect(&mut shards, 0, "bob");
+    shards.now = shards.now + Duration::from_millis(10_000);
+    (0..3).for_each(|_| shards.turn(0));
+    assert!(!shards.answer_logins(0, &[]), "its client is gone");
+    let _carol = login(&mut shards, 0, "carol", &[]);
+    shards.now = shards.now + Duration::from_millis(10_000);
+    let _dave = login(&mut shards, 0, "dave", &[]);
 }
 
 fn omitted_pushes_show_as_behind_at_their_position<N: Network>() {
@@ -223,7 +265,7 @@ fn new_member_gets_no_push_from_before_its_join<N: Network>() {
 fn full_stream_is_not_written_to_until_it_takes_bytes<N: Network>() {
     let mut shards = ManualShards::<N>::new(1, |context, socket| {
         socket.send_buffer_bytes = 16 * 1024;
-        context.caps.data = 64 * 1024;
+        context.conn_settings.change(|it| it.caps.data = 64 * 1024);
     });
     let g = id("g:harbour");
     let mut bob = login(&mut shards, 0, "bob", std::slice::from_ref(&g));
@@ -261,7 +303,9 @@ fn full_stream_is_not_written_to_until_it_takes_bytes<N: Network>() {
 }
 
 fn close_while_reading_is_paused_arrives_without_a_reset<N: Network>() {
-    let mut shards = ManualShards::<N>::new(1, |context, _| context.limits.in_flight_max = 1);
+    let mut shards = ManualShards::<N>::new(1, |context, _| {
+        context.conn_settings.change(|it| it.limits.in_flight_max = 1)
+    });
     let mut bob = login(&mut shards, 0, "bob", &[]);
     // The owner never answers: the shard stops reading after the first send, and the rest waits in the stream.
     for n in 0..2_000 {

@@ -1,9 +1,19 @@
-//! TLS and PROXY headers on the client port, over real sockets: versions, names, changed certificates, slow readers,
-//! half-open handshakes, and who counts for which address.
+//! TLS over real sockets: versions, names, changed certificates, slow readers, half-open handshakes, certificates of
+//! clients, the admin port, and PROXY headers, which tell who counts for which address.
 
 #[path = "support/mod.rs"]
 mod support;
 
+#[path = "tls/admin.rs"]
+mod admin;
+#[path = "tls/cert.rs"]
+mod cert;
+#[path = "tls/clients.rs"]
+mod clients;
+#[path = "tls/commands.rs"]
+mod commands;
+#[path = "tls/fairness.rs"]
+mod fairness;
 #[path = "tls/handshakes.rs"]
 mod handshakes;
 #[path = "tls/hostile.rs"]

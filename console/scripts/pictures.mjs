@@ -1,8 +1,9 @@
-// Takes the pictures of `docs/img` again: the page of a node that this program starts, and the river of a cluster that it makes up.
+// Takes the pictures of `docs/img` again: the page of a node that this program starts, and the river and the guard of clusters that it makes up.
 import { execFile } from "node:child_process";
 import { mkdir, stat } from "node:fs/promises";
 import { join } from "node:path";
 import { promisify } from "node:util";
+import { END_MS, guarding } from "../tests/browser/guarding.mjs";
 import { startNode } from "../tests/browser/node.mjs";
 import { judged, launch, open, say, sentence } from "../tests/browser/page.mjs";
 import { pretend, rollout } from "../tests/browser/rollout.mjs";
@@ -88,6 +89,16 @@ const views = {
     await page.goto(`${url}/nodes`);
     await page.waitForSelector(".phases >> text=n1");
     await take(page, "river");
+    await context.close();
+  },
+  async guard(browser, url) {
+    const { page, context } = await open(browser, url, "/guard", { ...LOOK, prepare: async (page) => {
+      await page.clock.setFixedTime(END_MS);
+      await guarding(page, { isWhole: true });
+    } });
+    await page.waitForSelector(".storm:last-child .during");
+    await page.waitForSelector(".entry");
+    await take(page, "guard");
     await context.close();
   },
 };

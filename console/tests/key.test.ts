@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 import { get } from "../src/live/api.ts";
 import { lines } from "../src/live/events.ts";
-import { keyAsked, setKey } from "../src/live/key.ts";
+import { keyAsked, setKey, tryKey } from "../src/live/key.ts";
 
 const { fetch } = globalThis;
 afterEach(() => { globalThis.fetch = fetch; });
@@ -31,6 +31,21 @@ test("a page without a key asks for one, and sends a refused one once", async ()
   await get("/v1/nodes");
   assert.equal(keyAsked.value, "");
   assert.deepEqual(sent, [undefined, "Bearer wrong", undefined, "Bearer right"]);
+});
+
+test("a key that is typed is tried by one request, before the page uses it", async () => {
+  const sent = node("right");
+  setKey("");
+  await tryKey("wrong");
+  assert.equal(keyAsked.value, "refused");
+  globalThis.fetch = () => Promise.resolve(new Response("{}", { status: 429 }));
+  await tryKey("wrong");
+  assert.equal(keyAsked.value, "refused");
+  const later = node("right");
+  await tryKey("right");
+  assert.equal(keyAsked.value, "");
+  await get("/v1/nodes");
+  assert.deepEqual([sent, later], [["Bearer wrong"], ["Bearer right", "Bearer right"]]);
 });
 
 test("a late refusal of an older key does not take the present one away", async () => {

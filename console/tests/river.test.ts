@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Apportion } from "../src/charts/apportion.ts";
 import { Course } from "../src/charts/course.ts";
-import { phases, stops } from "../src/charts/phases.ts";
+import { hasSeenAll, phases, stops } from "../src/charts/phases.ts";
 import { counts, hadClients, ordered, type Reading } from "../src/charts/readings.ts";
 import { layout, windowOf } from "../src/charts/river.ts";
 import { measured, sparkPath } from "../src/charts/sparkpath.ts";
@@ -314,4 +314,8 @@ test("seconds without a measurement are gaps of a line", () => {
   assert.deepEqual(measured([4, 0, undefined, 2]), [4, undefined, undefined, 2]);
   assert.equal(sparkPath([2, 4, undefined, 2, undefined], 4, 40, 23), "M0.0 11.5L10.0 1.5M30.0 11.5h0");
   assert.equal(sparkPath([0, 4], 4, 40, 23), "M0.0 21.5L40.0 1.5");
+});
+
+test("a page has seen all stops of eight minutes once it is as old", () => {
+  assert.deepEqual([hasSeenAll(1_000_000, 1_479_999), hasSeenAll(1_000_000, 1_480_000)], [false, true]);
 });

@@ -1,10 +1,12 @@
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
+import { effect } from "@preact/signals";
+import { Course } from "../src/charts/course.ts";
 import { boot, type Boot } from "../src/live/boot.ts";
-import { apart, hasReported, unanswered } from "../src/live/clocks.ts";
+import { apart, hasReported, late } from "../src/live/clocks.ts";
 import { codesNow } from "../src/live/codes.ts";
 import { readings } from "../src/live/samples.ts";
-import { arrivals, counted, now, resumedMs, rows, series, strays, take } from "../src/live/stats.ts";
+import { arrivals, counted, now, openedMs, resumedMs, revision, rows, series, strays, take } from "../src/live/stats.ts";
 import { figuresNote } from "../src/words/nodes.ts";
 
 const START = 1_000_000;
@@ -101,7 +103,7 @@ test("the note about missing figures names the nodes, and the clocks that differ
 });
 
 test("a node that sends no row for more than three seconds does not answer", () => {
-  const of = () => [...unanswered(arrivals.value, "n1", resumedMs.value)];
+  const of = () => [...late(arrivals.value, "n1", resumedMs.value, new Map()).unanswered];
   for (let second = 0; second <= 20; second += 1) {
     row("n1", second, 3);
     if (second <= 10) row("n2", second - 3, 4);
@@ -112,7 +114,73 @@ test("a node that sends no row for more than three seconds does not answer", () 
   // The page received nothing for a minute, which says nothing of n2.
   take("start", JSON.stringify({ fields: ["logins", "clients", "slowCloses"] }));
   row("n1", 80, 3);
+  assert.ok(openedMs.value > 0 && openedMs.value < resumedMs.value, "the page was open before");
   assert.deepEqual(of(), []);
   row("n1", 84, 3);
   assert.deepEqual(of(), [["n2", 4]]);
+});
+
+test("a listed node is awaited for three seconds, and does not answer from then on", () => {
+  const listed = new Map([["n1", 0], ["n2", 0], ["n3", 0]]);
+  const of = (more: ReadonlyMap<string, number> = listed) => {
+    const { unanswered, awaited } = late(arrivals.value, "n1", resumedMs.value, more);
+    return [awaited, [...unanswered]];
+  };
+  assert.deepEqual(of(), [["n2", "n3"], []], "before the first row of the page’s node nothing is known of the others");
+  // n3 died long before the page was opened, and n2 has been silent for as long because no page asked it.
+  for (const node of ["n2", "n3"]) take("past", JSON.stringify({ node, rows: [[START - 60_000, 1]] }));
+  row("n1", 0, 3);
+  assert.deepEqual(of(), [["n2", "n3"], []]);
+  row("n2", 0, 3);
+  for (let second = 1; second <= 3; second += 1) {
+    row("n1", second, 3);
+    row("n2", second, 3);
+  }
+  assert.deepEqual(of(), [["n3"], []]);
+  row("n1", 4, 3);
+  assert.deepEqual(of(), [[], [["n3", 4]]]);
+  assert.deepEqual(of(new Map([...listed, ["n4", START + 2000]])), [["n4"], [["n3", 4]]], "n4 has joined two seconds ago");
+});
+
+test("the river contains rows that come after it was drawn, late or as the past", () => {
+  const course = new Course();
+  const lanes = () => {
+    course.update({ names: ["n1", "n2"], readings: readings(), flows: new Map(), own: "n1", revision: revision.value });
+    return (second: number) => course.strands.steps.find((step) => step.at === START / 1000 + second)?.lanes[1]?.length;
+  };
+  // Drawn when the revision rises, as the page does.
+  let drawn = lanes();
+  const stop = effect(() => void [revision.value, (drawn = lanes())]);
+  for (let second = 0; second <= 60; second += 1) {
+    row("n1", second, 0, 1);
+    if (second <= 20) row("n2", second, 0, 5);
+    lanes();
+  }
+  assert.deepEqual([drawn(20), lanes()(40)], [5, 0]);
+  const before = revision.value;
+  // Rows that are not so late that the clock of the node counts as another one.
+  for (let second = 55; second <= 58; second += 1) row("n2", second, 0, 5);
+  assert.ok(revision.value > before, "late rows raise it");
+  assert.deepEqual(strays.value, []);
+  for (let second = 61; second <= 66; second += 1) {
+    row("n1", second, 0, 1);
+    row("n2", second - 2, 0, 5);
+    lanes();
+  }
+  assert.deepEqual([drawn(54), drawn(55)], [0, 5]);
+  for (let second = 21; second <= 64; second += 1) row("n2", second, 0, 5);
+  assert.equal(drawn(40), 5, "later ones, by which its clock was another one for a while");
+  const late = revision.value;
+  for (let second = 67; second <= 70; second += 1) {
+    row("n1", second, 0, 1);
+    row("n2", second - 2, 0, 5);
+  }
+  assert.equal(revision.value, late, "rows that are on time do not");
+  rows.value = new Map([["n1", rows.value.get("n1") ?? []], ["n2", rows.value.get("n2")?.slice(-1) ?? []]]);
+  revision.value += 1;
+  assert.equal(drawn(40), 0);
+  take("past", JSON.stringify({ node: "n2", rows: Array.from({ length: 60 }, (_, second) => [START + second * 1000, 0, 5]) }));
+  assert.equal(drawn(40), 5, "the rows are there when the revision rises");
+  assert.equal(rows.value.get("n2")?.at(-1)?.[0], START + 68_000, "what came before the past stays");
+  stop();
 });

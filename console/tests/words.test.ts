@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { parseFrame } from "../src/try/frames.ts";
 import type { Nodes } from "../src/live/nodes.ts";
-import { concerns } from "../src/live/cloudevents.ts";
+import { concerns, isOfConsole } from "../src/live/cloudevents.ts";
 import { known } from "../src/words/people.ts";
 import { curl, drainQuestion, drainTime, newClients, steady, unreachedWords, verdict, type Signs } from "../src/words/nodes.ts";
 import { ALERTS, RUNBOOK_FILE } from "../src/words/runbook.ts";
@@ -46,7 +46,7 @@ test("the sentences about the other breaks", () => {
   assert.equal(say("flood", { total: 300, atOnce: 300, forMs: 1200, shown: 300 }), "Bob sent 300 messages in 1.2 s. All were taken. Alice saw all of them.");
   assert.equal(
     say("flood", { total: 300, atOnce: 40, retryMs: 900, shown: 300 }),
-    "40 of 300 were taken at once. The rest was asked to come back in 900 ms, did, and was taken as well. Alice saw all of them.",
+    "40 of 300 were taken at once. The rest was refused for now: RATE_LIMITED, to be sent again after 900 ms. It was, and was taken as well. Alice saw all of them.",
   );
   assert.equal(say("drain", { node: "n1", slotMs: 900, to: "n2", movedMs: 40 }), "n1 asked bob to leave within 900 ms, and said where to go. Bob was on n2 40 ms later.");
   assert.equal(
@@ -163,7 +163,8 @@ test("the verdict names what a person has to know first", () => {
   assert.match(drainQuestion({ ...node, conns: 0 }, 0), /It has no clients now\. It is the only node: this page ends with it\.$/);
   assert.match(drainQuestion({ ...node, conns: 1 }, 2), /Its client is asked to leave\. It connects to the other nodes\.$/);
   const troubled = [of({ archiveBehind: [1] }), of({ partitions: 3 }), of({ nodes: [node, { ...node, node: "n2", boot: "b", lease: "lapsed", owns: [] }] }), of({ stale: true }), of({ nodes: [{ ...node, state: "full" }] }), verdict(all, { refused: 0, lagMs: 2000 })];
-  assert.deepEqual(new Set(troubled.map((it) => it.runbook?.alert)), new Set(ALERTS));
+  // Storms are those of the guard.
+  assert.deepEqual(new Set(troubled.map((it) => it.runbook?.alert)), new Set(ALERTS.filter((it) => it !== "TidegateStorm")));
   assert.equal(of({}).runbook, undefined);
 });
 
@@ -183,7 +184,11 @@ test("nothing is well while a node does not answer, or has stopped in the last m
   const back = of([node, other], { stops: [{ node: "n3", agoS: 130, awayS: 41 }] });
   assert.deepEqual([back.tone, back.sentence], ["amber", "n3 stopped 2 min 10 s ago without a drain, and came back 41 s later."]);
   assert.equal(of([node], { unanswered: new Map([["n3", 41]]), stops: [stop] }).tone, "red", "its partitions have no owner");
+  const awaited = of([node, other], { awaited: ["n3"] });
+  assert.deepEqual([awaited.tone, awaited.sentence], ["off", "n3 has not reported to this page yet. Nothing else is wrong."]);
   assert.equal(of([node, other], {}).sentence, "All is well.");
+  const opened = of([node, other], { sinceS: Date.UTC(2026, 0, 2, 14, 22, 7) / 1000 });
+  assert.match(opened.more, /^Two nodes, 43 clients, four partitions owned\. Nodes that stopped before \d\d:22:07, when this page was opened, are not known to it\.$/);
   assert.deepEqual([silent, lapsed, back].map((it) => steady(it.sentence)), ["n3 has not answered; if it has died, others take over its two partitions.", "n3 stopped without a drain; others take over.", "n3 stopped without a drain, and came back."]);
 });
 
@@ -226,4 +231,17 @@ test("a drain says how long it takes, by the node's own plan alone", () => {
   assert.equal(drainTime({ ...plan, clients: 20, slotsMs: 900 }), `They leave within a second. ${end}`);
   assert.equal(drainTime(plan), `They leave within about 12 s. ${end}`);
   assert.match(drainTime({ ...plan, delayMs: 5000 }), /^First 5 s pass in which load balancers stop choosing it\. They leave/);
+});
+
+test("requests that a console sends by itself are told from those of people", () => {
+  const it = (type: string, data: object) => ({ id: "1", type, subject: "development", time: "", data: data as Record<string, unknown> });
+  const audit = (route: string) => isOfConsole(it("tidegate.audit", { name: "development", method: "POST", route, status: 200 }));
+  assert.deepEqual([audit("/v1/dev/token"), audit("/v1/dev/forward"), audit("/v1/drain"), audit("/v1/groups")], [true, true, false, false]);
+  assert.equal(isOfConsole(it("tidegate.online", { route: "/v1/dev/token" })), false);
+});
+
+test("a kill names who took over, if that is known", () => {
+  const killed = { node: "n2", to: "n1", movedMs: 900, sent: 1, ackMs: 4000 };
+  assert.match(say("kill", { ...killed, takers: ["n1", "n3"], takenMs: 3400 }) ?? "", / n1 and n3 had taken its partitions over after 3\.4 s\.$/);
+  assert.doesNotMatch(say("kill", killed) ?? "", /taken/);
 });

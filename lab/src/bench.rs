@@ -6,9 +6,12 @@
 
 mod admin;
 pub(crate) mod child;
+mod credentials;
 mod driver;
 pub(crate) mod host;
 mod kafka_baseline;
+pub mod login_kind;
+mod openssl;
 mod orders;
 mod pattern;
 mod poller;
@@ -23,6 +26,7 @@ use clap::Subcommand;
 use std::{fs, path::PathBuf};
 
 use crate::node_binary;
+use login_kind::{Chosen, LoginAlgorithm, LoginHandshake};
 use report::BenchReport;
 use wire::BenchTransport;
 
@@ -81,6 +85,10 @@ pub enum Scenario {
         /// Members of the group.
         #[arg(long, value_delimiter = ',', default_values_t = [1000, 10_000])]
         members: Vec<usize>,
+        /// Members connect to the node with TLS: compares it with the loop without TLS and with one of OpenSSL, which
+        /// needs a C compiler and OpenSSL's headers.
+        #[arg(long)]
+        tls: bool,
     },
     /// A hot live room: deliveries per second against one `send` a message; latency at part load.
     Room {
@@ -92,6 +100,28 @@ pub enum Scenario {
         rate: f64,
         /// Connections that publish, in turns.
         #[arg(long, default_value_t = 4)]
+        publishers: usize,
+        /// Seconds of a round.
+        #[arg(long, default_value_t = 4.0)]
+        seconds: f64,
+    },
+    /// A live room over its rate, some of whose messages are important: what arrives, how late, and at what cost, with one and
+    /// two shards and with merged passes, next to the kernel's cost of one pass.
+    Rooms {
+        /// People in the room.
+        #[arg(long, default_value_t = 10_000)]
+        members: usize,
+        /// Messages a second that are offered.
+        #[arg(long, default_value_t = 1_000.0)]
+        rate: f64,
+        /// Each how-many-th message is important.
+        #[arg(long, default_value_t = 100)]
+        important_every: u64,
+        /// Rate of the room (`rooms.rate`).
+        #[arg(long, default_value_t = 200)]
+        room_rate: u32,
+        /// Connections that publish; the first one sends what is important.
+        #[arg(long, default_value_t = 9)]
         publishers: usize,
         /// Seconds of a round.
         #[arg(long, default_value_t = 4.0)]
@@ -117,18 +147,28 @@ pub enum Scenario {
         /// Seconds between two heartbeats of a client.
         #[arg(long, default_value_t = 30.0)]
         heartbeat: f64,
+        /// Then the same with TLS; fails when such a connection takes more than 12 KiB of the node.
+        #[arg(long)]
+        tls: bool,
     },
-    /// Logins per second against accept, read and write; and the time until all are back at once.
+    /// Logins per second against accept, read and write; and the time until all are back at once. With --alg or --tls:
+    /// logins per CPU second of each kind, against a loop with the same handshake.
     Login {
         /// Connections that come back at once.
         #[arg(long, default_value_t = 15_000)]
         conns: usize,
-        /// Logins of a round.
-        #[arg(long, default_value_t = 10_000)]
-        count: usize,
+        /// Logins of a round; by default 10,000, with --alg or --tls 2,000 of each kind.
+        #[arg(long)]
+        count: Option<usize>,
         /// Logins on their way at a time.
         #[arg(long, default_value_t = 64)]
         parallel: usize,
+        /// Algorithms of the tokens, separated by commas: HS256, RS256, ES256, EdDSA, or all; by default HS256.
+        #[arg(long, value_name = "ALGORITHMS")]
+        alg: Option<Chosen<LoginAlgorithm>>,
+        /// TLS handshakes, separated by commas: none, full, resumed, or all; by default none.
+        #[arg(long, value_name = "HANDSHAKES")]
+        tls: Option<Chosen<LoginHandshake>>,
     },
     /// Fan-out CPU per delivery with two shards against one.
     Shards {
@@ -151,6 +191,16 @@ pub enum Scenario {
         /// users send each other flat out.
         #[arg(long)]
         rate: Option<f64>,
+    },
+    /// Twice the messages that a node can take: what it accepts and how fast, with its gates and without, from clients
+    /// that keep the wait of a refusal and from clients that ignore it.
+    Overload {
+        /// Connections.
+        #[arg(long, default_value_t = 1_000)]
+        conns: usize,
+        /// Seconds of a measurement of overload, and of the time before it.
+        #[arg(long, default_value_t = 8.0)]
+        seconds: f64,
     },
     /// The embedded store: bytes on disk per 100 B message, restart and sync times.
     Store {
@@ -277,12 +327,18 @@ pub enum Scenario {
         #[arg(long)]
         preallocated: bool,
     },
-    /// Raw loop: accept, read, write.
+    /// Raw loop: accept, read, write; with a certificate over TLS.
     #[command(hide = true)]
     RawAccept {
         /// Bytes of a reply.
         #[arg(long)]
         reply: usize,
+        /// Certificate of the server.
+        #[arg(long, requires = "key")]
+        certificate: Option<PathBuf>,
+        /// Key of the certificate.
+        #[arg(long, requires = "certificate")]
+        key: Option<PathBuf>,
     },
 }
 
@@ -325,7 +381,10 @@ pub fn run(args: &Args) -> Result<()> {
         Scenario::RawEcho { request, reply } => raw::echo(*request, *reply),
         Scenario::RawMirror => raw::mirror(),
         Scenario::RawLog { file, preallocated } => raw::log(file, *preallocated),
-        Scenario::RawAccept { reply } => raw::accept_loop(*reply),
+        Scenario::RawAccept { reply, certificate: Some(certificate), key: Some(key) } => {
+            raw::accept_tls(*reply, certificate, key)
+        }
+        Scenario::RawAccept { reply, .. } => raw::accept_loop(*reply),
         _ => measure(args.clone()),
     }
 }
@@ -362,6 +421,8 @@ fn measure(mut args: Args) -> Result<()> {
         server_cpus: args.server_cpus.clone(),
         client_cpus: args.client_cpus.clone(),
         directory: scratch.0.clone(),
+        authority: None,
+        credentials: None,
     };
     let steal = host::Steal::read();
     let environment = host::Environment::capture(&args.server_cpus, &args.client_cpus);

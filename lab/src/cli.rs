@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    bench, chaos,
+    attack, bench, chaos,
     checker::{self, Budget, History, planted},
     hostile, kit,
 };
@@ -25,6 +25,7 @@ Examples:
   tidegate-lab chaos --seconds 60 --history run  break a node for a minute, and check
   tidegate-lab check run                         check that history again
   tidegate-lab hostile --before OLD              what attacks cost an honest pair, on two versions
+  tidegate-lab attack --node 127.0.0.1:7800      whether a node stops hostile clients by itself
   tidegate-lab kit --adapter \"COMMAND\" --level L1  whether a client library keeps the protocol
 
 The node is the program `tidegate` in the same folder, unless an option names another one.";
@@ -37,6 +38,8 @@ enum Command {
     Chaos(chaos::Args),
     /// Attack a node as hostile clients do, and measure what that costs an honest pair
     Hostile(hostile::Args),
+    /// Attack a running node, and check that it defends itself: flood, probing, spam, order abuse, a storm
+    Attack(attack::Args),
     /// Judge a client library by the cases of a scripted node
     Kit(kit::Args),
     /// Serve the kit with a small client, whose faults the kit has to find
@@ -63,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
         Command::Hostile(args) => hostile::run(&args),
+        Command::Attack(args) => attack::run(&args),
         Command::Kit(args) => kit::run(&args),
         Command::KitReference(args) => kit::reference::run(&args),
         Command::Check(args) => check(&args),

@@ -92,6 +92,8 @@ pub fn run(args: &Args) -> Result<()> {
         server_cpus: vec![*first],
         client_cpus: vec![*last],
         directory: folder.0.clone(),
+        authority: None,
+        credentials: None,
     };
     let before = args.before.as_deref().map(|program| node_binary::find(Some(program), "--before"));
     let before = before.transpose()?.map(|tidegate| Launcher { tidegate, ..now.clone() });

@@ -73,7 +73,8 @@ pub fn run(args: &Args) -> Result<()> {
         args.level.is_none_or(|level| case.level <= level)
             && (args.cases.is_empty() || args.cases.iter().any(|part| case.name.contains(part.as_str())))
     };
-    let cases: Vec<Case> = cases::all(args.folder.as_deref())?.into_iter().filter(is_chosen).collect();
+    let mut cases: Vec<Case> = cases::all(args.folder.as_deref())?.into_iter().filter(is_chosen).collect();
+    cases.iter_mut().for_each(|case| case.stretch(Duration::from_millis(args.slack)));
     ensure!(!cases.is_empty(), "no case has such a name");
     if args.list {
         for case in &cases {

@@ -41,6 +41,48 @@ fn a_node_is_measured_and_verified() {
 }
 
 #[test]
+fn overload_is_measured_with_gates_and_without() {
+    let report = figures(&["overload"]);
+    assert!(value(&report, "capacity, accepts flat out") > 10.0, "{report}");
+    for name in ["clients keep the wait", "clients ignore the wait", "without gates"] {
+        assert!(value(&report, &format!("twice the capacity, {name}: accepts / knee")) > 0.01, "{report}");
+    }
+}
+
+#[test]
+fn logins_of_each_kind_are_measured() {
+    let report = figures(&["login", "--alg", "all", "--tls", "all", "--rounds", "1"]);
+    for handshake in ["no TLS", "full TLS handshake", "resumed TLS handshake"] {
+        for algorithm in ["HS256", "RS256", "ES256", "EdDSA"] {
+            let what = format!("{algorithm}, {handshake}");
+            let ratio = value(&report, &format!("logins per server CPU second, {what}, tidegate / raw"));
+            // A login verifies a token and registers a route, which a raw loop does not.
+            assert!(ratio > 0.0 && ratio < 2.0, "{what}: {ratio}");
+        }
+        assert!(value(&report, &format!("logins, {handshake}, raw")) > 10.0, "{handshake}: {report}");
+    }
+}
+
+#[test]
+fn fan_out_over_tls_is_measured_and_verified() {
+    let report = figures(&["fanout", "--tls", "--transport", "tcp", "--rounds", "1"]);
+    let first = &report["sections"][0]["figures"][0];
+    assert!(first["value"].as_f64().is_some_and(|ratio| ratio > 0.5), "{report}");
+    let text = report.to_string();
+    // A machine without OpenSSL's headers has the reason in place of the figures.
+    let is_measured = text.contains("deliveries, raw OpenSSL loop");
+    assert_ne!(is_measured, text.contains("raw OpenSSL loop was not measured"), "{report}");
+}
+
+#[test]
+fn memory_of_tls_connections_is_measured() {
+    let report = figures(&["idle", "--tls", "--transport", "tcp"]);
+    let of = |section: usize| report["sections"][section]["figures"][0]["value"].as_f64().expect("a figure");
+    assert!(of(1) > of(0), "keys take memory: {report}");
+    assert!(of(1) <= 12.0, "{report}");
+}
+
+#[test]
 fn durable_messages_are_measured_and_found_again() {
     let sought = "messages acked, and each found";
     for scenario in ["chat", "store"] {

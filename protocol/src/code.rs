@@ -102,6 +102,10 @@ codes! {
     2007 KeyInvalid "KEY_INVALID" false Never "The admin port needs a key, and the request has none that is valid." "Send `Authorization: Bearer KEY`; with `tidegate`: --key-file FILE, or TIDEGATE_KEY in the environment. Keys are made on the node's host by `tidegate key add`."
     2008 ScopeMissing "SCOPE_MISSING" false Never "The key does not have the scope that the request needs." "Use a key with that scope: `tidegate key add NAME --scope SCOPE` on the node's host."
 
+    2010 TokenRevoked "TOKEN_REVOKED" false Never "The token was revoked." "Get a new token from your backend, and sign in again if it refuses one."
+    2011 TokenNotNewer "TOKEN_NOT_NEWER" false Never "The token of a refresh does not end later than the one in force." "Send a token that ends later; the connection continues until its own ends."
+    2012 Banned "BANNED" false Never "This user, device or network address is banned." "Wait if the frame names a time; otherwise ask the operator, who lifts it with DELETE /v1/bans/{subject}."
+
     3000 Bye "BYE" true Now "The client sent Bye." "Nothing to do."
     3001 Draining "DRAINING" true After "The node is draining for a planned stop." "Reconnect after the given time, to one of the alternates."
     3002 Slow "SLOW" true Now "The client reads more slowly than the broker sends." "Reconnect, then pull from your positions; read faster."
@@ -114,7 +118,7 @@ codes! {
     3009 Closed "CLOSED" true Now "The node closed this connection for an internal reason." "Reconnect."
     3010 TooManyDevices "TOO_MANY_DEVICES" true After "The user has the maximum number of connected devices." "Disconnect one, or reconnect with the name of one; operators: raise `limits.devices_per_user`."
 
-    3500 Replaced "REPLACED" false Never "The same user logged in with the same device elsewhere." "Use one connection per device; name devices differently."
+    3500 Replaced "REPLACED" false Never "A newer login of the same user took the place of this one: with the same device, or with another one where the node allows fewer (`login.devices`)." "Use one connection per device; name devices differently. Log in again only if the user asks."
     3501 Kicked "KICKED" false Never "An administrator ended this connection." "Ask the administrator."
     3502 TooManyErrors "TOO_MANY_ERRORS" false Never "Too many refused frames on this connection. One is forgotten for each accepted send, and each 10 s." "Fix the client; check the codes of its refused frames."
 
@@ -140,6 +144,12 @@ codes! {
     4020 Muted "MUTED" false Never "The user is muted in this group." "Wait until an admin of the group ends the mute, then resend the content under a new id."
     4021 BadSetting "BAD_SETTING" false Never "A setting or its value is unknown." "Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users)."
     4022 AuditUnavailable "AUDIT_UNAVAILABLE" true After "The change can't be recorded in the audit log, so it was not made." "Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node."
+    4023 LeftOut "LEFT_OUT" false Never "The live room gets more messages than it passes on, and this one was left out." "Nothing to do; send later what is still of interest, under a new msgId. Operators: `rooms.rate`, and `PUT /v1/users/{user}/prio` for senders that matter."
+    4030 TooManyRevocations "TOO_MANY_REVOCATIONS" false Never "The user, or the cluster, has the maximum number of revocations." "Revoke all tokens of the user with `before`, which replaces older revocations; set `auth.max_lifetime_s`, so that they end."
+    4031 HookUnavailable "HOOK_UNAVAILABLE" true After "The application, which decides about this request, gave no answer." "Try again after the given time; operators: check the server of the hook, and the log of the node."
+    4032 TooManyBlocks "TOO_MANY_BLOCKS" false Never "The block list of the user is full." "Remove entries: at most 10,000 users can be blocked."
+    4033 TooManyBans "TOO_MANY_BANS" false Never "The cluster has the maximum number of bans or of allowed networks." "Lift some, or ban wider networks."
+    4034 Suspended "SUSPENDED" true After "This device, or its user, may not send for a while." "Send again with the same id after the given time; operators: `GET /v1/suspensions` says why, DELETE lifts it."
 }
 
 impl Code {

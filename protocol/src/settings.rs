@@ -118,7 +118,13 @@ pub const GROUP_SETTINGS: [&str; 3] = [HISTORY, RETENTION, POST];
 
 const HISTORY: &str = "history";
 const RETENTION: &str = "retention";
-const POST: &str = "post";
+
+/// Name of the group setting for the members who may post.
+pub const POST: &str = "post";
+
+/// Name of the group setting in which the broker keeps the value of [`POST`] from before a storm, with the seq of the
+/// storm, as `<value>@<seq>`. Clients and callers can't set it.
+pub const STORM_POST: &str = "storm.post";
 
 /// Group settings that the broker interprets, from the group's [head](crate::machine::ledger::Head). An absent setting
 /// has its default.

@@ -9,11 +9,14 @@ use std::{
 use mio::net::TcpStream;
 use proxy_header::{ParseConfig, ProxyHeader};
 use rustls::{ServerConfig, server::UnbufferedServerConnection};
-use tidegate_protocol::Code;
+use tidegate_protocol::{
+    Code,
+    codec::{Detect, Preface, detect},
+};
 
 use crate::net::{
-    tcp::Arrival,
-    tls::{TlsSession, TlsState, is_whole_record, process},
+    tcp::{Arrival, FOREIGN_PROXY_HEADER},
+    tls::{CertificateName, TLS_FIRST, TlsSession, TlsState, is_whole_record, process},
     transfer,
 };
 
@@ -26,9 +29,6 @@ const INPUT_MAX: usize = 20 * 1_024;
 /// Output of a handshake that waits at most. Certificates may take some KiB.
 const OUTPUT_MAX: usize = 64 * 1_024;
 
-/// First byte of a TLS connection, with which no other preface begins.
-const TLS_FIRST: u8 = 0x16;
-
 /// What the first bytes of a connection may be.
 #[derive(Clone)]
 pub(super) struct Expected {
@@ -36,6 +36,8 @@ pub(super) struct Expected {
     pub(super) tls: Option<Arc<ServerConfig>>,
     /// Whether connections without TLS are refused.
     pub(super) is_tls_required: bool,
+    /// Part of a client's certificate that names its user.
+    pub(super) client_name: Option<CertificateName>,
 }
 
 /// Progress of a connection.
@@ -44,8 +46,10 @@ pub(super) enum Progress {
     Waiting,
     /// A PROXY header named this client, of which the address may be refused.
     Named(SocketAddr),
-    /// A shard can have the connection.
-    Complete(Box<Arrival>),
+    /// A TLS handshake begins, of which there may be too many.
+    Begins,
+    /// A shard can have the connection, of which the certificate names this user.
+    Complete(Box<Arrival>, Option<Box<str>>),
     /// The connection is refused, in words that are sent to a client without TLS.
     Refused(TcpStream, Code, &'static str),
     /// The handshake failed for this reason.
@@ -58,6 +62,7 @@ pub(super) enum Progress {
 enum Next {
     ProxyHeader,
     Preface,
+    Begin(Arc<ServerConfig>),
     Handshake(Box<Handshake>),
 }
 
@@ -93,13 +98,16 @@ impl Opening {
         self.stream.as_mut()
     }
 
-    /// Returns the socket, unless it is handed over.
-    pub(super) fn into_stream(self) -> Option<TcpStream> {
-        self.stream
+    /// Returns the socket of a client that reads frames without TLS, unless it is handed over.
+    pub(super) fn into_plain_stream(self) -> Option<TcpStream> {
+        match self.next {
+            Next::ProxyHeader | Next::Preface => self.stream,
+            Next::Begin(_) | Next::Handshake(_) => None,
+        }
     }
 
     /// Processes the bytes that have arrived, and sends what the socket takes. To be called again after
-    /// [`Progress::Named`].
+    /// [`Progress::Named`] and [`Progress::Begins`].
     pub(super) fn advance(&mut self, expected: &Expected) -> Progress {
         match self.step(expected) {
             Ok(progress) => progress,
@@ -133,14 +141,21 @@ impl Opening {
                 _ => first[0] == TLS_FIRST,
             };
             match &expected.tls {
-                Some(config) if is_tls => match UnbufferedServerConnection::new(Arc::clone(config)) {
-                    Ok(connection) => self.next = Next::Handshake(Box::new(Handshake::new(connection))),
-                    Err(error) => return Ok(Progress::Failed(error.to_string())),
-                },
-                _ if expected.is_tls_required => {
-                    return Ok(self.refuse(Code::TlsRequired, ""));
+                Some(config) if is_tls => {
+                    self.next = Next::Begin(Arc::clone(config));
+                    return Ok(Progress::Begins);
                 }
-                _ => return Ok(self.complete(None)),
+                _ if expected.is_tls_required => {
+                    let reason = if is_proxy_header(stream)? { FOREIGN_PROXY_HEADER } else { "" };
+                    return Ok(self.refuse(Code::TlsRequired, reason));
+                }
+                _ => return Ok(self.complete(None, None)),
+            }
+        }
+        if let Next::Begin(config) = &self.next {
+            match UnbufferedServerConnection::new(Arc::clone(config)) {
+                Ok(connection) => self.next = Next::Handshake(Box::new(Handshake::new(connection))),
+                Err(error) => return Ok(Progress::Failed(error.to_string())),
             }
         }
         let (Some(stream), Next::Handshake(handshake)) = (&self.stream, &mut self.next) else {
@@ -156,15 +171,17 @@ impl Opening {
                 if is_whole_record(&input) && !has_ended {
                     return Ok(Progress::Failed("a message in several records".to_owned()));
                 }
-                Ok(self.complete(Some(Box::new(TlsSession::new(connection, &input, content, has_ended)))))
+                let user = expected.client_name.and_then(|part| part.of(connection.peer_certificates()));
+                let session = TlsSession::new(connection, &input, content, has_ended);
+                Ok(self.complete(Some(Box::new(session)), user))
             }
             Err(reason) => Ok(Progress::Failed(reason)),
         }
     }
 
-    fn complete(&mut self, tls: Option<Box<TlsSession>>) -> Progress {
+    fn complete(&mut self, tls: Option<Box<TlsSession>>, user: Option<Box<str>>) -> Progress {
         match self.stream.take() {
-            Some(stream) => Progress::Complete(Box::new(Arrival { stream, tls })),
+            Some(stream) => Progress::Complete(Box::new(Arrival { stream, tls }), user),
             None => Progress::Gone,
         }
     }
@@ -234,6 +251,13 @@ impl Handshake {
         }
         Ok(())
     }
+}
+
+/// Returns whether the bytes that have arrived begin with a PROXY header.
+fn is_proxy_header(stream: &TcpStream) -> io::Result<bool> {
+    let mut first = [0; 16];
+    let length = stream.peek(&mut first)?;
+    Ok(matches!(detect(&first[..length]), Detect::Found(Preface::ProxyV1 | Preface::ProxyV2)))
 }
 
 /// Looks at a PROXY header that has arrived. Returns the client that it names, `None` for a connection of the proxy

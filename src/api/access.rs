@@ -21,10 +21,11 @@ use axum::{
 };
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
-use tidegate_protocol::Code;
+use tidegate_protocol::{Code, id::check_id};
 use tokio::{sync::Semaphore, time::timeout};
 
 mod failures;
+pub(super) mod keys;
 mod refused;
 mod request_id;
 mod route;
@@ -39,7 +40,9 @@ use crate::{
     clock::wall_ms,
     cluster::Cluster,
     events::Events,
+    evidence::{EvidenceBoard, EvidenceKind, EvidenceSource},
     keys::{KeyRing, Scope},
+    limits::{LimitCall, LimitRefusal, LimitSubjects, LimitWaits, RuleGuard},
     log_limit::LogLimit,
     metrics::Metrics,
     supervised,
@@ -54,17 +57,22 @@ const CHANGES_MAX: usize = 64;
 /// Entries of refused keys: 60 at once, then one each second, so that strangers push no changes out of the file.
 static REFUSALS: LogLimit = LogLimit::of(60, 1_000);
 
+/// Entries of requests that rules refused: few, because callers repeat them, and no refused key lacks its entry for them.
+static LIMITED: LogLimit = LogLimit::of(10, 1_000);
+
 /// Guard of the routes of a node.
 pub struct AdminGate {
     ring: Option<Arc<KeyRing>>,
     audit: Arc<AuditFile>,
     events: Arc<Events>,
+    evidence: Arc<EvidenceBoard>,
     node: Arc<str>,
     boot: u64,
     entries: AtomicU64,
     failures: FailureLimit,
     changes: Arc<Semaphore>,
     is_development: bool,
+    rules: Arc<RuleGuard>,
     metrics: Metrics,
 }
 
@@ -79,6 +87,11 @@ pub(super) struct Caller {
 }
 
 impl Caller {
+    /// Returns the id of the key, or the kind of the caller.
+    pub(super) fn id(&self) -> &str {
+        self.actor.id()
+    }
+
     /// Checks that the caller has the right.
     pub(super) fn require(&self, need: RouteNeed) -> Result<(), Refused> {
         match (need, &self.scopes) {
@@ -97,19 +110,54 @@ impl AdminGate {
         audit: Arc<AuditFile>,
         cluster: &Cluster,
         is_development: bool,
+        rules: Arc<RuleGuard>,
         metrics: Metrics,
     ) -> Self {
         Self {
             ring,
             audit,
             events: Arc::clone(&cluster.events),
+            evidence: Arc::clone(&cluster.evidence),
             node: cluster.me.node.as_str().into(),
             boot: cluster.me.boot,
             entries: AtomicU64::new(0),
             failures: FailureLimit::new(),
             changes: Arc::new(Semaphore::new(CHANGES_MAX)),
             is_development,
+            rules,
             metrics,
+        }
+    }
+
+    /// Counts a request in the rules of its key, its address, its channel and the node.
+    ///
+    /// # Errors
+    /// A rule refuses it.
+    async fn limit(
+        &self,
+        route: &AdminRoute,
+        caller: &Caller,
+        address: Option<IpAddr>,
+        channel: Option<&str>,
+    ) -> Result<(), Refused> {
+        let Some(call) = LimitCall::of_api(route.method) else { return Ok(()) };
+        let key = match &caller.actor {
+            Actor::Key { id, .. } => Some(&**id),
+            _ => None,
+        };
+        let subjects = LimitSubjects { key, address, channel, ..LimitSubjects::default() };
+        let mut waits = LimitWaits::default();
+        loop {
+            let now = self.rules.now();
+            let admitted = self.rules.admit(call, &subjects, now, waits, || Ok::<_, LimitRefusal>(()));
+            match admitted {
+                Ok(()) => return Ok(()),
+                Err(LimitRefusal { asking: Some(asking), .. }) => {
+                    waits = asking.waits;
+                    asking.answered().await;
+                }
+                Err(refusal) => return Err(Refused::Limit(refusal.wait)),
+            }
         }
     }
 
@@ -119,11 +167,15 @@ impl AdminGate {
     }
 
     /// Reads the keys again, and opens the audit file again. Blocks, for as long as the disk takes.
-    pub fn reload(&self) {
-        if let Some(ring) = &self.ring {
-            ring.reload();
-        }
+    ///
+    /// # Errors
+    /// The file of keys can't be used, for the reason given; the keys that were read before stay in force.
+    pub fn reload(&self) -> Result<(), String> {
         self.audit.reopen();
+        match &self.ring {
+            Some(ring) => ring.reload(),
+            None => Ok(()),
+        }
     }
 
     fn identify(&self, headers: &HeaderMap, from: Option<IpAddr>) -> Result<Caller, Refused> {
@@ -164,11 +216,23 @@ impl AdminGate {
         matches!(timeout(AUDIT_TIMEOUT, recovered).await, Ok(Ok(true)))
     }
 
-    fn refuse(&self, refused: &Refused) {
+    /// Counts a refusal in its metric, and notes what it is evidence of.
+    pub(super) fn count(&self, refused: &Refused, address: Option<IpAddr>) {
+        let kind = match refused {
+            Refused::Key(_) | Refused::TooMany(..) => Some(EvidenceKind::KeyRefused),
+            Refused::Scope(_) => Some(EvidenceKind::ScopeMissing),
+            Refused::Limit(_) => Some(EvidenceKind::LimitHit),
+            Refused::NoKey => None,
+        };
+        if let (Some(kind), Some(address)) = (kind, address) {
+            self.evidence.note(kind, EvidenceSource::of_address(address));
+        }
         match refused {
             Refused::NoKey => self.metrics.admin_keys_missing.increment(1),
             Refused::Key(_) | Refused::TooMany(..) => self.metrics.admin_keys_refused.increment(1),
             Refused::Scope(_) => self.metrics.admin_scopes_missing.increment(1),
+            // The rules count their refusals themselves.
+            Refused::Limit(_) => {}
         }
     }
 }
@@ -186,6 +250,15 @@ fn bearer(headers: &HeaderMap) -> Option<&HeaderValue> {
     };
     let mut found = headers.get_all(AUTHORIZATION).iter().filter(|value| is_bearer(value));
     found.next().filter(|_| found.next().is_none())
+}
+
+/// Header with the channel of a request: the product or campaign on whose behalf the caller sends it.
+const CHANNEL_HEADER: &str = "tidegate-channel";
+
+/// Returns the channel of a request, of the form of the claim `chan`.
+fn channel_of(headers: &HeaderMap) -> Option<String> {
+    let channel = headers.get(CHANNEL_HEADER)?.to_str().ok()?;
+    check_id(channel).ok().map(|()| channel.to_owned())
 }
 
 /// What an entry says of a request, before its outcome is known.
@@ -225,11 +298,12 @@ impl Draft {
 
     /// Records and counts a refusal, and returns its response.
     async fn refuse(self, caller: Option<Actor>, refused: Refused) -> Response {
-        self.gate.refuse(&refused);
+        self.gate.count(&refused, self.address);
         let response = refused.response();
         // Without a key there is no one to name, and a page that has none yet asks often.
+        let limit = if matches!(refused, Refused::Limit(_)) { &LIMITED } else { &REFUSALS };
         if !matches!(refused, Refused::NoKey)
-            && let Some(suppressed) = REFUSALS.pass()
+            && let Some(suppressed) = limit.pass()
         {
             let actor = caller.unwrap_or_else(|| refused.actor());
             let entry = self.entry(actor, Some(response.status()), response.extensions().get().copied());
@@ -274,6 +348,14 @@ pub(super) async fn check(
     };
     if let Err(refused) = caller.require(route.need) {
         return draft.refuse(Some(caller.actor), refused).await;
+    }
+    // Rules can always be corrected: a wrong one would otherwise lock its author out.
+    let is_cure = is_change && (route.path == "/v1/rules/{rule}" || route.path == "/v1/reload");
+    if !is_cure {
+        let channel = channel_of(request.headers());
+        if let Err(refused) = gate.limit(route, &caller, address, channel.as_deref()).await {
+            return draft.refuse(Some(caller.actor), refused).await;
+        }
     }
     request.extensions_mut().insert(caller.clone());
     match route.effect {

@@ -5,7 +5,7 @@ use std::{process, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json,
-    extract::{State, rejection::JsonRejection},
+    extract::State,
     http::{StatusCode, header::CACHE_CONTROL},
     response::{IntoResponse, Response},
 };
@@ -16,8 +16,10 @@ use tidegate_protocol::{
     id::{DeviceId, UserId},
 };
 
-use super::{Api, Problem, bad_body, caller::Ends, refusal};
+use super::{Api, Problem, caller::Ends, extract::JsonObject, refusal};
 use crate::{auth, broker::ConnectionCutter};
+
+pub(in crate::api) mod forward;
 
 /// Longest lifetime of a token, and the default, in ms.
 const TTL_MAX_MS: u64 = 3_600_000;
@@ -104,11 +106,11 @@ pub(super) struct CutWish {
 pub(super) async fn token(
     State(api): State<Api>,
     ends: Option<Extension<Ends>>,
-    wish: Result<Json<TokenWish>, JsonRejection>,
+    wish: Result<JsonObject<TokenWish>, Problem>,
 ) -> Result<Response, DevRefusal> {
     let tools = tools(&api)?;
     own_account(ends)?;
-    let Json(TokenWish { user, device, ttl_ms }) = wish.map_err(bad_body)?;
+    let JsonObject(TokenWish { user, device, ttl_ms }) = wish?;
     let (user, device) = ids(&user, device.as_deref())?;
     let ttl_ms = ttl_ms.unwrap_or(TTL_MAX_MS);
     if !(TTL_MIN_MS..=TTL_MAX_MS).contains(&ttl_ms) {
@@ -130,11 +132,11 @@ pub(super) async fn token(
 pub(super) async fn cut(
     State(api): State<Api>,
     ends: Option<Extension<Ends>>,
-    wish: Result<Json<CutWish>, JsonRejection>,
+    wish: Result<JsonObject<CutWish>, Problem>,
 ) -> Result<Json<Value>, DevRefusal> {
     let tools = tools(&api)?;
     own_account(ends)?;
-    let Json(CutWish { user, device }) = wish.map_err(bad_body)?;
+    let JsonObject(CutWish { user, device }) = wish?;
     let (user, device) = ids(&user, device.as_deref())?;
     let cut = tokio::time::timeout(CUT_TIMEOUT, tools.cutter.cut(&user, device.as_ref())).await;
     let late = "the shards are busy; some connections may be cut later";

@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use axum::{
     Json,
-    extract::{
-        Path, Query, State,
-        rejection::{JsonRejection, QueryRejection},
-    },
+    extract::{Query, State, rejection::QueryRejection},
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -17,13 +14,18 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, GroupId, MsgId, UserId},
     record::{MemberAction, MemberChange, Role, USERS_MAX},
-    settings::{GROUP_SETTINGS, GroupSettings},
+    settings::{GROUP_SETTINGS, GroupSettings, POST, STORM_POST},
 };
 
-use super::{Api, Problem, bad_body, into_seq, now_ms};
-use crate::ingest::admin::Admin;
+pub(super) mod storm_rules;
+pub(super) mod storms;
 
-type Body<T> = Result<Json<T>, JsonRejection>;
+use super::{
+    Api, Problem,
+    extract::{IdPath, JsonObject},
+    into_seq, now_ms,
+};
+use crate::ingest::admin::Admin;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -93,8 +95,10 @@ struct RequestContext<'a> {
     request: Option<&'a str>,
 }
 
-pub(super) async fn create(State(api): State<Api>, body: Body<CreateGroup>) -> Result<Response, Problem> {
-    let Json(body) = body.map_err(bad_body)?;
+pub(super) async fn create(
+    State(api): State<Api>,
+    JsonObject(body): JsonObject<CreateGroup>,
+) -> Result<Response, Problem> {
     let (seq, duplicate) = into_seq(api.admin.change(creation(&body)?, now_ms()).await)?;
     let status = if duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(json!({"conversation": format!("g:{}", body.id), "seq": seq, "duplicate": duplicate})))
@@ -121,10 +125,9 @@ fn creation(body: &CreateGroup) -> Result<MemberChange, Problem> {
 
 pub(super) async fn change_members(
     State(api): State<Api>,
-    Path(id): Path<String>,
-    body: Body<ChangeMembers>,
+    IdPath(id): IdPath<String>,
+    JsonObject(body): JsonObject<ChangeMembers>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(body) = body.map_err(bad_body)?;
     let context = body.context();
     let lists = [
         (MemberAction::Join, &body.add),
@@ -156,10 +159,9 @@ pub(super) async fn change_members(
 
 pub(super) async fn change_roles(
     State(api): State<Api>,
-    Path(id): Path<String>,
-    body: Body<ChangeRoles>,
+    IdPath(id): IdPath<String>,
+    JsonObject(body): JsonObject<ChangeRoles>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(body) = body.map_err(bad_body)?;
     let role = Role::from_word(&body.role)
         .ok_or_else(|| Problem(Code::BadContent, "role: one of member, admin, owner".into()))?;
     if body.users.is_empty() {
@@ -172,23 +174,24 @@ pub(super) async fn change_roles(
 
 pub(super) async fn change_settings(
     State(api): State<Api>,
-    Path(id): Path<String>,
-    body: Body<ChangeSettings>,
+    IdPath(id): IdPath<String>,
+    JsonObject(body): JsonObject<ChangeSettings>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(body) = body.map_err(bad_body)?;
     if body.settings.is_empty() {
         return Err(Problem(Code::BadContent, "name settings".into()));
     }
-    let change = MemberChange {
-        settings: settings(&body.settings)?,
-        ..change(&id, MemberAction::Settings, &[], &body.context())?
-    };
+    let mut settings = settings(&body.settings)?;
+    if settings.contains_key(POST) {
+        // The end of a storm must not undo this decision.
+        settings.insert(STORM_POST.to_owned(), String::new());
+    }
+    let change = MemberChange { settings, ..change(&id, MemberAction::Settings, &[], &body.context())? };
     Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
 pub(super) async fn end(
     State(api): State<Api>,
-    Path(id): Path<String>,
+    IdPath(id): IdPath<String>,
     query: Result<Query<EndGroup>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query.map_err(|rejection| {
@@ -198,7 +201,7 @@ pub(super) async fn end(
     Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
-pub(super) async fn show(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<Value>, Problem> {
+pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath<String>) -> Result<Json<Value>, Problem> {
     let group = group(&id)?;
     let unavailable = |error| Problem(Code::StoreUnavailable, format!("store unavailable: {error}"));
     let summary = api.cluster.ports.store.summary(&group, None).await.map_err(unavailable)?;

@@ -25,14 +25,19 @@ use axum::{
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     task::JoinSet,
     time,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Problem, caller::Ends, stall_guard::StallGuard};
-use crate::supervised;
+mod secure;
+mod stall_guard;
+
+use self::stall_guard::StallGuard;
+use super::{Problem, caller::Ends};
+use crate::{net::tls::Certificates, supervised};
 use tidegate_protocol::Code;
 
 /// Most connections of one port. With a further one the oldest that serves no request is closed, or else the new one.
@@ -99,8 +104,14 @@ impl Connections {
     }
 }
 
-/// Serves HTTP/1 until `stop` is done, then ends the connections that are between two requests.
-pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
+/// Serves HTTP/1 until `stop` is done, then ends the connections that are between two requests. With `tls`, all
+/// connections have to be encrypted.
+pub(super) async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Certificates>>,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) {
     let (mut known, mut connections) = (Connections::default(), JoinSet::new());
     let mut stop = std::pin::pin!(stop);
     loop {
@@ -114,7 +125,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
         match accepted {
             Ok((stream, peer)) => {
                 if let Some(connection) = known.add() {
-                    let serving = serve_connection(stream, peer, router.clone(), connection);
+                    let serving = serve_connection(stream, peer, tls.clone(), router.clone(), connection);
                     supervised::spawn_in(&mut connections, "a connection of an API port", serving);
                 }
             }
@@ -128,9 +139,35 @@ pub(super) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
     time::timeout(STOP_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await.ok();
 }
 
-async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, connection: Connection) {
-    let Connection { is_busy, ending } = connection;
+async fn serve_connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: Option<Arc<Certificates>>,
+    router: Router,
+    connection: Connection,
+) {
     let ends = stream.local_addr().ok().map(|node| Ends { caller: peer, node });
+    let stream = StallGuard::new(stream, STALL_TIMEOUT);
+    let Some(tls) = tls else { return serve_stream(stream, peer, ends, router, connection).await };
+    let handshake = time::timeout(HEADER_TIMEOUT, secure::accept(stream, &tls));
+    let secured = tokio::select! {
+        secured = handshake => secured.unwrap_or_else(|late| Err(late.into())),
+        () = connection.ending.cancelled() => return,
+    };
+    match secured {
+        Ok(stream) => Box::pin(serve_stream(stream, peer, ends, router, connection)).await,
+        Err(error) => tracing::debug!(%error, %peer, "TLS handshake of an API port failed"),
+    }
+}
+
+async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    peer: SocketAddr,
+    ends: Option<Ends>,
+    router: Router,
+    connection: Connection,
+) {
+    let Connection { is_busy, ending } = connection;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (router, is_busy) = (router.clone(), Arc::clone(&is_busy));
         async move {
@@ -150,9 +187,7 @@ async fn serve_connection(stream: TcpStream, peer: SocketAddr, router: Router, c
     });
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    let mut connection = std::pin::pin!(
-        server.serve_connection(TokioIo::new(StallGuard::new(stream, STALL_TIMEOUT)), service)
-    );
+    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => ended,

@@ -1,14 +1,18 @@
 //! Admin API of the cluster: the nodes with their state, the share of new clients, and the routes of a user.
 
-use axum::{
-    Json,
-    extract::{Path, State, rejection::JsonRejection},
-};
+pub(super) mod limits;
+pub(super) mod load;
+pub(super) mod rules;
+
+use axum::{Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, id::UserId};
 
-use super::{Api, Problem, bad_body};
+use super::{
+    Api, Problem,
+    extract::{IdPath, JsonObject},
+};
 use crate::routes::{Draining, Lease, NodeRow, NodeState, PartitionLag, RoutesError, TopicLag};
 
 /// Lists all nodes as of now; while the routes are unavailable, as this node last saw them.
@@ -91,9 +95,8 @@ pub(super) struct WeightChange {
 /// Changes weight and share of this node, until it restarts.
 pub(super) async fn set_weight(
     State(api): State<Api>,
-    body: Result<Json<WeightChange>, JsonRejection>,
+    JsonObject(change): JsonObject<WeightChange>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(change) = body.map_err(bad_body)?;
     let is_valid = change.weight.is_none_or(|weight| weight <= 1_000_000)
         && change.share.is_none_or(|share| (-1..=100).contains(&share));
     if !is_valid {
@@ -128,7 +131,7 @@ fn lease(lease: Lease) -> &'static str {
 /// Lists the nodes that a user's devices are connected to.
 pub(super) async fn where_is(
     State(api): State<Api>,
-    Path(user): Path<String>,
+    IdPath(user): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let user = UserId::new(&user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
     let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());

@@ -2,10 +2,7 @@
 
 use std::collections::HashSet;
 
-use axum::{
-    Json,
-    extract::{Path, State, rejection::JsonRejection},
-};
+use axum::{Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{
@@ -13,7 +10,13 @@ use tidegate_protocol::{
     id::{DeviceId, UserId},
 };
 
-use super::{Api, Problem, bad_body};
+pub(super) mod connections;
+pub(super) mod prio;
+
+use super::{
+    Api, Problem,
+    extract::{IdPath, JsonObject},
+};
 use crate::routes::{Lease, NodeBoot, RoutesError, Token};
 
 /// Most users in one request.
@@ -29,7 +32,7 @@ pub(super) struct PresenceQuery {
 /// Returns the presence of one user.
 pub(super) async fn of_user(
     State(api): State<Api>,
-    Path(user): Path<String>,
+    IdPath(user): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let found = lookup(&api, std::slice::from_ref(&user)).await?;
     Ok(Json(found.into_iter().next().unwrap_or_default()))
@@ -38,9 +41,8 @@ pub(super) async fn of_user(
 /// Returns the presence of many users, in the order of the request.
 pub(super) async fn of_users(
     State(api): State<Api>,
-    body: Result<Json<PresenceQuery>, JsonRejection>,
+    JsonObject(PresenceQuery { users }): JsonObject<PresenceQuery>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(PresenceQuery { users }) = body.map_err(bad_body)?;
     if users.len() > USERS_MAX {
         return Err(Problem(Code::BadContent, format!("at most {USERS_MAX} users per request")));
     }

@@ -5,15 +5,19 @@
 use std::sync::Arc;
 
 use axum::{
-    Router,
+    Json, Router,
     middleware::from_fn_with_state,
-    routing::{delete, get, post},
+    routing::{delete, get, post, put},
 };
+use serde_json::Value;
+use tidegate_protocol::Code;
+
+mod openapi;
 
 use super::{
-    Api,
+    Api, Problem,
     access::{self, AdminGate, AdminRoute, Effect, RouteNeed},
-    console, dev, dev_forward, events, flows, groups, nodes, presence, stats, trace,
+    blocks, console, dev, events, flows, groups, nodes, presence, reload, stats, trace,
 };
 use crate::keys::Scope;
 
@@ -47,6 +51,18 @@ macro_rules! routes {
     (@need $scope:ident) => { RouteNeed::Scope(Scope::$scope) };
 }
 
+async fn describe() -> Result<Json<Value>, Problem> {
+    description().map(Json).map_err(|error| Problem(Code::Internal, error))
+}
+
+/// Returns the description of all routes in OpenAPI 3.1.
+///
+/// # Errors
+/// A route has no entry in `openapi.json`, or an entry has no route.
+pub fn description() -> Result<Value, String> {
+    openapi::describe(ROUTES)
+}
+
 routes! {
     get "/healthz" Open Query [] super::healthz;
     get "/livez" Open Query [] super::livez;
@@ -54,40 +70,87 @@ routes! {
     get "/metrics" Open Query [] super::metrics;
     get "/v1/console" Open Query [] console::about;
     get "/v1/key" AnyKey Query [] access::own_key;
+    get "/v1/keys" Operate Query [] access::keys::list;
+    delete "/v1/keys/{id}" Operate Change [] access::keys::revoke;
+    get "/v1/openapi.json" Read Query [] describe;
     get "/v1/stats/stream" Read Stream [] stats::stream;
     get "/v1/flows" Read Query [] flows::list;
     post "/v1/dev/token" Users Change ["user" "device"] dev::token;
     post "/v1/dev/cut" Users Change ["user" "device"] dev::cut;
     post "/v1/dev/abort" Operate Crash [] dev::abort;
-    post "/v1/dev/forward" AnyKey Change ["node"] dev_forward::forward;
+    post "/v1/dev/forward" AnyKey Change ["node"] dev::forward::forward;
     post "/v1/drain" Operate Change [] super::begin_drain;
     delete "/v1/drain" Operate Change [] super::abort_drain;
+    get "/v1/bans" Read Query [] blocks::bans::list;
+    post "/v1/bans" Operate Change ["subject"] blocks::bans::ban;
+    delete "/v1/bans/{subject}" Operate Change [] blocks::bans::lift;
+    get "/v1/allow" Read Query [] blocks::bans::list_allowed;
+    get "/v1/allow/{network}" Read Query [] blocks::bans::show_allowed;
+    put "/v1/allow/{network}" Operate Change [] blocks::bans::allow;
+    delete "/v1/allow/{network}" Operate Change [] blocks::bans::disallow;
+    get "/v1/suspensions" Read Query [] blocks::suspensions::list;
+    post "/v1/suspensions" Operate Change ["subject"] blocks::suspensions::suspend;
+    delete "/v1/suspensions/{subject}" Operate Change [] blocks::suspensions::lift;
+    get "/v1/evidence" Read Query [] blocks::evidence::list;
+    delete "/v1/evidence/{subject}" Operate Change [] blocks::evidence::erase;
+    post "/v1/evidence/apisix" Evidence Query [] blocks::apisix::report;
+    get "/v1/subjects/{subject}" Read Query [] blocks::bans::subject;
+    get "/v1/limits" Read Query [] nodes::limits::list;
+    get "/v1/limits/{key}" Read Query [] nodes::limits::show;
+    get "/v1/rules" Read Query [] nodes::rules::list;
+    post "/v1/rules:validate" Read Query [] nodes::rules::validate;
+    get "/v1/rules/{rule}" Read Query [] nodes::rules::show;
+    put "/v1/rules/{rule}" Operate Change [] nodes::rules::put;
+    delete "/v1/rules/{rule}" Operate Change [] nodes::rules::remove;
     get "/v1/nodes" Read Query [] nodes::list;
+    post "/v1/reload" Operate Change [] reload::reload;
     post "/v1/weight" Operate Change [] nodes::set_weight;
     get "/v1/users/{user}/routes" Read Query [] nodes::where_is;
     get "/v1/users/{user}/presence" Read Query [] presence::of_user;
+    get "/v1/users/{user}/blocks" Read Query [] blocks::list;
+    get "/v1/users/{user}/blocks/{other}" Read Query [] blocks::show;
+    put "/v1/users/{user}/blocks/{other}" Users Change [] blocks::block;
+    delete "/v1/users/{user}/blocks/{other}" Users Change [] blocks::unblock;
     post "/v1/presence" Read Query [] presence::of_users;
+    get "/v1/users/{user}/connections" Read Query [] presence::connections::of_user;
+    delete "/v1/users/{user}/connections" Users Change ["device" "reconnect"] presence::connections::close_of_user;
+    post "/v1/users/{user}/revoke" Users Change ["before" "device" "#tokenId"] presence::connections::revoke::revoke;
+    get "/v1/users/{user}/revocations" Read Query [] presence::connections::revoke::of_user;
+    delete "/v1/users/{user}/revocations" Operate Change [] presence::connections::revoke::clear;
+    get "/v1/users/{user}/prio" Read Query [] presence::prio::show;
+    put "/v1/users/{user}/prio" Users Change ["prio" "ttlMs"] presence::prio::set;
+    delete "/v1/users/{user}/prio" Users Change [] presence::prio::remove;
+    get "/v1/connections" Read Query [] presence::connections::list;
+    get "/v1/connections/{id}" Read Query [] presence::connections::one;
+    delete "/v1/connections/{id}" Users Change ["reconnect"] presence::connections::close_one;
     get "/v1/trace" Read Query [] trace::steps;
     post "/v1/trace" Operate Change ["msg" "user"] trace::watch;
     get "/v1/events" Read Query [] events::follow;
+    get "/v1/storms" Read Query [] groups::storms::list;
+    get "/v1/storms/{group}" Read Query [] groups::storms::of_group;
     post "/v1/groups" Groups Change ["id" "owner" "members"] groups::create;
     get "/v1/groups/{id}" Read Query [] groups::show;
     delete "/v1/groups/{id}" Groups Change ["by"] groups::end;
     post "/v1/groups/{id}/members" Groups Change ["by" "add" "remove" "leave" "mute" "unmute"] groups::change_members;
     post "/v1/groups/{id}/roles" Groups Change ["by" "users"] groups::change_roles;
     post "/v1/groups/{id}/settings" Groups Change ["by"] groups::change_settings;
+    get "/v1/groups/{id}/storm" Read Query [] groups::storm_rules::show;
+    put "/v1/groups/{id}/storm" Groups Change [] groups::storm_rules::set;
+    delete "/v1/groups/{id}/storm" Groups Change [] groups::storm_rules::remove;
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::dev_forward::FORWARDED, *};
+    use super::{super::dev::forward::FORWARDED, *};
 
     #[test]
     fn routes_that_may_change_something_need_a_scope_and_are_recorded() {
         for route in ROUTES {
             let is_change = matches!(route.effect, Effect::Change | Effect::Crash);
             assert!(!is_change || route.need != RouteNeed::Open, "{route:?}");
-            assert!(route.method == "get" || is_change || route.path == "/v1/presence", "{route:?}");
+            let only_reads =
+                ["/v1/presence", "/v1/rules:validate", "/v1/evidence/apisix"].contains(&route.path);
+            assert!(route.method == "get" || is_change || only_reads, "{route:?}");
             assert!(route.method != "get" || !is_change, "{route:?}");
             assert!(!is_change || route.need != RouteNeed::Scope(Scope::Read), "{route:?}");
         }

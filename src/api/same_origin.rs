@@ -6,7 +6,8 @@
 //! resolves to 127.0.0.1 and makes this port same-origin with the page.
 //!
 //! A port on another address than loopback has keys, which no foreign page knows. It accepts any `Host`, because only its
-//! operator knows the names by which it is reached, and pages by HTTPS, which a proxy in front of it may speak.
+//! operator knows the names by which it is reached, and pages by HTTPS, which a proxy in front of it may speak. A port
+//! with TLS accepts pages by HTTPS alone, because it has sent no others.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,6 +21,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use tidegate_protocol::Code;
+use tokio::net::TcpListener;
 
 use super::refusal;
 
@@ -38,10 +40,26 @@ enum Refusal {
     NotJson,
 }
 
+/// Facts of a port on which the check depends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Port {
+    /// Address on which the port listens.
+    pub(super) address: IpAddr,
+    /// Whether the port speaks TLS.
+    pub(super) is_encrypted: bool,
+}
+
+impl Port {
+    /// Returns the facts of a listening socket.
+    pub(super) fn of(listener: &TcpListener, is_encrypted: bool) -> Self {
+        // A socket that listens has an address; without one, no host is accepted.
+        let address = listener.local_addr().map_or(Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
+        Self { address, is_encrypted }
+    }
+}
+
 /// Passes on the requests of programs and of pages that this port served itself, and refuses all others.
-///
-/// `listen` is the address of the port.
-pub(super) async fn check(State(listen): State<IpAddr>, request: Request, next: Next) -> Response {
+pub(super) async fn check(State(listen): State<Port>, request: Request, next: Next) -> Response {
     match judge(listen, &request) {
         Ok(()) => next.run(request).await,
         Err(why) => {
@@ -51,14 +69,14 @@ pub(super) async fn check(State(listen): State<IpAddr>, request: Request, next: 
     }
 }
 
-fn judge<B>(listen: IpAddr, request: &axum::http::Request<B>) -> Result<(), Refusal> {
+fn judge<B>(listen: Port, request: &axum::http::Request<B>) -> Result<(), Refusal> {
     let (headers, method) = (request.headers(), request.method());
     let host = only(headers, &HOST).map_err(|()| Refusal::BadHost)?;
     // The request target may name a host too, which then has precedence over the header (RFC 9112, 3.2.2).
     let target = request.uri().authority().map(|authority| authority.as_str());
     for named in [host, target].into_iter().flatten() {
         let named = name(named).ok_or(Refusal::BadHost)?;
-        if listen.is_loopback() && !is_this_port(&named, listen) {
+        if listen.address.is_loopback() && !is_this_port(&named, listen.address) {
             return Err(Refusal::ForeignHost);
         }
     }
@@ -135,10 +153,11 @@ fn is_this_port(named: &Named<'_>, listen: IpAddr) -> bool {
 }
 
 /// Returns whether pages loaded from this host and port have that origin.
-fn is_origin_of(origin: &str, host: Option<&str>, listen: IpAddr) -> bool {
+fn is_origin_of(origin: &str, host: Option<&str>, listen: Port) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
-    let is_secure = !listen.is_loopback() && scheme.eq_ignore_ascii_case("https");
-    (is_secure || scheme.eq_ignore_ascii_case("http"))
+    let is_secure = scheme.eq_ignore_ascii_case("https");
+    let may_be_secure = listen.is_encrypted || !listen.address.is_loopback();
+    ((is_secure && may_be_secure) || (scheme.eq_ignore_ascii_case("http") && !listen.is_encrypted))
         && host.is_some_and(|host| rest.eq_ignore_ascii_case(host))
 }
 
@@ -190,13 +209,17 @@ mod tests {
 
     const JSON: (&str, &str) = ("content-type", "application/json");
 
+    fn plain(address: impl Into<IpAddr>) -> Port {
+        Port { address: address.into(), is_encrypted: false }
+    }
+
     /// Judges a request to a port at 127.0.0.5, a loopback address other than the usual one.
     fn judged(method: &str, target: &str, headers: &[(&str, &str)]) -> Result<(), Refusal> {
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        judge(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 5)), &request.body(()).unwrap())
+        judge(plain([127, 0, 0, 5]), &request.body(()).unwrap())
     }
 
     fn get(headers: &[(&str, &str)]) -> Result<(), Refusal> {
@@ -281,7 +304,7 @@ mod tests {
             for (name, value) in headers {
                 request = request.header(*name, *value);
             }
-            judge(Ipv4Addr::LOCALHOST.into(), &request.body(()).unwrap())
+            judge(plain(Ipv4Addr::LOCALHOST), &request.body(()).unwrap())
         };
         assert_eq!([of("GET", &[]), of("HEAD", &[])], [Ok(()); 2]);
         assert_eq!(of("GET", &[("host", "evil.example")]), Err(Refusal::ForeignHost));
@@ -335,7 +358,7 @@ mod tests {
             for (name, value) in headers {
                 request = request.header(*name, *value);
             }
-            judge(Ipv4Addr::UNSPECIFIED.into(), &request.body(()).unwrap())
+            judge(plain(Ipv4Addr::UNSPECIFIED), &request.body(()).unwrap())
         };
         let host = ("host", "tidegate-admin:7801");
         assert_eq!(judged(&[host]), Ok(()));
@@ -346,6 +369,21 @@ mod tests {
         assert_eq!(judged(&[host, ("sec-fetch-site", "cross-site")]), Err(Refusal::ForeignPage));
         assert_eq!(judged(&[host, host]), Err(Refusal::BadHost));
         assert_eq!(judged(&[]), Err(Refusal::BadHost));
+    }
+
+    #[test]
+    fn port_with_tls_accepts_its_own_pages_by_https_alone() {
+        for address in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
+            let judged = |origin: &str| {
+                let request = Request::builder().uri("/v1/nodes").header("host", "localhost:7801");
+                let request = request.header("origin", origin).body(()).unwrap();
+                judge(Port { address: address.into(), is_encrypted: true }, &request)
+            };
+            assert_eq!(judged("https://localhost:7801"), Ok(()), "{address}");
+            for foreign in ["http://localhost:7801", "https://localhost:7800", "https://evil.example"] {
+                assert_eq!(judged(foreign), Err(Refusal::ForeignPage), "{foreign}");
+            }
+        }
     }
 
     #[test]

@@ -7,10 +7,7 @@ use std::collections::HashMap;
 
 use axum::{
     Json,
-    extract::{
-        Query, State,
-        rejection::{JsonRejection, QueryRejection},
-    },
+    extract::{Query, State, rejection::QueryRejection},
 };
 use futures_util::future::join_all;
 use serde::Deserialize;
@@ -20,7 +17,7 @@ use tidegate_protocol::{
     id::{MsgId, UserId},
 };
 
-use super::{Api, Problem, bad_body};
+use super::{Api, Problem, extract::JsonObject};
 use crate::{
     cluster::Cluster,
     trace::{FOUND_TRACES, TraceEvent, TraceFilter as StepsQuery, WATCH_MS},
@@ -51,9 +48,8 @@ pub(super) async fn steps(
 /// Returns the steps as [`steps`] does, and makes all nodes watch the message or user from now on.
 pub(super) async fn watch(
     State(api): State<Api>,
-    query: Result<Json<TraceQuery>, JsonRejection>,
+    JsonObject(query): JsonObject<TraceQuery>,
 ) -> Result<Json<Value>, Problem> {
-    let Json(query) = query.map_err(bad_body)?;
     collect(&api, query, true).await
 }
 
@@ -72,9 +68,10 @@ async fn collect(
     if msg.is_none() && user.is_none() && trace.is_none() {
         return Err(bad("name a message (msg=), a user (user=) or traces (trace=)".into()));
     }
-    let traces = trace.as_deref().unwrap_or_default().split(',').filter(|text| !text.is_empty());
-    let traces: Result<Vec<u128>, _> = traces.map(|text| u128::from_str_radix(text, 16)).collect();
-    let traces = traces.map_err(|_| bad("trace: write ids of 32 hex digits, separated by commas".into()))?;
+    let traces = trace.as_deref().into_iter().flat_map(|ids| ids.split(','));
+    let traces: Option<Vec<u128>> = traces.map(trace_id).collect();
+    let traces =
+        traces.ok_or_else(|| bad("trace: write ids of 32 hex digits, separated by commas".into()))?;
     if traces.len() > FOUND_TRACES {
         return Err(bad(format!("trace: at most {FOUND_TRACES} at once")));
     }
@@ -97,6 +94,11 @@ async fn collect(
         "steps": steps.map_err(|error| Problem(Code::Internal, error.to_string()))?,
         "silent": collected.silent,
     })))
+}
+
+fn trace_id(text: &str) -> Option<u128> {
+    let is_id = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u128::from_str_radix(text, 16).ok().filter(|_| is_id)
 }
 
 /// Steps collected from all nodes.

@@ -1,5 +1,7 @@
 //! Probe endpoints of a node whose start waits for an unavailable service.
 
+use std::sync::Arc;
+
 use axum::{Json, Router, extract::State, http::StatusCode, middleware::from_fn_with_state, routing::get};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
@@ -7,6 +9,7 @@ use tidegate_protocol::{Code, machine::drain::NodePhase};
 use tokio::{net::TcpListener, sync::watch};
 
 use super::{Problem, http_server, same_origin};
+use crate::net::tls::Certificates;
 
 /// State of a node that waits to start.
 #[derive(Clone)]
@@ -20,9 +23,13 @@ pub struct StartupStatus {
 /// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until the wait ends, then closes open connections
 /// gracefully, so that the next request reaches the started node. The admin port already refuses pages of other
 /// origins.
-pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool) {
-    // A socket that listens has an address; without one, no host is accepted.
-    let listen = listener.local_addr().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |it| it.ip());
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Certificates>>,
+    status: StartupStatus,
+    is_admin: bool,
+) {
+    let port = same_origin::Port::of(&listener, tls.is_some());
     let mut reason = status.reason.clone();
     let wait_ended = async move { while reason.changed().await.is_ok() {} };
     let not_started = || async {
@@ -40,9 +47,9 @@ pub async fn serve(listener: TcpListener, status: StartupStatus, is_admin: bool)
         .method_not_allowed_fallback(not_started)
         .with_state(status);
     if is_admin {
-        router = router.layer(from_fn_with_state(listen, same_origin::check));
+        router = router.layer(from_fn_with_state(port, same_origin::check));
     }
-    http_server::serve(listener, router, wait_ended).await;
+    http_server::serve(listener, tls, router, wait_ended).await;
 }
 
 async fn readyz(State(status): State<StartupStatus>) -> (StatusCode, Json<Value>) {

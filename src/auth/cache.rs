@@ -70,9 +70,15 @@ mod tests {
     use tidegate_protocol::id::UserId;
 
     use super::*;
+    use crate::auth::TokenTerm;
 
     fn verified() -> (TokenIdentity, Validity) {
-        let identity = TokenIdentity { user: UserId::new("ann").unwrap(), device: None, grants: None };
+        let identity = TokenIdentity {
+            user: UserId::new("ann").unwrap(),
+            device: None,
+            grants: None,
+            term: TokenTerm::default(),
+        };
         (identity, Validity { from: 0.0, until: 1 })
     }
 

@@ -111,7 +111,7 @@ impl Grants {
     }
 
     /// Returns the approximate memory that the grants take.
-    pub(super) fn weight(&self) -> usize {
+    pub(crate) fn weight(&self) -> usize {
         let lists = [&self.rooms, &self.to].into_iter().flatten();
         size_of::<Self>() + lists.map(|list| list.len() * (size_of::<Pattern>() + 64)).sum::<usize>()
     }

@@ -7,10 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use tokio::time::sleep;
 
 use super::{fetch::Source, key::parse_set, keyring::Keyring};
-use crate::{metrics::Metrics, private, supervised};
+use crate::{
+    breaker::{GuardedService, ServiceBreaker},
+    metrics::Metrics,
+    private, supervised,
+};
 
 /// First delay after a failed attempt; it doubles up to the interval.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,6 +40,7 @@ pub struct Refresher {
     source: Source,
     settings: Settings,
     keyring: Arc<Keyring>,
+    breaker: Arc<ServiceBreaker>,
     metrics: Metrics,
 }
 
@@ -45,7 +51,8 @@ impl Refresher {
     /// The URL or the file of the authorities is invalid.
     pub fn new(settings: Settings, keyring: Arc<Keyring>, metrics: Metrics) -> io::Result<Self> {
         let source = Source::new(&settings.url, &settings.ca_file, settings.timeout)?;
-        let refresher = Self { source, settings, keyring, metrics };
+        let breaker = ServiceBreaker::new(GuardedService::Jwks, settings.timeout);
+        let refresher = Self { source, settings, keyring, breaker, metrics };
         refresher.load_copy();
         Ok(refresher)
     }
@@ -68,12 +75,22 @@ impl Refresher {
         }
     }
 
-    /// Loads the set once; returns whether it is in force. A failure changes nothing but the counters.
+    /// Loads the set once; returns whether it is in force. A failure changes nothing but the counters. While the breaker
+    /// is open, unknown keys in tokens cause no call.
     pub async fn refresh(&self) -> bool {
-        let loaded = match self.source.get().await {
+        let Some(call) = self.breaker.acquire() else {
+            self.keyring.expire(Instant::now());
+            self.keyring.attempted();
+            return false;
+        };
+        let loaded = match self.load().await {
             Ok(text) => self.adopt(&text).map(|()| text),
             Err(why) => Err(why),
         };
+        match loaded {
+            Ok(_) => call.succeeded(),
+            Err(_) => _ = call.failed(),
+        }
         self.keyring.expire(Instant::now());
         let is_loaded = match loaded {
             Ok(text) => {
@@ -96,6 +113,20 @@ impl Refresher {
         self.metrics.jwks_keys.set(self.keyring.len() as f64);
         self.keyring.attempted();
         is_loaded
+    }
+
+    /// Loads the set. Reads the file of the authorities each time, so that an authority is replaced without a restart.
+    async fn load(&self) -> Result<Bytes, String> {
+        let Settings { url, ca_file, timeout, .. } = self.settings.clone();
+        if ca_file.as_os_str().is_empty() {
+            return self.source.get().await;
+        }
+        let work = move || Source::new(&url, &ca_file, timeout);
+        match supervised::spawn_blocking("the authorities of the remote keys", work).await {
+            Ok(Ok(source)) => source.get().await,
+            Ok(Err(error)) => Err(format!("auth.jwks_ca_file: {error}")),
+            Err(_) => Err("the node stops".to_owned()),
+        }
     }
 
     fn adopt(&self, text: &[u8]) -> Result<(), String> {

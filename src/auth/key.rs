@@ -59,7 +59,8 @@ impl TokenKey {
     /// It is no public key, or none of a supported kind; the text names the cure.
     pub fn from_pem(pem: &[u8], id: Option<&str>) -> Result<Self, String> {
         let der = SubjectPublicKeyInfoDer::from_pem_slice(pem).map_err(|error| {
-            format!("no public key in it ({error}); make one with `openssl pkey -in private.pem -pubout`")
+            let why = private::pem_problem(&error);
+            format!("no public key in it ({why}); make one with `openssl pkey -in private.pem -pubout`")
         })?;
         let der: &[u8] = der.as_ref();
         let is = |algorithm: &'static dyn VerificationAlgorithm| ParsedPublicKey::new(algorithm, der).is_ok();

@@ -78,7 +78,7 @@ struct RemoteState {
 
 /// Keys that verify tokens.
 pub struct Keyring {
-    own: Vec<Arc<TokenKey>>,
+    own: RwLock<Vec<Arc<TokenKey>>>,
     set: RwLock<Arc<KeySet>>,
     remote: Option<Remote>,
 }
@@ -94,7 +94,7 @@ impl Keyring {
             wanted: Notify::new(),
             attempts: watch::Sender::new(0),
         });
-        Self { own, set: RwLock::new(Arc::new(set)), remote }
+        Self { own: RwLock::new(own), set: RwLock::new(Arc::new(set)), remote }
     }
 
     /// Returns the keys in force.
@@ -149,8 +149,18 @@ impl Keyring {
         }
     }
 
+    /// Replaces the node's own keys. Results of earlier keys are void, also if the keys are the same.
+    pub fn replace_own(&self, own: Vec<TokenKey>) {
+        *self.own.write() = own.into_iter().map(Arc::new).collect();
+        match &self.remote {
+            Some(remote) => self.publish(&remote.state.lock()),
+            None => self.publish(&RemoteState { is_loaded: true, ..RemoteState::default() }),
+        }
+    }
+
     fn publish(&self, state: &RemoteState) {
-        let keys = self.own.iter().chain(state.keys.iter().map(|(key, _)| key)).cloned().collect();
+        let own = self.own.read();
+        let keys = own.iter().chain(state.keys.iter().map(|(key, _)| key)).cloned().collect();
         let mut set = self.set.write();
         *set = Arc::new(KeySet { keys, version: set.version + 1, is_incomplete: !state.is_loaded });
     }
@@ -231,6 +241,21 @@ mod tests {
         assert_eq!(found(&keyring, Some("a")), Err(TokenFault::UnknownKey));
         keyring.expire(start + keep * 100);
         assert_eq!(found(&keyring, Some("b")), Ok(1), "keys of the last good set stay");
+    }
+
+    #[test]
+    fn own_keys_are_replaced_next_to_remote_ones() {
+        let settings = RemoteSettings { keep: Duration::ZERO, cooldown: Duration::ZERO };
+        let keyring = Keyring::new(vec![key(Some("a"))], Some(settings));
+        keyring.replace(vec![key(Some("r"))], Instant::now());
+        let version = keyring.set().version;
+        keyring.replace_own(vec![key(Some("b"))]);
+        assert_eq!(found(&keyring, Some("a")), Err(TokenFault::UnknownKey));
+        assert_eq!((found(&keyring, Some("b")), found(&keyring, Some("r"))), (Ok(1), Ok(1)));
+        assert!(keyring.set().version > version);
+        let alone = Keyring::new(vec![key(Some("a"))], None);
+        alone.replace_own(vec![key(Some("b"))]);
+        assert_eq!(found(&alone, Some("a")), Err(TokenFault::UnknownKey));
     }
 
     #[tokio::test(start_paused = true)]

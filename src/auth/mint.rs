@@ -13,6 +13,7 @@ use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
 
 use super::claims::Claims;
+use crate::private;
 
 /// Signs a development token for `user` that expires after `ttl`.
 pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> String {
@@ -20,9 +21,16 @@ pub fn sign(key: &[u8], user: &str, device: Option<&str>, ttl: Duration) -> Stri
     sign_until(key, user, device, (now + ttl).as_secs())
 }
 
-/// Signs a development token for `user` that expires at `exp`, in seconds since 1970.
+/// Signs a development token for `user`, issued now, that expires at `exp`, in seconds since 1970.
 pub fn sign_until(key: &[u8], user: &str, device: Option<&str>, exp: u64) -> String {
-    let claims = Claims { sub: user.to_owned(), exp, dev: device.map(str::to_owned), ..Claims::default() };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let claims = Claims {
+        sub: user.to_owned(),
+        exp,
+        dev: device.map(str::to_owned),
+        iat: Some(now.as_millis() as f64 / 1_000.0),
+        ..Claims::default()
+    };
     jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &EncodingKey::from_secret(key))
         .expect("HS256 over a small JSON object can't fail")
 }
@@ -46,7 +54,8 @@ impl SigningKey {
     /// It is none of a supported kind; the text names the cure.
     pub fn from_pem(pem: &[u8]) -> Result<Self, String> {
         let der = PrivateKeyDer::from_pem_slice(pem).map_err(|error| {
-            format!("no private key in it ({error}); name a PEM file that is not encrypted")
+            let why = private::pem_problem(&error);
+            format!("no private key in it ({why}); name a PEM file that is not encrypted")
         })?;
         let der = der.secret_der();
         let rsa = RsaKeyPair::from_pkcs8(der).or_else(|_| RsaKeyPair::from_der(der));

@@ -22,6 +22,17 @@ pub struct TokenIdentity {
     pub device: Option<DeviceId>,
     /// Further claims; `None` if the token has none of them.
     pub grants: Option<Arc<Grants>>,
+    /// Times of the token.
+    pub term: TokenTerm,
+}
+
+/// Times of a token that matter as long as a connection uses it, in ms since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenTerm {
+    /// Time from which a login with the token is refused: `exp` with the leeway.
+    pub expires_ms: u64,
+    /// Time of issue (`iat`); `None` if the token names none.
+    pub issued_ms: Option<u64>,
 }
 
 /// Times between which a token is valid, in seconds since 1970.
@@ -53,7 +64,7 @@ impl Default for ClaimRules {
             audiences: Vec::new(),
             max_lifetime: Duration::ZERO,
             leeway: Duration::from_secs(30),
-            token_bytes_max: 8 * 1024,
+            token_bytes_max: 3_584,
         }
     }
 }
@@ -86,6 +97,11 @@ impl ClaimRules {
             user: UserId::new(&claims.sub).map_err(bad_id)?,
             device: claims.dev.as_deref().map(DeviceId::new).transpose().map_err(bad_id)?,
             grants: Grants::of(claims)?.map(Arc::new),
+            term: TokenTerm {
+                // The first second that `check_times` refuses.
+                expires_ms: until.saturating_add(self.leeway.as_secs() + 1).saturating_mul(1_000),
+                issued_ms: claims.iat.map(|iat| (iat * 1_000.0) as u64),
+            },
         };
         Ok((identity, validity))
     }
@@ -101,6 +117,15 @@ impl ClaimRules {
         }
         Ok(())
     }
+}
+
+/// Returns the identity that claims of a trusted source name, which need no issuer and no audience.
+///
+/// # Errors
+/// A claim is not well formed, or the claims are not valid at `wall_ms`.
+pub fn identity_of(claims: &Claims, wall_ms: u64) -> Result<TokenIdentity, TokenFault> {
+    let rules = ClaimRules { leeway: Duration::ZERO, ..ClaimRules::default() };
+    rules.check(claims, wall_ms / 1_000).map(|(identity, _)| identity)
 }
 
 #[cfg(test)]
@@ -132,6 +157,20 @@ mod tests {
         assert_eq!(at(1_000_060, json!({"iat": 900_000})), Some(TokenFault::TooLong));
         let later = json!({"iat": 1_900_000});
         assert_eq!(at(2_000_000, later), Some(TokenFault::TooLong), "a later time of issue hides nothing");
+    }
+
+    #[test]
+    fn term_ends_with_the_first_refused_second() {
+        let rules = ClaimRules::default();
+        let term = |claims: serde_json::Value, now_s| {
+            let claims = serde_json::from_value(claims).unwrap();
+            rules.check(&claims, now_s).map(|(identity, _)| identity.term)
+        };
+        let short = term(json!({"sub": "ann", "exp": 1_000_000, "iat": 999_000.5}), 1_000_030).unwrap();
+        assert_eq!(short, TokenTerm { expires_ms: 1_000_031_000, issued_ms: Some(999_000_500) });
+        assert_eq!(term(json!({"sub": "ann", "exp": 1_000_000}), 1_000_031), Err(TokenFault::Expired));
+        let endless = term(json!({"sub": "ann", "exp": u64::MAX, "iat": -1}), 1_000_000).unwrap();
+        assert_eq!(endless, TokenTerm { expires_ms: u64::MAX, issued_ms: Some(0) });
     }
 
     #[test]

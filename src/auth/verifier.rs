@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use data_encoding::BASE64URL_NOPAD;
@@ -21,7 +22,7 @@ use super::{
     keyring::Keyring,
     rules::{ClaimRules, TokenIdentity, Validity},
 };
-use crate::supervised;
+use crate::{live::Live, supervised};
 
 /// Most tokens that wait for a check of their signature or for a refresh of the keys; further ones are refused.
 const WAITING_MAX: usize = 4_096;
@@ -32,7 +33,7 @@ const CHECKS_MAX: usize = 8;
 /// Verifier of tokens.
 pub struct Verifier {
     keyring: Arc<Keyring>,
-    rules: ClaimRules,
+    rules: Live<ClaimRules>,
     verified: VerifiedTokens,
     checks: Semaphore,
     waiting: AtomicUsize,
@@ -87,7 +88,19 @@ impl Verifier {
     pub fn new(keyring: Arc<Keyring>, rules: ClaimRules) -> Self {
         let checks = thread::available_parallelism().map_or(1, |cores| cores.get()).min(CHECKS_MAX);
         let (verified, waiting) = (VerifiedTokens::default(), AtomicUsize::new(0));
-        Self { keyring, rules, verified, checks: Semaphore::new(checks), waiting }
+        Self { keyring, rules: Live::new(rules), verified, checks: Semaphore::new(checks), waiting }
+    }
+
+    /// Replaces the node's own keys and the rules; connections that are logged in stay.
+    pub fn replace(&self, own: Vec<TokenKey>, rules: ClaimRules) {
+        // In this order: tokens that were verified by the former rules are void with the new version of the keys.
+        self.rules.set(rules);
+        self.keyring.replace_own(own);
+    }
+
+    /// Returns the longest validity of a token by the rules in force; zero for no limit.
+    pub fn max_lifetime(&self) -> Duration {
+        self.rules.get().max_lifetime
     }
 
     /// Creates a verifier of HS256 tokens signed with `key`.
@@ -100,7 +113,7 @@ impl Verifier {
     /// # Errors
     /// The token is refused, for the reason given.
     pub fn verify(&self, token: &str, wall_ms: u64) -> Result<TokenIdentity, TokenFault> {
-        let head = Head::of(token, self.rules.token_bytes_max)?;
+        let head = Head::of(token, self.rules.get().token_bytes_max)?;
         let keys = self.keyring.set().find(head.id.as_deref(), head.algorithm)?;
         self.open(&keys, token, wall_ms).map(|(identity, _)| identity)
     }
@@ -112,7 +125,7 @@ impl Verifier {
     /// # Errors
     /// The token is refused, for the reason given; with [`TokenFault::Busy`] if too many tokens wait.
     pub async fn check(self: Arc<Self>, token: String, wall_ms: u64) -> Result<TokenIdentity, TokenFault> {
-        let head = Head::of(&token, self.rules.token_bytes_max)?;
+        let head = Head::of(&token, self.rules.get().token_bytes_max)?;
         let id = head.id.as_deref();
         let mut set = self.keyring.set();
         let mut found = set.find(id, head.algorithm);
@@ -130,7 +143,7 @@ impl Verifier {
         }
         let hash = cache::hash(&token);
         if let Some((identity, validity)) = self.verified.get(&hash, set.version) {
-            return self.rules.check_times(validity, wall_ms / 1_000).map(|()| identity);
+            return self.rules.get().check_times(validity, wall_ms / 1_000).map(|()| identity);
         }
         let _place = match place {
             Some(place) => place,
@@ -168,6 +181,6 @@ impl Verifier {
                 break;
             }
         }
-        self.rules.check(&opened?, wall_ms / 1_000)
+        self.rules.get().check(&opened?, wall_ms / 1_000)
     }
 }

@@ -45,6 +45,7 @@ impl NodeAnnouncement {
         }
         let (cluster, shards) = (Arc::clone(&broker.cluster), broker.shards().to_vec());
         NodeLease::new(cluster, lease, shards, move || self.info(), on_peers, broker.metrics.clone())
+            .with_devices(broker.devices)
     }
 
     fn info(&self) -> NodeInfo {

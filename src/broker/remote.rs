@@ -12,6 +12,7 @@ use crate::{
     link::BestEffortQueues,
     room::Rooms,
     scratch::Numbers,
+    storms::RoomStorms,
     supervised,
 };
 
@@ -30,6 +31,7 @@ impl RemoteServices {
     pub(super) fn start(
         local: &LocalDelivery,
         numbers: Arc<dyn Numbers>,
+        storms: Arc<RoomStorms>,
         feed: Box<dyn NodeFeed>,
         small_group_max: usize,
     ) -> (Arc<Rooms>, Self) {
@@ -39,6 +41,7 @@ impl RemoteServices {
         let peer = local.peer();
         let rooms = Arc::new(Rooms::among_others(
             numbers,
+            storms,
             Arc::clone(cluster),
             Arc::clone(directory),
             Arc::clone(&queues),

@@ -1,6 +1,9 @@
 //! Settings of the shards of a broker, and the context that shards get.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tidegate_protocol::machine::session;
 use tokio::runtime::Handle;
@@ -9,9 +12,16 @@ use super::Broker;
 use crate::{
     auth::Verifier,
     conversation::{read_budget::ReadBudget, recall::Recaller},
+    guard::{permits, profiles, rules::StoredRules},
+    hooks::Hooks,
     limiter::{Limiter, RateLimits},
+    limits::{RuleGuard, RuleSet},
+    live::Live,
+    load::GateSettings,
     net::upgrade,
-    shard::{self, Caps},
+    room_rules::RoomRules,
+    shard::{self, Caps, ConnSettings},
+    supervised,
 };
 
 /// Reads of clients that run at once on a node of a cluster, whose store answers many in one statement and bounds its
@@ -27,12 +37,18 @@ pub struct ShardSettings {
     pub seed: u64,
     /// Limits of sessions.
     pub limits: session::SessionLimits,
-    /// Most devices of a user that are connected at once; 0 for no limit.
-    pub devices_per_user: usize,
     /// Rate limits of addresses, users and devices.
     pub rates: RateLimits,
+    /// Rules of the operator.
+    pub rules: RuleSet,
+    /// Rules of live rooms.
+    pub room_rules: RoomRules,
+    /// Time base of the shards.
+    pub start: Instant,
     /// Limits of outboxes.
     pub caps: Caps,
+    /// Whether the gates refuse, and from which delay on.
+    pub gates: GateSettings,
     /// Largest number of bytes that wait in the mailbox of a shard.
     pub mailbox_bytes: usize,
     /// Longest time from the first byte of a frame to its last.
@@ -42,9 +58,11 @@ pub struct ShardSettings {
     /// Time for which input is discarded after the final frame.
     pub linger: Duration,
     /// Origins that may upgrade to WebSocket.
-    pub upgrade: upgrade::Policy,
+    pub upgrade: Arc<Live<upgrade::Policy>>,
     /// Token verifier.
     pub verifier: Arc<Verifier>,
+    /// Hooks in force.
+    pub hooks: Arc<Hooks>,
     /// Time within which a sender may recall a message.
     pub recall_within: Duration,
     /// Message id that triggers a panic in tests; empty for none.
@@ -54,20 +72,24 @@ pub struct ShardSettings {
 }
 
 impl ShardSettings {
-    /// Creates settings with the default limits of sessions, no limits on devices and rates, small buffers and deadlines of seconds.
+    /// Creates settings with the default limits of sessions, no limits on rates, small buffers and deadlines of seconds.
     pub fn new(verifier: Verifier) -> Self {
         Self {
             seed: 0,
             limits: session::SessionLimits::default(),
-            devices_per_user: 0,
             rates: RateLimits::default(),
+            rules: RuleSet::default(),
+            room_rules: RoomRules::default(),
+            start: Instant::now(),
             caps: Caps { control: 128 * 1024, data: 256 * 1024 },
+            gates: GateSettings::default(),
             mailbox_bytes: 1 << 20,
             frame_deadline: Duration::from_secs(10),
             write_deadline: Duration::from_secs(10),
             linger: Duration::from_secs(1),
-            upgrade: upgrade::Policy::default(),
+            upgrade: Arc::default(),
             verifier: Arc::new(verifier),
+            hooks: Arc::default(),
             recall_within: Duration::from_secs(120),
             panic_on_msg_id: String::new(),
             panic_in_shard: false,
@@ -76,25 +98,50 @@ impl ShardSettings {
 }
 
 impl Broker {
+    /// Creates the guard of the rules, and starts to ask for permits if there are other nodes.
+    fn rules(&self, settings: &ShardSettings) -> Arc<RuleGuard> {
+        let (file, metrics) = (&settings.rules, self.metrics.clone());
+        if !self.is_clustered {
+            return Arc::new(RuleGuard::new(file, metrics, settings.start));
+        }
+        let node = permits::node_hash(self.cluster.me.node.as_str());
+        let rules = Arc::new(RuleGuard::clustered(file, metrics.clone(), settings.start, node));
+        let carrying = permits::carry_asks(Arc::clone(&rules), Arc::clone(&self.cluster), metrics);
+        supervised::spawn("the permits of limits", carrying);
+        rules
+    }
+
     /// Creates the context of the first shard; the others differ in their index. Must run in a runtime.
     pub fn shard_context(&self, settings: ShardSettings) -> shard::Context {
         let me = &self.cluster.me;
+        let rules = self.rules(&settings);
+        self.cluster.guard.add_handler(Arc::new(StoredRules::new(Arc::clone(&rules))));
+        let keeping =
+            profiles::keep_profiles(Arc::clone(&rules), Arc::clone(&self.cluster), self.metrics.clone());
+        supervised::spawn("the histories of limits", keeping);
         shard::Context {
             index: 0,
             node: me.node.clone(),
             boot: me.boot,
             seed: settings.seed,
-            limits: settings.limits,
+            conn_settings: Arc::new(Live::new(ConnSettings {
+                limits: settings.limits,
+                caps: settings.caps,
+                frame_deadline: settings.frame_deadline,
+                write_deadline: settings.write_deadline,
+                linger: settings.linger,
+            })),
             small_group_max: self.small_group_max,
-            devices_per_user: settings.devices_per_user,
+            devices: self.devices,
             limiter: Arc::new(Limiter::new(settings.rates, self.metrics.clone())),
-            caps: settings.caps,
+            rules,
+            room_rules: Arc::new(Live::new(settings.room_rules)),
+            load: Arc::clone(&self.load),
+            gates: settings.gates,
             mailbox_bytes: settings.mailbox_bytes,
-            frame_deadline: settings.frame_deadline,
-            write_deadline: settings.write_deadline,
-            linger: settings.linger,
             upgrade: settings.upgrade,
             verifier: settings.verifier,
+            hooks: settings.hooks,
             assigner: Arc::clone(&self.assigner),
             directory: Arc::clone(&self.local.directory),
             handles: Arc::clone(&self.local.handles),
@@ -103,7 +150,10 @@ impl Broker {
             cluster: Arc::clone(&self.cluster),
             reads: Arc::new(ReadBudget::new(if self.is_clustered { READS_CLUSTERED } else { READS_SINGLE })),
             user_sends: Arc::default(),
-            recaller: Recaller { admin: self.admin.clone(), within: settings.recall_within },
+            recaller: Recaller {
+                admin: self.admin.clone(),
+                within: Arc::new(Live::new(settings.recall_within)),
+            },
             rooms: Arc::clone(&self.rooms),
             best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),
             runtime: Handle::current(),

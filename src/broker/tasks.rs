@@ -12,8 +12,10 @@ use tokio_util::sync::CancellationToken;
 use super::Broker;
 use crate::{
     bus::Bus,
-    delivery::{peer_queue::PeerQueues, router::Router},
+    cluster::{follow_blocks, follow_guard},
+    delivery::{notices::NoticeSender, peer_queue::PeerQueues, router::Router},
     fault::planted::{Planted, is_planted},
+    guard::Sentinel,
     ingest::{appender, intake::Outlets, recovery},
     large_group::publisher::GroupPublisher,
     login,
@@ -22,6 +24,7 @@ use crate::{
         assignment::{self, OwnerContext},
         dispatcher::Dispatcher,
         owner,
+        storm_actions::StormPorts,
     },
     routes::Route,
     supervised,
@@ -62,6 +65,14 @@ impl Broker {
         let (intake, cluster) = (Arc::clone(&self.intake), Arc::clone(&self.cluster));
         let append = appender::append_all(outlets.records, intake, cluster, self.local.dispatcher());
         let append = supervised::spawn("the log appender", append);
+        if self.remote.is_some() || !self.is_clustered {
+            let following = follow_blocks(Arc::clone(&self.cluster), !self.is_clustered);
+            supervised::spawn("the block lists", following);
+        }
+        if let Some(mirror) = self.cluster.storms.mirror() {
+            let mirroring = Arc::clone(mirror).run(Arc::clone(&self.cluster.ports.scratch));
+            supervised::spawn("the mirror of storm windows", mirroring);
+        }
         let logins = self.start_logins(outlets.logins);
         let recovery = self.is_clustered.then(|| {
             let recovery = recovery::ask_again(
@@ -73,6 +84,16 @@ impl Broker {
             );
             supervised::spawn("the recovery of answers", recovery)
         });
+        // Without services to other nodes there are none, or this is a simulation without clients.
+        if self.remote.is_some() || !self.is_clustered {
+            let following = Arc::clone(&self.connections).follow_revocations(self.is_clustered);
+            supervised::spawn("the revocations", following);
+            let following = follow_guard(Arc::clone(&self.cluster), self.metrics.clone());
+            supervised::spawn("the entries of the guard", following);
+            let (cluster, connections) = (Arc::clone(&self.cluster), Arc::clone(&self.connections));
+            let sentinel = Sentinel::new(cluster, connections, self.metrics.clone());
+            supervised::spawn("the evidence", sentinel.run());
+        }
         let mut group_publisher = None;
         let peer_queues = (self.is_clustered && owners.is_some())
             .then(|| PeerQueues::new(&self.cluster, self.metrics.clone()));
@@ -83,6 +104,7 @@ impl Broker {
                 logins,
                 dispatcher: self.dispatchers(peer_queues.clone(), group_publisher.clone()),
                 answered: self.is_clustered.then(|| Arc::clone(&self.answer_cache)),
+                storm_ports: Arc::new(self.storm_ports()),
                 settings,
                 metrics: self.metrics.clone(),
                 leaving: shutdown.clone(),
@@ -98,11 +120,20 @@ impl Broker {
         if let Some(remote) = &self.remote {
             let (cluster, subscriber) = (Arc::clone(&self.cluster), Arc::clone(&remote.subscriber));
             let local = self.local.clone();
-            let answering = login::answer_all(logins, cluster, subscriber, move || local.dispatcher());
+            let answering =
+                login::answer_all(logins, cluster, self.devices, subscriber, move || local.dispatcher());
             supervised::spawn("the answering of logins", answering);
             return None;
         }
         (!self.is_clustered).then_some(logins)
+    }
+
+    /// Returns what owners need to act on storms.
+    fn storm_ports(&self) -> StormPorts {
+        let (directory, shards) = (Arc::clone(&self.local.directory), Arc::clone(&self.local.handles));
+        let best_effort = self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort));
+        let notices = NoticeSender::new(directory, shards, best_effort, self.metrics.clone());
+        StormPorts { admin: self.admin.clone(), notices }
     }
 
     /// Returns a function that creates the output of one owner.

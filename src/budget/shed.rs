@@ -1,5 +1,7 @@
 //! Choice of the connections that a shard closes when memory is short.
 
+use std::cmp::Reverse;
+
 /// Bytes that one memory alarm frees on a shard, by closing at least [`CONNS_MIN`] and at most [`CONNS_MAX`]
 /// connections.
 const BYTES: usize = 4 << 20;
@@ -18,11 +20,14 @@ const CLIENTS_BYTES_MIN: usize = 1 << 20;
 pub(crate) struct Weight {
     /// Whether it is not logged in.
     pub(crate) is_stranger: bool,
+    /// Class of its user in live rooms: those of lower ones are closed first.
+    pub(crate) class: Reverse<u8>,
     /// Bytes that are freed when it is closed.
     pub(crate) bytes: usize,
 }
 
-/// Returns the connections to close, those that are not logged in first, then those that hold the most.
+/// Returns the connections to close, those that are not logged in first, then those of the lowest class, and of these
+/// the ones that hold the most.
 pub(crate) fn choose(mut conns: Vec<(Weight, u32)>) -> Vec<(Weight, u32)> {
     conns.retain(|(it, _)| it.bytes >= if it.is_stranger { 1 } else { CLIENT_BYTES_MIN });
     let of_clients: usize = conns.iter().filter(|(it, _)| !it.is_stranger).map(|(it, _)| it.bytes).sum();
@@ -50,7 +55,11 @@ mod tests {
     use super::*;
 
     fn conns(is_stranger: bool, bytes: usize, count: u32) -> Vec<(Weight, u32)> {
-        (0..count).map(|slot| (Weight { is_stranger, bytes }, slot)).collect()
+        of_class(0, is_stranger, bytes, count)
+    }
+
+    fn of_class(class: u8, is_stranger: bool, bytes: usize, count: u32) -> Vec<(Weight, u32)> {
+        (0..count).map(|slot| (Weight { is_stranger, class: Reverse(class), bytes }, slot)).collect()
     }
 
     #[test]
@@ -60,6 +69,20 @@ mod tests {
         assert!(chosen[..10].iter().all(|(it, _)| it.is_stranger));
         assert_eq!(chosen.len(), 16, "that frees 6 MiB");
         assert_eq!(choose(conns(false, 5_000, 1_000)).len(), 256);
+    }
+
+    #[test]
+    fn lower_classes_are_closed_first_whatever_the_others_hold() {
+        let all = [
+            of_class(3, false, 4 << 20, 10),
+            of_class(1, false, 8 << 10, 200),
+            of_class(0, false, 4 << 10, 20),
+        ];
+        let classes = |chosen: &[(Weight, u32)]| chosen.iter().map(|(it, _)| it.class.0).collect::<Vec<_>>();
+        let chosen = classes(&choose(all.concat()));
+        assert_eq!(chosen[..20], [0; 20]);
+        assert_eq!(chosen[20..220], [1; 200]);
+        assert_eq!(chosen[220..], [3], "1.6 MiB of the lower ones are not enough");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Blocking client of a node's admin port, and the command options that select the node.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use serde_json::Value;
@@ -9,9 +9,13 @@ use tokio::runtime::{Builder, Runtime};
 use super::{
     DataArg, find,
     http::{Connection, RESPONSE_TIMEOUT, Response},
-    key::{self, KeyArg},
+    key::KeyArg,
 };
 use crate::keys::SecretKey;
+
+mod target;
+
+pub(super) use self::target::{AdminTarget, target};
 
 /// Cure for a command that finds no node.
 pub(super) const OTHER_WAY: &str = "name its directory with --data or its admin port with --admin";
@@ -19,9 +23,9 @@ pub(super) const OTHER_WAY: &str = "name its directory with --data or its admin 
 /// Options that select a node's admin port and the form of the output.
 #[derive(clap::Args, Debug)]
 pub struct AdminArgs {
-    /// Admin address of a node; default: that of the node on --data
-    #[arg(long, value_name = "ADDRESS", value_parser = key::address)]
-    admin: Option<SocketAddr>,
+    /// Admin address of a node, with https:// before it if the port speaks TLS; default: that of the node on --data
+    #[arg(long, value_name = "ADDRESS", value_parser = target)]
+    admin: Option<AdminTarget>,
     /// Print the response of the admin port, as JSON
     #[arg(long)]
     json: bool,
@@ -38,14 +42,19 @@ impl AdminArgs {
         Ok((!self.printed_json(&body)).then_some(body))
     }
 
-    /// Sends a request to the admin port and returns status and body of the response.
+    /// Sends a request without a body to the admin port and returns status and body of the response.
     pub(super) fn request(&self, method: &str, path: &str) -> Result<(u16, Value)> {
-        let address = match self.admin {
-            Some(address) => address,
-            None => find::node(&self.data.data, OTHER_WAY)?.admin,
+        self.request_with(method, path, "")
+    }
+
+    /// Sends a request with a body, like [`Self::request`].
+    pub(super) fn request_with(&self, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
+        let target = match &self.admin {
+            Some(target) => target.clone(),
+            None => AdminTarget::of(&find::node(&self.data.data, OTHER_WAY)?),
         };
-        let key = self.key.key()?;
-        request(AdminClient::connect(&address.to_string())?.with_key(key), address, method, path)
+        let admin = AdminClient::open(&target, &self.key, RESPONSE_TIMEOUT)?;
+        request_with(admin, target.address, method, path, body)
     }
 
     /// Prints the body as JSON if `--json` was given, and returns whether it was.
@@ -59,12 +68,23 @@ impl AdminArgs {
 
 /// Sends a request without a body and returns status and body of the response.
 pub(super) fn request(
-    mut admin: AdminClient,
+    admin: AdminClient,
     address: SocketAddr,
     method: &str,
     path: &str,
 ) -> Result<(u16, Value)> {
-    let (status, body) = admin.request(method, path, "").with_context(|| format!("admin port {address}"))?;
+    request_with(admin, address, method, path, "")
+}
+
+fn request_with(
+    mut admin: AdminClient,
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Result<(u16, Value)> {
+    let (status, body) =
+        admin.request(method, path, body).with_context(|| format!("admin port {address}"))?;
     let body = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
     Ok((status, body))
 }
@@ -106,7 +126,18 @@ impl AdminClient {
     /// # Errors
     /// The node does not accept.
     pub fn connect(address: &str) -> Result<Self> {
-        Self::open(address, RESPONSE_TIMEOUT)
+        Self::over(address, Connection::open(address, RESPONSE_TIMEOUT))
+    }
+
+    /// Connects to an admin port, with TLS if it has any, to send the key of these options with each request.
+    ///
+    /// # Errors
+    /// The key can't be read, the node does not accept in time, or its certificate is not trusted.
+    pub(super) fn open(target: &AdminTarget, key: &KeyArg, timeout: Duration) -> Result<Self> {
+        let secret = key.key()?;
+        let AdminTarget { address, trust } = target;
+        let opened = Connection::open_to(*address, trust.as_ref(), key.authority(), timeout);
+        Ok(Self::over(target, opened)?.with_key(secret))
     }
 
     /// Connects to a node that may be gone or stalled; `timeout` limits the connect, and each response.
@@ -114,12 +145,12 @@ impl AdminClient {
     /// # Errors
     /// The node does not accept in time.
     pub fn connect_within(address: SocketAddr, timeout: Duration) -> Result<Self> {
-        Self::open(&address.to_string(), timeout)
+        Self::over(address, Connection::open(&address.to_string(), timeout))
     }
 
-    fn open(address: &str, timeout: Duration) -> Result<Self> {
+    fn over(address: impl fmt::Display, opened: impl Future<Output = Result<Connection>>) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let connection = runtime.block_on(Connection::open(address, timeout));
+        let connection = runtime.block_on(opened);
         Ok(Self {
             connection: connection.with_context(|| format!("admin port {address}"))?,
             key: None,

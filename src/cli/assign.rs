@@ -6,7 +6,8 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::http::Connection;
+pub use super::http::host_port;
+use super::http::{Connection, TlsClient};
 
 /// Time for one node to reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
@@ -38,9 +39,22 @@ impl Assigned {
     /// # Errors
     /// None answers, or the first that does refuses the token.
     pub async fn ask(urls: &[String], token: &str, query: &str) -> anyhow::Result<Self> {
+        Self::ask_over(urls, None, token, query).await
+    }
+
+    /// Queries `urls` as [`Assigned::ask`] does, over TLS if it is given.
+    ///
+    /// # Errors
+    /// As [`Assigned::ask`].
+    pub(super) async fn ask_over(
+        urls: &[String],
+        tls: Option<&TlsClient>,
+        token: &str,
+        query: &str,
+    ) -> anyhow::Result<Self> {
         let mut why = anyhow::anyhow!("no URL to query was given");
         for url in urls {
-            let reply = timeout(REPLY_TIMEOUT, ask_one(host_port(url)?, token, query)).await;
+            let reply = timeout(REPLY_TIMEOUT, Box::pin(ask_one(&host_port(url)?, tls, token, query))).await;
             match reply.context("no answer in time").and_then(|reply| reply) {
                 Ok(Reply::Assigned(assigned)) => return Ok(assigned),
                 Ok(Reply::Refused(status, body)) => bail!("{url}: {status}: {}", body.trim()),
@@ -56,37 +70,11 @@ enum Reply {
     Refused(u16, String),
 }
 
-async fn ask_one(address: &str, token: &str, query: &str) -> anyhow::Result<Reply> {
-    let mut connection = Connection::open(address, REPLY_TIMEOUT).await?;
+async fn ask_one(address: &str, tls: Option<&TlsClient>, token: &str, query: &str) -> anyhow::Result<Reply> {
+    let mut connection = Connection::open_client(address, tls, REPLY_TIMEOUT).await?;
     let (status, body) = connection.get_as(&format!("/v1/assign{query}"), token).await?;
     match status {
         200 => Ok(Reply::Assigned(serde_json::from_str(&body)?)),
         status => Ok(Reply::Refused(status, body)),
-    }
-}
-
-/// Returns host and port of `http://h:1`, `ws://h:1/x`, `tcp://h:1` or `h:1`.
-///
-/// # Errors
-/// The URL needs TLS, which this client does not support.
-pub fn host_port(url: &str) -> anyhow::Result<&str> {
-    let rest = match url.split_once("://") {
-        Some(("http" | "ws" | "tcp", rest)) => rest,
-        Some((scheme, _)) => bail!("{url}: {scheme} is not supported; use http, ws or tcp"),
-        None => url,
-    };
-    Ok(rest.split('/').next().unwrap_or(rest))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn host_port_is_taken_from_every_supported_url() {
-        for url in ["http://h:1", "http://h:1/", "ws://h:1/v1/ws", "tcp://h:1", "h:1"] {
-            assert_eq!(host_port(url).expect("a supported scheme"), "h:1", "{url}");
-        }
-        assert!(host_port("wss://h:1").expect_err("TLS").to_string().contains("wss"));
     }
 }

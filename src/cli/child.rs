@@ -39,6 +39,8 @@ fn is_alive(pid: u32) -> bool {
 pub(super) fn command() -> anyhow::Result<Command> {
     let mut command = Command::new(env::current_exe().context("the program has no name")?);
     command.args(["serve", "--leave-with", &std::process::id().to_string()]);
+    // People read the logs of these nodes.
+    command.args(["--set", "log.format=text"]);
     Ok(command)
 }
 

@@ -9,15 +9,18 @@ use tidegate_protocol::{
     codec::{self, Decoded, Framing},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Message, client::IntoClientRequest, http::HeaderValue},
 };
+use tokio_util::either::Either;
 
 use super::{
-    assign::{Assigned, host_port},
+    assign::Assigned,
     find,
+    http::{TlsArgs, TlsClient, connect_client, host_port, is_tls},
 };
 use crate::auth;
 
@@ -30,13 +33,15 @@ pub struct LoginArgs {
     /// User to log in as
     #[arg(long)]
     pub user: String,
-    /// Address of the node, if it does not run on the data directory
+    /// Address of the node, if it does not run on the data directory; with wss:// before it for TLS
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) server: Option<String>,
-    /// Client port, as http://host:port, that is asked which node to log in to; may be repeated, the first that
-    /// answers is used
+    /// Client port, as http://host:port or https://host:port, that is asked which node to log in to; may be repeated, the
+    /// first that answers is used
     #[arg(long, value_name = "URL", conflicts_with = "server")]
     pub(super) assign: Vec<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
     #[command(flatten)]
     data: super::DataArg,
 }
@@ -47,9 +52,16 @@ impl LoginArgs {
         user: String,
         server: Option<String>,
         assign: Vec<String>,
+        tls: TlsArgs,
         data: super::DataArg,
     ) -> Self {
-        Self { user, server, assign, data }
+        Self { user, server, assign, tls, data }
+    }
+
+    /// Returns how TLS is spoken; `None` if it is not.
+    fn tls(&self) -> anyhow::Result<Option<TlsClient>> {
+        let addresses: Vec<String> = self.server.iter().chain(&self.assign).cloned().collect();
+        self.tls.client(&addresses)
     }
 
     /// Signs a token with the key of the data directory.
@@ -62,9 +74,12 @@ impl LoginArgs {
     }
 }
 
+/// WebSocket with or without TLS.
+type Socket = WebSocketStream<Either<TcpStream, Box<TlsStream<TcpStream>>>>;
+
 /// Connection that is logged in.
 pub struct Client {
-    socket: WebSocketStream<TcpStream>,
+    socket: Socket,
     /// Reply of the broker to the login.
     pub welcome: pb::Welcome,
 }
@@ -82,7 +97,8 @@ impl Client {
             };
             return Self::login_at(&server, args, device).await;
         }
-        let assigned = Assigned::ask(&args.assign, &args.token()?, "?transport=ws").await?;
+        let assigned =
+            Assigned::ask_over(&args.assign, args.tls()?.as_ref(), &args.token()?, "?transport=ws").await?;
         if assigned.stale {
             eprintln!("Redis unavailable; the nodes are those that were last seen");
         }
@@ -113,24 +129,43 @@ impl Client {
     }
 
     async fn login_at(address: &str, args: &LoginArgs, device: &str) -> anyhow::Result<Self> {
+        // A node may name one with TLS, although it was asked without.
+        let tls = args.tls()?.or_else(|| is_tls(address).then(TlsClient::default));
         let hello =
             pb::Hello { version: 1, token: args.token()?, device: device.to_owned(), ..Default::default() };
         // Boxed, because the futures of all callers contain it.
-        Box::pin(Self::connect(host_port(address)?, hello)).await
+        Box::pin(Self::connect(&host_port(address)?, tls.as_ref(), hello)).await
     }
 
-    /// Logs in at a host:port with this first frame.
+    /// Logs in at a host:port with this first frame, over TLS if it is given.
     ///
     /// # Errors
     /// Nothing answers, or the broker refuses the login; the text names the cure.
-    pub(super) async fn connect(server: &str, hello: pb::Hello) -> anyhow::Result<Self> {
+    pub(super) async fn connect(
+        server: &str,
+        tls: Option<&TlsClient>,
+        hello: pb::Hello,
+    ) -> anyhow::Result<Self> {
         let stream =
             TcpStream::connect(server).await.with_context(|| format!("no node answers at {server}"))?;
         stream.set_nodelay(true)?;
+        let stream = match tls {
+            None => Either::Left(stream),
+            Some(tls) => {
+                let secure = timeout(REPLY_TIMEOUT, connect_client(stream, server, tls)).await;
+                let late = || format!("{server} did not complete the TLS handshake in time");
+                Either::Right(Box::new(secure.with_context(late)??))
+            }
+        };
+        // The scheme is not sent.
         let mut request = format!("ws://{server}/").into_client_request()?;
         let headers = request.headers_mut();
         headers.insert("Sec-WebSocket-Protocol", HeaderValue::from_static("tidegate.v1.json"));
-        let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await?;
+        let opened = tokio_tungstenite::client_async(request, stream).await;
+        let (mut socket, _) = opened.with_context(|| match tls {
+            Some(_) => format!("{server} accepts no WebSocket"),
+            None => format!("{server} accepts no WebSocket; if it speaks TLS alone, add --tls"),
+        })?;
         send(&mut socket, 1, ClientBody::Hello(hello)).await?;
         match next_in_time(&mut socket).await?.body {
             Some(ServerBody::Welcome(welcome)) => Ok(Self { socket, welcome }),
@@ -149,7 +184,11 @@ impl Client {
     /// Resets the connection, as a network that fails does: what has arrived and was not read is gone.
     pub(super) fn reset(self) {
         // Best effort: without the option, the rest in the buffer alone makes the kernel send a reset.
-        SockRef::from(self.socket.get_ref()).set_linger(Some(Duration::ZERO)).ok();
+        let stream = match self.socket.get_ref() {
+            Either::Left(stream) => stream,
+            Either::Right(secure) => secure.get_ref().0,
+        };
+        SockRef::from(stream).set_linger(Some(Duration::ZERO)).ok();
     }
 
     /// Waits without a time limit for the next frame, and returns it.
@@ -169,17 +208,17 @@ impl Client {
     }
 }
 
-async fn send(socket: &mut WebSocketStream<TcpStream>, id: u64, body: ClientBody) -> anyhow::Result<()> {
+async fn send(socket: &mut Socket, id: u64, body: ClientBody) -> anyhow::Result<()> {
     let mut out = Vec::new();
     codec::encode_client(&pb::ClientFrame { id, body: Some(body) }, Framing::Json, &mut out);
     Ok(socket.send(Message::text(String::from_utf8(out)?)).await?)
 }
 
-async fn next_in_time(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::ServerFrame> {
-    tokio::time::timeout(REPLY_TIMEOUT, next(socket)).await.context("the broker did not answer in time")?
+async fn next_in_time(socket: &mut Socket) -> anyhow::Result<pb::ServerFrame> {
+    timeout(REPLY_TIMEOUT, next(socket)).await.context("the broker did not answer in time")?
 }
 
-async fn next(socket: &mut WebSocketStream<TcpStream>) -> anyhow::Result<pb::ServerFrame> {
+async fn next(socket: &mut Socket) -> anyhow::Result<pb::ServerFrame> {
     loop {
         let message = socket.next().await.context("the broker closed the connection")??;
         let payload = match &message {

@@ -71,7 +71,14 @@ fn subdirectories(data: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// There is no key, or it can't be read.
 pub(super) fn key(data: &Path) -> io::Result<Vec<u8>> {
-    match read_addresses(data).ok().flatten().and_then(|node| node.key_file) {
+    let node = read_addresses(data).ok().flatten();
+    if node.as_ref().is_some_and(|node| !node.has_secret) {
+        return Err(io::Error::other(
+            "the node there verifies tokens with auth.key_files or auth.jwks_url alone, so a token of `tidegate` would be \
+             refused; sign one with `tidegate token mint USER --key FILE --kid KID` and a private key of these",
+        ));
+    }
+    match node.and_then(|node| node.key_file) {
         Some(file) => auth::read_key(&file),
         None => auth::load_key(data),
     }
@@ -108,7 +115,15 @@ mod tests {
 
     fn write(folder: &Path, client: SocketAddr, key_file: Option<PathBuf>) {
         fs::create_dir_all(folder).unwrap();
-        let addresses = Addresses { client, admin: client, monitor: None, pid: 1, key_file };
+        let addresses = Addresses {
+            client,
+            admin: client,
+            monitor: None,
+            pid: 1,
+            admin_certificate: None,
+            has_secret: true,
+            key_file,
+        };
         fs::write(folder.join(NODE_FILE), serde_json::to_vec(&addresses).unwrap()).unwrap();
     }
 

@@ -1,9 +1,9 @@
 //! HTTP client for the ports of a node: admin, probes, and `GET /v1/assign` on a client port.
 //!
-//! HTTP/1.1 without TLS, on hyper's low-level connection: the client needs no pool, proxy or redirects, and adds no
-//! crates to those of the server side.
+//! HTTP/1.1 on hyper's low-level connection: the client needs no pool, proxy or redirects, and adds no crates to those
+//! of the server side.
 
-use std::time::Duration;
+use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -14,7 +14,21 @@ use hyper::{
     header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::JoinHandle,
+    time::timeout,
+};
+
+mod client_port;
+mod secure;
+
+pub(in crate::cli) use self::secure::connect_client;
+pub use self::{
+    client_port::{TlsArgs, TlsClient, host_port, is_tls},
+    secure::Trust,
+};
 
 /// Default time for a node to accept, and to answer; longer than a node waits for an event (`tail --events`).
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,9 +57,52 @@ impl Connection {
         let connect = async {
             let stream = TcpStream::connect(host).await?;
             stream.set_nodelay(true)?;
-            anyhow::Ok(http1::handshake(TokioIo::new(stream)).await?)
+            anyhow::Ok(stream)
         };
-        let (sender, connection) = within(timeout, connect).await?;
+        let stream = within(timeout, connect).await?;
+        Self::over(stream, host, timeout).await
+    }
+
+    /// Connects to a client port at `host`, a host and port, over TLS if it is given.
+    ///
+    /// # Errors
+    /// The node does not accept in time, or its certificate is not trusted.
+    pub(super) async fn open_client(host: &str, tls: Option<&TlsClient>, timeout: Duration) -> Result<Self> {
+        let Some(tls) = tls else { return Self::open(host, timeout).await };
+        let connect = async {
+            let stream = TcpStream::connect(host).await?;
+            stream.set_nodelay(true)?;
+            connect_client(stream, host, tls).await
+        };
+        let stream = within(timeout, connect).await?;
+        Self::over(stream, host, timeout).await
+    }
+
+    /// Connects to an admin port, with TLS if it has any; `authority` is the file of `--ca`.
+    ///
+    /// # Errors
+    /// The node does not accept in time, or its certificate is not trusted.
+    pub(super) async fn open_to(
+        address: SocketAddr,
+        trust: Option<&Trust>,
+        authority: Option<&Path>,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let Some(trust) = trust else { return Self::open(&address.to_string(), timeout).await };
+        let connect = async {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            secure::connect(stream, address, trust, authority).await
+        };
+        let stream = within(timeout, connect).await?;
+        Self::over(stream, &address.to_string(), timeout).await
+    }
+
+    async fn over<S>(stream: S, host: &str, timeout: Duration) -> Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // The request that waits for a response gets the error.
         let driver = tokio::spawn(async move { connection.await.unwrap_or_default() });
         Ok(Self { host: host.to_owned(), timeout, sender, driver })

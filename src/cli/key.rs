@@ -1,7 +1,7 @@
 //! `tidegate key`: creates, lists and revokes keys of the admin port, in the file that nodes read them from.
 //!
-//! Keys are created on the host only, and not over the network, so that a stolen key can't create another one. Durable
-//! revocation for all nodes, through the store, belongs here once a store has it; until then nodes share the file.
+//! Keys are created on the host only, and not over the network, so that a stolen key can't create another one. The admin
+//! API lists and revokes them too.
 
 use std::{
     fmt::Write as _,
@@ -11,17 +11,16 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use serde_json::json;
 use tidegate_protocol::id::check_id;
 
 mod arg;
 
 pub use self::arg::KeyArg;
-pub(super) use self::arg::address;
 use crate::{
     clock::{rfc3339, wall_ms},
     config::Config,
-    keys::{KEYS_MAX, KeyEntry, KeyFileLock, Network, Scope, SecretKey, load_keys},
+    keys::{KEYS_MAX, KeyEntry, KeyFileLock, Scope, SecretKey, load_keys},
+    networks::Network,
     private,
 };
 
@@ -80,8 +79,8 @@ Scopes:
   read      nodes, presence, events, groups and their members, without the content of messages;
             every other scope except evidence includes it
   groups    create, change and delete groups
-  users     connections of users, and tokens of a node for development
-  operate   drain, weight, traces
+  users     close connections, revoke tokens, change block lists; tokens for development
+  operate   drain, weight, traces, settings; lists and revokes keys
   content, messages, evidence   no route needs them yet";
 
 /// Arguments of `tidegate key list`.
@@ -219,17 +218,8 @@ fn list(args: &ListArgs) -> anyhow::Result<()> {
     let path = args.file.path()?;
     let entries = load_keys(&path).with_context(|| unusable(&path))?;
     if args.json {
-        for entry in entries {
-            let networks: Vec<String> = entry.networks.iter().map(Network::to_string).collect();
-            let state = state(&entry);
-            println!(
-                "{}",
-                json!({
-                    "id": entry.id, "name": entry.name, "scopes": entry.scopes, "state": state, "networks": networks,
-                    "createdMs": entry.created_ms, "expiresMs": entry.expires_ms, "revokedMs": entry.revoked_ms,
-                })
-            );
-        }
+        let now = wall_ms();
+        entries.iter().for_each(|entry| println!("{}", entry.view(now)));
         return Ok(());
     }
     print!("{}", table(&entries));
@@ -271,17 +261,10 @@ fn scopes(entry: &KeyEntry) -> String {
     entry.scopes.iter().map(|scope| scope.name()).collect::<Vec<_>>().join(",")
 }
 
-fn state(entry: &KeyEntry) -> &'static str {
-    match entry.revoked_ms {
-        Some(_) => "revoked",
-        None if entry.has_expired(wall_ms()) => "expired",
-        None => "in force",
-    }
-}
-
 fn table(entries: &[KeyEntry]) -> String {
     let mut rows =
         vec![["ID", "NAME", "SCOPES", "STATE", "CREATED", "EXPIRES", "NETWORKS"].map(String::from)];
+    let now = wall_ms();
     for entry in entries {
         let day = |ms: u64| rfc3339(ms).chars().take(10).collect::<String>();
         let networks: Vec<String> = entry.networks.iter().map(Network::to_string).collect();
@@ -289,7 +272,7 @@ fn table(entries: &[KeyEntry]) -> String {
             entry.id.clone(),
             entry.name.clone(),
             scopes(entry),
-            state(entry).to_owned(),
+            entry.state(now).to_owned(),
             day(entry.created_ms),
             entry.expires_ms.map_or_else(|| "never".to_owned(), day),
             if networks.is_empty() { "any".to_owned() } else { networks.join(",") },

@@ -8,12 +8,18 @@ use tidegate_protocol::id::check_id;
 
 use super::{
     DataArg,
-    admin::{AdminArgs, AdminClient, OTHER_WAY, accepted, request, text},
+    admin::{AdminArgs, AdminClient, AdminTarget, OTHER_WAY, accepted, request, target, text},
     drain, find,
-    key::{self, KeyArg},
+    key::KeyArg,
 };
 
+mod bans;
+mod limits;
+pub mod storms;
 mod watch;
+
+pub use bans::{BansArgs, bans};
+pub use limits::{LimitsArgs, limits};
 
 /// Arguments of `tidegate where`.
 #[derive(clap::Args, Debug)]
@@ -33,9 +39,10 @@ pub struct NodesArgs {
     /// Stop after this many tables
     #[arg(long, requires = "watch", value_name = "TABLES")]
     count: Option<u64>,
-    /// Admin address of a node; may be repeated, the first that answers is used; default: those of the nodes on --data
-    #[arg(long, value_name = "ADDRESS", value_parser = key::address)]
-    admin: Vec<SocketAddr>,
+    /// Admin address of a node, with https:// before it if the port speaks TLS; may be repeated, the first that answers is
+    /// used; default: those of the nodes on --data
+    #[arg(long, value_name = "ADDRESS", value_parser = target)]
+    admin: Vec<AdminTarget>,
     /// Print the response of the admin port, as JSON
     #[arg(long)]
     json: bool,
@@ -69,17 +76,17 @@ pub fn nodes(args: &NodesArgs) -> anyhow::Result<()> {
 impl NodesArgs {
     /// Returns the node list of the first node that answers, with its address; queries `first` before the others.
     fn fetch(&self, first: Option<SocketAddr>) -> anyhow::Result<(SocketAddr, Value)> {
-        let mut addresses = self.admin.clone();
-        if addresses.is_empty() {
+        let mut targets = self.admin.clone();
+        if targets.is_empty() {
             let found = find::nodes(&self.data.data, OTHER_WAY)?;
-            addresses.extend(found.iter().map(|node| node.admin));
+            targets.extend(found.iter().map(AdminTarget::of));
         }
-        addresses.sort_by_key(|address| Some(*address) != first);
-        let (key, mut why) = (self.key.key()?, None);
-        for address in addresses {
-            let admin = AdminClient::connect_within(address, REPLY_TIMEOUT);
-            let reply =
-                admin.and_then(|admin| request(admin.with_key(key.clone()), address, "GET", "/v1/nodes"));
+        targets.sort_by_key(|target| Some(target.address) != first);
+        let mut why = None;
+        for target in targets {
+            let address = target.address;
+            let admin = AdminClient::open(&target, &self.key, REPLY_TIMEOUT);
+            let reply = admin.and_then(|admin| request(admin, address, "GET", "/v1/nodes"));
             match reply.and_then(accepted) {
                 Ok(list) => return Ok((address, list)),
                 Err(error) => why = why.or(Some(error)),

@@ -7,14 +7,14 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tidegate_protocol::machine::drain::DrainOutcome;
 use tokio::sync::watch;
 
+pub(super) mod banner;
 mod signals;
 
 use self::signals::Signals;
-use super::banner;
 use crate::{
     budget::{Admission, raise_open_files},
     config::Config,
-    log_limit::{LogLines, limit_panics},
+    log_limit::{self, announce},
     node::Node,
     private,
 };
@@ -55,18 +55,18 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let waits = watch::Sender::new(false);
     let signals = Signals::listen(waits.subscribe())?;
     args.leave_with.map_or(Ok(()), leave_with)?;
-    let level = tracing_subscriber::EnvFilter::try_from_env("TIDEGATE_LOG");
-    let level = level.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,fjall=warn,lsm_tree=warn"));
-    let colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours);
-    log.event_format(LogLines::new(colours)).with_writer(std::io::stderr).init();
-    limit_panics();
     let mut sets = args.set.clone();
     sets.extend(args.data.iter().map(|data| format!("node.data={}", data.display())));
     sets.extend(args.listen.iter().map(|address| format!("listen.client={address}")));
     sets.extend(args.admin.iter().map(|address| format!("listen.admin={address}")));
     sets.extend(args.shards.iter().map(|shards| format!("node.shards={shards}")));
     let mut config = Config::load(args.config.as_deref(), &sets)?;
+    log_limit::start(&config.log, std::io::stderr().is_terminal())
+        .map_err(|why| anyhow::anyhow!("the log can't be started: {why}"))?;
+    log_limit::limit_panics();
+    if config.node.ids == 0 {
+        log_limit::set_node(&config.node.id);
+    }
     // Only `tidegate up` names itself.
     config.admin.may_abort = args.leave_with.is_some();
     if let Some(why) = super::plan::grace_problem(&config) {
@@ -77,6 +77,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         tracing::warn!("{why}");
     }
     let node = Node::start(&config, &waits)?;
+    log_limit::set_node(node.id());
     signals.drain_on_signal(&node);
     greet(&node, &config);
     let outcome = match node.wait() {
@@ -84,12 +85,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Err(why) => anyhow::bail!(why),
     };
     match outcome {
-        DrainOutcome::Drained => eprintln!("stopped: every client got everything"),
+        DrainOutcome::Drained => announce("stopped: every client got everything"),
         DrainOutcome::Cut(conns) => {
-            eprintln!("stopped: the deadline cut {conns} connections (drain.deadline_ms)")
+            announce(&format!("stopped: the deadline cut {conns} connections (drain.deadline_ms)"))
         }
         DrainOutcome::Fast(conns) => {
-            eprintln!("stopped early by a second signal: {conns} connections were cut")
+            announce(&format!("stopped early by a second signal: {conns} connections were cut"))
         }
     }
     Ok(ExitCode::from(outcome.exit_code()))
@@ -119,19 +120,30 @@ fn too_few_files(config: &Config) -> Option<String> {
 fn greet(node: &Node, config: &Config) {
     let client = node.addresses.client;
     let data = config.node.data.display();
-    println!("tidegate {} node {}", env!("CARGO_PKG_VERSION"), node.id());
-    println!("  clients  ws://{client}  tcp://{client}  (WebSocket, protobuf frames, JSON lines)");
-    println!("  admin    http://{}  (console, groups, health, metrics)", node.addresses.admin);
-    println!("  data     {data}");
+    banner::line(format_args!("tidegate {} node {}", env!("CARGO_PKG_VERSION"), node.id()));
+    let schemes = if config.is_encrypted() { ["wss", "tls"] } else { ["ws", "tcp"] };
+    let [websocket, stream] = schemes.map(|scheme| format!("{scheme}://{client}"));
+    banner::line(format_args!("  clients  {websocket}  {stream}  (WebSocket, protobuf frames, JSON lines)"));
+    banner::line(format_args!(
+        "  admin    {}  (console, groups, health, metrics)",
+        node.addresses.admin_url()
+    ));
+    banner::line(format_args!("  data     {data}"));
     if !node.durable {
-        println!();
-        println!("  MESSAGES ARE IN MEMORY ONLY: a restart loses them (node.store = memory).");
+        banner::line("");
+        banner::line(format_args!(
+            "  MESSAGES ARE IN MEMORY ONLY: a restart loses them (node.store = memory)."
+        ));
     }
     let data = match config.node.data.to_str() {
         Some("tidegate-data") | None => String::new(),
         Some(other) => format!(" --data {}", banner::quoted(other)),
     };
-    banner::console(config.console(), config.is_development(), &node.addresses.admin.to_string());
+    banner::console(config.console(), config.is_development(), &node.addresses.admin_url());
+    if !node.addresses.has_secret {
+        // Only the operator's own issuer has a key that signs tokens.
+        return;
+    }
     let program = banner::program();
     let is_own = config.auth.has_own_secret() && config.node.profile == "single";
     let key = (is_own && client.ip().is_loopback()).then_some(node.token_key.as_slice());
@@ -139,9 +151,13 @@ fn greet(node: &Node, config: &Config) {
     if !client.ip().is_loopback() {
         return;
     }
-    println!();
-    println!("  or in two more terminals:");
-    println!("    {program} tail --user bob{data}");
-    println!("    {program} send --user alice --to bob{data} hello");
-    println!("  or by hand: docs/quickstart.md (nc {} {})", client.ip(), client.port());
+    banner::line("");
+    if config.is_encrypted() {
+        banner::line(format_args!("  by hand: docs/tls.md (openssl s_client -connect {client})"));
+        return;
+    }
+    banner::line(format_args!("  or in two more terminals:"));
+    banner::line(format_args!("    {program} tail --user bob{data}"));
+    banner::line(format_args!("    {program} send --user alice --to bob{data} hello"));
+    banner::line(format_args!("  or by hand: docs/quickstart.md (nc {} {})", client.ip(), client.port()));
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::Write,
-    net::SocketAddr,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -16,8 +16,10 @@ use tokio::task::JoinSet;
 
 use super::{
     DataArg,
+    admin::{AdminTarget, target},
     client::{Client, LoginArgs, explain},
-    key::{self, KeyArg},
+    http::TlsArgs,
+    key::KeyArg,
 };
 
 mod events;
@@ -29,14 +31,14 @@ pub struct Args {
     #[arg(long, required_unless_present = "events")]
     user: Option<String>,
     /// Show node events instead: online, offline, read markers, blocked chains, audit (docs/events.md)
-    #[arg(long, conflicts_with_all = ["user", "room", "device", "server", "assign"])]
+    #[arg(long, conflicts_with_all = ["user", "room", "device", "server", "assign", "tls", "server_name"])]
     events: bool,
     /// With --events: start with the events that the nodes still keep
     #[arg(long, requires = "events")]
     kept: bool,
-    /// With --events: admin address of a node; may be repeated; default: those of all nodes on --data
-    #[arg(long, value_name = "ADDRESS", requires = "events", value_parser = key::address)]
-    admin: Vec<SocketAddr>,
+    /// With --events: admin address of a node, with https:// before it if the port speaks TLS; may be repeated; default: those of all nodes on --data
+    #[arg(long, value_name = "ADDRESS", requires = "events", value_parser = target)]
+    admin: Vec<AdminTarget>,
     /// Live room to join; may be repeated
     #[arg(long, value_name = "ROOM")]
     room: Vec<String>,
@@ -46,17 +48,33 @@ pub struct Args {
     /// Stop after this many pushes or events
     #[arg(long)]
     count: Option<u64>,
-    /// Address of the node, if it does not run on the data directory
+    /// Address of the node, if it does not run on the data directory; with wss:// before it for TLS
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<String>,
-    /// Client port, as http://host:port, that is asked which node to log in to; may be repeated, the first that
-    /// answers is used
+    /// Client port, as http://host:port or https://host:port, that is asked which node to log in to; may be repeated, the
+    /// first that answers is used
     #[arg(long, value_name = "URL", conflicts_with = "server")]
     assign: Vec<String>,
+    /// Speak TLS to the node, whose authority --ca names; an address with wss://, tls:// or https:// before it does the
+    /// same
+    #[arg(long)]
+    tls: bool,
+    /// Name that the node's certificate has to be valid for, with TLS; default: the host of the address
+    #[arg(long, value_name = "NAME")]
+    server_name: Option<String>,
     #[command(flatten)]
     key: KeyArg,
     #[command(flatten)]
     data: DataArg,
+}
+
+impl Args {
+    fn login(&self, user: String) -> LoginArgs {
+        let addresses: Vec<String> = self.server.iter().chain(&self.assign).cloned().collect();
+        let authority = self.key.authority().map(Path::to_owned);
+        let tls = TlsArgs::new(self.tls, authority, self.server_name.clone(), &addresses);
+        LoginArgs::new(user, self.server.clone(), self.assign.clone(), tls, self.data.clone())
+    }
 }
 
 /// Login, rooms and device of the followed user.
@@ -83,7 +101,7 @@ const PULL_MESSAGES: u32 = 100;
 pub fn run(args: &Args) -> anyhow::Result<()> {
     // Without --events clap requires a user.
     let Some(user) = args.user.clone().filter(|_| !args.events) else { return events::follow(args) };
-    let login = LoginArgs::new(user, args.server.clone(), args.assign.clone(), args.data.clone());
+    let login = args.login(user);
     let left = args.count.unwrap_or(u64::MAX);
     let args = &FollowOptions { login, room: args.room.clone(), device: args.device.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    net::SocketAddr,
 };
 
 use anyhow::{Context as _, bail};
@@ -12,9 +11,10 @@ use tidegate_protocol::id::check_id;
 
 use super::{
     DataArg,
-    admin::{AdminClient, refusal},
+    admin::{AdminClient, AdminTarget, refusal, target},
     find,
-    key::{self, KeyArg},
+    http::RESPONSE_TIMEOUT,
+    key::KeyArg,
 };
 
 /// Arguments of `tidegate trace`.
@@ -24,9 +24,9 @@ pub struct Args {
     /// Id of a message, or name of a user
     #[arg(value_name = "MSG|USER")]
     name: String,
-    /// Admin address of a node, which queries the others; may be repeated; default: that of a node on --data
-    #[arg(long, value_name = "ADDRESS", value_parser = key::address)]
-    admin: Vec<SocketAddr>,
+    /// Admin address of a node, with https:// before it if the port speaks TLS; it queries the others; may be repeated; default: that of a node on --data
+    #[arg(long, value_name = "ADDRESS", value_parser = target)]
+    admin: Vec<AdminTarget>,
     /// Print the steps as JSON, one per line
     #[arg(long)]
     json: bool,
@@ -47,10 +47,10 @@ node collects the steps of the others; times are by the clock of each node.";
 /// No node answers, or the name is no id.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     check_id(&args.name).with_context(|| format!("{:?}", args.name))?;
-    let (key, mut nodes) = (args.key.key()?, Vec::new());
-    for address in addresses(args)? {
-        match AdminClient::connect(&address.to_string()) {
-            Ok(admin) => nodes.push(admin.with_key(key.clone())),
+    let mut nodes = Vec::new();
+    for target in targets(args)? {
+        match AdminClient::open(&target, &args.key, RESPONSE_TIMEOUT) {
+            Ok(admin) => nodes.push(admin),
             // The other nodes may still answer.
             Err(error) => eprintln!("{error:#}"),
         }
@@ -79,12 +79,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
+fn targets(args: &Args) -> anyhow::Result<Vec<AdminTarget>> {
     if !args.admin.is_empty() {
         return Ok(args.admin.clone());
     }
     let other_way = "name its directory with --data or the admin ports with --admin";
-    Ok(vec![find::node(&args.data.data, other_way)?.admin])
+    Ok(vec![AdminTarget::of(&find::node(&args.data.data, other_way)?)])
 }
 
 /// Returns the steps that a node collected, each with the name of its node; all nodes watch `name` from now on.

@@ -22,8 +22,8 @@ use tokio::{
 };
 
 use super::{
-    banner,
     child::{self, START_MAX},
+    serve::banner,
     topics,
 };
 use crate::{
@@ -324,11 +324,18 @@ fn greet(
     addresses: &[Addresses],
 ) -> anyhow::Result<()> {
     let program = banner::program();
-    println!();
-    println!("tidegate {}: a cluster of {} nodes", env!("CARGO_PKG_VERSION"), members.len());
+    banner::line("");
+    banner::line(format_args!(
+        "tidegate {}: a cluster of {} nodes",
+        env!("CARGO_PKG_VERSION"),
+        members.len()
+    ));
     for (member, at) in members.iter().zip(addresses) {
         let (name, data) = (&member.name, member.data.display());
-        println!("  {name:<3} clients {}  admin http://{}  pid {}  data {data}", at.client, at.admin, at.pid);
+        banner::line(format_args!(
+            "  {name:<3} clients {}  admin http://{}  pid {}  data {data}",
+            at.client, at.admin, at.pid
+        ));
     }
     let (Some(first), Some(last), Some(at)) = (members.first(), members.last(), addresses.first()) else {
         return Ok(());
@@ -337,23 +344,23 @@ fn greet(
         .map(|path| banner::quoted(&path.to_string_lossy()).into_owned());
     let own = args.data.join(KEY_FILE).canonicalize().ok().filter(|own| *own == config.auth.key_file);
     let own = own.map(|own| auth::read_key(&own)).transpose().context("the token key")?;
-    banner::console(config.console(), config.is_development(), &at.admin.to_string());
+    banner::console(config.console(), config.is_development(), &at.admin_url());
     banner::tokens(own.as_deref(), &format!("{program} token alice --data {one}"));
-    println!();
-    println!("  or in more terminals:");
-    println!("    {program} tail --user bob --data {all}");
-    println!("    {program} send --user alice --to bob --data {data} hello");
-    println!("    {program} where bob --data {all}");
-    println!("    {program} nodes --data {all}");
-    println!("    {program} owners --data {all}");
+    banner::line("");
+    banner::line(format_args!("  or in more terminals:"));
+    banner::line(format_args!("    {program} tail --user bob --data {all}"));
+    banner::line(format_args!("    {program} send --user alice --to bob --data {data} hello"));
+    banner::line(format_args!("    {program} where bob --data {all}"));
+    banner::line(format_args!("    {program} nodes --data {all}"));
+    banner::line(format_args!("    {program} owners --data {all}"));
     if members.len() > 1 {
         println!(
             "    kill -9 {}     crashes {}; bob reconnects elsewhere, others take over",
             at.pid, first.name
         );
     }
-    println!();
-    println!("  Ctrl-C stops all nodes.");
+    banner::line("");
+    banner::line(format_args!("  Ctrl-C stops all nodes."));
     Ok(())
 }
 

@@ -98,6 +98,20 @@ impl Unarchived {
         }
     }
 
+    /// Waits until a local owner of the partition has archived everything below an offset.
+    pub async fn wait_offset(&self, partition: u32, offset: u64) {
+        loop {
+            let mut moved = std::pin::pin!(self.moved.notified());
+            // Enabled before the check, so that no change in between is missed.
+            moved.as_mut().enable();
+            let has_archived = |it: &OwnerOffsets| it.partition == partition && it.archived >= offset;
+            if self.owners().marks.values().any(has_archived) {
+                return;
+            }
+            moved.await;
+        }
+    }
+
     /// Returns the archived offsets of local owners that have archived all that a predecessor can have published. Also
     /// returns the unarchived offsets of recently ended owners, some published after eviction.
     pub fn archived_up_to(&self) -> ArchivedUpTo {

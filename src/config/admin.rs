@@ -17,6 +17,14 @@ pub struct AdminConfig {
     /// Allows a `listen.admin` that is not loopback although keys and answers are not encrypted: TLS ends in front of it,
     /// or the network is trusted.
     pub allow_plaintext: bool,
+    /// Certificate of the admin port with its chain (PEM), which may be that of the client port. Changed files are read
+    /// within two seconds. Empty: no TLS.
+    pub tls_cert: PathBuf,
+    /// Private key of the certificate (PEM).
+    pub tls_key: PathBuf,
+    /// Whether `listen.monitor` speaks TLS with this certificate, too; the probes of an orchestrator then need the scheme
+    /// HTTPS.
+    pub tls_monitor: bool,
     /// File of the audit log, created with mode 600. Empty: `audit.jsonl` in node.data.
     pub audit_file: PathBuf,
     /// Most bytes of the audit log. Its file is rotated at a quarter of them; three older ones are kept.
@@ -26,7 +34,7 @@ pub struct AdminConfig {
     pub console: String,
     /// Whether the node is for development: `yes`, `no` or `auto`. Such a node creates tokens for its console, cuts
     /// connections on request, and lets web pages on loopback connect. `yes` needs a loopback `listen.client`. `auto`:
-    /// yes if `listen.client` is loopback and the other settings of `listen`, `tls`, `assign.addresses`, `auth.key_file`,
+    /// yes if `listen.client` is loopback and the other settings of `listen`, `tls`, `admin.tls_cert`, `assign.addresses`, `auth.key_file`,
     /// `auth.key_files`, `auth.jwks_url` and `node.profile` have their defaults.
     pub development: String,
     /// Whether the console may crash the node; for `tidegate up`.
@@ -64,12 +72,22 @@ impl Default for AdminConfig {
         Self {
             keys_file: PathBuf::new(),
             allow_plaintext: false,
+            tls_cert: PathBuf::new(),
+            tls_key: PathBuf::new(),
+            tls_monitor: false,
             audit_file: PathBuf::new(),
             audit_bytes_max: 32 << 20,
             console: "auto".into(),
             development: "auto".into(),
             may_abort: false,
         }
+    }
+}
+
+impl AdminConfig {
+    /// Returns whether the admin port speaks TLS.
+    pub fn is_encrypted(&self) -> bool {
+        !self.tls_cert.as_os_str().is_empty()
     }
 }
 
@@ -90,6 +108,7 @@ impl Config {
                     && listen.proxies.is_empty()
                     && listen.forwarders.is_empty()
                     && !self.tls.is_on()
+                    && !self.admin.is_encrypted()
             }
             _ => false,
         };
@@ -122,9 +141,18 @@ impl Config {
              made, or listen on loopback",
         );
         need(
-            is_loopback || !has_keys || admin.allow_plaintext,
-            "listen.admin: not a loopback address, and keys would cross the network unencrypted; set \
-             admin.allow_plaintext=true if TLS ends in front of it or the network is trusted, or listen on loopback",
+            is_loopback || !has_keys || admin.allow_plaintext || admin.is_encrypted(),
+            "listen.admin: not a loopback address, and keys would cross the network unencrypted; set admin.tls_cert and \
+             admin.tls_key, or admin.allow_plaintext=true if TLS ends in front of it or the network is trusted, or listen on \
+             loopback",
+        );
+        need(
+            admin.is_encrypted() != admin.tls_key.as_os_str().is_empty(),
+            "admin: tls_cert and tls_key go together; set both or none",
+        );
+        need(
+            !admin.tls_monitor || (admin.is_encrypted() && !self.listen.monitor.is_empty()),
+            "admin.tls_monitor: needs admin.tls_cert and listen.monitor",
         );
         need(
             (1 << 16..=1 << 40).contains(&admin.audit_bytes_max),

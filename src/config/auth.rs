@@ -20,7 +20,8 @@ pub struct AuthConfig {
     /// URL of a set of public keys (JWKS), such as that of an identity provider; `https`, or `http` on loopback.
     /// Empty: none.
     pub jwks_url: String,
-    /// PEM file of the authority that signed the certificate of auth.jwks_url. Empty: the authorities of the system.
+    /// PEM file of the authority that signed the certificate of auth.jwks_url, read again with each refresh. Empty: the
+    /// authorities of the system.
     pub jwks_ca_file: PathBuf,
     /// Whether auth.jwks_url may be `http` to another machine. Who can change that traffic can log in as any user.
     pub jwks_insecure: bool,
@@ -28,7 +29,7 @@ pub struct AuthConfig {
     pub jwks_refresh_s: u64,
     /// Shortest time between refreshes that tokens with an unknown `kid` cause.
     pub jwks_cooldown_s: u64,
-    /// Time for which a key stays valid after it vanished from the set.
+    /// Time for which a key stays valid after it vanished from the set, unless the node restarts.
     pub jwks_keep_s: u64,
     /// Longest time of one download of the set.
     pub jwks_timeout_ms: u64,
@@ -42,7 +43,7 @@ pub struct AuthConfig {
     pub max_lifetime_s: u64,
     /// Tolerated difference between the clocks of the issuer and the node.
     pub leeway_s: u64,
-    /// Largest token in bytes. One for a login must also fit into limits.hello_bytes_max.
+    /// Largest token in bytes, at least 256 less than limits.hello_bytes_max: a hello carries it.
     pub token_bytes_max: usize,
 }
 
@@ -63,7 +64,7 @@ impl Default for AuthConfig {
             audiences: Vec::new(),
             max_lifetime_s: 0,
             leeway_s: 30,
-            token_bytes_max: 8 * 1024,
+            token_bytes_max: 3_584,
         }
     }
 }

@@ -35,6 +35,9 @@ impl Config {
         self.redis.check(&mut need);
         self.postgres.check(&mut need);
         self.trace.check(&mut need);
+        self.storm.check(&self.node.profile, &mut need);
+        self.rooms.check(&mut need);
+        self.overload.check(&mut need);
         self.log.check(&mut need);
         need(self.socket.user_timeout_ms <= 3_600_000, "socket.user_timeout_ms: at most one hour");
         let positive = [
@@ -67,14 +70,7 @@ impl Config {
             (8..=3_650).contains(&self.retention.keys_days),
             "retention.keys_days: between 8 and 3650; clients may retry for 7 days",
         );
-        need(
-            cfg!(debug_assertions) || (self.fault.panic_on_msg_id.is_empty() && self.fault.rules_max == 0),
-            "fault.panic_on_msg_id, fault.rules_max: not available in a release build; remove them",
-        );
-        need(
-            ["", "connection", "shard", "owner"].contains(&self.fault.panic_in.as_str()),
-            "fault.panic_in: `connection`, `shard` or `owner`",
-        );
+        self.fault.check(&mut need);
     }
 }
 
@@ -84,6 +80,12 @@ impl Config {
         let (node, kafka) = (&self.node, &self.kafka);
         self.check_admin(need);
         self.auth.check(need);
+        need(
+            self.auth.token_bytes_max + 256 <= self.limits.hello_bytes_max,
+            "auth.token_bytes_max: at least 256 less than limits.hello_bytes_max, or a login can't carry such a token; raise that one too",
+        );
+        self.hooks.check(self.timing.handshake_ms, &self.listen.origins, need);
+        self.login.check(need);
         need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         let brokers = !kafka.brokers.is_empty() || !kafka.node_brokers.is_empty();
         match node.profile.as_str() {
@@ -159,6 +161,17 @@ impl ListenConfig {
 }
 
 impl FaultConfig {
+    fn check(&self, need: &mut impl FnMut(bool, &str)) {
+        need(
+            cfg!(debug_assertions) || (self.panic_on_msg_id.is_empty() && self.rules_max == 0),
+            "fault.panic_on_msg_id, fault.rules_max: not available in a release build; remove them",
+        );
+        need(
+            ["", "connection", "shard", "owner"].contains(&self.panic_in.as_str()),
+            "fault.panic_in: `connection`, `shard` or `owner`",
+        );
+    }
+
     /// Returns the message id that causes a panic in `part`; empty if the fault is not set or for another part.
     pub fn panic_on_msg_id_in(&self, part: &str) -> String {
         let planned = if self.panic_in.is_empty() { "connection" } else { &self.panic_in };
@@ -214,4 +227,11 @@ impl LimitsConfig {
         need(limits.control_bytes_max >= 4096, "limits.control_bytes_max: at least 4096 bytes");
         need(limits.window_max > 0, "limits.window_max: at least 1");
     }
+}
+
+/// Returns why these settings are refused; empty if they are accepted.
+#[cfg(test)]
+pub(crate) fn problem(sets: &[&str]) -> String {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    Config::load(None, &sets).err().map(|error| error.to_string()).unwrap_or_default()
 }

@@ -263,12 +263,7 @@ impl KafkaConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
-
-    fn problem(sets: &[&str]) -> String {
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        Config::load(None, &sets).err().map(|error| error.to_string()).unwrap_or_default()
-    }
+    use super::super::check::problem;
 
     #[test]
     fn cluster_needs_brokers_and_single_refuses_them() {

@@ -25,11 +25,16 @@ pub struct LinkConfig {
     pub tls_cert: PathBuf,
     /// Private key of the certificate (PEM).
     pub tls_key: PathBuf,
-    /// Authority that signed the certificates of all nodes (PEM).
+    /// Authority that signed the certificates of all nodes (PEM). Without link.tls_name it should sign no others: a
+    /// certificate with an extended key usage must include serverAuth, and one with none counts as a node's.
     pub tls_ca: PathBuf,
     /// Name for which the certificates of all nodes are valid, where their addresses change, as those of pods do.
     /// Empty: each is valid for its advertised host.
     pub tls_name: String,
+    /// Use of the certificates: `required`, all connections have TLS; `prefer`, this node calls peers with TLS and accepts
+    /// callers without; `accept`, it calls peers without TLS and accepts both. To switch a running cluster to TLS, restart
+    /// all nodes with `accept`, then with `prefer`, then with `required`.
+    pub tls_mode: String,
     /// Bytes queued per peer: once for pushes and replies, once for queries, and once for best-effort messages (live
     /// rooms, signals, marks). More are not delivered.
     pub queue_bytes: usize,
@@ -47,6 +52,7 @@ impl Default for LinkConfig {
             tls_key: PathBuf::new(),
             tls_ca: PathBuf::new(),
             tls_name: String::new(),
+            tls_mode: "required".into(),
             queue_bytes: 8 * 1024 * 1024,
             timeout_ms: 1_000,
         }
@@ -75,6 +81,19 @@ impl LinkConfig {
         need(
             self.tls_name.is_empty() || (tls[0] && is_host(&self.tls_name)),
             "link.tls_name: a host name, together with link.tls_cert, link.tls_key and link.tls_ca",
+        );
+        let is_plain_accepted = self.tls_mode != "required";
+        need(
+            ["required", "prefer", "accept"].contains(&self.tls_mode.as_str()),
+            "link.tls_mode: `required`, `prefer` or `accept`",
+        );
+        need(
+            !is_plain_accepted || tls[0],
+            "link.tls_mode: `prefer` and `accept` need link.tls_cert, link.tls_key and link.tls_ca",
+        );
+        need(
+            !is_plain_accepted || self.listen.ip().is_loopback() || given(&self.secret_file),
+            "link.tls_mode: `prefer` and `accept` need link.secret_file, which authenticates callers without a certificate",
         );
         need(
             self.listen.ip().is_loopback() || tls[2] || given(&self.secret_file),

@@ -1,12 +1,14 @@
-//! Section `[log]`: version of the ledger's rules, and when messages are acked.
+//! Section `[log]`: version of the ledger's rules, when messages are acked, and the log on stderr.
 
-use std::time::Duration;
+use std::{io::IsTerminal as _, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
+use tracing_subscriber::EnvFilter;
 
-/// Version of the ledger's rules, and when messages are acked; see "A new version" in `docs/cluster.md`.
+/// Version of the ledger's rules, when messages are acked (see "A new version" in `docs/cluster.md`), and the log on
+/// stderr.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct LogConfig {
@@ -27,6 +29,20 @@ pub struct LogConfig {
     /// With `decided`: allows fewer than three copies. A broker that is lost then takes acked messages with it; only
     /// for a cluster that may lose messages.
     pub allow_one_copy: bool,
+    /// Lines on stderr: `text`; `json`, one object a line; `auto`: `text` in a terminal, `json` elsewhere.
+    pub format: String,
+    /// Filter of the lines on stderr, such as `info` or `warn,tidegate::login=debug`. The environment variable
+    /// `TIDEGATE_LOG` wins.
+    pub filter: String,
+}
+
+/// Form of the lines on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
 impl Default for LogConfig {
@@ -37,6 +53,8 @@ impl Default for LogConfig {
             answer: ANSWER_ARCHIVED.into(),
             archive_first_ms: 10_000,
             allow_one_copy: false,
+            format: FORMAT_AUTO.into(),
+            filter: "info,fjall=warn,lsm_tree=warn".into(),
         }
     }
 }
@@ -44,6 +62,9 @@ impl Default for LogConfig {
 const RULES_NEWEST: &str = "newest";
 const ANSWER_DECIDED: &str = "decided";
 const ANSWER_ARCHIVED: &str = "archived";
+const FORMAT_AUTO: &str = "auto";
+const FORMAT_JSON: &str = "json";
+const FORMAT_TEXT: &str = "text";
 
 impl LogConfig {
     /// Returns the newest version to switch to; `None` if the setting names no version that this build knows.
@@ -51,6 +72,16 @@ impl LogConfig {
         match self.rules.as_str() {
             RULES_NEWEST => Some(LEDGER_NEWEST),
             number => number.parse().ok().filter(|version| (1..=LEDGER_NEWEST).contains(version)),
+        }
+    }
+
+    /// Returns the form of the lines on stderr.
+    pub fn format(&self) -> LogFormat {
+        match self.format.as_str() {
+            FORMAT_JSON => LogFormat::Json,
+            FORMAT_TEXT => LogFormat::Text,
+            _ if std::io::stderr().is_terminal() => LogFormat::Text,
+            _ => LogFormat::Json,
         }
     }
 
@@ -87,6 +118,13 @@ impl LogConfig {
             "log.answer: `decided` or `archived`",
         );
         need(self.archive_first_ms <= 86_400_000, "log.archive_first_ms: at most a day");
+        need(
+            [FORMAT_AUTO, FORMAT_JSON, FORMAT_TEXT].contains(&self.format.as_str()),
+            "log.format: `auto`, `text` or `json`",
+        );
+        if let Err(error) = EnvFilter::try_new(&self.filter) {
+            need(false, &format!("log.filter: {error}; write a level, or target=level, separated by commas"));
+        }
     }
 }
 

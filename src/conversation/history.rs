@@ -88,15 +88,8 @@ async fn view(
     above: BeyondHead,
 ) -> Result<(View, Option<u64>), Refusal> {
     let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(store_unavailable)?;
-    let direct = pull.conversation.is_direct_of(&reader.user);
     let Some(summary) = summary else {
-        return Err(if direct {
-            (Code::NotYet, "the conversation has no messages yet")
-        } else if above.may_exist(store, &pull.conversation).await? {
-            NOT_STORED
-        } else {
-            (Code::NotAMember, "")
-        });
+        return Err(above.no_conversation(store, &reader.user, &pull.conversation).await);
     };
     let archived = summary.archived;
     let member_view = summary.member_view.ok_or_else(|| above.not_a_member(archived))?;

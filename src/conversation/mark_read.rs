@@ -81,6 +81,7 @@ impl Devices {
             frame: Arc::new(frame),
             origin: Some(actor),
             tracked: false,
+            class: 0,
         };
         let Some(shards) = self.shards.get() else { return };
         for shard in self.directory.user(user).iter() {

@@ -58,23 +58,39 @@ impl BeyondHead {
         }
     }
 
-    /// Returns whether there may be a conversation that the store lacks altogether, as a copy from before its creation
-    /// does.
-    pub(crate) async fn may_exist(
+    /// Returns the refusal for a conversation that the store lacks altogether, as a copy from before its creation does.
+    pub(crate) async fn no_conversation(
         self,
         store: &dyn Store,
+        user: &UserId,
         conversation: &ConversationId,
-    ) -> Result<bool, Refusal> {
-        let Self::NothingIfArchived { partition, .. } = self else { return Ok(self.may_be_more(None)) };
-        let archived = store.archived_without(partition, conversation).await.map_err(store_unavailable)?;
-        // It may have been archived since the store was found to lack it.
-        Ok(self.may_be_more(archived))
+    ) -> Refusal {
+        let archived = match self {
+            // It may have been archived since the store was found to lack it.
+            Self::NothingIfArchived { partition, .. } => {
+                match store.archived_without(partition, conversation).await {
+                    Ok(archived) => archived,
+                    Err(error) => return store_unavailable(error),
+                }
+            }
+            _ => None,
+        };
+        if self.may_be_more(archived) {
+            NOT_STORED
+        } else if conversation.is_direct_of(user) {
+            NO_MESSAGES
+        } else {
+            (Code::NotAMember, "")
+        }
     }
 }
 
 /// Refusal of a seq that may not be stored yet.
 pub(crate) const NOT_STORED: Refusal =
     (Code::NotYet, "this may not be stored yet, and nothing was changed; retry");
+
+/// Refusal of a direct conversation without a message.
+pub(crate) const NO_MESSAGES: Refusal = (Code::NotYet, "the conversation has no messages yet");
 
 /// Returns the position at `seq`, limited to the seqs that the user may see; `None` unless it is above `current`.
 ///
@@ -125,15 +141,8 @@ pub(crate) async fn checked_view(
     seq: u64,
 ) -> Result<View, Refusal> {
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
-    let direct = conversation.is_direct_of(user);
     let Some(summary) = summary else {
-        return Err(if direct {
-            (Code::NotYet, "the conversation has no messages yet")
-        } else if above.may_exist(store, conversation).await? {
-            NOT_STORED
-        } else {
-            (Code::NotAMember, "")
-        });
+        return Err(above.no_conversation(store, user, conversation).await);
     };
     let member_view = summary.member_view.ok_or(above.not_a_member(summary.archived))?;
     let view = View::new(conversation, &summary.head, &member_view);

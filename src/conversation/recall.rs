@@ -3,7 +3,7 @@
 //!
 //! The clock is used only before the append: the ledger's answer is a function of the log (ADR 3).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
@@ -14,12 +14,13 @@ use tidegate_protocol::{
 };
 
 use super::{
-    read_position::{BeyondHead, NOT_STORED},
+    read_position::{BeyondHead, NO_MESSAGES},
     refusal::store_unavailable,
     unread::View,
 };
 use crate::{
     ingest::admin::Admin,
+    live::Live,
     mail::Refusal,
     store::{Direction, MemberView, PageQuery, Store, StoredRow},
 };
@@ -30,7 +31,7 @@ pub struct Recaller {
     /// Sender of records to the log.
     pub admin: Admin,
     /// Time within which a sender may recall a message; owners and admins of a group have no limit.
-    pub within: Duration,
+    pub within: Arc<Live<Duration>>,
 }
 
 /// Outcome of the check of a permitted recall.
@@ -70,7 +71,8 @@ impl Recaller {
             return Err((Code::Forbidden, "only its sender or an admin of the group can recall a message"));
         }
         let age = Duration::from_millis(now_ms.saturating_sub(found.row.time));
-        if !leads && (self.within.is_zero() || age > self.within) {
+        let within = *self.within.get();
+        if !leads && (within.is_zero() || age > within) {
             return Err((Code::TooLate, ""));
         }
         Ok(RecallOutcome::Allowed(Recall { conversation: conversation.clone(), seq, by: Some(user.clone()) }))
@@ -108,11 +110,8 @@ async fn find(
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let nothing = (Code::NotFound, "there is no message with this seq");
     let Some(summary) = summary else {
-        return Err(match (above.may_exist(store, conversation).await?, conversation.is_direct_of(user)) {
-            (true, _) => NOT_STORED,
-            (false, true) => nothing,
-            (false, false) => (Code::NotAMember, ""),
-        });
+        let refusal = above.no_conversation(store, user, conversation).await;
+        return Err(if refusal == NO_MESSAGES { nothing } else { refusal });
     };
     let is_in = summary.member_view.filter(|it| it.member.is_in());
     let member_view = is_in.ok_or(above.not_a_member(summary.archived))?;

@@ -1,5 +1,5 @@
-//! Best-effort messages to other nodes, outside the log: signals, and marker updates for a user's devices. Never
-//! awaited.
+//! Best-effort messages to other nodes, outside the log: signals, notices, and marker updates for a user's devices.
+//! Never awaited.
 //!
 //! The nodes of users are found by their routes, with one lookup for many messages, and each node gets a signal for
 //! those users only that have a session there. While the routes are unavailable, messages go to all peers, for all
@@ -29,7 +29,7 @@ use crate::{
 /// Messages that may wait for the lookup; further ones are dropped.
 const QUEUE_ITEMS_MAX: usize = 4_096;
 
-/// Messages that may wait when a signal is accepted; the rest of the queue is for marks.
+/// Messages that may wait when a signal or notice is accepted; the rest of the queue is for marks.
 const QUEUE_SIGNALS_MAX: usize = 3_072;
 
 /// Messages taken from the queue together.
@@ -46,14 +46,14 @@ pub struct BestEffortSender {
 
 /// Queued message, before the nodes are looked up.
 struct QueuedItem {
-    /// Message; a signal without its users.
+    /// Message; a signal or notice without its users.
     message: BestEffortMessage,
     recipients: Recipients,
 }
 
 /// Users that a message is for.
 enum Recipients {
-    /// Users of a direct conversation, or the user of a mark.
+    /// Users of a direct conversation or a notice, or the user of a mark.
     Few(Vec<UserId>),
     /// Members of a group, shared with the shard that looked them up.
     Members(Arc<HashSet<UserId>>),
@@ -99,6 +99,17 @@ impl BestEffortSender {
         let has_room = self.items.capacity() > QUEUE_ITEMS_MAX - QUEUE_SIGNALS_MAX;
         if !has_room || self.items.try_send(QueuedItem { message, recipients }).is_err() {
             self.metrics.signals_dropped.increment(1);
+        }
+    }
+
+    /// Sends a notice about a conversation to the nodes of these users.
+    pub fn notice(&self, conversation: &ConversationId, users: &[UserId], frame: &PushFrame) {
+        let (conversation, frame) = (conversation.clone(), Bytes::copy_from_slice(frame.proto()));
+        let message = BestEffortMessage::Notice { conversation, users: Vec::new(), frame };
+        let recipients = Recipients::Few(users.to_vec());
+        let has_room = self.items.capacity() > QUEUE_ITEMS_MAX - QUEUE_SIGNALS_MAX;
+        if !has_room || self.items.try_send(QueuedItem { message, recipients }).is_err() {
+            self.metrics.storm_notices_dropped.increment(1);
         }
     }
 
@@ -196,6 +207,11 @@ impl QueuedItem {
     fn message_for(&self, recipients: Vec<UserId>) -> BestEffortMessage {
         match &self.message {
             BestEffortMessage::Signal { conversation, frame, .. } => BestEffortMessage::Signal {
+                conversation: conversation.clone(),
+                users: recipients,
+                frame: frame.clone(),
+            },
+            BestEffortMessage::Notice { conversation, frame, .. } => BestEffortMessage::Notice {
                 conversation: conversation.clone(),
                 users: recipients,
                 frame: frame.clone(),

@@ -2,16 +2,17 @@
 //!
 //! An owner passes on what it has archived, and the routes are read after that. A login reads the store after its route
 //! is registered, so one of the two sees the other. Nothing here is on the path of an ack. While the routes can't be
-//! read, pushes go to all peers.
+//! read or may be incomplete, pushes go to all peers, and to nodes that the routes name but this node has not
+//! discovered (flaw S82).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tidegate_protocol::{
     id::{DeviceId, UserId},
     trace::TraceContext,
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 
 use super::{
     peer_queue::PeerQueues,
@@ -20,13 +21,16 @@ use super::{
 use crate::{
     cluster::Cluster,
     link::{Answer, PeerPush, SentBy, Target},
-    routes::NodeBoot,
+    routes::{NodeBoot, NodeRow},
     supervised,
     trace::traceparent,
 };
 
 /// Batches that may wait for the lookup; beyond that, the owner waits.
 const QUEUE_BATCHES_MAX: usize = 64;
+
+/// Timeout of the lookup of undiscovered nodes: routes that don't answer must not hold up pushes to the others.
+const UNDISCOVERED_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Approximate number of pushes looked up together.
 const LOOKUP_PUSHES_MAX: usize = 4_096;
@@ -101,25 +105,47 @@ impl RouterTask {
                 tracing::debug!(%error, "routes unavailable; pushing to all peers");
                 None
             });
-            let found = match by_user {
-                Some(by_user) => split_by_node(&batch, &by_user),
-                None => self.broadcast(&batch),
-            };
-            for (to, pushes) in found {
-                self.peer_queues.pushes(&to, pushes);
+            match by_user {
+                Some(by_user) => self.queue(split_by_node(&batch, &by_user)),
+                None => {
+                    let discovered = self.cluster.peers.others();
+                    self.queue(broadcast(&batch, &discovered));
+                    self.queue(self.undiscovered(&batch, &discovered).await);
+                }
             }
             self.peer_queues.on_looked_up(batches);
         }
     }
 
-    fn broadcast(&self, batch: &[RemotePush]) -> BTreeMap<NodeBoot, Vec<PeerPush>> {
-        let others = self.cluster.peers.others();
-        let everywhere: Vec<PeerPush> = batch
-            .iter()
-            .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))
-            .collect();
-        others.iter().map(|row| (row.info.boot.clone(), everywhere.clone())).collect()
+    fn queue(&self, pushes: BTreeMap<NodeBoot, Vec<PeerPush>>) {
+        for (to, pushes) in pushes {
+            self.peer_queues.pushes(&to, pushes);
+        }
     }
+
+    /// Returns the pushes to nodes that have a route and are not among the discovered ones: such a run began after the
+    /// last list of peers was fetched, or is known by its routes only.
+    async fn undiscovered(
+        &self,
+        batch: &[RemotePush],
+        discovered: &[NodeRow],
+    ) -> BTreeMap<NodeBoot, Vec<PeerPush>> {
+        let users = batch.iter().flat_map(|push| push.users.iter()).collect();
+        let lookup = user_sessions::rows(&self.cluster, users);
+        let Ok(Ok(by_user)) = timeout(UNDISCOVERED_TIMEOUT, lookup).await else { return BTreeMap::new() };
+        let mut found = split_by_node(batch, &by_user);
+        found.retain(|run, _| discovered.iter().all(|row| row.info.boot != *run));
+        found
+    }
+}
+
+/// Returns the pushes to all sessions of their users on all discovered nodes.
+fn broadcast(batch: &[RemotePush], discovered: &[NodeRow]) -> BTreeMap<NodeBoot, Vec<PeerPush>> {
+    let everywhere: Vec<PeerPush> = batch
+        .iter()
+        .map(|push| delivery(push, push.users.iter().cloned().map(Target::Anywhere).collect()))
+        .collect();
+    discovered.iter().map(|row| (row.info.boot.clone(), everywhere.clone())).collect()
 }
 
 /// Groups the pushes by node, in the order of the batch.

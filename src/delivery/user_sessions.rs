@@ -29,6 +29,14 @@ pub(super) async fn lookup(
     if cluster.peers.may_be_incomplete() && !is_planted(Planted::IncompleteRoutesTrusted) {
         return Ok(None);
     }
+    rows(cluster, users).await.map(Some)
+}
+
+/// Looks up the sessions of `users` on other nodes, although the routes may be incomplete.
+///
+/// # Errors
+/// Fails at the first call that the routes do not answer.
+pub(super) async fn rows(cluster: &Cluster, users: BTreeSet<&UserId>) -> Result<UserSessions, RoutesError> {
     let users: Vec<UserId> = users.into_iter().cloned().collect();
     let mut by_user = UserSessions::new();
     for page in users.chunks(LOOKUP_USERS_MAX) {
@@ -45,5 +53,5 @@ pub(super) async fn lookup(
             }
         }
     }
-    Ok(Some(by_user))
+    Ok(by_user)
 }

@@ -1,20 +1,24 @@
 //! Encoding of keys and values on disk, format version 2. Keys sort like their parts; ids contain no zero bytes.
 
+mod guard;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use prost::encoding::{decode_varint, encode_varint};
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, NodeId, UserId},
+    id::{ConversationId, DeviceId, NodeId, UserId},
     machine::ledger::{Device, Head, Key, Member, Row, Stay},
     record::{Body, Hash16, Origin, Position, Record, Role, Rules},
     settings::{Retention, Search, Unread, UserSettings},
 };
 
+pub(crate) use self::guard::*;
 use super::DatabaseError;
 use crate::{
     bus::TopicId,
+    revocation::{Revocation, RevokedTokens},
     store::{Fence, Hidden, Mark, StoredRow, UserState},
 };
 
@@ -39,6 +43,8 @@ pub(crate) enum Pair {
     OfUser = b'u' as isize,
     /// Personal state: user, conversation → user state.
     Mark = b'r' as isize,
+    /// Block: user, blocked user → version and time.
+    Block = b'b' as isize,
 }
 
 /// Encodes a key as kind, `first`, zero byte, `second`.
@@ -87,6 +93,60 @@ pub(crate) fn mark_key(conversation: &ConversationId, user: &UserId) -> Vec<u8> 
 /// Returns the key of a user's settings, for all devices.
 pub(crate) fn user_settings_key(user: &UserId) -> Vec<u8> {
     [b"w", user.as_str().as_bytes()].concat()
+}
+
+/// Key of the number of the newest revocation.
+pub(crate) const NEWEST_REVOCATION: &[u8] = b"y";
+
+/// Returns the prefix of the keys of a user's revocations.
+pub(crate) fn revocations_prefix(user: &UserId) -> Vec<u8> {
+    [b"x", user.as_str().as_bytes(), b"\0"].concat()
+}
+
+pub(crate) fn revocation_key(it: &Revocation) -> Vec<u8> {
+    let (kind, name) = match &it.tokens {
+        RevokedTokens::Before(_) => ("b", ""),
+        RevokedTokens::Id(id) => ("i", id.as_str()),
+        RevokedTokens::Device(device, _) => ("d", device.as_str()),
+        // First, so that an export has it before those that came later.
+        RevokedTokens::Cleared => ("a", ""),
+    };
+    [&revocations_prefix(&it.user)[..], kind.as_bytes(), name.as_bytes()].concat()
+}
+
+/// Key of the version of the last change of any block list.
+pub(crate) const BLOCK_VERSION: &[u8] = b"v";
+
+/// Returns the key of the block that a version has added; its value is the pair.
+pub(crate) fn block_version_key(version: u64) -> Vec<u8> {
+    [BLOCK_VERSION, &version.to_be_bytes()].concat()
+}
+
+/// Returns the key of the length of a user's block list.
+pub(crate) fn block_count_key(user: &UserId) -> Vec<u8> {
+    [b"c", user.as_str().as_bytes()].concat()
+}
+
+/// Encodes the version and the time of a block.
+pub(crate) fn put_block(version: u64, time: u64) -> Vec<u8> {
+    let mut to = Vec::new();
+    ints(&[version, time], &mut to);
+    to
+}
+
+pub(crate) fn block(value: &[u8]) -> Result<(u64, u64), DatabaseError> {
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    Ok((from.int()?, from.int()?))
+}
+
+pub(crate) fn put_block_pair(user: &UserId, other: &UserId) -> Vec<u8> {
+    [user.as_str(), "\0", other.as_str()].concat().into_bytes()
+}
+
+pub(crate) fn block_pair(value: &[u8]) -> Result<(UserId, UserId), DatabaseError> {
+    let text = std::str::from_utf8(value).map_err(|_| damaged())?;
+    let (user, other) = text.split_once('\0').ok_or_else(damaged)?;
+    Ok((user_id(user)?, user_id(other)?))
 }
 
 pub(crate) fn device_key(conversation: &str, user: &str, device: &str) -> Vec<u8> {
@@ -303,6 +363,45 @@ pub(crate) fn user_settings(value: &[u8]) -> Result<UserSettings, DatabaseError>
         retention: option_at(Retention::ALL, from.int()?)?,
         search: option_at(Search::ALL, from.int()?)?,
     })
+}
+
+pub(crate) fn put_number(number: u64) -> Vec<u8> {
+    let mut to = Vec::with_capacity(10);
+    ints(&[number], &mut to);
+    to
+}
+
+pub(crate) fn number(value: &[u8]) -> Result<u64, DatabaseError> {
+    Reader(Bytes::copy_from_slice(value)).int()
+}
+
+/// Encodes a revocation, without what its key has, and with its number.
+pub(crate) fn put_revocation(number: u64, it: &Revocation) -> Vec<u8> {
+    let before = match it.tokens {
+        RevokedTokens::Before(before) | RevokedTokens::Device(_, before) => before,
+        RevokedTokens::Id(_) | RevokedTokens::Cleared => 0,
+    };
+    let mut to = Vec::with_capacity(24);
+    ints(&[number, it.at_ms, it.until_ms.map_or(0, |until| until.saturating_add(1)), before], &mut to);
+    to
+}
+
+/// Decodes a revocation and its number.
+pub(crate) fn revocation(key: &[u8], value: &[u8]) -> Result<(u64, Revocation), DatabaseError> {
+    let rest = key.strip_prefix(b"x").ok_or_else(damaged)?;
+    let end = rest.iter().position(|byte| *byte == 0).ok_or_else(damaged)?;
+    let text = |part: &[u8]| std::str::from_utf8(part).map(str::to_owned).map_err(|_| damaged());
+    let (user, named) = (user_id(&text(&rest[..end])?)?, text(&rest[end + 1..])?);
+    let mut from = Reader(Bytes::copy_from_slice(value));
+    let (number, at_ms, until, before) = (from.int()?, from.int()?, from.int()?, from.int()?);
+    let tokens = match named.split_at_checked(1) {
+        Some(("b", "")) => RevokedTokens::Before(before),
+        Some(("a", "")) => RevokedTokens::Cleared,
+        Some(("i", id)) => RevokedTokens::Id(id.to_owned()),
+        Some(("d", name)) => RevokedTokens::Device(DeviceId::new(name).map_err(|_| damaged())?, before),
+        _ => return Err(damaged()),
+    };
+    Ok((number, Revocation { user, tokens, at_ms, until_ms: until.checked_sub(1) }))
 }
 
 pub(crate) fn put_device(it: &Device) -> Vec<u8> {

@@ -23,8 +23,8 @@ use super::{
     state_key::StateKey,
 };
 use crate::store::dump::{
-    ConversationLine, DUMP_VERSION, DeviceLine, Entry, Header, KeyLine, LogLine, MarkLine, MemberLine,
-    PartitionLine, ReadDumpError, RowLine, UserSettingsLine,
+    BlockLine, ConversationLine, DUMP_VERSION, DeviceLine, Entry, GuardLine, Header, KeyLine, LogLine,
+    MarkLine, MemberLine, PartitionLine, ReadDumpError, RevocationLine, RowLine, UserSettingsLine,
 };
 
 pub use self::{
@@ -191,6 +191,14 @@ impl Offline {
             let StateKey::UserSettings(user) = StateKey::of(key)? else { return Err(codec::damaged()) };
             Ok(Entry::Settings(UserSettingsLine::new(user, &codec::user_settings(value)?)))
         })?;
+        self.each(&self.database.state, b"x", &mut take, |_, key, value| {
+            Ok(Entry::Revocation(RevocationLine::new(codec::revocation(key, value)?.1)))
+        })?;
+        self.each(&self.database.state, &[Pair::Block as u8], &mut take, |_, key, value| {
+            let StateKey::Block(user, other) = StateKey::of(key)? else { return Err(codec::damaged()) };
+            Ok(Entry::Block(BlockLine { user, other, time: codec::block(value)?.1 }))
+        })?;
+        self.guard(&mut take)?;
         self.each(&self.database.keys, b"", &mut take, |_, key, value| {
             let partition = key.first_chunk::<4>().map(|part| u32::from_be_bytes(*part));
             let partition = partition.ok_or_else(codec::damaged)?;
@@ -198,6 +206,21 @@ impl Offline {
         })?;
         let end = Entry::End(lines.get());
         take(Ok(end))
+    }
+
+    /// Passes the entries of the guard to `take`, except removed ones and those of unknown kinds.
+    fn guard(&self, take: Take<'_>) -> io::Result<()> {
+        for entry in self.view.prefix(&self.database.state, codec::GUARD_PREFIX) {
+            let found = entry.into_inner().map_err(DatabaseError::from);
+            match found.and_then(|(key, value)| codec::guard_row(&key, &value)) {
+                Ok(row) => match row.and_then(GuardLine::new) {
+                    Some(line) => take(Ok(Entry::Guard(line)))?,
+                    None => continue,
+                },
+                Err(error) => take(Err(format!("an entry of the guard: {}", text_of(error))))?,
+            }
+        }
+        Ok(())
     }
 
     /// Passes members, devices and rows of a conversation to `take`.

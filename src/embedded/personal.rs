@@ -9,6 +9,12 @@ use tidegate_protocol::{
 };
 
 use super::{DatabaseError, codec, writer::Writer};
+
+mod guard;
+mod revocations;
+
+pub(super) use self::guard::stage_row as stage_guard_row;
+
 use crate::store::{Personal, StoreError, UserState};
 
 impl Writer {

@@ -4,7 +4,7 @@ use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
 
 use super::{
     DatabaseError,
-    codec::{Pair, TOPIC, conversation_id, damaged, user_id},
+    codec::{self, NEWEST_REVOCATION, Pair, TOPIC, conversation_id, damaged, user_id},
 };
 
 /// Key of the keyspace `state`.
@@ -21,6 +21,27 @@ pub(super) enum StateKey {
     Device(ConversationId, UserId, DeviceId),
     /// Settings of a user.
     UserSettings(UserId),
+    /// Revocation of tokens of a user.
+    Revocation(UserId),
+    NewestRevocation,
+    /// Block of a user, by the user whose list it is.
+    Block(UserId, UserId),
+    /// Block that a version added.
+    BlockAt(u64),
+    /// Version of the last change of any block list.
+    BlockVersion,
+    /// Length of a user's block list.
+    BlockCount(UserId),
+    /// Entry of the guard, by the number of its kind and its name.
+    Guard(u8, String),
+    /// Entry of the guard that a version has changed.
+    GuardAt(u64),
+    /// Version of the newest change of a guard entry.
+    GuardVersion,
+    /// End of an entry of the guard.
+    GuardEnd(u8, u64, String),
+    /// Number of guard entries of a kind.
+    GuardCount(u8),
     /// Offset up to which expired dedup keys of the partition are removed.
     Swept(u32),
 }
@@ -31,8 +52,12 @@ impl StateKey {
         if key == TOPIC {
             return Ok(Self::Topic);
         }
+        if key == NEWEST_REVOCATION {
+            return Ok(Self::NewestRevocation);
+        }
         let (kind, rest) = key.split_first().ok_or_else(damaged)?;
         match kind {
+            b'x' => Ok(Self::Revocation(user(two(rest)?.0)?)),
             b'p' => Ok(Self::Partition(partition(rest)?)),
             b'k' => Ok(Self::Swept(partition(rest)?)),
             b'l' => {
@@ -41,6 +66,10 @@ impl StateKey {
             }
             b'h' => Ok(Self::Head(conversation(rest)?)),
             b'w' => Ok(Self::UserSettings(user(rest)?)),
+            b'v' if rest.is_empty() => Ok(Self::BlockVersion),
+            b'v' => Ok(Self::BlockAt(seq(rest)?)),
+            b'c' => Ok(Self::BlockCount(user(rest)?)),
+            b'g' | b'e' | b'n' | b'q' => guard(key),
             b's' => {
                 let (names, left) =
                     rest.split_at_checked(rest.len().saturating_sub(9)).ok_or_else(damaged)?;
@@ -59,7 +88,7 @@ impl StateKey {
     }
 
     fn pair(kind: u8, rest: &[u8]) -> Result<Self, DatabaseError> {
-        let pairs = [Pair::Member, Pair::OfUser, Pair::Mark];
+        let pairs = [Pair::Member, Pair::OfUser, Pair::Mark, Pair::Block];
         let unknown = || DatabaseError::Damaged(format!("a row has the unknown kind {kind:#04x}"));
         let pair = pairs.into_iter().find(|pair| *pair as u8 == kind).ok_or_else(unknown)?;
         let (first, second) = two(rest)?;
@@ -68,7 +97,21 @@ impl StateKey {
             Pair::Member => Self::Member(conversation(first)?, user(second)?),
             Pair::OfUser => Self::OfUser(user(first)?, conversation(second)?),
             Pair::Mark => Self::Mark(user(first)?, conversation(second)?),
+            Pair::Block => Self::Block(user(first)?, user(second)?),
         })
+    }
+}
+
+fn guard(key: &[u8]) -> Result<StateKey, DatabaseError> {
+    match key {
+        b"n" => Ok(StateKey::GuardVersion),
+        [b'n', version @ ..] => Ok(StateKey::GuardAt(seq(version)?)),
+        [b'q', kind] => Ok(StateKey::GuardCount(*kind)),
+        [b'g', ..] => codec::guard_name(key).map(|(kind, name)| StateKey::Guard(kind, name.to_owned())),
+        _ => {
+            let (kind, until, name) = codec::guard_end(key)?;
+            Ok(StateKey::GuardEnd(kind, until, name.to_owned()))
+        }
     }
 }
 
@@ -103,7 +146,10 @@ mod tests {
     use tidegate_protocol::machine::ledger::Stay;
 
     use super::*;
-    use crate::embedded::codec;
+    use crate::{
+        embedded::codec,
+        revocation::{Revocation, RevokedTokens},
+    };
 
     #[test]
     fn every_written_key_is_parsed_again() {
@@ -111,6 +157,8 @@ mod tests {
         let phone = DeviceId::new("phone").unwrap();
         // Zero bytes in the number must not look like the end of a name.
         let stay = Stay { joined_seq: 1, left_seq: 256, joined_messages: 0, left_messages: 0 };
+        let tokens = RevokedTokens::Id("a\0b".into());
+        let revoked = Revocation { user: ann.clone(), tokens, at_ms: 1, until_ms: None };
         let both = || (id.clone(), ann.clone());
         for (key, name) in [
             (codec::TOPIC.to_vec(), StateKey::Topic),
@@ -119,9 +167,20 @@ mod tests {
             (codec::log_key(1, 1 << 40), StateKey::Log(1, 1 << 40)),
             (codec::head_key(&id), StateKey::Head(id.clone())),
             (codec::user_settings_key(&ann), StateKey::UserSettings(ann.clone())),
+            (codec::revocation_key(&revoked), StateKey::Revocation(ann.clone())),
+            (codec::NEWEST_REVOCATION.to_vec(), StateKey::NewestRevocation),
             (codec::pair(Pair::Member, "g:x", "ann"), StateKey::Member(both().0, both().1)),
             (codec::pair(Pair::OfUser, "ann", "g:x"), StateKey::OfUser(both().1, both().0)),
             (codec::mark_key(&id, &ann), StateKey::Mark(both().1, both().0)),
+            (codec::pair(Pair::Block, "ann", "bob"), StateKey::Block(both().1, user_id("bob").unwrap())),
+            (codec::block_version_key(256), StateKey::BlockAt(256)),
+            (codec::BLOCK_VERSION.to_vec(), StateKey::BlockVersion),
+            (codec::block_count_key(&ann), StateKey::BlockCount(ann.clone())),
+            (codec::guard_key(0, "a\0b"), StateKey::Guard(0, "a\0b".into())),
+            (codec::guard_version_key(256), StateKey::GuardAt(256)),
+            (codec::GUARD_VERSION.to_vec(), StateKey::GuardVersion),
+            (codec::guard_end_key(2, 256, "a"), StateKey::GuardEnd(2, 256, "a".into())),
+            (codec::guard_count_key(2), StateKey::GuardCount(2)),
             (codec::stay_key(&id, &ann, &stay), StateKey::Stay(both().0, both().1, 256)),
             (codec::device_key("g:x", "ann", "phone"), StateKey::Device(both().0, both().1, phone)),
         ] {

@@ -13,6 +13,10 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
+mod guard;
+mod message_times;
+mod revocations;
+
 use crate::{
     bus::TopicId,
     embedded::{self, Database, DatabaseError, Engine, Pair},
@@ -23,7 +27,7 @@ use crate::{
 };
 
 /// Store of a single machine, in the same database as its log.
-pub struct EmbeddedStore(Arc<Engine>);
+pub struct EmbeddedStore(pub(super) Arc<Engine>);
 
 impl EmbeddedStore {
     /// Creates the store of an engine.

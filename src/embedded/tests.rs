@@ -1,7 +1,10 @@
 //! Tests of the engine's threads.
 
 use super::*;
-use crate::supervised::{self, contained};
+use crate::{
+    revocation::{Revocation, RevokedTokens},
+    supervised::{self, contained},
+};
 
 /// Directory of a store, removed on drop.
 struct Folder(PathBuf);
@@ -33,4 +36,41 @@ async fn s76_panic_of_a_read_goes_on_in_its_caller() {
     let panics = panics.wait_for(|all| all.iter().any(|it| it.contains("a read of an owner"))).await.unwrap();
     assert!(!panics.iter().any(|it| it.contains("a read of a query")), "{panics:?}");
     assert_eq!(engine.read(|_| Ok(7)).await, Ok(7));
+}
+
+#[tokio::test]
+async fn revocations_that_are_over_are_removed_at_the_start() {
+    let name = format!("tidegate-engine-{}-{:x}", std::process::id(), rand::random::<u64>());
+    let folder = Folder(std::env::temp_dir().join(name));
+    let open = || {
+        let path = folder.0.clone();
+        let disk = Arc::new(RealDisk);
+        Arc::new(Engine::open(EngineConfig { path, partitions: 1, free_bytes_min: 0, disk }).unwrap())
+    };
+    let of = |user: &str, until_ms| Revocation {
+        user: UserId::new(user).unwrap(),
+        tokens: RevokedTokens::Id("t".into()),
+        at_ms: 1,
+        until_ms,
+    };
+    let engine = open();
+    for it in [of("ann", Some(10)), of("bob", None), of("carol", Some(u64::MAX - 1))] {
+        assert_eq!(engine.revoke(it, 0).await, Ok(true));
+    }
+    drop(engine);
+    let engine = open();
+    // A job is handled after the removal.
+    assert_eq!(engine.revoke(of("dan", None), 0).await, Ok(true));
+    let stored = engine.read(|database| {
+        let found: Result<Vec<String>, DatabaseError> = database
+            .state
+            .prefix(b"x")
+            .map(|entry| {
+                let (key, value) = entry.into_inner()?;
+                Ok(codec::revocation(&key, &value)?.1.user.to_string())
+            })
+            .collect();
+        Ok(found?)
+    });
+    assert_eq!(stored.await.unwrap(), ["bob", "carol", "dan"]);
 }

@@ -42,7 +42,7 @@ const FILTER_KEYS_WHEN_IDLE: usize = 16_384;
 const SPACE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) struct Writer {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     partitions: HashMap<u32, PartitionState>,
     cache: WriteCache,
     space_checked_at: Instant,
@@ -109,6 +109,7 @@ impl Writer {
 
     /// Handles jobs until the job queue is closed.
     pub(super) fn run(mut self, inbox: mpsc::Receiver<Job>) {
+        self.remove_over_revocations();
         loop {
             let wait = self.confirms.due_in().unwrap_or(MAINTENANCE_INTERVAL).min(MAINTENANCE_INTERVAL);
             match inbox.recv_timeout(wait) {
@@ -150,6 +151,14 @@ impl Writer {
                 Ok(settings) => self.confirms.add(reply, settings),
                 Err(error) => drop(reply.send(Err(error))),
             },
+            Job::Revoke(revocation, now_ms, reply) => {
+                reply.send(self.revoke(&revocation, now_ms)).ok();
+            }
+            Job::Blocks(edit, reply) => match self.edit_blocks(&edit) {
+                Ok(outcome) => self.confirms.add(reply, outcome),
+                Err(error) => drop(reply.send(Err(error))),
+            },
+            Job::Guard(edits, reply) => drop(reply.send(self.change_guard(&edits))),
             Job::Spill(reply) => {
                 if self.spill(Duration::ZERO) {
                     reply.send(()).ok();

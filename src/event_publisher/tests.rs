@@ -29,7 +29,7 @@ struct Topic {
 
 #[async_trait]
 impl EventSink for Topic {
-    async fn publish(&self, events: Vec<(UserId, Vec<u8>)>) -> Result<(), AppendError> {
+    async fn publish(&self, events: Vec<(String, Vec<u8>)>) -> Result<(), AppendError> {
         if self.is_unavailable.load(Ordering::SeqCst) {
             return Err(AppendError::Unknown("unavailable".to_owned()));
         }
@@ -79,7 +79,7 @@ fn registration(user: &str, at: &str) -> Registration {
         at: run(at),
         above: 0,
         only_if: None,
-        devices_max: 0,
+        policy: crate::routes::DevicePolicy::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Event, What};
+use super::{Event, StormNotice, What, security::SecurityData};
 use crate::{audit::AuditView, clock::rfc3339, routes::Token};
 
 /// Event with the attributes of CloudEvents.
@@ -45,6 +45,53 @@ enum Data<'a> {
         expected: &'a str,
     },
     Audit(AuditView<'a>),
+    Storm(StormData<'a>),
+    Security(SecurityData<'a>),
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StormData<'a> {
+    conversation: &'a str,
+    id: String,
+    state: &'static str,
+    count: u32,
+    peak: u32,
+    threshold: u32,
+    window_ms: u64,
+    since_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<ProfileData<'a>>,
+}
+
+/// Messages by part of a storm.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProfileData<'a> {
+    start_ms: u64,
+    part_ms: u64,
+    counts: &'a [u32],
+}
+
+impl<'a> StormData<'a> {
+    fn of(notice: &'a StormNotice) -> Self {
+        let profile = notice.profile.as_ref().map(|profile| ProfileData {
+            start_ms: profile.start_ms(),
+            part_ms: profile.part_ms(),
+            counts: profile.counts(),
+        });
+        Self {
+            conversation: notice.id.conversation.as_str(),
+            id: notice.id.to_string(),
+            state: notice.state(),
+            count: notice.report.count,
+            peak: notice.report.peak,
+            threshold: notice.rule.threshold(),
+            window_ms: u64::try_from(notice.rule.window().as_millis()).unwrap_or(u64::MAX),
+            since_ms: notice.report.since_ms,
+            profile,
+        }
+    }
 }
 
 /// Route token in the event's data.
@@ -101,6 +148,12 @@ pub(super) fn encode(source: &str, event: &Event) -> Vec<u8> {
         What::Audit(entry) => {
             ("tidegate.audit", format!("audit/{}/{}", entry.node, entry.id), Data::Audit(entry.view()))
         }
+        What::Storm(notice) => (
+            "tidegate.storm",
+            format!("storm/{}/{}", notice.id, notice.state()),
+            Data::Storm(StormData::of(notice)),
+        ),
+        What::Security(notice) => ("tidegate.security", notice.id(), Data::Security(notice.data())),
     };
     let subject = event.subject();
     let cloud = Cloud {

@@ -137,6 +137,14 @@ impl Routes for AnnouncedRoutes {
         self.inner.rows_of(of, after, limit).await
     }
 
+    async fn request_recheck(&self, of: &NodeBoot) -> Result<(), RoutesError> {
+        self.inner.request_recheck(of).await
+    }
+
+    async fn recheck_requested(&self, of: &NodeBoot) -> Result<Option<u64>, RoutesError> {
+        self.inner.recheck_requested(of).await
+    }
+
     async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {
         self.inner.declare(by, interests).await
     }

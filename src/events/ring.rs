@@ -5,7 +5,7 @@ use std::{collections::VecDeque, fmt, str::FromStr, sync::Arc, time::Duration};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time};
 
-use super::{EVENT_BYTES, Event};
+use super::Event;
 
 /// Position of a follower: number of the next event, in one run of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct EventsPage {
 /// Bounded ring of the latest events.
 pub struct Ring {
     boot: u64,
-    events_max: usize,
+    bytes_max: usize,
     state: Mutex<State>,
     pushed: Notify,
 }
@@ -52,25 +52,27 @@ pub struct Ring {
 #[derive(Default)]
 struct State {
     events: VecDeque<Arc<Event>>,
+    bytes: usize,
     /// Number of the oldest event.
     first: u64,
 }
 
 impl Ring {
-    /// Creates an empty ring of approximately `bytes_max`.
+    /// Creates an empty ring of approximately `bytes_max`, or one event if that is larger.
     pub(super) fn new(boot: u64, bytes_max: usize) -> Self {
-        let events_max = (bytes_max / EVENT_BYTES).max(1);
-        Self { boot, events_max, state: Mutex::default(), pushed: Notify::new() }
+        Self { boot, bytes_max, state: Mutex::default(), pushed: Notify::new() }
     }
 
     pub(super) fn push(&self, event: Arc<Event>) {
         {
             let mut state = self.state();
-            if state.events.len() == self.events_max {
-                state.events.pop_front();
+            state.bytes += event.bytes();
+            state.events.push_back(event);
+            while state.bytes > self.bytes_max && state.events.len() > 1 {
+                let evicted = state.events.pop_front().map_or(0, |event| event.bytes());
+                state.bytes = state.bytes.saturating_sub(evicted);
                 state.first += 1;
             }
-            state.events.push_back(event);
         }
         self.pushed.notify_waiters();
     }

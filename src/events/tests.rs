@@ -2,10 +2,17 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tidegate_protocol::id::{DeviceId, NodeId};
+use tidegate_protocol::{
+    Time,
+    id::{DeviceId, NodeId},
+    machine::storm::{StormEvent, StormId, StormMessage, StormReport, StormRule, StormWatch},
+};
 
 use super::*;
-use crate::routes::NodeBoot;
+use crate::{
+    evidence::{EvidenceKind, EvidenceRow, EvidenceSource, ScoreScope},
+    routes::NodeBoot,
+};
 
 fn token(node: &str, epoch: u64) -> Token {
     Token { at: NodeBoot { node: NodeId::new(node).unwrap(), boot: 0x1f }, epoch }
@@ -65,6 +72,59 @@ fn each_kind_encodes_as_a_cloudevent_with_its_token_as_id() {
 }
 
 #[test]
+fn storm_is_an_event_of_its_conversation() {
+    let events = Events::new("/tidegate/t", 1, 1 << 20);
+    let (tea, rule) = (ConversationId::parse("g:tea").unwrap(), StormRule::new(1, Duration::from_secs(60)));
+    let mut watch = StormWatch::default();
+    let message = |seq| StormMessage { seq, received_ms: 1_763_712_000_000, decided_at: Time::ZERO };
+    let started = (8..10).find_map(|seq| watch.handle_message(&rule, message(seq)));
+    let Some(StormEvent::Started(report)) = started else { panic!("{started:?}") };
+    let notice = |report, profile| {
+        let id = StormId { conversation: tea.clone(), seq: 9 };
+        events.storm(StormNotice { id, rule, report, profile });
+    };
+    notice(report, None);
+    notice(StormReport { count: 0, ..report }, watch.profile().cloned());
+    assert_eq!(queued(&events), ["storm/g:tea/9/storm", "storm/g:tea/9/over"]);
+    let encoded = |event: &Arc<Event>| -> Value { serde_json::from_slice(&events.encode(event)).unwrap() };
+    let [start, over]: [Value; 2] =
+        events.oldest(2).iter().map(encoded).collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(
+        [&start["type"], &start["subject"], &start["partitionkey"]],
+        ["tidegate.storm", "g:tea", "g:tea"]
+    );
+    let mut data = json!({
+        "conversation": "g:tea", "id": "g:tea/9", "state": "storm", "count": 2, "peak": 2, "threshold": 1,
+        "windowMs": 60_000, "sinceMs": 1_763_712_000_000_u64,
+    });
+    assert_eq!(start["data"], data);
+    (data["state"], data["count"]) = ("over".into(), 0.into());
+    let mut counts = vec![0; 60];
+    counts.push(2);
+    data["profile"] = json!({"startMs": 1_763_711_940_000_u64, "partMs": 1_000, "counts": counts});
+    assert_eq!(over["data"], data);
+}
+
+#[test]
+fn security_events_of_a_second_are_one_event_of_their_node() {
+    let events = Events::new("/tidegate/t", 1, 1 << 20);
+    let source = EvidenceSource { address: Some([192, 0, 2, 7].into()), ..EvidenceSource::default() };
+    let row = EvidenceRow {
+        at_ms: 1_763_712_000_000,
+        kind: EvidenceKind::TokenForged,
+        source,
+        count: 3,
+        scope: ScoreScope::All,
+    };
+    events.security(SecurityNotice { node: "n1".into(), number: (31, 2), rows: vec![row], dropped: 4 });
+    assert_eq!(queued(&events), ["security/n1/1f/2"]);
+    let encoded: Value = serde_json::from_slice(&events.encode(&events.oldest(1)[0])).unwrap();
+    assert_eq!([&encoded["type"], &encoded["subject"]], ["tidegate.security", "n1"]);
+    let row = json!({"time": "2025-11-21T08:00:00.000Z", "kind": "token_forged", "count": 3, "address": "192.0.2.7"});
+    assert_eq!(encoded["data"], json!({"node": "n1", "events": [row], "dropped": 4}));
+}
+
+#[test]
 fn full_queue_counts_lost_events_and_an_offline_can_be_retried() {
     let events = Events::new("", 1, 3 * EVENT_BYTES);
     for n in 1..=5 {
@@ -114,6 +174,21 @@ async fn follower_wakes_on_an_event_and_detects_another_run() {
     assert!(page.missed && page.events.is_empty());
     assert_eq!(page.cursor.to_string().parse(), Ok(page.cursor));
     assert_eq!("x".parse::<Cursor>(), Err(()));
+}
+
+#[test]
+fn ring_and_queue_are_bounded_in_bytes() {
+    let notice = |number| {
+        let source = EvidenceSource::of_address([192, 0, 2, 7].into());
+        let row =
+            EvidenceRow { at_ms: 0, kind: EvidenceKind::Probe, source, count: 1, scope: ScoreScope::All };
+        SecurityNotice { node: "n1".into(), number: (1, number), rows: vec![row; 256], dropped: 0 }
+    };
+    let bytes = Event { at_ms: 0, what: What::Security(Arc::new(notice(0))) }.bytes();
+    let events = Events::new("", 1, 3 * bytes);
+    (0..(2 * RING_BYTES / bytes) as u64).for_each(|number| events.security(notice(number)));
+    let kept = events.ring().page(None, usize::MAX).events.len();
+    assert_eq!((kept, events.oldest(9).len()), (RING_BYTES / bytes, 3));
 }
 
 proptest! {

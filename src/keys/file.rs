@@ -15,10 +15,11 @@ use rustix::{
     process::geteuid,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tidegate_protocol::id::check_id;
 
-use super::{network::Network, scope::Scope, secret};
-use crate::private;
+use super::{scope::Scope, secret};
+use crate::{networks::Network, private};
 
 /// Most keys of a file, revoked ones included.
 pub const KEYS_MAX: usize = 1_000;
@@ -64,6 +65,30 @@ impl KeyEntry {
     /// Returns whether the key has expired.
     pub fn has_expired(&self, now_ms: u64) -> bool {
         self.expires_ms.is_some_and(|expires| expires <= now_ms)
+    }
+
+    /// Returns what operators may see of the key: everything except the hash of its secret.
+    pub fn view(&self, now_ms: u64) -> Value {
+        let networks: Vec<String> = self.networks.iter().map(Network::to_string).collect();
+        json!({
+            "id": self.id,
+            "name": self.name,
+            "scopes": self.scopes,
+            "state": self.state(now_ms),
+            "networks": networks,
+            "createdMs": self.created_ms,
+            "expiresMs": self.expires_ms,
+            "revokedMs": self.revoked_ms,
+        })
+    }
+
+    /// Returns the state of the key in words.
+    pub fn state(&self, now_ms: u64) -> &'static str {
+        match self.revoked_ms {
+            Some(_) => "revoked",
+            None if self.has_expired(now_ms) => "expired",
+            None => "in force",
+        }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -144,6 +169,12 @@ fn invalid(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
+/// Returns whether a locked file is still the one at its path. A process that had the lock may have replaced it.
+fn is_current(path: &Path, file: &File) -> bool {
+    fs::metadata(path)
+        .is_ok_and(|now| file.metadata().is_ok_and(|own| (own.ino(), own.dev()) == (now.ino(), now.dev())))
+}
+
 /// File of keys that this process alone changes.
 pub struct KeyFileLock {
     path: PathBuf,
@@ -162,14 +193,23 @@ impl KeyFileLock {
             // Only the mode of a new file is set here.
             let file = private::options().read(true).create(true).truncate(false).open(path)?;
             file.lock()?;
-            // A process that had the lock has replaced the file.
-            let is_current = fs::metadata(path).is_ok_and(|now| {
-                file.metadata().is_ok_and(|own| (own.ino(), own.dev()) == (now.ino(), now.dev()))
-            });
-            if is_current {
+            if is_current(path, &file) {
                 return Ok(Self { entries: load_keys(path)?, path: path.to_owned(), file });
             }
         }
+    }
+
+    /// Opens a file that exists, without waiting.
+    ///
+    /// # Errors
+    /// As [`KeyFileLock::open`]; the kind is `WouldBlock` if another process changes the file at the moment.
+    pub(super) fn try_open(path: &Path) -> io::Result<Self> {
+        let file = private::options().read(true).open(path)?;
+        file.try_lock()?;
+        if !is_current(path, &file) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(Self { entries: load_keys(path)?, path: path.to_owned(), file })
     }
 
     /// Replaces the file by one with the present entries, of the same owner and mode. Readers see the old or the new
@@ -206,7 +246,11 @@ impl KeyFileLock {
         new.set_permissions(Permissions::from_mode(about.mode() & 0o640))?;
         new.write_all(lines)?;
         new.sync_all()?;
-        fs::rename(draft, &self.path)
+        fs::rename(draft, &self.path)?;
+        // Without it a power failure may bring a revoked key back. The file is replaced already, so this is no failure.
+        let directory = self.path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(directory).and_then(|directory| directory.sync_all()).ok();
+        Ok(())
     }
 }
 

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{
-    file::{self, KeyEntry},
+    file::{self, KeyEntry, KeyFileLock},
     scope::Scope,
     secret::SecretKey,
 };
@@ -100,14 +100,17 @@ impl KeyRing {
     }
 
     /// Reads the file again. Blocks, for as long as a read takes.
-    pub fn reload(&self) {
+    ///
+    /// # Errors
+    /// The file can't be used, for the reason given; the keys that were read before stay in force.
+    pub fn reload(&self) -> Result<(), String> {
         let mut last_read = self.last_read.lock();
         let read = file::read(&self.path).and_then(|content| match &*last_read {
             Ok(last) if *last == content => Ok((content, None)),
             _ => file::parse(&content).map(|entries| (content, Some(entries))),
         });
         match read {
-            Ok((_, None)) => {}
+            Ok((_, None)) => Ok(()),
             Ok((content, Some(entries))) => {
                 let keys = by_id(entries);
                 tracing::info!(keys = keys.len(), "keys of the admin port read again");
@@ -115,6 +118,7 @@ impl KeyRing {
                 self.metrics.admin_keys_broken.set(0.0);
                 *self.keys.write() = Arc::new(keys);
                 *last_read = Ok(content);
+                Ok(())
             }
             Err(error) => {
                 let why = error.to_string();
@@ -123,8 +127,9 @@ impl KeyRing {
                     let file = self.path.display();
                     tracing::error!(%file, why, "keys of the admin port can't be read (admin.keys_file); those read before stay in force");
                     self.metrics.admin_keys_broken.set(1.0);
-                    *last_read = Err(why);
+                    *last_read = Err(why.clone());
                 }
+                Err(why)
             }
         }
     }
@@ -149,6 +154,34 @@ impl KeyRing {
         }
         let is_home = entry.networks.is_empty() || entry.networks.iter().any(|it| it.contains(from));
         if is_home { Ok(holder) } else { Err(KeyRejection::ForeignNetwork(holder)) }
+    }
+
+    /// Returns all keys that were read last, the oldest first.
+    pub fn entries(&self) -> Vec<KeyEntry> {
+        let keys = Arc::clone(&self.keys.read());
+        let mut entries: Vec<KeyEntry> = keys.values().cloned().collect();
+        entries.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
+        entries
+    }
+
+    /// Revokes a key in the file, and refuses it from now on. Returns the key, and whether it was not revoked before;
+    /// `None` if there is no such key. Blocks, for as long as the disk takes.
+    ///
+    /// # Errors
+    /// The file can't be changed; the kind is `WouldBlock` if another process changes it at the moment.
+    pub fn revoke(&self, id: &str) -> io::Result<Option<(KeyEntry, bool)>> {
+        let mut file = KeyFileLock::try_open(&self.path)?;
+        let Some(entry) = file.entries.iter_mut().find(|entry| entry.id == id) else { return Ok(None) };
+        let is_change = entry.revoked_ms.is_none();
+        entry.revoked_ms.get_or_insert_with(wall_ms);
+        let revoked = entry.clone();
+        if is_change {
+            file.save()?;
+        }
+        drop(file);
+        // A failure is logged.
+        drop(self.reload());
+        Ok(Some((revoked, is_change)))
     }
 
     /// Waits until the key is no longer in force.

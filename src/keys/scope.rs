@@ -35,9 +35,9 @@ scopes! {
     Content "content" "What people wrote. No route needs it yet."
     Messages "messages" "Messages, marks and preferences of users. No route needs it yet."
     Groups "groups" "Groups and their members: create, change, delete."
-    Users "users" "Users: their connections, and tokens of a node for development."
-    Operate "operate" "The node and the cluster: drain, weight, traces."
-    Evidence "evidence" "Reports of an edge gateway. No route needs it yet."
+    Users "users" "Users: close their connections, revoke their tokens, change their block lists; tokens of a node for development."
+    Operate "operate" "The node and the cluster: drain, weight, traces, settings; keys are listed and revoked."
+    Evidence "evidence" "Reports of an edge gateway."
 }
 
 impl Scope {

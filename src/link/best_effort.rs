@@ -2,11 +2,12 @@
 //! pushes of large groups while a node topic accepts none.
 //!
 //! These queues are separate from those of answers and pushes, so no conversation is ever delayed by them. Each queue
-//! is bounded in bytes, with different limits: signals are the first to be dropped, marks the last. A room's losses are
+//! is bounded in bytes, with different limits: signals are the first to be dropped, then tallies of rooms, notices, and marks the last. A room's losses are
 //! counted and reported to its members on the peer (`docs/internals/adr/0012-rooms-across-nodes.md`). Nothing is sent twice.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tidegate_protocol::id::ConversationId;
 use tokio::runtime::Handle;
@@ -14,6 +15,7 @@ use tokio::runtime::Handle;
 use super::{BestEffortMessage, Link, LinkError};
 use crate::{
     metrics::Metrics,
+    priorities::class_share,
     queue_set::{EndedQueues, Next, Queue, QueueSet},
     routes::NodeBoot,
     supervised,
@@ -24,6 +26,12 @@ const QUEUED_MESSAGES_MAX: usize = 16_384;
 
 /// Queue size above which signals are dropped.
 const SIGNAL_QUEUE_BYTES_MAX: usize = 256 * 1024;
+
+/// Queue size above which tallies of rooms are dropped: they are repeated, and leave the rest to messages of rooms.
+const TALLY_QUEUE_BYTES_MAX: usize = 512 * 1024;
+
+/// Queue size above which notices are dropped.
+const NOTICE_QUEUE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Queue size above which room messages are dropped.
 const ROOM_QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -54,8 +62,11 @@ pub struct BestEffortQueues {
     queues: QueueSet<BestEffortMessage, UnreportedLosses>,
 }
 
-/// Losses by room that have not been reported to the peer.
-type UnreportedLosses = Mutex<BTreeMap<ConversationId, u64>>;
+/// Losses by room that have not been reported to the peer, and numbers of messages left out (`true`).
+type UnreportedLosses = Mutex<BTreeMap<(ConversationId, IsLeftOut), u64>>;
+
+/// Whether a number is that of messages left out of the room.
+type IsLeftOut = bool;
 
 /// Receiving end of a queue, in its own task.
 struct BestEffortQueue {
@@ -66,11 +77,14 @@ struct BestEffortQueue {
 /// Contents of a call by kind, counted in case it is lost.
 #[derive(Default)]
 struct MessageCounts {
-    room_messages: BTreeMap<ConversationId, u64>,
+    room_messages: BTreeMap<(ConversationId, u8), u64>,
     losses: BTreeMap<ConversationId, u64>,
+    left_out: BTreeMap<ConversationId, u64>,
     signals: u64,
+    notices: u64,
     marks: u64,
     fan_outs: u64,
+    tallies: u64,
 }
 
 impl BestEffortQueues {
@@ -102,14 +116,21 @@ impl BestEffortQueues {
 
     /// Counts lost messages, and stores the losses of rooms for the next report.
     fn record_losses(&self, unreported: &UnreportedLosses, lost: MessageCounts) {
-        self.metrics.shed.increment(lost.room_messages.values().sum());
+        for ((_, class), count) in &lost.room_messages {
+            self.metrics.count_shed(*class, *count);
+        }
         self.metrics.signals_dropped.increment(lost.signals);
+        self.metrics.storm_notices_dropped.increment(lost.notices);
         self.metrics.peer_marks_lost.increment(lost.marks);
         self.metrics.fan_outs_lost.increment(lost.fan_outs);
+        self.metrics.room_tallies_lost.increment(lost.tallies);
         let mut unreported = unreported.lock();
-        for (room, count) in lost.room_messages.into_iter().chain(lost.losses) {
-            if unreported.len() < REPORTED_ROOMS_MAX || unreported.contains_key(&room) {
-                *unreported.entry(room).or_default() += count;
+        let messages = lost.room_messages.into_iter().map(|((room, _), count)| (room, count));
+        let losses = messages.chain(lost.losses).map(|(room, count)| ((room, false), count));
+        let left_out = lost.left_out.into_iter().map(|(room, count)| ((room, true), count));
+        for (key, count) in losses.chain(left_out) {
+            if unreported.len() < REPORTED_ROOMS_MAX || unreported.contains_key(&key) {
+                *unreported.entry(key).or_default() += count;
             }
         }
     }
@@ -137,8 +158,11 @@ impl BestEffortQueue {
     /// Sends one call: the unreported losses, then queued messages.
     async fn send_batch(&mut self, first: Option<BestEffortMessage>) {
         let losses = std::mem::take(&mut *self.queue.state.lock());
-        let mut messages: Vec<BestEffortMessage> =
-            losses.into_iter().map(|(room, count)| BestEffortMessage::RoomLoss { room, count }).collect();
+        let report = |((room, is_left_out), count)| match is_left_out {
+            false => BestEffortMessage::RoomLoss { room, count },
+            true => BestEffortMessage::RoomMessage { room, push: Bytes::new(), class: 0, left_out: count },
+        };
+        let mut messages: Vec<BestEffortMessage> = losses.into_iter().map(report).collect();
         let mut bytes = 0;
         let mut next = first;
         while let Some(message) = next {
@@ -166,15 +190,24 @@ impl MessageCounts {
         let mut counts = Self::default();
         for message in messages {
             match message {
-                BestEffortMessage::RoomMessage { room, .. } => {
-                    *counts.room_messages.entry(room.clone()).or_default() += 1
+                BestEffortMessage::RoomMessage { room, class, push, left_out } => {
+                    if !push.is_empty() {
+                        *counts.room_messages.entry((room.clone(), *class)).or_default() += 1;
+                    }
+                    if *left_out > 0 {
+                        *counts.left_out.entry(room.clone()).or_default() += left_out;
+                    }
                 }
                 BestEffortMessage::RoomLoss { room, count } => {
                     *counts.losses.entry(room.clone()).or_default() += count
                 }
                 BestEffortMessage::Signal { .. } => counts.signals += 1,
+                BestEffortMessage::Notice { .. } => counts.notices += 1,
                 BestEffortMessage::Mark { .. } => counts.marks += 1,
                 BestEffortMessage::FanOut { .. } => counts.fan_outs += 1,
+                // Not queued, and found by a version in the store if it is lost.
+                BestEffortMessage::BlocksChanged { .. } | BestEffortMessage::GuardChanged => {}
+                BestEffortMessage::RoomTally { .. } => counts.tallies += 1,
             }
         }
         counts
@@ -185,8 +218,11 @@ impl BestEffortMessage {
     fn queue_bytes(&self) -> usize {
         match self {
             Self::RoomMessage { push, .. } => 2 * ENTRY_BYTES + push.len(),
-            Self::RoomLoss { .. } => 2 * ENTRY_BYTES,
-            Self::Signal { users, frame, .. } => (2 + users.len()) * ENTRY_BYTES + frame.len(),
+            Self::RoomTally { tally, .. } => (2 + tally.reactions.counts.len()) * ENTRY_BYTES,
+            Self::RoomLoss { .. } | Self::BlocksChanged { .. } | Self::GuardChanged => 2 * ENTRY_BYTES,
+            Self::Signal { users, frame, .. } | Self::Notice { users, frame, .. } => {
+                (2 + users.len()) * ENTRY_BYTES + frame.len()
+            }
             Self::Mark { frame, .. } => 3 * ENTRY_BYTES + frame.len(),
             Self::FanOut { record, .. } => 2 * ENTRY_BYTES + record.len(),
         }
@@ -196,8 +232,14 @@ impl BestEffortMessage {
     fn queue_bytes_max(&self) -> usize {
         match self {
             Self::Signal { .. } => SIGNAL_QUEUE_BYTES_MAX,
-            Self::RoomMessage { .. } => ROOM_QUEUE_BYTES_MAX,
-            Self::RoomLoss { .. } | Self::Mark { .. } | Self::FanOut { .. } => MARK_QUEUE_BYTES_MAX,
+            Self::Notice { .. } => NOTICE_QUEUE_BYTES_MAX,
+            Self::RoomMessage { class, .. } => class_share(ROOM_QUEUE_BYTES_MAX, *class),
+            Self::RoomTally { .. } => TALLY_QUEUE_BYTES_MAX,
+            Self::RoomLoss { .. }
+            | Self::Mark { .. }
+            | Self::FanOut { .. }
+            | Self::BlocksChanged { .. }
+            | Self::GuardChanged => MARK_QUEUE_BYTES_MAX,
         }
     }
 }

@@ -5,13 +5,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, LeaseStatus, Link, LinkError,
-    PeerPush, PublishedMark, RoutedSession,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
+    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
     fault::{Breaks, Faulty},
     figures::{FiguresPage, FiguresQuery},
+    revocation::Revocation,
     routes::NodeBoot,
+    storms::{StormsPage, StormsQuery},
     trace::{TraceEvent, TraceFilter},
 };
 
@@ -82,5 +84,21 @@ impl Link for Faulty<dyn Link> {
 
     async fn figures(&self, to: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
         self.call("figures", self.inner.figures(to, query)).await
+    }
+
+    async fn storms(&self, to: &NodeBoot, query: StormsQuery) -> Result<StormsPage, LinkError> {
+        self.call("storms", self.inner.storms(to, query)).await
+    }
+
+    async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
+        self.call("connections", self.inner.connections(to, query)).await
+    }
+
+    async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
+        self.call("close_connections", self.inner.close_connections(to, order)).await
+    }
+
+    async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {
+        self.call("revoke", self.inner.revoke(to, revocation)).await
     }
 }

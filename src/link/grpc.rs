@@ -4,40 +4,47 @@
 //! bytes. Without a connection they fail at once, and reconnects are tried with growing delays. The handshake
 //! (`grpc/handshake.rs`) checks that the peer is that run of that node, and that both sides have the shared secret.
 
-use std::{collections::HashMap, fmt, hash::BuildHasher as _, io, path::Path, sync::Arc, time::Duration};
+use std::{collections::HashMap, hash::BuildHasher as _, path::Path, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::pb;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, LeaseStatus, Link, LinkError,
-    PeerPush, PublishedMark, RoutedSession,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
+    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
     config,
     figures::{FiguresPage, FiguresQuery},
     metrics::Metrics,
+    net::tls::WatchedCertificates,
     private,
+    revocation::Revocation,
     routes::NodeBoot,
+    storms::{StormsPage, StormsQuery},
     trace::{TraceEvent, TraceFilter},
 };
 
 mod call_queue;
 mod connection_limit;
+mod connections;
 mod convert;
 mod figures;
 mod first_messages;
 mod handshake;
+mod link_stream;
 mod listener;
 mod peer;
 mod service;
+mod storms;
 mod strangers;
+mod tls;
 mod traces;
 
 pub use handshake::Secret;
 pub use listener::Listener;
+pub use tls::{LinkFiles, Tls, TlsMode};
 
 use self::call_queue::{CallBody, CallQueue, ReplyBody};
 use peer::Peer;
@@ -63,15 +70,6 @@ pub struct Settings {
     pub handshake: Duration,
 }
 
-/// Mutual TLS: certificate of this node, and the authority that must have signed its peers' certificates.
-#[derive(Clone)]
-pub struct Tls {
-    identity: Identity,
-    authority: Certificate,
-    /// Name for which the certificates of peers must be valid; `None`: the host of their address.
-    name: Option<String>,
-}
-
 /// Client end of the link. Calls to nodes other than those of [`GrpcLink::set_peers`] are `Unavailable`.
 pub struct GrpcLink {
     me: NodeBoot,
@@ -88,60 +86,27 @@ impl Settings {
     /// A file can't be read, or the secret is too short; the text names the setting, the file and the cure.
     pub fn read(section: &config::LinkConfig) -> Result<Self, String> {
         let is_set = |path: &Path| !path.as_os_str().is_empty();
-        let read = |key: &str, path: &Path, by: fn(&Path) -> io::Result<Vec<u8>>| {
-            by(path).map_err(|error| format!("link.{key} {} can't be used: {error}", path.display()))
-        };
         let secret = if is_set(&section.secret_file) {
-            let text = read("secret_file", &section.secret_file, private::read)?;
             let at = |why| format!("link.secret_file {} can't be used: {why}", section.secret_file.display());
+            let text = private::read(&section.secret_file).map_err(|error| at(error.to_string()))?;
             Some(Secret::from_file_text(&text).map_err(at)?)
         } else {
             None
         };
-        let tls = if is_set(&section.tls_ca) {
-            let key = read("tls_key", &section.tls_key, private::read)?;
-            let certificate = read("tls_cert", &section.tls_cert, private::read_public)?;
-            let authority = read("tls_ca", &section.tls_ca, private::read_public)?;
-            let tls = Tls::new(&certificate, &key, &authority);
-            Some(if section.tls_name.is_empty() { tls } else { tls.with_name(&section.tls_name) })
-        } else {
-            None
-        };
+        let tls = is_set(&section.tls_ca).then(|| Self::tls(section)).transpose();
+        let tls = tls.map_err(|error| format!("{error:#}"))?;
         let timeout = Duration::from_millis(section.timeout_ms);
         Ok(Self { secret, tls, queue_bytes: section.queue_bytes, timeout, handshake: HANDSHAKE_TIMEOUT })
     }
-}
 
-impl Tls {
-    /// Creates the identity from PEM: certificate chain and key of this node, and the authority that signed those of
-    /// all nodes. A peer's certificate must be for the host in its address.
-    pub fn new(certificate: &[u8], key: &[u8], authority: &[u8]) -> Self {
-        let (identity, authority) = (Identity::from_pem(certificate, key), Certificate::from_pem(authority));
-        Self { identity, authority, name: None }
-    }
-
-    /// Requires the certificates of peers to be for this name, whatever their addresses.
-    pub fn with_name(self, name: &str) -> Self {
-        Self { name: Some(name.to_owned()), ..self }
-    }
-
-    fn client(&self) -> ClientTlsConfig {
-        let config = ClientTlsConfig::new().identity(self.identity.clone());
-        let config = config.ca_certificate(self.authority.clone());
-        match &self.name {
-            Some(name) => config.domain_name(name),
-            None => config,
-        }
-    }
-
-    fn server(&self) -> ServerTlsConfig {
-        ServerTlsConfig::new().identity(self.identity.clone()).client_ca_root(self.authority.clone())
-    }
-}
-
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tls(…)")
+    fn tls(section: &config::LinkConfig) -> anyhow::Result<Tls> {
+        let files = LinkFiles {
+            certificate: section.tls_cert.clone(),
+            key: section.tls_key.clone(),
+            authority: section.tls_ca.clone(),
+        };
+        let tls = Tls::open(files)?.with_mode(TlsMode::named(&section.tls_mode));
+        if section.tls_name.is_empty() { Ok(tls) } else { tls.with_name(&section.tls_name) }
     }
 }
 
@@ -149,6 +114,16 @@ impl GrpcLink {
     /// Creates a link without peers. `seed` determines the jitter of the reconnect delays.
     pub fn new(me: NodeBoot, settings: Settings, seed: u64, metrics: Metrics) -> Self {
         Self { me, settings: Arc::new(settings), metrics, seed, peers: Mutex::default() }
+    }
+
+    /// Returns the settings, which the listener shares.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Returns the certificates of both ends, if there are any whose files may change.
+    pub fn certificates(&self) -> Option<Arc<dyn WatchedCertificates>> {
+        self.settings.tls.as_ref().and_then(Tls::watched)
     }
 
     /// Sets the peers, each with its address (`host:port`). Connects to new ones and drops removed ones; calls to the
@@ -183,6 +158,14 @@ impl GrpcLink {
     async fn query(&self, to: &NodeBoot, body: CallBody, timeout: Duration) -> Result<ReplyBody, LinkError> {
         let queue = self.queue(to, |peer| &peer.queries)?;
         queue.call(body, timeout).await
+    }
+
+    /// Sends a call whose reply is a number of closed connections.
+    async fn count(&self, to: &NodeBoot, body: CallBody) -> Result<u64, LinkError> {
+        match self.query(to, body, self.settings.timeout).await? {
+            ReplyBody::Closed(pb::LinkClosed { count }) => Ok(count),
+            _ => Err(mismatched()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeBoot, Peer>> {
@@ -321,5 +304,28 @@ impl Link for GrpcLink {
             ReplyBody::Figures(sent) => Ok(figures::page(sent)?),
             _ => Err(mismatched()),
         }
+    }
+
+    async fn storms(&self, to: &NodeBoot, query: StormsQuery) -> Result<StormsPage, LinkError> {
+        match self.query(to, CallBody::Storms(storms::put_query(query)), self.settings.timeout).await? {
+            ReplyBody::Storms(sent) => Ok(storms::page(sent)?),
+            _ => Err(mismatched()),
+        }
+    }
+
+    async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
+        let call = CallBody::Connections(connections::put_query(&query));
+        match self.query(to, call, self.settings.timeout).await? {
+            ReplyBody::Connections(sent) => Ok(connections::page(sent, query.limit)?),
+            _ => Err(mismatched()),
+        }
+    }
+
+    async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
+        self.count(to, CallBody::Close(connections::put_order(order))).await
+    }
+
+    async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {
+        self.count(to, CallBody::Revoke(connections::put_revocation(revocation))).await
     }
 }

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     figures::{FiguresPage, FiguresQuery},
     routes::NodeBoot,
+    storms::{StormsPage, StormsQuery},
     trace::{TraceEvent, TraceFilter},
 };
 
@@ -72,6 +73,10 @@ impl Link for LocalLink {
     }
 
     async fn figures(&self, _: &NodeBoot, _: FiguresQuery) -> Result<FiguresPage, LinkError> {
+        Err(LinkError::NotHere)
+    }
+
+    async fn storms(&self, _: &NodeBoot, _: StormsQuery) -> Result<StormsPage, LinkError> {
         Err(LinkError::NotHere)
     }
 }

@@ -7,12 +7,14 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync, task::unconstrained};
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, Landing, LeaseStatus, Link, LinkError,
-    PeerPush, PublishedMark, RoutedSession,
+    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
+    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
     figures::{FiguresPage, FiguresQuery},
+    revocation::Revocation,
     routes::NodeBoot,
+    storms::{StormsPage, StormsQuery},
     trace::{TraceEvent, TraceFilter},
 };
 
@@ -131,5 +133,21 @@ impl Link for MemoryLink {
 
     async fn figures(&self, to: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
         self.node(to)?.handler.figures(to, query).await
+    }
+
+    async fn storms(&self, to: &NodeBoot, query: StormsQuery) -> Result<StormsPage, LinkError> {
+        self.node(to)?.handler.storms(to, query).await
+    }
+
+    async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
+        self.node(to)?.handler.connections(to, query).await
+    }
+
+    async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
+        self.node(to)?.handler.close_connections(to, order).await
+    }
+
+    async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {
+        self.node(to)?.handler.revoke(to, revocation).await
     }
 }

@@ -26,24 +26,29 @@ const OWN_CRATES: [&str; 2] = ["tidegate", "tidegate_protocol"];
 pub(crate) struct LogLines {
     format: Format,
     has_colours: bool,
-    /// Limit of each place that has logged; the program has a fixed number of places.
-    limits: Mutex<HashMap<Identifier, LogLimit>>,
+    limits: PlaceLimits,
 }
+
+/// Limit of each place that has logged; the program has a fixed number of places.
+#[derive(Default)]
+pub(super) struct PlaceLimits(Mutex<HashMap<Identifier, LogLimit>>);
 
 impl LogLines {
     /// Creates the format, with or without colours.
     pub(crate) fn new(has_colours: bool) -> Self {
-        Self { format: Format::default().with_ansi(has_colours), has_colours, limits: Mutex::default() }
+        Self { format: Format::default().with_ansi(has_colours), has_colours, limits: PlaceLimits::default() }
     }
+}
 
+impl PlaceLimits {
     /// Counts a line; see [`LogLimit::pass`].
-    fn pass(&self, place: &'static Metadata<'static>) -> Option<u64> {
+    pub(super) fn pass(&self, place: &'static Metadata<'static>) -> Option<u64> {
         if *place.level() > Level::INFO {
             return Some(0);
         }
         let root = place.target().split("::").next().unwrap_or_default();
         let limit = || if OWN_CRATES.contains(&root) { LogLimit::of(100, 100) } else { LogLimit::new() };
-        self.limits.lock().entry(place.callsite()).or_insert_with(limit).pass()
+        self.0.lock().entry(place.callsite()).or_insert_with(limit).pass()
     }
 }
 
@@ -58,7 +63,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let Some(suppressed) = self.pass(event.metadata()) else { return Ok(()) };
+        let Some(suppressed) = self.limits.pass(event.metadata()) else { return Ok(()) };
         let mut line = String::new();
         self.format.format_event(context, Writer::new(&mut line), event)?;
         let line = line.strip_suffix('\n').unwrap_or(&line);
@@ -96,8 +101,10 @@ fn is_unsafe(character: char) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{io, sync::Arc};
+
+    use tracing_subscriber::{fmt::format::DefaultFields, registry::Registry};
 
     use super::*;
 
@@ -118,18 +125,26 @@ mod tests {
 
     /// Returns the lines that `log` writes.
     fn lines(has_colours: bool, log: impl FnOnce()) -> Vec<String> {
+        let text = written(LogLines::new(has_colours), log);
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Returns what `log` writes in this format.
+    pub(crate) fn written<F>(format: F, log: impl FnOnce()) -> String
+    where
+        F: FormatEvent<Registry, DefaultFields> + Send + Sync + 'static,
+    {
         let said = Said::default();
         let writer = said.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(Level::TRACE)
-            .with_ansi(has_colours)
-            .event_format(LogLines::new(has_colours))
+            .event_format(format)
             .with_writer(move || writer.clone())
             .finish();
         tracing::subscriber::with_default(subscriber, log);
         let text = String::from_utf8(said.0.lock().clone()).unwrap();
         assert!(text.is_empty() || text.ends_with('\n'), "{text}");
-        text.lines().map(str::to_owned).collect()
+        text
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tidegate_protocol::{
     Code,
     id::{DeviceId, UserId},
@@ -15,11 +16,12 @@ use super::{
     takeover::{resolve_doubt, stop_elsewhere},
 };
 use crate::{
+    auth::TokenTerm,
     cluster::Cluster,
     link::RoutedSession,
     log_limit::log_limited,
-    mail::{LoginDone, LoginError, ShardHandles},
-    routes::{Registered, Registration, Route, Routes, RoutesError, Token},
+    mail::{ConnKey, LoginDone, LoginError, ShardHandles},
+    routes::{DevicePolicy, Registered, Registration, Route, Routes, RoutesError, Token},
 };
 
 /// How long a login tries to register before it is refused (ADR 17). On a busy machine the routes may be late for a
@@ -27,14 +29,34 @@ use crate::{
 /// waits, so the overload would not end.
 const ROUTES_MAX: Duration = Duration::from_secs(2);
 
-/// Stores the user's settings, registers the device's route and loads its chain; the newest login wins at once.
+/// Age at which a login is refused instead of registered. Its client may have given it up and logged in elsewhere, and the
+/// late registration would replace that newer login.
+const LOGIN_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// Reason of the refusal of a login that is too late.
+pub const TOO_LATE: &str = "the login was delayed for too long on this node; log in again";
+
+/// Hello that a login belongs to.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceivedHello {
+    /// Connection that sent it.
+    pub connection: ConnKey,
+    /// Time at which it was handled.
+    pub at: time::Instant,
+}
+
+/// Stores the user's settings, registers the device's route and loads its chain; the newest login wins at once, over
+/// the sessions that the policy lets it replace.
+///
+/// A login is not registered later than [`LOGIN_AGE_MAX`] after its hello.
 pub async fn login(
     cluster: Arc<Cluster>,
     user: UserId,
     device: DeviceId,
     now: UserSettings,
-    devices_max: usize,
+    policy: DevicePolicy,
     shards: ShardHandles,
+    hello: ReceivedHello,
 ) -> Result<LoginDone, LoginError> {
     // The settings come first, because the store may wait for a disk. From the registration until the shard has the
     // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
@@ -45,13 +67,16 @@ pub async fn login(
         now
     });
     steps.done("settings");
+    if hello.at.elapsed() >= LOGIN_AGE_MAX {
+        return Err(LoginError { code: Code::Overloaded, reason: TOO_LATE });
+    }
     let registration = Registration {
         user: user.clone(),
         device: device.clone(),
         at: cluster.me.clone(),
         above: 0,
         only_if: None,
-        devices_max,
+        policy,
     };
     let doubt = |token| {
         resolve_doubt(
@@ -68,18 +93,21 @@ pub async fn login(
         LoginError { code: Code::Overloaded, reason: "logins are temporarily unavailable; try again" }
     })?;
     steps.done("route");
-    let here = registered.replaced.as_ref().is_some_and(|old| old.at == cluster.me);
-    if let Some(old) = registered.replaced.filter(|_| !here) {
-        let session = RoutedSession { user: user.clone(), device: device.clone(), epoch: old.epoch };
-        stop_elsewhere(&cluster, old.at, session).await;
+    let own = registered.replaced.map(|old| (device.clone(), old));
+    let old = own.into_iter().chain(registered.evicted);
+    let old = old.map(|(device, it)| (it.at, RoutedSession { user: user.clone(), device, epoch: it.epoch }));
+    let (here, elsewhere): (Vec<_>, Vec<_>) = old.partition(|(at, _)| *at == cluster.me);
+    if !elsewhere.is_empty() {
+        join_all(elsewhere.into_iter().map(|(at, session)| stop_elsewhere(&cluster, at, session))).await;
         steps.done("replaced");
     }
+    let replaced = here.into_iter().map(|(_, session)| session).collect();
     // A lost chain is no reason to refuse: the client declares its own next id, and retries of done ids are acked.
     let chain = cluster.ports.scratch.load_chain(&user, &device).await.unwrap_or_default();
     steps.done("chain");
     let route = Route { user, device, token: registered.token };
-    steps.log(&route, "registered");
-    Ok(LoginDone { route, replaced: here, chain, grants: None, settings })
+    steps.log(hello.connection, &route, "registered");
+    Ok(LoginDone { route, replaced, chain, grants: None, term: TokenTerm::default(), settings })
 }
 
 /// Registers the route, retrying for [`ROUTES_MAX`]. A registration whose reply is lost is passed to `doubt` and
@@ -114,8 +142,34 @@ mod tests {
     use super::*;
     use crate::{
         fault::{Fault, FaultPlan, Faulty},
+        link::LocalLink,
+        ports::Ports,
         routes::{Leases, MemoryRoutes, NodeBoot},
     };
+
+    fn cluster() -> Arc<Cluster> {
+        Arc::new(Cluster::new(registration().at, Ports::in_memory(Arc::new(LocalLink))))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn s81_login_that_waited_too_long_is_not_registered() {
+        let cluster = cluster();
+        for (waited, is_registered) in
+            [(LOGIN_AGE_MAX, false), (LOGIN_AGE_MAX - Duration::from_millis(1), true)]
+        {
+            let connection = ConnKey { shard: 0, slot: 0, generation: 0 };
+            let hello = ReceivedHello { connection, at: time::Instant::now() };
+            time::advance(waited).await;
+            let Registration { user, device, .. } = registration();
+            let (settings, policy) = (UserSettings::default(), DevicePolicy::default());
+            let done =
+                login(Arc::clone(&cluster), user.clone(), device, settings, policy, Arc::default(), hello)
+                    .await;
+            assert_eq!(done.map_err(|error| error.code).err(), (!is_registered).then_some(Code::Overloaded));
+            let rows = cluster.ports.routes.lookup(&[user]).await.unwrap();
+            assert_eq!(rows.concat().len(), usize::from(is_registered));
+        }
+    }
 
     fn registration() -> Registration {
         Registration {
@@ -124,7 +178,7 @@ mod tests {
             at: NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 },
             above: 0,
             only_if: None,
-            devices_max: 0,
+            policy: DevicePolicy::default(),
         }
     }
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     cluster::Cluster,
     mail::ShardHandles,
-    routes::{Registration, Route, RoutesError},
+    routes::{DevicePolicy, Registration, Route, RoutesError},
 };
 
 /// Takes an epoch above `newest` for the connection that has this route, unless a newer connection has it. The ledger
@@ -32,7 +32,7 @@ pub async fn renew(
         at: cluster.me.clone(),
         above: newest,
         only_if: Some(route.token.clone()),
-        devices_max: 0,
+        policy: DevicePolicy::default(),
     };
     let registered = match cluster.ports.routes.register(registration.clone()).await {
         // The row was lost with all others, and is not re-asserted yet.

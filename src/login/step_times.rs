@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time;
 
-use crate::routes::Route;
+use crate::{mail::ConnKey, routes::Route};
 
 /// Duration of each step of a login, logged at level `debug`.
 pub(super) struct StepTimes {
@@ -23,7 +23,8 @@ impl StepTimes {
         self.since = now;
     }
 
-    pub(super) fn log(&self, route: &Route, stage: &'static str) {
-        tracing::debug!(user = %route.user, device = %route.device, steps = ?self.all, stage, "login timings");
+    pub(super) fn log(&self, key: ConnKey, route: &Route, stage: &'static str) {
+        let connection = format_args!("{:x}", key.pack());
+        tracing::debug!(%connection, user = %route.user, device = %route.device, steps = ?self.all, stage, "login timings");
     }
 }

@@ -31,7 +31,8 @@ const STOP_MAX: Duration = Duration::from_secs(1);
 const LATE_EFFECT_MAX: Duration = Duration::from_secs(15);
 
 /// Stops the replaced session on its node, even if that node is not discovered yet. Continues in the background after
-/// [`STOP_MAX`]; until it succeeds the ledger voids the old connection's sends.
+/// [`STOP_MAX`], and requests through the routes that the node rechecks its sessions. Until the session is stopped the
+/// ledger voids its sends, if the new login is of the same device.
 pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session: RoutedSession) {
     if matches!(time::timeout(STOP_MAX, try_stop(cluster, &at, &session, STOP_ATTEMPTS)).await, Ok(true)) {
         return;
@@ -39,11 +40,25 @@ pub(super) async fn stop_elsewhere(cluster: &Arc<Cluster>, at: NodeBoot, session
     let cluster = Arc::clone(cluster);
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         supervised::spawn_on(&runtime, "the stop of a replaced session", async move {
-            if !try_stop(&cluster, &at, &session, STOP_ATTEMPTS_BACKGROUND).await {
+            if !keep_stopping(&cluster, &at, &session).await {
                 log_limited!(warn, peer = %at, "replaced session not stopped; giving up");
             }
         });
     }
+}
+
+/// Tries to stop the session in the background; true once it is stopped or its node's run has ended.
+async fn keep_stopping(cluster: &Cluster, at: &NodeBoot, session: &RoutedSession) -> bool {
+    let mut is_requested = false;
+    for _ in 0..STOP_ATTEMPTS_BACKGROUND {
+        if !is_requested {
+            is_requested = cluster.ports.routes.request_recheck(at).await.is_ok();
+        }
+        if try_stop(cluster, at, session, 1).await {
+            return true;
+        }
+    }
+    false
 }
 
 /// Resolves a registration whose reply was lost. It may have replaced a session that no later login can find, because

@@ -12,6 +12,7 @@ use std::{
 use tokio::sync::{Semaphore, mpsc};
 
 use super::{Lane, MAILBOX_MAX, Mail, ROOM_BYTES_DIVISOR, ROOM_MAILS_MAX, URGENT_MAX};
+use crate::priorities::class_share;
 
 /// Handle with which other threads post to one shard.
 #[derive(Clone)]
@@ -74,6 +75,17 @@ impl BoundedSender {
 
     fn try_post(&self, mail: Mail) -> bool {
         let charge = self.charge(mail.weight());
+        // Higher classes may use what lower ones must leave free, in bytes and in mails.
+        let (class, mails_max) = (mail.class(), self.mails.max_capacity());
+        let reserved_mails = mails_max - class_share(mails_max, class);
+        if reserved_mails > 0 && self.mails.capacity() <= reserved_mails {
+            return false;
+        }
+        let reserved = self.bytes_max - class_share(self.bytes_max as usize, class) as u32;
+        let needed = charge.saturating_add(reserved).min(self.bytes_max) as usize;
+        if reserved > 0 && self.capacity.available_permits() < needed {
+            return false;
+        }
         let Ok(permit) = self.capacity.try_acquire_many(charge) else { return false };
         if self.mails.try_send((charge, mail)).is_err() {
             return false;
@@ -151,6 +163,12 @@ impl ShardHandle {
     /// Returns whether `bytes` of common mail fit now; mail that is posted meanwhile may use the capacity.
     pub fn has_room(&self, bytes: usize) -> bool {
         self.common.capacity.available_permits() >= self.common.charge(bytes) as usize
+    }
+
+    /// Returns whether at least half of what room frames may take is free.
+    pub fn has_half_for_rooms(&self) -> bool {
+        let (mails, bytes) = (self.rooms.mails.capacity(), self.rooms.capacity.available_permits());
+        2 * mails >= self.rooms.mails.max_capacity() && 2 * bytes >= self.rooms.bytes_max as usize
     }
 
     /// Returns the number of the shard's connections.

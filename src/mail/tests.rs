@@ -98,6 +98,48 @@ fn xp1_urgent_mail_overtakes_what_waits_and_fits_into_a_full_mailbox() {
     assert!(!handle.try_post(Mail::ShedMemory), "the lane is bounded");
 }
 
+fn frame_of(class: u8) -> Delivery {
+    Delivery {
+        conversation: ConversationId::parse("r:hall").unwrap(),
+        seq: 1,
+        audience: Audience::Members,
+        frame: Arc::new(PushFrame::new(&pb::ServerFrame::default())),
+        origin: None,
+        tracked: false,
+        class,
+    }
+}
+
+#[test]
+fn mails_of_lower_classes_leave_some_to_higher_ones() {
+    let (handle, _mailbox) = letterbox(64 << 20);
+    let hall = ConversationId::parse("r:hall").unwrap();
+    let mut fitted = [0; 4];
+    for class in 0..=3 {
+        while handle.try_post(Mail::RoomFrames(vec![frame_of(class)])) {
+            fitted[usize::from(class)] += 1;
+        }
+        assert!(!handle.try_post(Mail::RoomLoss(hall.clone(), 1)), "reports use no reserve");
+        assert!(!handle.try_post(Mail::RoomFrames(vec![Delivery::left_out(&hall, 1)])));
+    }
+    let share = ROOM_MAILS_MAX / 16;
+    assert_eq!(fitted, [ROOM_MAILS_MAX - 3 * share, share, share, share]);
+}
+
+#[test]
+fn batch_of_frames_uses_no_reserve_that_one_of_them_may_not() {
+    let (handle, _mailbox) = letterbox(64 << 20);
+    while handle.try_post(Mail::RoomFrames(vec![frame_of(0)])) {}
+    assert!(!handle.try_post(Mail::RoomFrames(vec![frame_of(3), frame_of(0)])));
+    assert!(handle.try_post(Mail::RoomFrames(vec![frame_of(3), frame_of(1)])));
+}
+
+#[test]
+fn report_of_left_out_messages_names_their_number() {
+    let hall = ConversationId::parse("r:hall").unwrap();
+    assert_eq!((Delivery::left_out(&hall, 7).left_out_count(), frame_of(0).left_out_count()), (7, 0));
+}
+
 /// S69.
 #[test]
 fn s69_room_frames_fill_a_lane_of_their_own() {
@@ -110,6 +152,7 @@ fn s69_room_frames_fill_a_lane_of_their_own() {
         frame: Arc::new(PushFrame::new(&pb::ServerFrame::default())),
         origin: None,
         tracked: false,
+        class: 0,
     };
     let mut fitted = 0;
     while handle.try_post(Mail::RoomFrames(vec![frame(fitted + 1)])) {

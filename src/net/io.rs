@@ -43,6 +43,11 @@ pub trait Io {
         false
     }
 
+    /// Returns whether a part of a record has arrived whose rest has not: the peer owes bytes.
+    fn has_partial(&self, _stream: &Self::Stream) -> bool {
+        false
+    }
+
     /// Returns whether written bytes wait in this transport, and [`Self::flush`] has to be called when the stream takes
     /// bytes.
     fn has_output(&self, _stream: &Self::Stream) -> bool {
@@ -85,7 +90,8 @@ pub trait Io {
     /// Shuts the write side: the peer reads what was written, then the end. Input still arrives.
     ///
     /// # Errors
-    /// Fails if the peer has closed the connection already.
+    /// `WouldBlock` if the end is only queued: the call must be repeated once [`Self::has_output`] is false. Any other
+    /// error means that the peer has closed the connection already.
     fn shutdown_write(&mut self, stream: &Self::Stream) -> io::Result<()>;
 
     /// Makes the drop of the stream discard what either side has not read.

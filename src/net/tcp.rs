@@ -27,6 +27,9 @@ pub struct Tcp {
     tls: TlsSessions,
 }
 
+/// Reason, for the client, for which a PROXY header is refused.
+pub const FOREIGN_PROXY_HEADER: &str = "PROXY headers are accepted from listen.proxies only";
+
 /// Connection that no shard has yet.
 pub struct Arrival {
     /// Socket of the connection.
@@ -124,6 +127,10 @@ impl Io for Tcp {
         self.tls.get(stream).is_some_and(TlsSession::has_input)
     }
 
+    fn has_partial(&self, stream: &TcpStream) -> bool {
+        self.tls.get(stream).is_some_and(TlsSession::has_partial)
+    }
+
     fn has_output(&self, stream: &TcpStream) -> bool {
         self.tls.get(stream).is_some_and(TlsSession::has_output)
     }
@@ -167,7 +174,7 @@ impl Io for Tcp {
     #[inline]
     fn shutdown_write(&mut self, stream: &TcpStream) -> io::Result<()> {
         if let Some((session, _)) = self.tls.get_mut(stream) {
-            session.close(stream);
+            session.close(stream)?;
         }
         stream.shutdown(Shutdown::Write)
     }

@@ -3,7 +3,10 @@
 //! Records are processed in buffers that all connections of a thread share, so that an idle connection holds its keys
 //! and little more.
 
+mod by_name;
 mod certificates;
+mod client_name;
+mod files;
 mod session;
 
 use rustls::{
@@ -12,9 +15,14 @@ use rustls::{
 };
 
 pub use self::{
-    certificates::{Certificates, TlsFiles},
+    certificates::{Certificates, ClientAuthority, TlsFiles},
+    client_name::CertificateName,
+    files::{FileVersion, WatchedCertificates, expiry, read_authorities, read_pair, versions},
     session::{SharedBuffers, TlsSession},
 };
+
+/// First byte of a TLS connection, with which neither HTTP nor another preface begins.
+pub const TLS_FIRST: u8 = 0x16;
 
 /// Bytes of a record's content at most.
 const RECORD_MAX: usize = 16 * 1024;

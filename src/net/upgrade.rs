@@ -8,6 +8,7 @@ use httparse::{EMPTY_HEADER, Header, Request, Status};
 use tokio_tungstenite::tungstenite::{handshake::server, http};
 
 mod assign;
+mod cookies;
 mod forwarded;
 mod origin;
 mod refusal;
@@ -20,7 +21,9 @@ use refusal::RefusalReason;
 use crate::networks::Networks;
 
 pub use assign::{ASSIGN_PATH, AssignAsked, Transport};
-pub use forwarded::{ForwardedHeader, forwarded_client};
+pub use cookies::{COOKIE_BYTES_MAX, Cookies};
+pub use forwarded::{ForwardedHeader, forwarded_client, is_forwarded};
+pub use origin::origin;
 pub use refusal::UpgradeRefusal;
 
 /// Longest request head that is read.
@@ -65,6 +68,8 @@ pub struct Policy {
     pub forwarders: Networks,
     /// Header in which they name the client.
     pub forwarded_header: ForwardedHeader,
+    /// Names of the cookies that are taken for logins.
+    pub cookies: Vec<String>,
 }
 
 impl Policy {
@@ -75,7 +80,17 @@ impl Policy {
         if self.admits_loopback && is_loopback_origin(origin) {
             return true;
         }
-        self.origins.iter().any(|listed| listed == "*" || listed.as_bytes().eq_ignore_ascii_case(origin))
+        self.lists(origin) || self.origins.iter().any(|listed| listed == "*")
+    }
+
+    /// Returns whether the origin is listed by its name.
+    fn lists(&self, origin: &[u8]) -> bool {
+        self.origins.iter().any(|listed| listed != "*" && listed.as_bytes().eq_ignore_ascii_case(origin))
+    }
+
+    /// Returns whether cookies of a page of this origin are taken for logins.
+    fn takes_cookies_from(&self, origin: Option<&[u8]>) -> bool {
+        !self.cookies.is_empty() && origin.is_some_and(|origin| self.lists(origin))
     }
 }
 
@@ -92,6 +107,8 @@ pub enum UpgradeProgress {
         response: Vec<u8>,
         /// Encoding of the messages that follow.
         framing: SubProtocol,
+        /// Cookies for the login.
+        cookies: Cookies,
     },
     /// The client asks where to connect; it gets an answer, and the connection closes.
     Assign(AssignAsked),
@@ -107,8 +124,8 @@ pub fn upgrade(input: &[u8], policy: &Policy) -> Result<UpgradeProgress, Upgrade
             if let Some(request) = assign::read(&request, policy)? {
                 return Ok(UpgradeProgress::Assign(request));
             }
-            let (response, framing) = answer(&request, policy)?;
-            return Ok(UpgradeProgress::Done { consumed, response, framing });
+            let (response, framing, cookies) = answer(&request, policy)?;
+            return Ok(UpgradeProgress::Done { consumed, response, framing, cookies });
         }
         Ok(Status::Partial) if head.len() < HEAD_BYTES_MAX => return Ok(UpgradeProgress::NeedMore),
         Ok(Status::Partial) => RefusalReason::TooLarge,
@@ -119,7 +136,10 @@ pub fn upgrade(input: &[u8], policy: &Policy) -> Result<UpgradeProgress, Upgrade
     Err(reason.into())
 }
 
-fn answer(request: &Request<'_, '_>, policy: &Policy) -> Result<(Vec<u8>, SubProtocol), RefusalReason> {
+fn answer(
+    request: &Request<'_, '_>,
+    policy: &Policy,
+) -> Result<(Vec<u8>, SubProtocol, Cookies), RefusalReason> {
     let parsed = UpgradeHeaders::read(request.headers)?;
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -150,8 +170,9 @@ fn answer(request: &Request<'_, '_>, policy: &Policy) -> Result<(Vec<u8>, SubPro
     if parsed.offered && parsed.framing.is_none() {
         return Err(RefusalReason::SubProtocol);
     }
+    let cookies = cookies::read(request.headers, parsed.origin, policy)?;
     let response = accept(parsed.key.ok_or(RefusalReason::Key)?, parsed.framing).ok_or(RefusalReason::Key)?;
-    Ok((response, parsed.framing.unwrap_or(SubProtocol::Json)))
+    Ok((response, parsed.framing.unwrap_or(SubProtocol::Json), cookies))
 }
 
 /// Returns tungstenite's response, which has the derived accept key; `None` if the key is not 16 bytes in base64.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use anyhow::Context as _;
 
 use crate::{
-    api::access::AdminGate, audit::AuditFile, broker::Broker, config::Config, keys::KeyRing,
-    metrics::Metrics, supervised,
+    api::access::AdminGate, audit::AuditFile, broker::Broker, cluster::Cluster, config::Config,
+    evidence::EvidenceFile, guard::apisix::ApisixBans, keys::KeyRing, limits::RuleGuard, metrics::Metrics,
+    supervised,
 };
 
 /// Opened files of the admin port.
@@ -34,8 +35,26 @@ impl AdminFiles {
         Ok(Self { ring: ring.transpose()?.map(Arc::new), audit: Arc::new(audit), metrics: metrics.clone() })
     }
 
+    /// Opens the outputs of evidence of abuse and of what is decided by it, and starts to pass bans on to the gateway.
+    ///
+    /// # Errors
+    /// The gateway can't be used; the error names the setting.
+    pub(super) fn record(&self, config: &Config, cluster: &Cluster) -> anyhow::Result<()> {
+        let evidence = &config.evidence;
+        cluster
+            .evidence
+            .set_files(EvidenceFile::new(&evidence.file, evidence.file_days), Arc::clone(&self.audit));
+        if evidence.apisix_url.is_empty() {
+            return Ok(());
+        }
+        let (url, key, ca) = (&evidence.apisix_url, &evidence.apisix_key_file, &evidence.apisix_ca_file);
+        let gateway = ApisixBans::new(cluster, url, key, ca, self.metrics.clone());
+        supervised::spawn("the bans at the gateway", gateway.context("evidence.apisix_url")?.run());
+        Ok(())
+    }
+
     /// Builds the guard of the admin port, and starts to follow the keys in the present runtime.
-    pub(super) fn gate(self, config: &Config, broker: &Broker) -> Arc<AdminGate> {
+    pub(super) fn gate(self, config: &Config, broker: &Broker, rules: Arc<RuleGuard>) -> Arc<AdminGate> {
         if let Some(ring) = &self.ring {
             supervised::spawn("the keys of the admin port", Arc::clone(ring).follow());
         }
@@ -44,6 +63,7 @@ impl AdminFiles {
             self.audit,
             &broker.cluster,
             config.is_development(),
+            rules,
             self.metrics,
         ))
     }

@@ -7,8 +7,12 @@ use anyhow::Context as _;
 use crate::{
     auth::{ClaimRules, Keyring, RemoteSettings, TokenKey, Verifier, jwks, load_key, read_key, read_keys},
     config::{AuthConfig, Config},
+    hooks::IDENTITY_TTL_MAX,
     metrics::Metrics,
 };
+
+/// Time for which a revocation is kept after its last token has expired.
+const LIFETIME_MARGIN: Duration = Duration::from_secs(3_600);
 
 /// Name of the copy of the last good remote set, in the data directory.
 const COPY_FILE: &str = "jwks.json";
@@ -18,6 +22,19 @@ const COPY_FILE: &str = "jwks.json";
 /// # Errors
 /// A key file can't be used; the error names all of them, each with its cure.
 pub fn keyring(auth: &AuthConfig, secret: &[u8]) -> anyhow::Result<Arc<Keyring>> {
+    let keys = own_keys(auth, secret)?;
+    let remote = (!auth.jwks_url.is_empty()).then(|| RemoteSettings {
+        keep: Duration::from_secs(auth.jwks_keep_s),
+        cooldown: Duration::from_secs(auth.jwks_cooldown_s),
+    });
+    Ok(Arc::new(Keyring::new(keys, remote)))
+}
+
+/// Reads the keys of the configured files, and adds the secret unless it is empty.
+///
+/// # Errors
+/// As [`keyring`].
+pub(super) fn own_keys(auth: &AuthConfig, secret: &[u8]) -> anyhow::Result<Vec<TokenKey>> {
     let mut keys = Vec::new();
     if !secret.is_empty() {
         keys.push(TokenKey::hs256(secret, None));
@@ -27,17 +44,13 @@ pub fn keyring(auth: &AuthConfig, secret: &[u8]) -> anyhow::Result<Arc<Keyring>>
         let (id, file) = AuthConfig::key_entry(entry);
         match read_keys(&file, id) {
             Ok(read) => keys.extend(read),
-            Err(error) => problems.push(format!("auth.key_files {entry} can't be used: {error}")),
+            Err(error) => problems.push(format!("auth.key_files: {entry} can't be used: {error}")),
         }
     }
     if !problems.is_empty() {
         anyhow::bail!(problems.join("\n"));
     }
-    let remote = (!auth.jwks_url.is_empty()).then(|| RemoteSettings {
-        keep: Duration::from_secs(auth.jwks_keep_s),
-        cooldown: Duration::from_secs(auth.jwks_cooldown_s),
-    });
-    Ok(Arc::new(Keyring::new(keys, remote)))
+    Ok(keys)
 }
 
 /// Reads the secret with which a node verifies tokens; empty if it has none. Unlike a node, creates none.
@@ -65,6 +78,16 @@ pub fn rules(auth: &AuthConfig) -> ClaimRules {
         leeway: Duration::from_secs(auth.leeway_s),
         token_bytes_max: auth.token_bytes_max,
     }
+}
+
+/// Returns the time after which every token and identity that was issued before has expired; `None` if tokens may be
+/// valid for any time.
+pub(super) fn token_lifetime(auth: &AuthConfig) -> Option<Duration> {
+    let longest = Duration::from_secs(auth.max_lifetime_s);
+    // The leeway counts for the lifetime and for the end; the rest is for clocks that are set. It exceeds what a reload
+    // can add to the leeway. Identities of a hook count in any case, because a reload can configure one.
+    let margin = 2 * Duration::from_secs(auth.leeway_s) + LIFETIME_MARGIN;
+    (!longest.is_zero()).then(|| longest.max(IDENTITY_TTL_MAX) + margin)
 }
 
 /// Builds the refresher of the remote keys; `None` if there is no URL.
@@ -102,4 +125,20 @@ pub(super) fn verifier(config: &Config, secret: &[u8], metrics: &Metrics) -> any
     }
     tracing::info!(keys = ?keyring.names(), url = config.auth.jwks_url, "keys that verify tokens");
     Ok(Arc::new(Verifier::new(keyring, rules(&config.auth))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn revocations_outlive_tokens_and_identities_of_a_hook() {
+        let lifetime = |max_lifetime_s| {
+            token_lifetime(&AuthConfig { max_lifetime_s, leeway_s: 0, ..AuthConfig::default() })
+                .map(|it| it.as_secs())
+        };
+        assert_eq!(lifetime(0), None, "tokens may be valid for any time");
+        assert_eq!(lifetime(600), Some(86_400 + 3_600));
+        assert_eq!(lifetime(172_800), Some(172_800 + 3_600));
+    }
 }

@@ -10,6 +10,7 @@ use crate::{
     log_limit::log_limited,
     mail::{Mail, ShardHandle},
     metrics::Metrics,
+    storms::StormBoard,
 };
 
 /// Interval at which memory is measured.
@@ -24,9 +25,9 @@ pub(super) fn watch(
     limits: &LimitsConfig,
 ) -> impl Future<Output = ()> + Send + use<> {
     let (admission, intake) = (Arc::clone(admission), Arc::clone(&broker.intake));
-    let shards = broker.shards().to_vec();
+    let (shards, storms) = (broker.shards().to_vec(), Arc::clone(&broker.cluster.storms));
     let (limit, with_sockets) = (budget::memory_limit(limits.memory_bytes), limits.memory_counts_sockets);
-    MemoryWatch { admission, intake, cache, shards, metrics, limit, with_sockets }.run()
+    MemoryWatch { admission, intake, cache, storms, shards, metrics, limit, with_sockets }.run()
 }
 
 /// Inputs and outputs of the watch.
@@ -34,6 +35,7 @@ struct MemoryWatch {
     admission: Arc<Admission>,
     intake: Arc<Intake>,
     cache: Arc<CacheBudget>,
+    storms: Arc<StormBoard>,
     shards: Vec<ShardHandle>,
     metrics: Metrics,
     limit: u64,
@@ -42,7 +44,7 @@ struct MemoryWatch {
 
 impl MemoryWatch {
     async fn run(self) {
-        let Self { admission, intake, cache, shards, metrics, limit, with_sockets } = self;
+        let Self { admission, intake, cache, storms, shards, metrics, limit, with_sockets } = self;
         let mut tick = tokio::time::interval(MEMORY_CHECK_INTERVAL);
         metrics.memory_limit.set(limit as f64);
         let (mut before, mut sheds) = (Pressure::Fine, false);
@@ -54,6 +56,7 @@ impl MemoryWatch {
             intake.note_memory(pressure == Pressure::Full);
             cache.note_pressure(pressure);
             metrics.ledger_cache.set(cache.used() as f64);
+            metrics.storm_watches_bytes.set(storms.bytes() as f64);
             metrics.memory_checks.increment(1);
             if pressure != before {
                 log_limited!(warn, used, limit, ?pressure, "memory pressure changed");

@@ -32,6 +32,7 @@ use crate::{
     routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{MemoryStore, PostgresOpenError, PostgresStore, Store},
+    storms::StormBoard,
     trace::Tracer,
 };
 
@@ -65,6 +66,14 @@ const ROOM_BLOCK_NUMBERS: NonZeroU64 = NonZeroU64::MIN.saturating_add(99);
 /// Builds the recorder of message steps.
 fn tracer(config: &Config) -> Arc<Tracer> {
     Arc::new(Tracer::new(config.trace.per_second(), config.trace.events_max))
+}
+
+/// Builds the board of the storms of groups.
+fn storms(config: &Config) -> StormBoard {
+    let board = StormBoard::new(config.storm.rule(), config.storm.memory_bytes);
+    board.set_rule(config.storm.rule(), config.storm.action());
+    board.set_room_threshold(config.storm.room_threshold);
+    board
 }
 
 /// Returns the lease times, which are the same on every node of a cluster.
@@ -132,7 +141,7 @@ pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
     }
     auth::read_key(shared).with_context(|| {
         format!(
-            "auth.key_file {} can't be used; create one for all nodes with `openssl rand -hex 32`, mode 600",
+            "auth.key_file: {} can't be used; create one for all nodes with `openssl rand -hex 32`, mode 600",
             shared.display()
         )
     })
@@ -179,11 +188,12 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         bus,
         store,
         routes,
-        scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES_MAX, now)),
+        scratch: Arc::new(MemoryScratch::new(SCRATCH_BYTES_MAX, wall_ms)),
         link: Arc::new(LocalLink),
     };
-    let (trace, events) = (tracer(config), Arc::clone(&event_publisher.events));
-    let cluster = Cluster { trace, events, figures, ..Cluster::new(me, ports) };
+    let (trace, storms) = (tracer(config), Arc::new(storms(config)));
+    let events = Arc::clone(&event_publisher.events);
+    let cluster = Cluster { trace, events, figures, storms, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
     Ok(BuiltPorts { cluster, failure, link: None, numbers, event_publisher, peering: Peering::Single })
 }
@@ -211,12 +221,20 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
         bus: Arc::new(bus),
         store,
         routes,
-        scratch: Arc::new(RedisScratch::over(client)),
+        scratch: Arc::new(
+            RedisScratch::over(client)
+                .with_mirror(&config.redis, &config.storm.mirror_prefix)?
+                .with_permits(&config.redis)?,
+        ),
         link: Arc::clone(&link) as Arc<dyn Link>,
     };
     let peers = Arc::new(Peers::new(Lags::new(config.kafka.partitions, limit)));
-    let (trace, events) = (tracer(config), Arc::clone(&event_publisher.events));
-    let cluster = Cluster { peers, trace, events, figures, ..Cluster::new(me, ports) };
+    let trace = tracer(config);
+    let storms =
+        if config.storm.mirror { storms(config).with_mirror(metrics.clone()) } else { storms(config) };
+    let storms = Arc::new(storms);
+    let events = Arc::clone(&event_publisher.events);
+    let cluster = Cluster { peers, trace, events, figures, storms, ..Cluster::new(me, ports) };
     if config.log.answers_first().is_some() {
         cluster.owned.unarchived().allow();
         warn_about_replication(config).await;
@@ -254,17 +272,16 @@ async fn warn_about_replication(config: &Config) {
 /// run in a runtime.
 ///
 /// # Errors
-/// The address can't be listened on, or the secret or a certificate is invalid.
+/// The address can't be listened on.
 pub(super) fn listen(
     config: &Config,
     broker: &Broker,
+    link: Option<&GrpcLink>,
     metrics: &Metrics,
 ) -> anyhow::Result<Option<Listener>> {
-    if config.node.profile != "cluster" {
-        return Ok(None);
-    }
+    let Some(link) = link else { return Ok(None) };
     let (me, end) = (broker.cluster.me.clone(), Arc::new(broker.peer()));
-    let listener = Listener::bind(config.link.listen, me, end, link_settings(config)?, metrics.clone())
+    let listener = Listener::bind(config.link.listen, me, end, link.settings().clone(), metrics.clone())
         .with_context(|| format!("link.listen {} can't be used", config.link.listen))?;
     Ok(Some(listener))
 }

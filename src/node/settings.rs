@@ -1,17 +1,28 @@
 //! Settings of shards, owners and the client listener, derived from the configuration.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use tidegate_protocol::machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, session, window::WindowLimits};
 
 use super::Addresses;
 use crate::{
+    accept::FirstBytesPolicy,
     auth::Verifier,
     broker::{self, ShardSettings},
     budget::{self, Admission, CacheBudget},
+    cluster::Cluster,
     config::{Config, LimitsConfig},
+    evidence::GatewayPaths,
+    hooks::Hooks,
     limiter::RateLimits,
+    limits::RuleSet,
+    live::Live,
+    load::GateSettings,
     net::upgrade::{self, ForwardedHeader},
     networks::Networks,
     partition::{
@@ -19,48 +30,151 @@ use crate::{
         retention::{self, Keep},
         rules,
     },
-    routes::NodeDescription,
-    shard::Caps,
+    routes::{DevicePolicy, NodeDescription, OnePer},
+    shard::{Caps, ConnSettings},
 };
 
 /// Returns the limits of the broker, and the description of the node for its peers.
 pub(super) fn broker(config: &Config, addresses: &Addresses) -> broker::Settings {
     broker::Settings {
         intake_bytes_max: config.limits.intake_bytes_max,
+        devices: devices(config),
         small_group_max: config.limits.small_group_max,
         description: node_description(config, addresses),
         assign_ttl: Duration::from_millis(config.assign.ttl_ms),
     }
 }
 
-/// Returns the settings of all shards.
-pub(super) fn shards(config: &Config, verifier: Arc<Verifier>) -> ShardSettings {
-    let (limits, timing, fault) = (&config.limits, &config.timing, &config.fault);
-    ShardSettings {
+/// Returns the limits on the sessions of a user.
+fn devices(config: &Config) -> DevicePolicy {
+    DevicePolicy {
+        // Checked with the configuration.
+        one_per: OnePer::named(&config.login.devices).unwrap_or_default(),
+        max: config.limits.devices_per_user,
+        replaces_oldest: config.login.devices_full == "replace",
+    }
+}
+
+/// Returns the settings of all shards, whose time begins at `start`.
+pub(super) fn shards(
+    config: &Config,
+    verifier: Arc<Verifier>,
+    hooks: Arc<Hooks>,
+    start: Instant,
+) -> anyhow::Result<ShardSettings> {
+    let (limits, fault) = (&config.limits, &config.fault);
+    let conns = conn_settings(config);
+    let rules = limit_rules(config).map_err(|problems| anyhow::anyhow!(problems.join("\n")))?;
+    report_overlaps(&rules);
+    Ok(ShardSettings {
         seed: rand::random(),
-        limits: session_limits(config),
-        devices_per_user: limits.devices_per_user,
+        limits: conns.limits,
         rates: rate_limits(limits),
-        caps: Caps { control: limits.control_bytes_max, data: limits.outbox_bytes_max },
+        rules,
+        room_rules: config.rooms.rules(),
+        start,
+        caps: conns.caps,
+        gates: gates(config),
         mailbox_bytes: limits.mailbox_bytes_max,
-        frame_deadline: Duration::from_millis(timing.frame_ms),
-        write_deadline: Duration::from_millis(timing.write_ms),
-        linger: Duration::from_millis(timing.linger_ms),
-        upgrade: upgrade::Policy {
-            origins: config.listen.origins.clone(),
-            admits_loopback: config.is_development(),
-            // Checked with the configuration.
-            forwarders: Networks::parse(&config.listen.forwarders).unwrap_or_default(),
-            forwarded_header: ForwardedHeader::named(&config.listen.forwarded_header).unwrap_or_default(),
-        },
+        frame_deadline: conns.frame_deadline,
+        write_deadline: conns.write_deadline,
+        linger: conns.linger,
+        upgrade: Arc::new(Live::new(upgrade_policy(config))),
         verifier,
-        recall_within: Duration::from_millis(limits.recall_ms),
+        hooks,
+        recall_within: recall_within(limits),
         panic_on_msg_id: match fault.panic_in.as_str() {
             "shard" => fault.panic_on_msg_id_in("shard"),
             _ => fault.panic_on_msg_id_in("connection"),
         },
         panic_in_shard: fault.panic_in == "shard",
+    })
+}
+
+/// Returns the settings of the gates.
+fn gates(config: &Config) -> GateSettings {
+    let is_archived = config.node.profile == "cluster" && config.log.answers_first().is_none();
+    config.overload.gate_settings(is_archived)
+}
+
+/// Returns the rules of the file that the configuration names.
+///
+/// # Errors
+/// The file has problems; the error lists all of them, each with the setting and the file.
+pub(super) fn limit_rules(config: &Config) -> Result<RuleSet, Vec<String>> {
+    let file = &config.limits.rules_file;
+    let name = |why: String| format!("limits.rules_file: {}: {why}", file.display());
+    RuleSet::read(file, limit_wait_max(config)).map_err(|problems| problems.into_iter().map(name).collect())
+}
+
+/// Returns the longest wait of a message for a limit: it ends before the deadline of its answer, which the question to the
+/// hook may have used a part of, before pushes are sent again whose acks are not read meanwhile, and before silence counts.
+fn limit_wait_max(config: &Config) -> Duration {
+    let (timing, hooks) = (&config.timing, &config.hooks);
+    let asked_ms = if hooks.allow_url.is_empty() { 0 } else { hooks.allow_timeout_ms };
+    let answered_ms = timing.reply_ms.saturating_sub(asked_ms);
+    Duration::from_millis(answered_ms.min(timing.ack_timeout_ms).min(timing.heartbeat_ms)) / 2
+}
+
+/// Logs which of the rules that count the same requests refuses first.
+pub(super) fn report_overlaps(rules: &RuleSet) {
+    for overlap in rules.overlaps() {
+        tracing::info!(%overlap, "rules of limits.rules_file overlap");
     }
+}
+
+/// Returns the limits and deadlines of connections that begin from now on.
+pub(super) fn conn_settings(config: &Config) -> ConnSettings {
+    let (limits, timing) = (&config.limits, &config.timing);
+    ConnSettings {
+        limits: session_limits(config),
+        caps: Caps { control: limits.control_bytes_max, data: limits.outbox_bytes_max },
+        frame_deadline: Duration::from_millis(timing.frame_ms),
+        write_deadline: Duration::from_millis(timing.write_ms),
+        linger: Duration::from_millis(timing.linger_ms),
+    }
+}
+
+/// Returns the time within which a sender may recall a message.
+pub(super) fn recall_within(limits: &LimitsConfig) -> Duration {
+    Duration::from_millis(limits.recall_ms)
+}
+
+/// Returns the policy for upgrades to WebSocket.
+pub(super) fn upgrade_policy(config: &Config) -> upgrade::Policy {
+    upgrade::Policy {
+        origins: config.listen.origins.clone(),
+        admits_loopback: config.is_development(),
+        // Checked with the configuration.
+        forwarders: Networks::parse(&config.listen.forwarders).unwrap_or_default(),
+        forwarded_header: ForwardedHeader::named(&config.listen.forwarded_header).unwrap_or_default(),
+        cookies: config.hooks.login_cookies.clone(),
+    }
+}
+
+/// Returns the policy for the first bytes of connections.
+pub(super) fn first_bytes_policy(config: &Config) -> FirstBytesPolicy {
+    FirstBytesPolicy {
+        is_tls_required: config.tls.required,
+        // Checked with the configuration.
+        proxies: Networks::parse(&config.listen.proxies).unwrap_or_default(),
+        forwarders: Networks::parse(&config.listen.forwarders).unwrap_or_default(),
+    }
+}
+
+/// Returns the networks of proxies, which are never banned.
+fn exempt(config: &Config) -> Networks {
+    let policy = first_bytes_policy(config);
+    policy.proxies.with(&policy.forwarders)
+}
+
+/// Puts the settings of evidence and bans in force.
+pub(super) fn set_evidence(config: &Config, cluster: &Cluster) {
+    cluster.bans.set_includes_loopback(config.evidence.loopback);
+    cluster.bans.set_exempt(exempt(config));
+    cluster.evidence.set_bans(config.evidence.ban);
+    let (captcha, login) = (config.evidence.captcha_paths.clone(), config.evidence.login_paths.clone());
+    cluster.evidence.set_gateway_paths(GatewayPaths { captcha, login });
 }
 
 /// Builds the admission, or refuses to start a node to which no client could connect.
@@ -123,7 +237,7 @@ pub(super) fn shard_count(config: &Config) -> usize {
 /// burst and after it.
 const SIGNALS_OF_USER: u32 = 2;
 
-fn rate_limits(limits: &LimitsConfig) -> RateLimits {
+pub(super) fn rate_limits(limits: &LimitsConfig) -> RateLimits {
     RateLimits {
         address_logins: limits.address_logins_per_second,
         user_logins: limits.user_logins_per_second,
@@ -184,6 +298,6 @@ fn node_description(config: &Config, addresses: &Addresses) -> NodeDescription {
         accepts: assign.accepts,
         drain: None,
         node_topic: None,
-        console: if config.is_development() { format!("http://{}", addresses.admin) } else { String::new() },
+        console: if config.is_development() { addresses.admin_url() } else { String::new() },
     }
 }

@@ -81,13 +81,12 @@ fn serve_probes(
     rendered: &PrometheusHandle,
 ) -> anyhow::Result<watch::Sender<String>> {
     let (sender, reason) = watch::channel(first_reason);
-    let listeners = [(Some(&sockets.admin), true), (sockets.monitor.as_ref(), false)];
-    for (listener, is_admin) in
-        listeners.into_iter().filter_map(|(listener, is_admin)| Some((listener?, is_admin)))
-    {
+    for (port, is_admin) in [(Some(&sockets.admin), true), (sockets.monitor.as_ref(), false)] {
+        let Some((listener, tls)) = port else { continue };
         let listener = tokio::net::TcpListener::from_std(listener.try_clone()?)?;
         let status = StartupStatus { reason: reason.clone(), metrics: rendered.clone() };
-        supervised::spawn("the API port of a waiting node", api::waiting::serve(listener, status, is_admin));
+        let serving = api::waiting::serve(listener, tls.clone(), status, is_admin);
+        supervised::spawn("the API port of a waiting node", serving);
     }
     Ok(sender)
 }

@@ -18,6 +18,7 @@ use super::{
     exit::{OwnerExit, PORT_RETRY_INTERVAL},
     owner::{Owner, Settings},
     stall::{ARCHIVE_STALL_TIMEOUT, StallDetector},
+    storm_actions::StormPorts,
 };
 use crate::{
     backoff::Backoff,
@@ -60,6 +61,8 @@ pub struct OwnerContext {
     pub dispatcher: Box<dyn Fn() -> Dispatcher + Send + Sync>,
     /// Recent answers of the owners, for origins that ask again; `None` on a single node.
     pub answered: Option<Arc<AnswerCache>>,
+    /// Ways to act on storms.
+    pub storm_ports: Arc<StormPorts>,
     /// Settings of each owner.
     pub settings: Settings,
     /// Metrics of the node.
@@ -249,7 +252,7 @@ impl Assignments {
         let (stop, lost) = (CancellationToken::new(), CancellationToken::new());
         let (stopping, losing) = (stop.clone(), lost.clone());
         let (cluster, settings) = (Arc::clone(&context.cluster), context.settings.clone());
-        let answered = context.answered.clone();
+        let (answered, storm_ports) = (context.answered.clone(), Arc::clone(&context.storm_ports));
         let (metrics, record) = (context.metrics.clone(), context.ownership_recorder());
         let mut out = (context.dispatcher)();
         let mut logins = logins;
@@ -267,6 +270,7 @@ impl Assignments {
                 let why = match taken {
                     Ok(owner) => {
                         record(partition, true);
+                        let owner = owner.with_storm_ports(&storm_ports);
                         Box::pin(owner.run(&mut logins, &mut out, &stopping, &losing)).await
                     }
                     Err(error) => error,

@@ -103,6 +103,7 @@ impl Dispatcher {
             frame: Arc::new(frame),
             origin: mine.then(|| ConnKey::unpack(record.origin.conn)),
             tracked,
+            class: 0,
         };
         let sender = || (message.sender.clone(), message.device.clone(), message.order.epoch);
         let at = || NodeBoot { node: record.origin.node.clone(), boot: record.origin.boot };
@@ -122,6 +123,7 @@ impl Dispatcher {
             frame: Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Frame::Push(push)) })),
             origin: None,
             tracked,
+            class: 0,
         };
         self.push_remote(&delivery, || None);
         self.local.item(shards, Item::Push(delivery));
@@ -154,6 +156,7 @@ impl Dispatcher {
             })),
             origin: None,
             tracked,
+            class: 0,
         };
         self.push_remote(&push, || None);
         self.local.item(all, Item::Push(push));

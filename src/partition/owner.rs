@@ -12,9 +12,8 @@ use std::{
 };
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind},
-    machine::ledger::{Ledger, Need, Outcome, Stop},
-    record::{Body, Position, Record, RecordError, Rules},
+    machine::ledger::{Ledger, Outcome},
+    record::{Body, Position, Record, Rules},
 };
 use tokio::{
     sync::watch,
@@ -27,12 +26,13 @@ use self::logins::Logins;
 use super::{
     archiver::Archiver,
     batch::RecordBatch,
-    exit::{OwnerExit, retry, wait_for_store},
+    exit::{OwnerExit, retry},
     group_sizes::GroupSizes,
     lag::{self, LagTracker},
     membership::Members,
     position_check::{PositionCheck, PositionChecks},
     retention, rules,
+    storm_actions::StormPorts,
 };
 use crate::{
     budget::{CacheBudget, CacheShare},
@@ -49,11 +49,13 @@ use crate::{
     partition::{dispatcher::Dispatcher, exit::PORT_RETRY_INTERVAL},
     routes::Route,
     store::{Fence, Scan, import},
+    storms::StormTable,
     supervised, trace,
 };
 
 mod archive_step;
 mod background;
+mod load;
 mod logins;
 mod publish;
 
@@ -66,7 +68,7 @@ const READ_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Records before the end of the log whose rows stay in memory after they are archived.
 const CACHED_RECORDS: u64 = 200_000;
 
-/// Interval at which rows are evicted while no records come in.
+/// Interval at which rows are evicted while no records come in, and ends of storms are found.
 const CACHE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Settings of an owner, from the configuration.
@@ -108,6 +110,10 @@ pub(super) struct Owner {
     rules: watch::Sender<Rules>,
     /// Answers given by this owner; `None` on a single node, where no origin asks again.
     answer_log: Option<AnswerLog>,
+    /// Counts of accepted messages by group.
+    storms: Arc<StormTable>,
+    /// Ways to act on storms; `None` to report them only.
+    storm_ports: Option<Arc<StormPorts>>,
     metrics: Metrics,
 }
 
@@ -189,8 +195,16 @@ impl Owner {
             since: Instant::now(),
             rules: watch::Sender::new(taken.rules),
             answer_log,
+            storms: cluster.storms.open(partition, &cluster.events, metrics),
+            storm_ports: None,
             metrics: metrics.clone(),
         })
+    }
+
+    /// Lets the owner act on storms.
+    #[must_use]
+    pub(super) fn with_storm_ports(self, ports: &Arc<StormPorts>) -> Self {
+        Self { storm_ports: Some(Arc::clone(ports)), ..self }
     }
 
     /// Checks that the log has the record that was archived last, or that an empty archive is not older than an import.
@@ -238,13 +252,15 @@ impl Owner {
         let mut sweeper = JoinSet::new();
         supervised::spawn_in(&mut sweeper, "the sweep of an owner", self.sweep());
         supervised::spawn_in(&mut sweeper, "the switch of rules", self.switch());
+        supervised::spawn_in(&mut sweeper, "the past of storms", self.read_past());
+        supervised::spawn_in(&mut sweeper, "the actions on storms", self.act_on_storms());
         let mut checks = PositionChecks::new(self.partition, self.fence, &self.cluster);
         let watch = lag::watch_end(self.partition, Arc::clone(&self.cluster));
         supervised::spawn_in(&mut sweeper, "the watch of the log's end", watch);
         // Time before which an unavailable log is not read again; archiving continues.
         let mut read_after = None;
         let mut logins_first = false;
-        let mut cache_checks = interval(CACHE_CHECK_INTERVAL);
+        let (mut checked_at, mut cache_checks) = (Instant::now(), interval(CACHE_CHECK_INTERVAL));
         cache_checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let (next, archived) = (self.ledger.next_offset(), self.ledger.archived_position());
@@ -265,10 +281,7 @@ impl Owner {
                 Step::Checked(check) => check.verify(&mut self.ledger),
                 Step::Logins(batch) => self.answer_logins(batch, out).await,
                 Step::Archived(done) => done.and_then(|took| self.archive.advance(&mut self.ledger, took)),
-                Step::CacheCheck => {
-                    self.evict();
-                    Ok(())
-                }
+                Step::CacheCheck => Ok(()),
                 Step::Read(Ok(batch)) => self.decide_all(batch, logins, out, stopping, lost).await,
                 Step::Read(Err(ReadError::Unavailable(error))) => {
                     tracing::warn!(error, partition = self.partition, "log unavailable; retrying");
@@ -281,6 +294,13 @@ impl Owner {
             };
             if let Err(error) = done {
                 return error;
+            }
+            // Here and not with the tick, which waits while the log always has records.
+            if checked_at.elapsed() >= CACHE_CHECK_INTERVAL {
+                checked_at = Instant::now();
+                cache_checks.reset();
+                self.storms.tick((self.settings.retention.wall_ms)());
+                self.evict();
             }
         }
     }
@@ -419,6 +439,7 @@ impl Owner {
             self.archive_all(decided, logins, out).await?;
         }
         self.publish_rules();
+        self.count_messages(decided);
         let messages_first;
         let mut in_order = decided;
         if is_planted(Planted::PushBeforeMembership) {
@@ -454,44 +475,6 @@ impl Owner {
             // Readers' barriers query only visible nodes, so a hidden one must archive first.
             && self.cluster.peers.sees(&self.cluster.me)
             && decided.iter().all(|(record, _)| matches!(record.body, Body::Message(_)))
-    }
-
-    async fn apply(&mut self, offset: u64, record: &Record) -> Result<Outcome, OwnerExit> {
-        loop {
-            match self.ledger.apply(offset, record) {
-                Err(Stop::Missing) => {
-                    let mut needs = BTreeSet::new();
-                    self.ledger.needs(record, &mut needs);
-                    self.load(needs).await?;
-                }
-                other => return Ok(other?),
-            }
-        }
-    }
-
-    async fn load(&mut self, needs: BTreeSet<Need>) -> Result<(), OwnerExit> {
-        if needs.is_empty() {
-            return Ok(());
-        }
-        let needs: Vec<Need> = needs.into_iter().collect();
-        let store = &self.cluster.ports.store;
-        let rows = retry(|| store.load(self.partition, self.fence, &needs)).await?;
-        Ok(self.ledger.load(rows.position, rows.rows)?)
-    }
-
-    /// Reads the members of each group as of before the batch; publishing then applies each change.
-    async fn read_members(
-        &mut self,
-        records: &[(u64, Result<Record, RecordError>)],
-    ) -> Result<(), OwnerExit> {
-        let known = records.iter().filter_map(|(_, record)| record.as_ref().ok());
-        let is_group = |id: &&ConversationId| matches!(id.kind(), ConversationKind::Group(_));
-        let groups: BTreeSet<&ConversationId> =
-            known.filter_map(Record::conversation).filter(is_group).collect();
-        while let Err(error) = self.members.read(&*self.cluster.ports.store, &groups).await {
-            wait_for_store(error).await?;
-        }
-        Ok(())
     }
 }
 

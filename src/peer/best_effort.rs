@@ -12,21 +12,31 @@ use tidegate_protocol::{
 
 use super::Peer;
 use crate::{
+    delivery::notices::post_notice,
     directory::ShardSet,
     large_group::subscriber::RecordSource,
     link::BestEffortMessage,
     log_limit::log_limited,
     mail::{Audience, Delivery, Item, Mail, Volatile},
+    priorities::CLASS_MAX,
 };
 
 /// Unreported losses that are tracked, one per shard and room; further ones count only in the metrics.
 const ROOM_LOSSES_MAX: usize = 4_096;
 
-/// Messages that did not fit a shard's mailbox and are not reported yet; losses of unknown size are separate.
-pub(super) type RoomLosses = Mutex<BTreeMap<(usize, ConversationId, IsCounted), u64>>;
+/// Messages that did not fit a shard's mailbox and are not reported yet, by kind.
+pub(super) type RoomLosses = Mutex<BTreeMap<(usize, ConversationId, LossKind), u64>>;
 
-/// Whether the number of lost messages is known.
-type IsCounted = bool;
+/// Kind of a loss; each is reported separately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum LossKind {
+    /// Messages in unknown number.
+    Uncounted,
+    /// Messages.
+    Messages,
+    /// Messages left out of the room, of which the report did not fit.
+    LeftOut,
+}
 
 impl Peer {
     /// Passes messages, in order, to the shards with recipients; messages without local recipients are dropped.
@@ -36,23 +46,49 @@ impl Peer {
         let mut frames: BTreeMap<usize, Vec<Delivery>> = BTreeMap::new();
         for message in messages {
             match message {
-                BestEffortMessage::RoomMessage { room, push } => {
+                BestEffortMessage::RoomMessage { room, push, class, left_out } => {
                     let to = self.members_of_room(&room);
                     // Decode only if there are recipients.
-                    let push = (!to.is_empty()).then(|| room_push(&room, &push)).flatten();
+                    let push = (!to.is_empty() && !push.is_empty())
+                        .then(|| room_push(&room, &push, class))
+                        .flatten();
+                    if left_out > 0 && !to.is_empty() {
+                        add(&mut frames, to, Some(Delivery::left_out(&room, left_out)));
+                    }
                     add(&mut frames, to, push);
                 }
+                BestEffortMessage::RoomTally { room, tally } => {
+                    let has_members = !self.members_of_room(&room).is_empty();
+                    if let Some(tallies) = self.tallies.as_ref().filter(|_| has_members) {
+                        let refused = tallies.handle_report(&room, &tally, tallies.now());
+                        self.metrics.room_tallies_refused.increment(refused as u64);
+                    }
+                }
                 BestEffortMessage::RoomLoss { room, count } => {
+                    let kind = if count > 0 { LossKind::Messages } else { LossKind::Uncounted };
                     self.members_of_room(&room)
                         .iter()
-                        .for_each(|shard| self.note_missed(shard, &room, count));
+                        .for_each(|shard| self.note_missed(shard, &room, kind, count));
                 }
                 BestEffortMessage::Signal { conversation, users, frame } => {
                     self.signal(conversation, users, &frame)
                 }
+                BestEffortMessage::Notice { conversation, users, frame } => {
+                    self.notice(conversation, users, &frame)
+                }
                 BestEffortMessage::FanOut { record, .. } => {
                     if let Some(subscriber) = &self.subscriber {
                         subscriber.records(RecordSource::Peer, [record]);
+                    }
+                }
+                BestEffortMessage::BlocksChanged { .. } => {
+                    if let Some((_, cluster)) = &self.cache {
+                        cluster.blocks.request_refresh();
+                    }
+                }
+                BestEffortMessage::GuardChanged => {
+                    if let Some((_, cluster)) = &self.cache {
+                        cluster.guard.ring();
                     }
                 }
                 BestEffortMessage::Mark { conversation, user, seq, frame } => {
@@ -99,6 +135,14 @@ impl Peer {
         }
     }
 
+    fn notice(&self, conversation: ConversationId, users: Vec<UserId>, frame: &[u8]) {
+        let Some(frame) = self::frame(frame, |body| matches!(body, Body::Notice(_))) else { return };
+        if let Some(shards) = self.shards.get() {
+            let dropped = post_notice(&self.directory, shards, conversation, &users, frame);
+            self.metrics.storm_notices_dropped.increment(dropped);
+        }
+    }
+
     fn handle(&self, shard: usize) -> Option<&crate::mail::ShardHandle> {
         self.shards.get().and_then(|shards| shards.get(shard))
     }
@@ -113,18 +157,25 @@ impl Peer {
 
     fn post_frames(&self, shard: usize, frames: Vec<Delivery>) {
         let Some(handle) = self.handle(shard) else { return };
-        if handle.try_post(Mail::RoomFrames(frames.clone())) {
-            return;
-        }
-        for frame in frames {
-            self.metrics.shed.increment(1);
-            self.note_missed(shard, &frame.conversation, 1);
+        // Without capacity for all of them, those of the highest classes may fit.
+        let is_posted = |lowest: &u8| {
+            let part: Vec<Delivery> = frames.iter().filter(|it| it.class >= *lowest).cloned().collect();
+            part.is_empty() || handle.try_post(Mail::RoomFrames(part))
+        };
+        let lowest = (0..=CLASS_MAX).find(is_posted).unwrap_or(CLASS_MAX + 1);
+        for frame in frames.iter().filter(|it| it.class < lowest) {
+            if frame.is_message() {
+                self.metrics.count_shed(frame.class, 1);
+                self.note_missed(shard, &frame.conversation, LossKind::Messages, 1);
+            } else {
+                self.note_missed(shard, &frame.conversation, LossKind::LeftOut, frame.left_out_count());
+            }
         }
     }
 
-    fn note_missed(&self, shard: usize, room: &ConversationId, count: u64) {
+    fn note_missed(&self, shard: usize, room: &ConversationId, kind: LossKind, count: u64) {
         let mut missed = self.missed.lock();
-        let key = (shard, room.clone(), count > 0);
+        let key = (shard, room.clone(), kind);
         if missed.len() < ROOM_LOSSES_MAX || missed.contains_key(&key) {
             *missed.entry(key).or_default() += count;
         }
@@ -133,8 +184,12 @@ impl Peer {
     /// Reports losses to the shards; a shard with a full mailbox gets the report with the next messages.
     fn report_missed(&self) {
         let mut missed = self.missed.lock();
-        missed.retain(|(shard, room, _), count| {
-            self.handle(*shard).is_some_and(|it| !it.try_post(Mail::RoomLoss(room.clone(), *count)))
+        missed.retain(|(shard, room, kind), count| {
+            let mail = || match kind {
+                LossKind::Uncounted | LossKind::Messages => Mail::RoomLoss(room.clone(), *count),
+                LossKind::LeftOut => Mail::RoomFrames(vec![Delivery::left_out(room, *count)]),
+            };
+            self.handle(*shard).is_some_and(|it| !it.try_post(mail()))
         });
     }
 }
@@ -147,7 +202,7 @@ fn add(pushes: &mut BTreeMap<usize, Vec<Delivery>>, to: ShardSet, push: Option<D
     }
 }
 
-fn room_push(room: &ConversationId, push: &[u8]) -> Option<Delivery> {
+fn room_push(room: &ConversationId, push: &[u8], class: u8) -> Option<Delivery> {
     let decoded = pb::Push::decode(push).ok().filter(|decoded| decoded.conversation == room.as_str());
     let Some(decoded) = decoded else {
         log_limited!(error, "undecodable room message from a peer; skipped");
@@ -160,6 +215,7 @@ fn room_push(room: &ConversationId, push: &[u8]) -> Option<Delivery> {
         frame: Arc::new(PushFrame::from_push(push)),
         origin: None,
         tracked: false,
+        class,
     })
 }
 
@@ -167,7 +223,7 @@ fn marker_push(conversation: ConversationId, user: UserId, seq: u64, frame: &[u8
     let is_mark = |body: &Body| matches!(body, Body::Receipt(_) | Body::Cleared(_) | Body::Hidden(_));
     let frame = self::frame(frame, is_mark)?;
     let audience = Audience::Users([user].into());
-    Some(Delivery { conversation, seq, audience, frame, origin: None, tracked: false })
+    Some(Delivery { conversation, seq, audience, frame, origin: None, tracked: false, class: 0 })
 }
 
 /// Decodes a frame, if it is of the expected kind.

@@ -29,7 +29,7 @@ impl Ports {
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
             routes: Arc::new(MemoryRoutes::new(1, Leases::default(), clock)),
-            scratch: Arc::new(MemoryScratch::new(1, clock)),
+            scratch: Arc::new(MemoryScratch::new(1, || 1)),
             link,
         }
     }

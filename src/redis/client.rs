@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::{
@@ -16,15 +16,16 @@ use parking_lot::{Mutex, MutexGuard};
 use redis::{
     Cmd, ErrorKind, FromRedisValue, RedisError, RetryMethod, ServerErrorKind, Value, from_redis_value,
 };
-use tidegate_protocol::Time;
 use tokio::time::{timeout, timeout_at};
 
 use super::{
-    ConnectError, Script,
-    breaker::{Breaker, BreakerPermit},
+    ConnectError, RedisKey, Script,
     connect::{Conn, Source},
 };
-use crate::{config, supervised};
+use crate::{
+    breaker::{GuardedCall, GuardedService, ServiceBreaker},
+    config, supervised,
+};
 
 /// Limit on the calls of one pipeline. More are sent as consecutive pipelines, each with its own deadline.
 const PIPELINE_CALLS_MAX: usize = 500;
@@ -60,8 +61,7 @@ pub(crate) struct RedisClient {
     source: Arc<Source>,
     timeout: Duration,
     prefix: String,
-    begun: Instant,
-    breaker: Mutex<Breaker>,
+    breaker: Arc<ServiceBreaker>,
     conn: Mutex<Option<SharedConn>>,
     servers: Arc<ServerTracker>,
 }
@@ -84,7 +84,7 @@ impl Call {
     }
 
     /// Creates a call of a script, with keys of one slot.
-    pub(crate) fn script<const N: usize>(script: &'static Script, keys: [String; N]) -> Self {
+    pub(crate) fn script(script: &'static Script, keys: impl Into<Vec<String>>) -> Self {
         Self { script: Some(script), keys: keys.into(), args: Vec::new() }
     }
 
@@ -119,16 +119,20 @@ impl RedisClient {
             source: Arc::new(Source::new(config)?),
             timeout: config.timeout(),
             prefix: config.prefix.clone(),
-            begun: Instant::now(),
-            breaker: Mutex::default(),
+            breaker: ServiceBreaker::new(GuardedService::Redis, config.timeout()),
             conn: Mutex::default(),
             servers: Arc::default(),
         })
     }
 
+    /// Sets the service as which the breaker reports, for a client in addition to that of the node.
+    pub(crate) fn reporting_as(self, service: GuardedService) -> Self {
+        Self { breaker: ServiceBreaker::new(service, self.timeout), ..self }
+    }
+
     /// Returns a prefixed key. The part of `name` in braces selects the slot.
-    pub(crate) fn key(&self, kind: &str, name: &str) -> String {
-        format!("{}:{kind}:{name}", self.prefix)
+    pub(crate) fn key(&self, kind: RedisKey, name: &str) -> String {
+        format!("{}:{}:{name}", self.prefix, kind.name())
     }
 
     /// Returns how often the client has connected to another server than before, or may have. The new one may lack
@@ -161,7 +165,7 @@ impl RedisClient {
 
     /// Sends a pipeline if the breaker permits it, within the deadline.
     async fn send_guarded(&self, calls: &[Call]) -> Result<Vec<Value>, CallError> {
-        let mut permit = PermitGuard::acquire(self)?;
+        let call = self.permitted()?;
         let deadline = tokio::time::Instant::now() + self.timeout;
         let outcome = match timeout_at(deadline, self.connection()).await {
             Ok(Ok(conn)) => {
@@ -173,17 +177,18 @@ impl RedisClient {
         };
         match outcome {
             Ok(values) => {
-                permit.succeeded();
+                call.succeeded();
                 Ok(values)
             }
             Err(failure) => {
                 if !failure.server_works {
-                    let opened = permit.failed(matches!(failure.error, CallError::Late(_)));
+                    let is_late = matches!(failure.error, CallError::Late(_));
+                    let opened = if is_late { call.late() } else { call.failed() };
                     if opened || failure.reconnect {
                         self.disconnect();
                     }
                 } else {
-                    permit.succeeded();
+                    call.succeeded();
                 }
                 Err(failure.error)
             }
@@ -248,12 +253,12 @@ impl RedisClient {
         self.conn.lock()
     }
 
-    fn now(&self) -> Time {
-        Time::from_millis(u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX))
-    }
-
-    fn breaker(&self) -> MutexGuard<'_, Breaker> {
-        self.breaker.lock()
+    /// Returns the permit of a call, or the error with which it fails at once.
+    fn permitted(&self) -> Result<GuardedCall, CallError> {
+        self.breaker.acquire().ok_or_else(|| match self.breaker.is_only_late() {
+            true => CallError::Slow("recent replies from Redis were late".to_owned()),
+            false => CallError::Unavailable("recent calls to Redis failed".to_owned()),
+        })
     }
 }
 
@@ -365,41 +370,31 @@ impl CallFailure {
     }
 }
 
-/// Permit of the breaker, returned with the outcome of the call or when the call is cancelled.
-struct PermitGuard<'a> {
-    client: &'a RedisClient,
-    permit: Option<BreakerPermit>,
-}
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, time::Instant};
 
-impl<'a> PermitGuard<'a> {
-    fn acquire(client: &'a RedisClient) -> Result<Self, CallError> {
-        let mut breaker = client.breaker();
-        match breaker.acquire(client.now()) {
-            BreakerPermit::Refused if breaker.is_only_late() => {
-                Err(CallError::Slow("recent replies from Redis were late".to_owned()))
-            }
-            BreakerPermit::Refused => Err(CallError::Unavailable("recent calls to Redis failed".to_owned())),
-            permit => Ok(Self { client, permit: Some(permit) }),
-        }
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(50);
+
+    /// Accepts connections, and never answers.
+    fn hung() -> (TcpListener, RedisClient) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let urls = vec![format!("redis://{}", server.local_addr().unwrap())];
+        let config =
+            config::RedisConfig { urls, timeout_ms: TIMEOUT.as_millis() as u64, ..Default::default() };
+        (server, RedisClient::new(&config).unwrap())
     }
 
-    fn succeeded(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            self.client.breaker().succeeded(permit);
+    #[tokio::test]
+    async fn hung_server_costs_few_timeouts_and_not_one_per_call() {
+        let (_server, client) = hung();
+        let began = Instant::now();
+        for _ in 0..40 {
+            client.one::<String>(Call::command(["PING"])).await.unwrap_err();
         }
-    }
-
-    fn failed(&mut self, is_late: bool) -> bool {
-        self.permit
-            .take()
-            .is_some_and(|permit| self.client.breaker().failed(permit, is_late, self.client.now()))
-    }
-}
-
-impl Drop for PermitGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            self.client.breaker().abandoned(permit);
-        }
+        // Three open the breaker; probes follow after half of 100 ms at the earliest.
+        assert!(began.elapsed() < 10 * TIMEOUT, "{:?}", began.elapsed());
     }
 }

@@ -8,14 +8,15 @@ use std::{
     },
 };
 
-use tidegate_protocol::{Time, id::NodeId};
+use tidegate_protocol::{Time, id::NodeId, machine::reactions::ReactionKind};
 use tokio::runtime::Handle;
 
 use super::*;
 use crate::{
     cluster::PeerSnapshot,
     fault::{Fault, FaultPlan, Faulty, Gate},
-    link::{Link, recording::RecordingPeer},
+    link::{Link, RoomTallyReport, recording::RecordingPeer},
+    mail::{Mail, ShardHandles, mailbox},
     metrics,
     ports::Ports,
     routes::{Leases, MemoryRoutes, NodeInfo, Routes},
@@ -95,8 +96,10 @@ impl World {
         let numbers = Arc::clone(&self.numbers) as Arc<dyn Numbers>;
         let notified = Arc::new(Mutex::new(Vec::new()));
         let record = Arc::clone(&notified);
+        let storms = cluster.storms.open_rooms(&cluster.events, &metrics::install().0, || 1);
         let rooms = Rooms::among_others(
             numbers,
+            storms,
             Arc::clone(&cluster),
             Arc::clone(&directory),
             queues,
@@ -275,6 +278,106 @@ async fn numbers_are_renewed_after_each_loss_with_retries() {
         assert_eq!(world.numbers.refuse.load(Ordering::SeqCst), 2, "the first attempt is immediate");
         time::sleep(INTEREST_RETRY_INTERVAL * 5).await;
         assert_eq!(renewals(), losses, "one renewal per loss, as soon as it succeeds");
+    }
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn tallies_go_to_shards_and_nodes_with_members() {
+    let world = World::new();
+    let (a, b, c) = (world.node("a").await, world.node("b").await, world.node("c").await);
+    a.set_peers(&[&b, &c], false);
+    let (handle, mut mailbox) = mailbox(std::task::Waker::noop().clone(), 1 << 20);
+    let shards = ShardHandles::default();
+    assert!(shards.set(vec![handle]).is_ok());
+    let publish = Arc::clone(&a.rooms).publish_tallies(Arc::clone(&a.directory), shards);
+    let task = tokio::spawn(publish);
+    a.join().await;
+    b.join().await;
+    let tallies = a.rooms.tallies();
+    tallies.set_members(&hall(), 0, Some(7));
+    time::sleep(Duration::from_millis(500)).await;
+    let sent = a.take_best_effort();
+    let [(node, BestEffortMessage::RoomTally { room, tally })] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!((node, room, tally.members), (&boot("b"), &hall(), Some(7)));
+    // The answer of the other node comes before the first frame.
+    let answer = RoomTallyReport { run: 1, members: Some(20), ..RoomTallyReport::default() };
+    tallies.handle_report(&hall(), &answer, tallies.now());
+    time::sleep(Duration::from_millis(2_500)).await;
+    let Some(Mail::RoomFrames(frames)) = mailbox.take_room_frames() else { panic!("a frame") };
+    assert_eq!((frames.len(), frames[0].conversation.clone(), frames[0].seq), (1, hall(), 0));
+    assert_eq!(tallies.latest(&hall()).unwrap().members, Some(27));
+    // The other node has crashed: its members are forgotten, and the frame says so.
+    time::sleep(Duration::from_secs(31)).await;
+    assert_eq!(tallies.latest(&hall()).unwrap().members, Some(7));
+    assert!(mailbox.take_room_frames().is_some() && mailbox.take_room_frames().is_none());
+    // Without the routes, all nodes get the last report.
+    a.take_best_effort();
+    world.plan.plan("interested", Fault::Fail);
+    a.leave();
+    time::sleep(Duration::from_millis(500)).await;
+    let last = a.take_best_effort();
+    let members = |it: &(NodeBoot, BestEffortMessage)| match &it.1 {
+        BestEffortMessage::RoomTally { tally, .. } => tally.members,
+        _ => None,
+    };
+    assert_eq!(last.iter().map(members).collect::<Vec<_>>(), [Some(0), Some(0)]);
+    assert_eq!(tallies.latest(&hall()), None);
+    task.abort();
+}
+
+/// The numbers of many rooms take few mails of a shard, none while half of its lane is used, and lose no sum by that.
+#[tokio::test(start_paused = true)]
+async fn tallies_leave_mailboxes_to_messages() {
+    let rooms = {
+        let world = World::new();
+        world.node("a").await
+    };
+    let (handle, mut mailbox) = mailbox(std::task::Waker::noop().clone(), 4 << 20);
+    let shards = ShardHandles::default();
+    assert!(shards.set(vec![handle.clone()]).is_ok());
+    let task = tokio::spawn(Arc::clone(&rooms.rooms).publish_tallies(Arc::clone(&rooms.directory), shards));
+    let halls: Vec<ConversationId> =
+        (0..300).map(|n| ConversationId::parse(&format!("r:hall-{n}")).unwrap()).collect();
+    let like = ReactionKind::new("like").unwrap();
+    let react = || halls.iter().for_each(|hall| rooms.rooms.tallies().react(hall, like).unwrap());
+    halls.iter().for_each(|hall| rooms.directory.hold_conversation(hall, 0));
+    let message = || Mail::RoomFrames(vec![crate::mail::Delivery::left_out(&halls[0], 1)]);
+    let waiting = (0..).take_while(|_| handle.has_half_for_rooms() && handle.try_post(message())).count();
+    react();
+    time::sleep(Duration::from_millis(1_100)).await;
+    react();
+    time::sleep(Duration::from_millis(1_100)).await;
+    for _ in 0..waiting {
+        assert!(mailbox.take_room_frames().is_some());
+    }
+    assert!(mailbox.take_room_frames().is_none(), "no frame takes the place of a message");
+    time::sleep(Duration::from_millis(300)).await;
+    let mails: Vec<Mail> = std::iter::from_fn(|| mailbox.take_room_frames()).collect();
+    let frames = mails.iter().map(|mail| if let Mail::RoomFrames(frames) = mail { frames.len() } else { 0 });
+    assert_eq!(frames.sum::<usize>(), 600, "two frames of each room");
+    assert!(mails.len() <= 10, "{} mails", mails.len());
+    task.abort();
+}
+
+/// Routes that do not answer delay the reports to other nodes, and no frame.
+#[tokio::test(start_paused = true)]
+async fn slow_routes_do_not_delay_tallies() {
+    let world = World::new();
+    let (a, b) = (world.node("a").await, world.node("b").await);
+    a.set_peers(&[&b], false);
+    let (handle, mut mailbox) = mailbox(std::task::Waker::noop().clone(), 1 << 20);
+    let shards = ShardHandles::default();
+    assert!(shards.set(vec![handle]).is_ok());
+    let task = tokio::spawn(Arc::clone(&a.rooms).publish_tallies(Arc::clone(&a.directory), shards));
+    a.join().await;
+    b.join().await;
+    world.plan.plan("interested", Fault::Hold(Gate::new()));
+    let like = ReactionKind::new("like").unwrap();
+    for _ in 0..3 {
+        a.rooms.tallies().react(&hall(), like).unwrap();
+        time::sleep(Duration::from_millis(1_300)).await;
+        assert!(mailbox.take_room_frames().is_some());
     }
     task.abort();
 }

@@ -66,6 +66,14 @@ impl Routes for Faulty<dyn Routes> {
         self.call("rows_of", self.inner.rows_of(of, after, limit)).await
     }
 
+    async fn request_recheck(&self, of: &NodeBoot) -> Result<(), RoutesError> {
+        self.call("request_recheck", self.inner.request_recheck(of)).await
+    }
+
+    async fn recheck_requested(&self, of: &NodeBoot) -> Result<Option<u64>, RoutesError> {
+        self.call("recheck_requested", self.inner.recheck_requested(of)).await
+    }
+
     async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {
         self.call("declare", self.inner.declare(by, interests)).await
     }

@@ -69,6 +69,8 @@ struct Run {
     /// Last announcement and its time; `None` before the first one.
     announced: Option<(NodeInfo, Time)>,
     renewals: u64,
+    /// Number of requests for a recheck.
+    rechecks: u64,
     /// Rows of the run, the same as in `users`.
     rows: BTreeMap<(UserId, DeviceId), u64>,
 }
@@ -199,23 +201,26 @@ impl State {
 #[async_trait]
 impl Routes for MemoryRoutes {
     async fn register(&self, registration: Registration) -> Result<Registered, RoutesError> {
-        let Registration { user, device, at, above, only_if, devices_max } = registration;
+        let Registration { user, device, at, above, only_if, policy } = registration;
         let mut state = self.lock();
         state.refuse_retired(&at)?;
         let current = state.current(&user, &device);
         if only_if.is_some() && only_if.as_ref() != current {
             return Err(RoutesError::NotCurrent(current.cloned()));
         }
-        let devices = state.users.get(&user).map_or(0, |devices| devices.len());
-        if current.is_none() && devices_max > 0 && devices >= devices_max {
-            return Err(RoutesError::TooManyDevices);
-        }
+        let rows = state.users.get(&user).map_or(&[][..], |devices| devices);
+        let evicted = match only_if {
+            Some(_) => Some(Vec::new()),
+            None => policy.evicted(&device, rows),
+        };
+        let Some(evicted) = evicted else { return Err(RoutesError::TooManyDevices) };
+        let newest = evicted.iter().map(|(_, token)| token.epoch).max().unwrap_or(0);
         // The row may have been re-asserted with an epoch above this counter.
-        let highest = current.map_or(0, |it| it.epoch).max(above);
+        let highest = current.map_or(0, |it| it.epoch).max(above).max(newest);
         state.epoch = state.epoch.max(highest) + 1;
         let token = Token { at, epoch: state.epoch };
         let replaced = state.set(user, device, token.clone());
-        Ok(Registered { token, replaced })
+        Ok(Registered { token, replaced, evicted })
     }
 
     async fn remove(&self, rows: &[Route]) -> Result<Vec<bool>, RoutesError> {
@@ -297,6 +302,17 @@ impl Routes for MemoryRoutes {
             token: Token { at: of.clone(), epoch },
         };
         Ok(run.rows.range((from, Bound::Unbounded)).take(limit).map(row).collect())
+    }
+
+    async fn request_recheck(&self, of: &NodeBoot) -> Result<(), RoutesError> {
+        if let Some(run) = self.lock().runs.get_mut(of) {
+            run.rechecks += 1;
+        }
+        Ok(())
+    }
+
+    async fn recheck_requested(&self, of: &NodeBoot) -> Result<Option<u64>, RoutesError> {
+        Ok(self.lock().runs.get(of).map(|run| run.rechecks).filter(|count| *count > 0))
     }
 
     async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {

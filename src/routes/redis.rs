@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     config,
-    redis::{Call, CallError, ConnectError, RedisClient, Script},
+    redis::{Call, CallError, ConnectError, RedisClient, RedisKey, Script},
 };
 
 mod codec;
@@ -45,6 +45,8 @@ const RETIRED_RUN_TTL: Duration = Duration::from_secs(7 * 24 * 3_600);
 const CLAIM_USE_MAX: Duration = Duration::from_secs(2);
 /// Age at which a sweep drops a claim without a row; more than [`CLAIM_USE_MAX`] and a call.
 const CLAIM_DROP_AGE: Duration = Duration::from_secs(5);
+/// Time for which a request for a recheck is remembered: a multiple of the time until the run reads it.
+const RECHECK_TTL: Duration = Duration::from_secs(3_600);
 /// Time for which a deleted row is remembered, so that epochs rise even if the clocks of two servers differ.
 const DELETED_ROW_TTL: Duration = Duration::from_secs(60);
 /// Most deleted rows of a user that are remembered one by one; with them, the hash of a user is bounded.
@@ -76,15 +78,19 @@ impl RedisRoutes {
     }
 
     fn run_keys(&self, run: &NodeBoot) -> [String; 2] {
-        [self.client.key("run", &format!("{{{run}}}")), self.client.key("rows", &format!("{{{run}}}"))]
+        [RedisKey::Run, RedisKey::RunRows].map(|kind| self.client.key(kind, &format!("{{{run}}}")))
     }
 
     fn interest_key(&self, conversation: &ConversationId) -> String {
-        self.client.key("interest", &format!("{{{conversation}}}"))
+        self.client.key(RedisKey::Interest, &format!("{{{conversation}}}"))
+    }
+
+    fn recheck_key(&self, run: &NodeBoot) -> String {
+        self.client.key(RedisKey::Recheck, &format!("{{{run}}}"))
     }
 
     fn runs_key(&self) -> String {
-        self.client.key("runs", "all")
+        self.client.key(RedisKey::Runs, "all")
     }
 
     async fn states(&self, runs: &[NodeBoot]) -> Result<Vec<RunState>, CallError> {
@@ -169,11 +175,11 @@ impl Routes for RedisRoutes {
                 error => error,
             })?;
             match rows::outcome(outcome)? {
-                rows::Outcome::Set(replaced) => {
+                rows::Outcome::Set(replaced, evicted) => {
                     let replaced_row = replaced.clone().map(|token| (Route { token, ..row.clone() }, true));
                     stale.extend(replaced_row);
                     self.tidy(stale).await;
-                    return Ok(Registered { token: row.token, replaced });
+                    return Ok(Registered { token: row.token, replaced, evicted });
                 }
                 rows::Outcome::EpochTooLow(highest) => {
                     above = above.max(highest);
@@ -277,6 +283,19 @@ impl Routes for RedisRoutes {
         limit: usize,
     ) -> Result<Vec<Route>, RoutesError> {
         self.page(of, after, limit).await
+    }
+
+    async fn request_recheck(&self, of: &NodeBoot) -> Result<(), RoutesError> {
+        // Random, so that a request after the end of an earlier one differs from it.
+        let number = rand::random::<u64>();
+        let call =
+            Call::command(["SET", &self.recheck_key(of)]).arg(number).arg("PX").arg(RECHECK_TTL.as_millis());
+        let _: String = self.client.one(call).await?;
+        Ok(())
+    }
+
+    async fn recheck_requested(&self, of: &NodeBoot) -> Result<Option<u64>, RoutesError> {
+        Ok(self.client.one(Call::command(["GET", &self.recheck_key(of)])).await?)
     }
 
     async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {

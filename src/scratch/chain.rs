@@ -177,8 +177,6 @@ impl ChainSaver {
 mod tests {
     use std::sync::Arc;
 
-    use tidegate_protocol::Time;
-
     use super::*;
     use crate::{
         fault::{Fault, FaultPlan, Faulty},
@@ -200,7 +198,7 @@ mod tests {
 
     fn faulty() -> (Faulty<dyn Scratch>, Arc<FaultPlan>) {
         let plan = FaultPlan::none();
-        let memory: Arc<dyn Scratch> = Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO));
+        let memory: Arc<dyn Scratch> = Arc::new(MemoryScratch::new(1 << 20, || 0));
         (Faulty::new(memory, Arc::clone(&plan)), plan)
     }
 

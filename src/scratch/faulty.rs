@@ -1,9 +1,13 @@
 //! Fault-injecting wrapper of a `Scratch`.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use tidegate_protocol::id::{DeviceId, UserId};
 
-use super::{ChainSave, ChainState, ChainStep, Hit, Scratch, ScratchError, WindowRule};
+use super::{
+    ChainSave, ChainState, ChainStep, PermitAnswers, PermitCall, Scratch, ScratchError, WindowUpdate,
+};
 use crate::fault::{Breaks, Faulty};
 
 impl Breaks for ScratchError {
@@ -29,7 +33,15 @@ impl Scratch for Faulty<dyn Scratch> {
         self.call("load_chain", self.inner.load_chain(user, device)).await
     }
 
-    async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
-        self.call("hit", self.inner.hit(rules)).await
+    async fn mirror_windows(
+        &self,
+        window: Duration,
+        updates: &[WindowUpdate],
+    ) -> Result<Vec<u64>, ScratchError> {
+        self.call("mirror_windows", self.inner.mirror_windows(window, updates)).await
+    }
+
+    async fn grant_permits(&self, calls: &[PermitCall]) -> Result<PermitAnswers, ScratchError> {
+        self.call("grant_permits", self.inner.grant_permits(calls)).await
     }
 }

@@ -2,7 +2,7 @@
 //! user has few.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     hash::Hash,
     mem,
     time::Duration,
@@ -11,27 +11,35 @@ use std::{
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
-    Time,
-    id::{DeviceId, UserId},
+    id::{ConversationId, DeviceId, UserId},
+    machine::{
+        permit::{GRANT_BYTES_MAX, GrantLog},
+        storm::RECEIVE_SKEW_MS,
+    },
 };
 
 use super::{
-    CHAINS_PER_USER_MAX, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, Hit, Scratch, ScratchError,
-    WindowRule,
+    CHAINS_PER_USER_MAX, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, PermitAnswers, PermitCall, Scratch,
+    ScratchError, WindowEntry, WindowUpdate,
 };
 
 /// Approximate size of an entry in addition to its ids and times.
 const ENTRY_BYTES: usize = 128;
 
+/// Approximate size of a mirrored message.
+const MESSAGE_BYTES: usize = 32;
+
 /// Scratch store of profile `single`.
 pub struct MemoryScratch {
-    now: Box<dyn Fn() -> Time + Send + Sync>,
+    wall_ms: Box<dyn Fn() -> u64 + Send + Sync>,
     state: Mutex<State>,
 }
 
 struct State {
     chains: GenerationMap<UserId, UserChains>,
-    windows: GenerationMap<(String, Duration), VecDeque<Time>>,
+    windows: GenerationMap<ConversationId, MirroredWindow>,
+    /// Grants by the name of the key.
+    grants: GenerationMap<String, GrantLog>,
 }
 
 /// Map of two generations. When the young one reaches half of the allowed bytes, it replaces the old one, whose entries
@@ -45,12 +53,12 @@ struct GenerationMap<K, V> {
 }
 
 impl MemoryScratch {
-    /// Creates an empty store with approximately `max_bytes` for chains, and as many for windows. `now` is the node's
-    /// monotonic clock.
-    pub fn new(max_bytes: usize, now: impl Fn() -> Time + Send + Sync + 'static) -> Self {
+    /// Creates an empty store with approximately `max_bytes` each for chains, windows and permits. `wall_ms` returns the
+    /// ms since 1970.
+    pub fn new(max_bytes: usize, wall_ms: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         let (chains, windows) = (GenerationMap::new(max_bytes / 2), GenerationMap::new(max_bytes / 2));
-        let state = State { chains, windows };
-        Self { now: Box::new(now), state: Mutex::new(state) }
+        let state = State { chains, windows, grants: GenerationMap::new(max_bytes / 2) };
+        Self { wall_ms: Box::new(wall_ms), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -159,46 +167,61 @@ impl Scratch for MemoryScratch {
         Ok(self.lock().chain(user, device).cloned())
     }
 
-    async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
+    async fn mirror_windows(
+        &self,
+        window: Duration,
+        updates: &[WindowUpdate],
+    ) -> Result<Vec<u64>, ScratchError> {
+        let now_ms = (self.wall_ms)();
+        let window_ms = u64::try_from(window.as_millis()).unwrap_or(u64::MAX);
+        let since_ms = now_ms.saturating_sub(window_ms);
         let mut state = self.lock();
-        // Read under the lock, so that times in a window never decrease.
-        let now = (self.now)();
-        let mut longest: Option<(Duration, usize)> = None;
-        for (index, rule) in rules.iter().enumerate() {
-            let hits = state.windows.get_mut(&(rule.key.clone(), rule.window));
-            if let Some(wait) = wait(hits, rule, now)
-                && longest.is_none_or(|(most, _)| wait > most)
-            {
-                longest = Some((wait, index));
+        let counts = updates.iter().map(|update| {
+            let mut mirrored = state.windows.take(&update.group).unwrap_or_default();
+            mirrored.messages.retain(|_, (_, received_ms)| *received_ms > since_ms);
+            for entry in &update.entries {
+                if entry.received_ms > since_ms && entry.received_ms <= now_ms.saturating_add(RECEIVE_SKEW_MS)
+                {
+                    mirrored.add(*entry);
+                }
             }
-        }
-        if let Some((retry_after, rule)) = longest {
-            return Ok(Hit::Refused { rule, retry_after });
-        }
-        for rule in rules {
-            let key = (rule.key.clone(), rule.window);
-            let mut hits = state.windows.take(&key).unwrap_or_default();
-            hits.push_back(now);
-            let bytes = rule.key.len() + hits.len() * mem::size_of::<Time>();
-            state.windows.put(key, hits, bytes);
-        }
-        Ok(Hit::Allowed)
+            let count = mirrored.messages.values().map(|(messages, _)| u64::from(*messages)).sum();
+            let bytes = mirrored.messages.len() * MESSAGE_BYTES;
+            state.windows.put(update.group.clone(), mirrored, bytes);
+            count
+        });
+        Ok(counts.collect())
+    }
+
+    async fn grant_permits(&self, calls: &[PermitCall]) -> Result<PermitAnswers, ScratchError> {
+        let now_us = (self.wall_ms)().saturating_mul(1_000);
+        let mut state = self.lock();
+        let grants = calls.iter().map(|call| {
+            let key = call.key_name();
+            let mut log = state.grants.take(&key).unwrap_or_default();
+            let grant = log.grant(&call.limit.request(call.ask, now_us));
+            state.grants.put(key, log, GRANT_BYTES_MAX);
+            grant
+        });
+        Ok(PermitAnswers { grants: grants.collect(), server: 0 })
     }
 }
 
-/// Returns the time until another hit would be allowed, or `None` if it is allowed now. Drops hits older than the
-/// window.
-fn wait(hits: Option<&mut VecDeque<Time>>, rule: &WindowRule, now: Time) -> Option<Duration> {
-    let limit = rule.limit as usize;
-    if limit == 0 {
-        return Some(rule.window);
+/// Mirrored window of a group: the number of messages and the receive time of each entry, by its seq.
+#[derive(Default)]
+struct MirroredWindow {
+    messages: BTreeMap<u64, (u32, u64)>,
+}
+
+impl MirroredWindow {
+    fn add(&mut self, entry: WindowEntry) {
+        let last = self.messages.last_key_value().map_or(0, |(seq, _)| *seq);
+        let above = u32::try_from(entry.seq.saturating_sub(last)).unwrap_or(u32::MAX);
+        let messages = if entry.messages == 1 { 1 } else { entry.messages.min(above) };
+        if messages > 0 {
+            self.messages.entry(entry.seq).or_insert((messages, entry.received_ms));
+        }
     }
-    let hits = hits?;
-    while hits.front().is_some_and(|&hit| hit + rule.window <= now) {
-        hits.pop_front();
-    }
-    let blocking = hits.get(hits.len().checked_sub(limit)?)?;
-    Some((*blocking + rule.window).since(now))
 }
 
 impl<K: Hash + Eq, V> GenerationMap<K, V> {
@@ -208,11 +231,6 @@ impl<K: Hash + Eq, V> GenerationMap<K, V> {
 
     fn get(&self, key: &K) -> Option<&V> {
         self.young.get(key).map(|(value, _)| value).or_else(|| self.old.get(key).map(|(value, _)| value))
-    }
-
-    fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        let found = self.young.get_mut(key).or_else(|| self.old.get_mut(key));
-        found.map(|(value, _)| value)
     }
 
     fn take(&mut self, key: &K) -> Option<V> {

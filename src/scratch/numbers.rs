@@ -9,6 +9,7 @@ use std::{collections::HashMap, num::NonZeroU64, ops::RangeInclusive};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tidegate_protocol::machine::storm::StormRule;
 
 use super::ScratchError;
 
@@ -48,6 +49,39 @@ pub trait Floors: Send + Sync {
     async fn raise(&self, above: u64) -> Result<u64, FloorError>;
 }
 
+/// Window of a room that all nodes share, after a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedWindow {
+    /// Messages in the window, of all nodes.
+    pub count: u32,
+    /// Storm of the room, or the one that has just ended.
+    pub storm: Option<SharedStorm>,
+    /// What changed, and nobody has acknowledged.
+    pub change: Option<WindowChange>,
+}
+
+/// Storm of a room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedStorm {
+    /// Number of the message that started the storm.
+    pub seq: u64,
+    /// Time of that message by the clock of the shared window, in ms.
+    pub since_ms: u64,
+    /// Largest count so far.
+    pub peak: u32,
+    /// Whether at most half of the threshold was counted, and no excess since.
+    pub is_cooling: bool,
+}
+
+/// Change of a shared window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowChange {
+    /// A storm has started.
+    Started,
+    /// The storm is over.
+    Ended,
+}
+
 /// Allocator of numbers.
 #[async_trait]
 pub trait Numbers: Send + Sync {
@@ -57,6 +91,32 @@ pub trait Numbers: Send + Sync {
     /// that. A writer that finds a number already stored, by its unique key, calls `changed` and takes the next.
     /// Without such a store, a number must not serve as identity: room messages are identified by msg_id.
     async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError>;
+
+    /// Takes numbers for messages, and counts these in the window that all nodes share; the window is `None` where there is
+    /// none, or while it is unavailable, and the caller counts the messages.
+    ///
+    /// A storm is found at most 1/16 of the window late, and never too early: messages whose call was in doubt may not be
+    /// counted. `known` is the first number of a storm of the key whose last change the caller knows, or 0; a change that
+    /// nobody has acknowledged by it is returned again.
+    async fn take_counted(
+        &self,
+        key: &str,
+        count: NonZeroU64,
+        _rule: StormRule,
+        _known: u64,
+    ) -> Result<(RangeInclusive<u64>, Option<SharedWindow>), ScratchError> {
+        Ok((self.take(key, count).await?, None))
+    }
+
+    /// Returns the shared window of a key as of now, which may end its storm; `None` where there is none.
+    async fn window(
+        &self,
+        _key: &str,
+        _rule: StormRule,
+        _known: u64,
+    ) -> Result<Option<SharedWindow>, ScratchError> {
+        Ok(None)
+    }
 
     /// Reports that the issuing state may have lost writes, after an unexpected renewal counter or a repeated number.
     ///

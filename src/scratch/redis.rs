@@ -1,41 +1,55 @@
 //! `Scratch` adapter for Redis.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use tidegate_protocol::id::{DeviceId, MsgId, UserId};
+use tidegate_protocol::{
+    id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
+    machine::{permit::Grant, storm::RECEIVE_SKEW_MS},
+};
 
 use super::{
-    ChainChange, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, Hit, Scratch, ScratchError, WindowRule,
+    ChainChange, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, MIRROR_MEMBERS_MAX, PermitAnswers,
+    PermitCall, Scratch, ScratchError, WindowUpdate, permits::KEYS_PER_CALL_MAX,
 };
 use crate::{
+    breaker::GuardedService,
     config,
-    redis::{Call, CallError, ConnectError, RedisClient, Script},
+    redis::{Call, CallError, ConnectError, RedisClient, RedisKey, Script},
 };
 
 static CHAIN_SAVE: Script =
     Script::new(concat!(include_str!("../redis/chain_index.lua"), include_str!("../redis/chain_save.lua")));
 static CHAIN_STEP: Script =
     Script::new(concat!(include_str!("../redis/chain_index.lua"), include_str!("../redis/chain_step.lua")));
-static WINDOW_COUNTED: Script = Script::new(include_str!("../redis/window_counted.lua"));
-static WINDOW_EXACT: Script = Script::new(include_str!("../redis/window_exact.lua"));
+static STORM_MIRROR: Script = Script::new(include_str!("../redis/storm_mirror.lua"));
+static GRANT: Script = Script::new(include_str!("../redis/grant.lua"));
 
 /// Lifetime of a chain that is not saved again.
 const CHAIN_TTL: Duration = Duration::from_secs(7 * 24 * 3_600);
 /// Prefixes of the fields with done and skipped ids, in a chain that was saved in steps.
 const DONE_RING: char = 'd';
 const SKIPPED_RING: char = 's';
-/// Largest limit for which each hit is stored, which is exact. Larger limits count hits in two buckets.
-const EXACT_LIMIT_MAX: u32 = 256;
+/// Lifetime of a mirrored window without messages, as a multiple of the window, and the shortest one.
+const MIRROR_TTL_WINDOWS: u32 = 5;
+const MIRROR_TTL_MIN: Duration = Duration::from_secs(60);
+/// Most parts by which the messages of a busy window are counted; longer windows have parts of several seconds.
+const MIRROR_PARTS_MAX: u64 = 600;
 
 /// Scratch store of profile `cluster`.
-///
-/// Windows of different keys are in different slots. A hit that some rules allow and another refuses is therefore
-/// counted for the duration of one call, then taken back. Meanwhile another hit may be refused because of it, but never
-/// wrongly allowed.
 pub struct RedisScratch {
     client: Arc<RedisClient>,
+    /// Client that writes the mirrors. A connection and a circuit breaker of its own keep their load away from logins.
+    mirror: Arc<RedisClient>,
+    /// Client that asks for permits, apart for the same reason.
+    permits: Arc<RedisClient>,
+    /// Prefix of mirrored windows; empty for that of the other keys.
+    mirror_prefix: String,
 }
 
 /// Whole state of a chain, as a text.
@@ -58,11 +72,38 @@ impl RedisScratch {
 
     /// Creates a store on a shared client.
     pub(crate) fn over(client: Arc<RedisClient>) -> Self {
-        Self { client }
+        let (mirror, permits) = (Arc::clone(&client), Arc::clone(&client));
+        Self { mirror, permits, client, mirror_prefix: String::new() }
+    }
+
+    /// Writes the mirrors of windows with a client of their own and below that prefix; an empty one keeps the default.
+    pub fn with_mirror(self, config: &config::RedisConfig, prefix: &str) -> Result<Self, ConnectError> {
+        let mirror = Arc::new(RedisClient::new(config)?.reporting_as(GuardedService::RedisMirror));
+        Ok(Self { mirror, mirror_prefix: prefix.to_owned(), ..self })
+    }
+
+    /// Asks for permits with a client of its own.
+    pub fn with_permits(self, config: &config::RedisConfig) -> Result<Self, ConnectError> {
+        let permits = RedisClient::new(config)?.reporting_as(GuardedService::RedisPermits);
+        Ok(Self { permits: Arc::new(permits), ..self })
+    }
+
+    /// Returns the call that asks for permits of these keys, which are of one slot.
+    fn grant_call(&self, calls: &[&PermitCall]) -> Call {
+        let keys: Vec<String> =
+            calls.iter().map(|it| self.permits.key(RedisKey::Permits, &it.key_name())).collect();
+        calls.iter().fold(Call::script(&GRANT, keys), |call, it| {
+            let request = it.limit.request(it.ask, 0);
+            call.arg(request.want)
+                .arg(request.charge)
+                .arg(request.limit)
+                .arg(request.window_us)
+                .arg(request.life_us)
+        })
     }
 
     fn chain_key(&self, user: &UserId, device: &DeviceId) -> String {
-        self.client.key("chain", &format!("{{{user}}}:{device}"))
+        self.client.key(RedisKey::Chain, &format!("{{{user}}}:{device}"))
     }
 
     fn step_call(&self, step: &ChainStep) -> Call {
@@ -78,34 +119,35 @@ impl RedisScratch {
         }
     }
 
-    fn window_key(&self, rule: &WindowRule) -> String {
-        let kind = if is_exact(rule) { "hits" } else { "count" };
-        self.client.key(kind, &format!("{}:{}", rule.window.as_micros(), rule.key))
-    }
-
-    fn hit_call(&self, rule: &WindowRule, name: &str) -> Call {
-        let (script, name) = if is_exact(rule) { (&WINDOW_EXACT, name) } else { (&WINDOW_COUNTED, "hit") };
-        Call::script(script, [self.window_key(rule)])
-            .arg(rule.window.as_micros().max(1))
-            .arg(rule.limit)
-            .arg(name)
-    }
-
-    fn undo_call(&self, rule: &WindowRule, name: &str) -> Call {
-        let key = self.window_key(rule);
-        if is_exact(rule) {
-            Call::command(["ZREM", &key, name])
-        } else {
-            Call::script(&WINDOW_COUNTED, [key])
-                .arg(rule.window.as_micros().max(1))
-                .arg(rule.limit)
-                .arg("undo")
+    /// Returns the keys of a group's mirror, both in one slot. A prefix of another system is followed by the plain name
+    /// of the group, as that system expects it.
+    fn mirror_keys(&self, group: &ConversationId) -> [String; 2] {
+        if self.mirror_prefix.is_empty() {
+            let name = format!("{{{group}}}");
+            let seconds = self.mirror.key(RedisKey::StormSeconds, &format!("{name}:seconds"));
+            return [self.mirror.key(RedisKey::Storm, &name), seconds];
         }
+        let key = match group.kind() {
+            ConversationKind::Group(id) => format!("{}{id}", self.mirror_prefix),
+            _ => format!("{}{group}", self.mirror_prefix),
+        };
+        let seconds = format!("{{{key}}}:seconds");
+        [key, seconds]
     }
-}
 
-fn is_exact(rule: &WindowRule) -> bool {
-    rule.limit <= EXACT_LIMIT_MAX
+    fn mirror_call(&self, window: Duration, update: &WindowUpdate) -> Call {
+        let parts = window.as_secs().div_ceil(MIRROR_PARTS_MAX).max(1);
+        let call = Call::script(&STORM_MIRROR, self.mirror_keys(&update.group))
+            .arg(window.as_millis())
+            .arg((window * MIRROR_TTL_WINDOWS).max(MIRROR_TTL_MIN).as_millis())
+            .arg(MIRROR_MEMBERS_MAX)
+            .arg(parts)
+            .arg(RECEIVE_SKEW_MS);
+        update
+            .entries
+            .iter()
+            .fold(call, |call, entry| call.arg(entry.seq).arg(entry.messages).arg(entry.received_ms))
+    }
 }
 
 fn saved_text(state: &ChainState) -> String {
@@ -186,35 +228,37 @@ impl Scratch for RedisScratch {
         Ok(saved_state(&fields))
     }
 
-    async fn hit(&self, rules: &[WindowRule]) -> Result<Hit, ScratchError> {
-        // S31: random names from the caller, so that no two hits collide.
-        let name = format!("{:032x}", rand::random::<u128>());
-        let checked: Vec<&WindowRule> = rules.iter().filter(|rule| rule.limit > 0).collect();
-        let calls = checked.iter().map(|rule| self.hit_call(rule, &name)).collect();
-        let mut waits = self.client.all::<u64>(calls).await?.into_iter();
-        let mut longest: Option<(Duration, usize)> = None;
-        let mut counted = Vec::new();
-        for (index, rule) in rules.iter().enumerate() {
-            let wait = if rule.limit == 0 {
-                rule.window
-            } else {
-                Duration::from_micros(waits.next().unwrap_or_default())
-            };
-            if wait.is_zero() {
-                counted.push(rule);
-            } else if longest.is_none_or(|(most, _)| wait > most) {
-                longest = Some((wait, index));
+    async fn mirror_windows(
+        &self,
+        window: Duration,
+        updates: &[WindowUpdate],
+    ) -> Result<Vec<u64>, ScratchError> {
+        let calls = updates.iter().map(|update| self.mirror_call(window, update)).collect();
+        Ok(self.mirror.all(calls).await?)
+    }
+
+    async fn grant_permits(&self, calls: &[PermitCall]) -> Result<PermitAnswers, ScratchError> {
+        let mut by_slot: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+        for (at, call) in calls.iter().enumerate() {
+            by_slot.entry(call.slot()).or_default().push(at);
+        }
+        let parts: Vec<&[usize]> = by_slot.values().flat_map(|of| of.chunks(KEYS_PER_CALL_MAX)).collect();
+        let of_part = |part: &&[usize]| {
+            self.grant_call(&part.iter().filter_map(|at| calls.get(*at)).collect::<Vec<_>>())
+        };
+        let replies: Vec<Vec<u64>> = self.permits.all(parts.iter().map(of_part).collect()).await?;
+        let mut grants = vec![Grant { granted: 0, wait_us: 0, used: 0 }; calls.len()];
+        for (part, reply) in parts.iter().zip(replies) {
+            let (triples, rest) = reply.as_chunks::<3>();
+            if !rest.is_empty() || triples.len() != part.len() {
+                return Err(ScratchError::Unknown("unexpected reply from Redis".to_owned()));
+            }
+            for (at, [granted, wait_us, used]) in part.iter().zip(triples) {
+                let granted = u32::try_from(*granted).unwrap_or(0);
+                grants[*at] = Grant { granted, wait_us: *wait_us, used: *used };
             }
         }
-        let Some((retry_after, rule)) = longest else { return Ok(Hit::Allowed) };
-        if !counted.is_empty() {
-            let undo = counted.iter().map(|rule| self.undo_call(rule, &name)).collect();
-            // The refusal holds even if this fails; the hit then expires with its window.
-            if let Err(error) = self.client.all::<u64>(undo).await {
-                tracing::debug!(?error, "failed to take back a refused hit; counted until its window ends");
-            }
-        }
-        Ok(Hit::Refused { rule, retry_after })
+        Ok(PermitAnswers { grants, server: self.permits.changes() })
     }
 }
 

@@ -16,14 +16,18 @@ use std::{
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
+use tidegate_protocol::machine::storm::StormRule;
 
 use super::{
     ScratchError,
-    numbers::{Block, FloorError, Floors, HighestNumbers, Numbers, OwnBlocks},
+    numbers::{
+        Block, FloorError, Floors, HighestNumbers, Numbers, OwnBlocks, SharedStorm, SharedWindow,
+        WindowChange,
+    },
 };
 use crate::{
     config,
-    redis::{Call, ConnectError, RedisClient, Script},
+    redis::{Call, ConnectError, RedisClient, RedisKey, Script},
 };
 
 static SEQ_MALLOC: Script = Script::new(include_str!("../redis/seq_malloc.lua"));
@@ -67,8 +71,24 @@ pub struct RedisNumbers {
     own: Mutex<OwnBlocks>,
 }
 
+/// Messages to count in the window of a key.
+#[derive(Clone, Copy)]
+struct Hits {
+    messages: u64,
+    /// Rule of storms; `None` without a window.
+    rule: Option<StormRule>,
+    /// First number of a storm whose last change the caller knows, or 0.
+    known: u64,
+}
+
+/// Numbers, with the window if one is wanted.
+type Taken = (RangeInclusive<u64>, Option<SharedWindow>);
+
 enum Malloc {
-    Ok(RangeInclusive<u64>, u64),
+    /// Numbers, the epoch of their block, and the window, if one is wanted.
+    Ok(RangeInclusive<u64>, u64, Option<SharedWindow>),
+    /// Nothing is issued, as wanted, and there is no window.
+    Nothing,
     /// Lock acquired, with the size of the block to reserve.
     Refill(u64),
     Locked(Duration),
@@ -114,7 +134,7 @@ impl RedisNumbers {
     }
 
     fn key(&self, key: &str) -> String {
-        self.client.key("seq", &format!("{{{key}}}"))
+        self.client.key(RedisKey::Numbers, &format!("{{{key}}}"))
     }
 
     /// Records an epoch; returns false if a later one is known.
@@ -133,7 +153,8 @@ impl RedisNumbers {
         Ok(self.epoch.load(Ordering::SeqCst))
     }
 
-    async fn malloc(&self, key: &str, count: u64, lock: &str) -> Result<Malloc, ScratchError> {
+    /// Calls `seq_malloc.lua`.
+    async fn malloc(&self, key: &str, count: u64, lock: &str, hits: &Hits) -> Result<Malloc, ScratchError> {
         let epoch = self.current_epoch().await?;
         let call = Call::script(&SEQ_MALLOC, [self.key(key)])
             .arg(count)
@@ -141,10 +162,17 @@ impl RedisNumbers {
             .arg(epoch)
             .arg(self.lock_time().as_millis())
             .arg(self.highest().get(key))
-            .arg(REFILL_LOCK_MAX.as_millis());
+            .arg(REFILL_LOCK_MAX.as_millis())
+            .arg(hits.messages)
+            .arg(hits.rule.map_or(0, |rule| rule.window().as_millis()))
+            .arg(hits.rule.map_or(0, |rule| rule.threshold()))
+            .arg(hits.known);
         let (state, numbers) = parse_reply(&self.client.one(call).await?)?;
         match (state.as_str(), numbers.as_slice()) {
-            ("ok", [first, last, epoch]) => Ok(Malloc::Ok(*first..=*last, *epoch)),
+            ("ok", [first, last, epoch, window @ ..]) => {
+                Ok(Malloc::Ok(*first..=*last, *epoch, window_of(window)))
+            }
+            ("none", _) => Ok(Malloc::Nothing),
             ("missing", _) => Ok(Malloc::Refill(self.block)),
             ("exhausted", [lasted, size]) => Ok(Malloc::Refill(self.next_size(*lasted, *size))),
             ("locked", [left]) => Ok(Malloc::Locked(Duration::from_micros(*left))),
@@ -222,6 +250,19 @@ impl RedisNumbers {
     }
 }
 
+/// Reads the window of a reply of `seq_malloc.lua`; `None` if it has none.
+fn window_of(reply: &[u64]) -> Option<SharedWindow> {
+    let [count, change, seq, since_ms, peak, is_cooling] = *reply else { return None };
+    let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let storm = SharedStorm { seq, since_ms, peak: short(peak), is_cooling: is_cooling > 0 };
+    let change = match change {
+        1 => Some(WindowChange::Started),
+        2 => Some(WindowChange::Ended),
+        _ => None,
+    };
+    Some(SharedWindow { count: short(count), storm: (seq > 0).then_some(storm), change })
+}
+
 fn unavailable(error: FloorError) -> ScratchError {
     ScratchError::Unavailable(error.to_string())
 }
@@ -262,37 +303,47 @@ impl RedisNumbers {
         Ok(*block.numbers.start()..=last)
     }
 
-    async fn take_shared(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
+    async fn take_shared(&self, key: &str, count: NonZeroU64, hits: Hits) -> Result<Taken, ScratchError> {
         let begun = Instant::now();
         // S10: a random lock token for this call only.
         let lock = format!("{:032x}", rand::random::<u128>());
         let mut last = ScratchError::Unavailable("another caller holds the refill lock".to_owned());
-        let mut failures = 0;
+        let (mut failures, mut may_be_counted) = (0, false);
         loop {
             if self.may_be_rolled_back.load(Ordering::SeqCst) {
                 return Err(ScratchError::Unavailable("Redis may have been rolled back".to_owned()));
             }
             // One more attempt after the time is up: this node may have been delayed, not the lock holder.
             let is_last_attempt = begun.elapsed() >= TAKE_RETRY_MAX;
-            let outcome = match self.malloc(key, count.get(), &lock).await {
-                Ok(Malloc::Ok(numbers, epoch)) => {
+            // Messages of a call in doubt may be counted already; twice would be a storm too early.
+            let hits = if may_be_counted { Hits { messages: 0, ..hits } } else { hits };
+            let outcome = match self.malloc(key, count.get(), &lock, &hits).await {
+                Ok(Malloc::Ok(numbers, epoch, window)) => {
+                    may_be_counted = true;
                     // A rollback of Redis may have been detected during the call.
-                    Ok(self.record_epoch(epoch).then_some(numbers))
+                    Ok(self.record_epoch(epoch).then_some((numbers, window)))
                 }
-                Ok(Malloc::Refill(size)) => self.refill(key, count.get(), &lock, size).await,
+                Ok(Malloc::Nothing) => Ok(None),
+                Ok(Malloc::Refill(size)) => match self.refill(key, count.get(), &lock, size).await {
+                    Ok(Some(numbers)) => Ok(Some((numbers, self.count_only(key, &hits).await))),
+                    other => other.map(|_| None),
+                },
                 Ok(Malloc::Locked(left)) if !is_last_attempt => {
                     tokio::time::sleep(jitter().min(left)).await;
                     Ok(None)
                 }
                 Ok(Malloc::Locked(_)) => Ok(None),
-                Err(error) => Err(error),
+                Err(error) => {
+                    may_be_counted = true;
+                    Err(error)
+                }
             };
             match outcome {
                 // Not used: a rollback was detected during the call.
                 Ok(Some(_)) if self.may_be_rolled_back.load(Ordering::SeqCst) => {}
-                Ok(Some(numbers)) => {
+                Ok(Some((numbers, window))) => {
                     self.highest().raise(key, *numbers.end());
-                    return Ok(numbers);
+                    return Ok((numbers, window));
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -312,18 +363,56 @@ impl RedisNumbers {
     }
 }
 
-#[async_trait]
-impl Numbers for RedisNumbers {
-    async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
-        match Box::pin(self.take_shared(key, count)).await {
-            Ok(numbers) => {
+impl RedisNumbers {
+    /// Takes numbers from Redis, or from a block of this node while it is unavailable.
+    async fn take_any(&self, key: &str, count: NonZeroU64, hits: Hits) -> Result<Taken, ScratchError> {
+        match Box::pin(self.take_shared(key, count, hits)).await {
+            Ok(taken) => {
                 self.own().remove(key);
-                Ok(numbers)
+                Ok(taken)
             }
             Err(error) => {
                 tracing::debug!(%error, key, "numbers from Redis unavailable; using this node's own block");
-                self.take_own(key, count).await
+                Ok((self.take_own(key, count).await?, None))
             }
+        }
+    }
+
+    /// Counts messages whose numbers are issued; without a reply they may not be counted.
+    async fn count_only(&self, key: &str, hits: &Hits) -> Option<SharedWindow> {
+        hits.rule?;
+        match self.malloc(key, 0, "", hits).await {
+            Ok(Malloc::Ok(_, _, window)) => window,
+            _ => None,
+        }
+    }
+}
+
+#[async_trait]
+impl Numbers for RedisNumbers {
+    async fn take(&self, key: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
+        Ok(self.take_any(key, count, Hits { messages: 0, rule: None, known: 0 }).await?.0)
+    }
+
+    async fn take_counted(
+        &self,
+        key: &str,
+        count: NonZeroU64,
+        rule: StormRule,
+        known: u64,
+    ) -> Result<Taken, ScratchError> {
+        self.take_any(key, count, Hits { messages: count.get(), rule: Some(rule), known }).await
+    }
+
+    async fn window(
+        &self,
+        key: &str,
+        rule: StormRule,
+        known: u64,
+    ) -> Result<Option<SharedWindow>, ScratchError> {
+        match self.malloc(key, 0, "", &Hits { messages: 0, rule: Some(rule), known }).await? {
+            Malloc::Ok(_, _, window) => Ok(window),
+            Malloc::Nothing | Malloc::Refill(_) | Malloc::Locked(_) => Ok(None),
         }
     }
 

@@ -1,14 +1,24 @@
 //! Session actions: carries out the logins, sends, room joins, acks, replies and closes that a session machine emits.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{cell::OnceCell, collections::VecDeque, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
-    Code, codec,
+    Code, Time, codec,
     id::{ConversationId, MsgId, UserId},
     machine::session::{Action, Alarm, ChainSaved, LoggedIn, SubmitAnswer},
     pb::{self, server_frame::Body as FrameBody},
 };
+use tokio::time;
 
+pub(super) mod bans;
+pub(super) mod blocks;
+mod connections;
+pub(super) mod decisions;
+pub(super) mod evidence;
+mod expiry;
+pub(super) mod limits;
+pub(super) mod overload;
+pub(super) mod priorities;
 pub(super) mod token;
 
 use super::{
@@ -16,10 +26,13 @@ use super::{
     conn::{Conn, LIVE, LoginState},
 };
 use crate::{
+    evidence::EvidenceKind,
+    link::RoutedSession,
     log_limit::log_limited,
+    login,
     mail::{ConnKey, Item, LoginDone, LoginError, Mail, TokenUse},
     net::io::Io,
-    routes::Route,
+    routes::{DevicePolicy, Route},
     scratch::{ChainChange, ChainSaver, ChainState},
     supervised,
 };
@@ -35,8 +48,10 @@ impl<I: Io> Shard<I> {
             if self.buffers.actions.is_empty() {
                 self.buffers.actions = actions;
             }
-            let limits = &self.context.limits;
-            let submit = if self.may_submit(conn) {
+            let limits = &conn.settings.limits;
+            let submit = if conn.is_paused_by_request() {
+                None
+            } else if Self::may_submit(conn) {
                 conn.session.poll_submit(limits, self.now, &mut self.buffers.actions)
             } else {
                 self.hold_sends(conn);
@@ -52,12 +67,15 @@ impl<I: Io> Shard<I> {
 
     fn apply(&mut self, conn: &mut Conn, action: Action) {
         match action {
+            Action::Login(hello) if !self.enter_login(conn, &hello) => {}
             Action::Login(hello) => {
                 let pb::Hello { token, device, .. } = *hello;
-                self.check_token(conn, token, TokenUse::Login(device));
+                self.check_token(conn, token, TokenUse::Login { device, asked_at: time::Instant::now() });
             }
+            Action::Refresh { id, token } => self.refresh(conn, id, token),
             Action::Join { id, room } => self.join_room(conn, id, &room),
-            Action::Signal { id, conversation, signal } => self.signal(conn, id, conversation, *signal),
+            Action::Signal { id, conversation, signal } => self.signal(conn, id, conversation, signal),
+            Action::React { id, room, kind } => self.react(conn, id, &room, kind),
             Action::SignalDropped => self.context.metrics.signals_dropped.increment(1),
             Action::Leave { room } => self.leave_room(conn, &room),
             Action::Acked { conversation, seq } => {
@@ -68,7 +86,7 @@ impl<I: Io> Shard<I> {
                     let before = window.len();
                     window.ack(&conversation, seq);
                     if window.len() < before {
-                        conn.session.ack_was_due(&self.context.limits);
+                        conn.session.ack_was_due(&conn.settings.limits);
                     }
                     if window.is_empty() {
                         conn.window = None;
@@ -81,8 +99,9 @@ impl<I: Io> Shard<I> {
             }
             Action::Alarm(alarm) => self.alarm(conn, &alarm),
             Action::Reply(frame) => {
-                if matches!(&frame.body, Some(FrameBody::Error(error)) if error.code == UNKNOWN) {
-                    self.context.metrics.unknowns.increment(1);
+                if let Some(FrameBody::Error(error)) = &frame.body {
+                    self.context.metrics.unknowns.increment(u64::from(error.code == UNKNOWN));
+                    self.note_refusal(conn, error);
                 }
                 self.reply(conn, &frame);
             }
@@ -119,19 +138,29 @@ impl<I: Io> Shard<I> {
         };
         conn.session.set_settings(done.settings);
         self.hub.add_user(&done.route.user, conn.key.slot);
-        if done.replaced {
-            self.replace_others(&done);
-        }
+        self.replace_others(&done);
+        self.check_replaced(&done.route);
         self.logins.push((conn.key, done.route.clone()));
         let chain = done.chain.map(|state| Arc::new(saver(&done.route, Some(state))));
         conn.login = Some(Box::new(LoginState {
             sends: self.context.user_sends.connect(&done.route.user),
             route: done.route,
             grants: done.grants,
+            term: done.term,
+            limit_keys: OnceCell::new(),
+            since_ms: self.wall_ms,
+            next_refresh: Time::ZERO,
             chain,
+            announced: None,
+            next_probe: Time::ZERO,
+            probed: None,
+            gated_sends: 0,
             outdated: Vec::new(),
             positions_after: None,
         }));
+        self.prioritize(conn);
+        self.close_if_revoked(conn);
+        self.refuse_if_banned(conn);
     }
 
     /// Adds the connection to its user's groups, then lets the session send Welcome.
@@ -163,7 +192,8 @@ impl<I: Io> Shard<I> {
             server_time_ms: self.wall_ms,
             fresh_next_id: fresh_id(),
         };
-        conn.session.logged_in(logged_in, &self.context.limits, self.now, &mut self.buffers.actions);
+        self.leave_login(conn);
+        conn.session.logged_in(logged_in, &conn.settings.limits, self.now, &mut self.buffers.actions);
         self.conns.hot[conn.key.slot as usize].flags |= LIVE;
         self.context.metrics.logins.increment(1);
         self.act(conn);
@@ -173,18 +203,26 @@ impl<I: Io> Shard<I> {
     }
 
     /// Removes the route of a login whose connection closed meanwhile. A connection that it replaced has lost its
-    /// route, and is closed as well.
+    /// route, or its place, and is closed as well.
     pub(super) fn forget_login(&mut self, done: Result<LoginDone, LoginError>) {
         let Ok(done) = done else { return };
-        if done.replaced {
-            self.replace_others(&done);
-        }
+        self.replace_others(&done);
         self.unregister(done.route);
     }
 
     fn replace_others(&mut self, done: &LoginDone) {
         let route = &done.route;
-        let mail = || Mail::Replaced(route.user.clone(), route.device.clone(), route.token.epoch, None);
+        for old in &done.replaced {
+            // Of its own device, also those that were replaced in between.
+            let is_own = old.device == route.device;
+            let below = if is_own { route.token.epoch } else { old.epoch.saturating_add(1) };
+            self.replace(old, below);
+        }
+    }
+
+    /// Closes the sessions of the device below an epoch, on all shards.
+    fn replace(&mut self, old: &RoutedSession, below: u64) {
+        let mail = || Mail::Replaced(old.user.clone(), old.device.clone(), below, None);
         // All shards, not those of the directory: the old connection may be registered but not indexed yet. Its shard
         // reads this mail after it has indexed the connection.
         for (shard, handle) in self.context.shards().iter().enumerate() {
@@ -196,6 +234,22 @@ impl<I: Io> Shard<I> {
                 let post = async move { handle.post(mail).await.ok() };
                 supervised::spawn_on(&self.context.runtime, "mail to a shard", post);
             }
+        }
+    }
+
+    /// Closes the new connection if a newer login replaced it before it was indexed. On a cluster its answer does this.
+    fn check_replaced(&mut self, route: &Route) {
+        if self.context.best_effort.is_some() || self.context.devices == DevicePolicy::default() {
+            return;
+        }
+        let (cluster, policy) = (Arc::clone(&self.context.cluster), self.context.devices);
+        let (checked, below) = (route.clone(), route.token.epoch.saturating_add(1));
+        let work = async move { login::is_replaced(&cluster, policy, &checked).await.unwrap_or(false) };
+        let Route { user, device, .. } = route.clone();
+        // No epoch is below 0.
+        let mail = move |is_replaced| Mail::Replaced(user, device, if is_replaced { below } else { 0 }, None);
+        if let Some(is_replaced) = self.context.ask(work, mail.clone()) {
+            self.own_mail.push(mail(is_replaced));
         }
     }
 
@@ -223,19 +277,23 @@ impl<I: Io> Shard<I> {
 
     fn alarm(&self, conn: &Conn, alarm: &Alarm) {
         let user = conn.login.as_ref().map(|login| login.route.user.as_str());
+        let connection = format_args!("{:x}", conn.key.pack());
         match alarm {
             Alarm::OrderBlocked { expected } => {
                 self.context.metrics.order_blocked.increment(1);
+                self.note_evidence(conn, EvidenceKind::OrderBlocked);
                 if let Some(login) = &conn.login {
                     self.context.cluster.events.order_blocked(&login.route, expected);
                 }
-                log_limited!(info, user, "chain blocked: expected id is overdue");
+                log_limited!(info, %connection, user, msg = expected.as_str(), "chain blocked: expected id is overdue");
             }
-            Alarm::OrderSkipped { .. } => {
+            Alarm::OrderSkipped { expected, .. } => {
                 self.context.metrics.order_skipped.increment(1);
-                log_limited!(info, user, "chain continued; missing id skipped");
+                log_limited!(info, %connection, user, msg = expected.as_str(), "chain continued; missing id skipped");
             }
-            Alarm::OrderWindowFull { .. } => log_limited!(info, user, "chain hold full; reading paused"),
+            Alarm::OrderWindowFull { expected } => {
+                log_limited!(info, %connection, user, msg = expected.as_str(), "chain hold full; reading paused");
+            }
         }
     }
 
@@ -246,9 +304,15 @@ impl<I: Io> Shard<I> {
         answers: &mut VecDeque<(ConnKey, u64, SubmitAnswer)>,
     ) {
         while let Some((_, ticket, answer)) = answers.pop_front_if(|(key, ..)| *key == conn.key) {
-            let limits = &self.context.limits;
             let is_acked = matches!(answer, SubmitAnswer::Accepted { .. } | SubmitAnswer::Duplicate { .. });
             self.context.ack_times.end(conn.key, ticket, is_acked);
+            self.note_answered(conn, ticket, &answer);
+            if let SubmitAnswer::Refused { code, .. } = &answer
+                && let Some(conversation) = conn.session.conversation_of(ticket).cloned()
+            {
+                self.note_probe(conn, *code, &conversation);
+            }
+            let limits = &conn.settings.limits;
             conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);
         }
         self.act(conn);

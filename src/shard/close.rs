@@ -3,10 +3,11 @@
 //! The sequence is: final frame, shutdown of the write side, input discarded for a while (linger), close. A plain close
 //! with unread input would send a reset, which destroys acks that are already written.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, mem, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
+    code::Reconnect,
     id::ConversationId,
     pb::{self, server_frame::Body},
     ws,
@@ -16,7 +17,7 @@ use super::{
     Shard,
     conn::{Conn, Ending, LINGERING, LIVE, Stage},
 };
-use crate::{net::io::Io, routes::Route};
+use crate::{evidence::EvidenceKind, net::io::Io, routes::Route};
 
 /// How long the final frame of a connection closed with `SLOW` may take to be written.
 const SLOW_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -27,16 +28,22 @@ impl<I: Io> Shard<I> {
         if !conn.is_open() {
             return;
         }
-        let after_ms = match self.buffers.close_after.take() {
-            // Rounded up, so that a client that comes back then is not early.
-            Some(wait) => u32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX),
-            None if code.reconnect() == tidegate_protocol::code::Reconnect::After => 1_000,
-            None => 0,
+        let wait = match self.buffers.close_after.take() {
+            Some(wait) => wait,
+            None if code.reconnect() == Reconnect::After => Duration::from_secs(1),
+            None => Duration::ZERO,
         };
+        let (reconnect, wait) = self.buffers.reconnect.take().unwrap_or((code.reconnect(), wait));
+        // Rounded up, so that a client that comes back then is not early.
+        let after_ms = u32::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
         match conn.stage {
             Stage::Http | Stage::Assigning => self.buffers.reply.extend_from_slice(HTTP_TIMEOUT_RESPONSE),
             Stage::Detect | Stage::Tcp | Stage::Json | Stage::Ws(_) => {
-                let close = pb::ServerFrame { id: 0, body: Some(Body::Close(code.close(reason, after_ms))) };
+                let close = pb::Close {
+                    reconnect: pb::Reconnect::from(reconnect) as i32,
+                    ..code.close(reason, after_ms)
+                };
+                let close = pb::ServerFrame { id: 0, body: Some(Body::Close(close)) };
                 self.reply(conn, &close);
             }
         }
@@ -53,11 +60,19 @@ impl<I: Io> Shard<I> {
         if !conn.is_open() {
             return;
         }
-        let timeout = if code == Code::Slow { SLOW_CLOSE_TIMEOUT } else { self.context.write_deadline };
+        let timeout = if code == Code::Slow { SLOW_CLOSE_TIMEOUT } else { conn.settings.write_deadline };
         conn.ending = Some(Ending::Flushing(self.now + timeout));
         conn.partial = None;
+        let connection = format_args!("{:x}", conn.key.pack());
+        let user = conn.login.as_ref().map(|login| login.route.user.as_str());
+        let is_web_request = mem::take(&mut self.buffers.is_web_request);
+        let kind =
+            if is_web_request { Some(EvidenceKind::HttpRefused) } else { EvidenceKind::of_close(code) };
+        if let Some(kind) = kind {
+            self.note_evidence(conn, kind);
+        }
+        tracing::debug!(%connection, user, address = %conn.address, code = code.name(), "closing connection");
         self.unindex(conn);
-        tracing::debug!(address = %conn.address, code = code.name(), "closing connection");
     }
 
     /// Ends the connection without a final frame: the peer is unreachable, or everything is sent.
@@ -68,10 +83,15 @@ impl<I: Io> Shard<I> {
 
     /// Shuts the write side once everything is written, and begins the linger.
     pub(super) fn shut(&mut self, conn: &mut Conn) {
-        let linger = self.context.linger;
+        let linger = conn.settings.linger;
         let Some(stream) = self.conns.hot[conn.key.slot as usize].stream.as_ref() else { return };
-        let is_shut = self.io.shutdown_write(stream).is_ok();
-        if !is_shut || conn.half_closed || linger.is_zero() {
+        let shut = self.io.shutdown_write(stream);
+        if shut.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            // The next flush repeats it.
+            conn.refused = true;
+            return;
+        }
+        if shut.is_err() || conn.half_closed || linger.is_zero() {
             conn.ending = Some(Ending::Closed);
         } else {
             conn.ending = Some(Ending::Lingering(self.now + linger));
@@ -88,6 +108,7 @@ impl<I: Io> Shard<I> {
         conn.window = None;
         if let Some(login) = conn.login.take() {
             self.hub.remove(&login.route.user, conn.key.slot);
+            self.gates.leave_sends(login.gated_sends);
             for room in conn.session.rooms() {
                 self.context.rooms.left(&ConversationId::room(room));
             }

@@ -147,7 +147,7 @@ impl<I: Io> Shard<I> {
     }
 
     fn answer(&mut self, conn: &mut Conn, ticket: u64, answer: SubmitAnswer) {
-        let limits = &self.context.limits;
+        let limits = &conn.settings.limits;
         conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);
     }
 }

@@ -15,14 +15,36 @@ use crate::{
     conversation::{read_budget::ReadBudget, recall::Recaller},
     delivery::best_effort::BestEffortSender,
     directory::Directory,
+    hooks::Hooks,
     ingest::intake::Intake,
     inline,
     limiter::Limiter,
+    limits::RuleGuard,
+    live::Live,
+    load::{GateSettings, LoadFigures},
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::Metrics,
     net::upgrade,
     room::Rooms,
+    room_rules::RoomRules,
+    routes::DevicePolicy,
+    supervised,
 };
+
+/// Limits and deadlines of a connection, the same from its start to its end.
+#[derive(Clone, Debug)]
+pub struct ConnSettings {
+    /// Limits of its session.
+    pub limits: session::SessionLimits,
+    /// Limits of its outbox.
+    pub caps: Caps,
+    /// Longest time from the first byte of a frame to its last.
+    pub frame_deadline: Duration,
+    /// Longest time for which the socket may take no bytes.
+    pub write_deadline: Duration,
+    /// Time for which input is discarded after the final frame.
+    pub linger: Duration,
+}
 
 /// Dependencies and settings of a shard; everything shared is behind an `Arc`.
 #[derive(Clone)]
@@ -35,28 +57,30 @@ pub struct Context {
     pub boot: u64,
     /// Seed of the random choices of all shards of this run.
     pub seed: u64,
-    /// Limits of sessions.
-    pub limits: session::SessionLimits,
+    /// Limits and deadlines of connections that begin from now on.
+    pub conn_settings: Arc<Live<ConnSettings>>,
     /// Largest member count of a group that takes signals.
     pub small_group_max: usize,
-    /// Most devices of a user that are connected at once, in the whole cluster; 0 for no limit.
-    pub devices_per_user: usize,
+    /// Limits on the sessions of one user, in the whole cluster.
+    pub devices: DevicePolicy,
     /// Rate limits, shared by all shards.
     pub limiter: Arc<Limiter>,
-    /// Limits of outboxes.
-    pub caps: Caps,
+    /// Rules of the operator, shared by all shards and the admin port.
+    pub rules: Arc<RuleGuard>,
+    /// Rules of live rooms.
+    pub room_rules: Arc<Live<RoomRules>>,
+    /// Load of the node, as its shards measure it.
+    pub load: Arc<LoadFigures>,
+    /// Whether the gates refuse, and from which delay on.
+    pub gates: GateSettings,
     /// Largest number of bytes that wait in the mailbox.
     pub mailbox_bytes: usize,
-    /// Longest time from the first byte of a frame to its last.
-    pub frame_deadline: Duration,
-    /// Longest time for which a socket may take no bytes.
-    pub write_deadline: Duration,
-    /// Time for which input is discarded after the final frame.
-    pub linger: Duration,
     /// Origins that may upgrade to WebSocket.
-    pub upgrade: upgrade::Policy,
+    pub upgrade: Arc<Live<upgrade::Policy>>,
     /// Token verifier.
     pub verifier: Arc<Verifier>,
+    /// Hooks in force.
+    pub hooks: Arc<Hooks>,
     /// Assigner of clients to nodes.
     pub assigner: Arc<Assigner>,
     /// Directory of the shards that have a user or a conversation's members.
@@ -117,13 +141,31 @@ impl Context {
         })
     }
 
+    /// Completes `work` on the services runtime, and passes its output to this shard in `mail`.
+    pub(super) fn run_later<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+        mail: impl FnOnce(T) -> Mail + Send + 'static,
+    ) {
+        let home = self.own_handle();
+        supervised::spawn_on(&self.runtime, "a question of a shard", async move {
+            let output = work.await;
+            if let Some(home) = home {
+                home.post(mail(output)).await.ok();
+            }
+        });
+    }
+
     /// Runs `work`, whose end nothing waits for.
     pub(super) fn run_detached(&self, work: impl Future<Output = ()> + Send + 'static) {
         inline::run(&self.runtime, work, |()| Box::pin(std::future::ready(())));
     }
 
-    /// Returns the size of the shared read buffer: one frame of the largest size, plus 64 KiB for further input.
+    /// Returns the size of the shared read buffer: one frame of the largest size, plus 64 KiB for further input. That
+    /// size does not change while the node runs.
     pub(super) fn read_bytes(&self) -> usize {
-        self.limits.frame_bytes_max as usize + tidegate_protocol::ws::HEADER_MAX + 64 * 1024
+        self.conn_settings.get().limits.frame_bytes_max as usize
+            + tidegate_protocol::ws::HEADER_MAX
+            + 64 * 1024
     }
 }

@@ -60,10 +60,14 @@ impl Driver {
     /// Fails if polling fails, which no connection can cause.
     pub fn run(mut self, start: Instant) -> io::Result<()> {
         let mut events = Events::with_capacity(EVENTS_MAX);
+        let mut meter = self.shard.turn_meter(start.elapsed());
         while !self.shard.is_over() {
             self.wait(&mut events)?;
-            let at = Time::from_millis(start.elapsed().as_millis() as u64);
+            let begun = start.elapsed();
+            meter.begin(begun);
+            let at = Time::from_millis(begun.as_millis() as u64);
             self.turn(&events, Now { at, wall_ms: wall_ms() });
+            meter.record(begun, start.elapsed(), self.shard.visit_lag());
         }
         Ok(())
     }

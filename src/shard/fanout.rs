@@ -10,14 +10,17 @@ use smallvec::SmallVec;
 use tidegate_protocol::{
     codec::Wire,
     id::{ConversationId, ConversationKind, UserId},
-    machine::window::{Tracked, Window},
+    machine::{
+        room_sample::ROOM_CLASSES,
+        window::{Tracked, Window},
+    },
 };
 
 use super::{
     Shard,
-    conn::{Conn, DIRTY, LIVE, TrackedPush, WAITING},
-    hub::Work,
-    outbox::PushOutcome,
+    conn::{Conn, DIRTY, LIVE, TrackedPush, WAITING, class_of},
+    hub::{Work, thinning::ThinnedPass},
+    outbox::{PushOutcome, RoomFrame},
 };
 use crate::{
     fault::planted::{Planted, is_planted},
@@ -31,6 +34,13 @@ struct BatchSlices<'a> {
     by_wire: [OnceCell<(SmallVec<[IoSlice<'a>; 4]>, usize)>; 4],
 }
 
+/// Batches of a thinned pass by class, built when the first member needs one.
+struct ThinnedBatches<'a> {
+    all: &'a [Delivery],
+    pass: ThinnedPass,
+    by_class: [OnceCell<Vec<Delivery>>; ROOM_CLASSES],
+}
+
 impl<I: Io> Shard<I> {
     /// Does approximately `budget` of work: one for each member, and one for each KiB of its pushes.
     pub(super) fn fan_out(&mut self, budget: usize) {
@@ -39,9 +49,15 @@ impl<I: Io> Shard<I> {
             match self.hub.next_work(left) {
                 None => return,
                 Some(Work::Change(item)) => self.apply_change(item),
-                Some(Work::Members { group, batch, start, end, cost }) => {
+                Some(Work::Members { group, batch, start, end, cost, thinned: None }) => {
                     left = left.saturating_sub(cost.max(1));
                     self.serve(group, &batch, start, end);
+                }
+                Some(Work::Members { group, batch, start, end, cost, thinned: Some(pass) }) => {
+                    let each = cost / (end - start).max(1);
+                    let skipped = self.serve_thinned(group, &batch, pass, start..end);
+                    // A member that gets nothing costs the look at it.
+                    left = left.saturating_sub((cost - skipped * each.saturating_sub(1)).max(1));
                 }
                 Some(Work::Named { batch, start, end, cost }) => {
                     left = left.saturating_sub(cost.max(1));
@@ -77,35 +93,46 @@ impl<I: Io> Shard<I> {
         for shard in self.context.directory.conversation(&delivery.conversation).iter() {
             if shard == self.context.index {
                 self.hub.push(delivery.clone());
-            } else if let Some(handle) = self.context.shards().get(shard).cloned()
-                && !(self.report_missed(shard, &delivery.conversation)
-                    && handle.try_post(Mail::RoomFrames(vec![delivery.clone()])))
-            {
-                self.context.metrics.shed.increment(1);
-                *self.missed.entry((shard, delivery.conversation.clone())).or_default() += 1;
+            } else if let Some(handle) = self.context.shards().get(shard).cloned() {
+                self.report_missed(shard, &delivery.conversation);
+                if !handle.try_post(Mail::RoomFrames(vec![delivery.clone()])) {
+                    self.note_missed(shard, &delivery);
+                }
             }
         }
     }
 
-    /// Reports earlier lost room frames to the other shard. Returns `false` if its
-    /// mailbox has no capacity for that either.
-    fn report_missed(&mut self, shard: usize, room: &ConversationId) -> bool {
-        let key = (shard, room.clone());
-        let Some(count) = self.missed.get(&key).copied() else { return true };
-        let sent = self
-            .context
-            .shards()
-            .get(shard)
-            .is_none_or(|handle| handle.try_post(Mail::RoomLoss(room.clone(), count)));
-        if sent {
-            self.missed.remove(&key);
+    fn note_missed(&mut self, shard: usize, delivery: &Delivery) {
+        let is_message = delivery.is_message();
+        let count = if is_message { 1 } else { delivery.left_out_count() };
+        if is_message {
+            self.context.metrics.count_shed(delivery.class, 1);
         }
-        sent
+        *self.missed.entry((shard, delivery.conversation.clone(), is_message)).or_default() += count;
+    }
+
+    /// Reports earlier lost frames of the room to the other shard, if its mailbox has capacity for that.
+    fn report_missed(&mut self, shard: usize, room: &ConversationId) {
+        if self.missed.is_empty() {
+            return;
+        }
+        for is_message in [true, false] {
+            let key = (shard, room.clone(), is_message);
+            let Some(count) = self.missed.get(&key).copied() else { continue };
+            let mail = match is_message {
+                true => Mail::RoomLoss(room.clone(), count),
+                false => Mail::RoomFrames(vec![Delivery::left_out(room, count)]),
+            };
+            if self.context.shards().get(shard).is_none_or(|handle| handle.try_post(mail)) {
+                self.missed.remove(&key);
+            }
+        }
     }
 
     /// Retries the reports of lost room frames to all shards.
     pub(super) fn retry_missed_reports(&mut self) {
-        let keys: Vec<(usize, ConversationId)> = self.missed.keys().cloned().collect();
+        let keys: Vec<(usize, ConversationId)> =
+            self.missed.keys().map(|(shard, room, _)| (*shard, room.clone())).collect();
         for (shard, room) in keys {
             self.report_missed(shard, &room);
         }
@@ -114,12 +141,14 @@ impl<I: Io> Shard<I> {
     /// Adds `count` lost frames of a room to the `Shed` of every member.
     pub(super) fn on_room_loss(&mut self, room: &ConversationId, count: u64) {
         for slot in self.hub.members_of(room) {
-            self.with_conn(slot, |shard, conn| {
-                if conn.is_open() {
-                    conn.outbox.get_or_insert_with(Box::default).add_shed(room, count);
-                    shard.mark_dirty(conn);
-                }
-            });
+            self.with_conn(slot, |shard, conn| shard.add_shed(conn, room, count));
+        }
+    }
+
+    fn add_shed(&mut self, conn: &mut Conn, room: &ConversationId, count: u64) {
+        if conn.is_open() {
+            conn.outbox.get_or_insert_with(Box::default).add_shed(room, count);
+            self.mark_dirty(conn);
         }
     }
 
@@ -185,6 +214,72 @@ impl<I: Io> Shard<I> {
             }
         }
         self.context.metrics.pushes.increment(written);
+    }
+
+    /// Serves members of a room in a pass of which low classes get less; returns how many get nothing. A loop of its own, so
+    /// that the usual one has no comparison more.
+    fn serve_thinned(
+        &mut self,
+        group: u32,
+        all: &[Delivery],
+        pass: ThinnedPass,
+        members: std::ops::Range<usize>,
+    ) -> usize {
+        let thinned = ThinnedBatches::new(all, pass);
+        let slices: [OnceCell<BatchSlices<'_>>; ROOM_CLASSES] = Default::default();
+        let local = |delivery: &Delivery| {
+            let key = delivery.origin.filter(|key| usize::from(key.shard) == self.context.index)?;
+            self.conns.find(key)
+        };
+        let origins: SmallVec<[Option<u32>; 4]> = all.iter().map(local).collect();
+        let (mut written, mut skipped, mut without_any) = (0, 0, 0);
+        let mut skipped_origins: SmallVec<[u32; 4]> = SmallVec::new();
+        for index in members {
+            let Some(slot) = self.hub.member(group, index) else { continue };
+            let hot = &self.conns.hot[slot as usize];
+            let class = usize::from(class_of(hot.flags));
+            let is_origin = origins.contains(&Some(slot));
+            if pass.skips.get(class).copied().unwrap_or_default() {
+                skipped += 1;
+                skipped_origins.extend(is_origin.then_some(slot));
+            }
+            let batch = thinned.of(class);
+            if batch.is_empty() {
+                without_any += 1;
+                continue;
+            }
+            let direct = hot.flags & (LIVE | WAITING | DIRTY) == LIVE && !is_origin;
+            let Some(stream) = hot.stream.as_ref().filter(|_| direct) else {
+                self.serve_via_conn(slot, batch);
+                continue;
+            };
+            let (bytes, len) = slices[class].get_or_init(|| BatchSlices::new(batch)).of(hot.wire);
+            let result = self.io.write_slices(stream, bytes);
+            written += batch.len() as u64;
+            match result {
+                Ok(taken) if taken == len => {}
+                other => self.serve_rest(slot, batch, other),
+            }
+        }
+        self.context.metrics.pushes.increment(written);
+        for (delivery, origin) in all.iter().zip(origins).filter(|(delivery, _)| delivery.is_message()) {
+            // A speaker does not get its own message in any case.
+            let is_own = origin.is_some_and(|slot| skipped_origins.contains(&slot));
+            self.context.metrics.count_shed(delivery.class, skipped - u64::from(is_own));
+        }
+        without_any
+    }
+
+    /// Reports what members of low classes missed in rooms that are quiet since.
+    pub(super) fn report_thinned(&mut self) {
+        for (room, missed) in self.hub.take_missed() {
+            for slot in self.hub.members_of(&room) {
+                let class = usize::from(class_of(self.conns.hot[slot as usize].flags));
+                if let Some(count) = missed.get(class).copied().filter(|count| *count > 0) {
+                    self.with_conn(slot, |shard, conn| shard.add_shed(conn, &room, count));
+                }
+            }
+        }
     }
 
     /// Queues the part of the batch that the socket did not take, or drops the connection if the socket failed.
@@ -276,7 +371,7 @@ impl<I: Io> Shard<I> {
         if is_planted(Planted::WindowForgets) {
             return true;
         }
-        let limits = conn.session.window_limits(&self.context.limits);
+        let limits = conn.session.window_limits(&conn.settings.limits);
         let window = conn.window.get_or_insert_with(|| Box::new(Window::new(limits)));
         let push = TrackedPush {
             conversation: delivery.conversation.clone(),
@@ -293,9 +388,19 @@ impl<I: Io> Shard<I> {
             return;
         }
         let outbox = conn.outbox.get_or_insert_with(Box::default);
-        let caps = self.context.caps;
+        let caps = conn.settings.caps;
         let outcome = match delivery.conversation.kind() {
-            ConversationKind::Room(_) => outbox.push_bulk(frame, &delivery.conversation, caps),
+            ConversationKind::Room(_) => {
+                let (room, class, is_message) =
+                    (delivery.conversation.clone(), delivery.class, delivery.is_message());
+                let (left_out, missed) = delivery.reported();
+                let frame = RoomFrame { frame, room, class, is_message, left_out, missed };
+                let shed = outbox.push_room(frame, caps);
+                for (class, count) in (0..).zip(shed).filter(|(_, count)| *count > 0) {
+                    self.context.metrics.count_shed(class, count);
+                }
+                return self.mark_dirty(conn);
+            }
             ConversationKind::Direct(..) | ConversationKind::Group(_) => {
                 outbox.push_normal(frame, &delivery.conversation, delivery.seq, caps)
             }
@@ -307,7 +412,6 @@ impl<I: Io> Shard<I> {
         match outcome {
             PushOutcome::Queued => {}
             PushOutcome::Behind => self.context.metrics.behind.increment(1),
-            PushOutcome::Shed => self.context.metrics.shed.increment(1),
             PushOutcome::Overflow => {
                 self.slow(conn);
                 // Flush now: the final frame is in the reply buffer, which belongs to the connection flushed next.
@@ -324,6 +428,27 @@ impl<I: Io> Shard<I> {
             hot.flags |= DIRTY;
             self.dirty.push(conn.key.slot);
         }
+    }
+}
+
+impl<'a> ThinnedBatches<'a> {
+    fn new(all: &'a [Delivery], pass: ThinnedPass) -> Self {
+        Self { all, pass, by_class: Default::default() }
+    }
+
+    /// Returns what members of a class get.
+    fn of(&self, class: usize) -> &[Delivery] {
+        let is_skipped = self.pass.skips.get(class).copied().unwrap_or_default();
+        let missed = self.pass.missed.get(class).copied().filter(|missed| *missed > 0);
+        if !is_skipped && missed.is_none() {
+            return self.all;
+        }
+        self.by_class[class].get_or_init(|| {
+            let report =
+                missed.zip(self.all.first()).map(|(missed, it)| Delivery::shed(&it.conversation, missed));
+            let rest = self.all.iter().filter(|delivery| !is_skipped || !delivery.is_message()).cloned();
+            report.into_iter().chain(rest).collect()
+        })
     }
 }
 

@@ -7,7 +7,7 @@
 //! that a group of ten thousand does not starve the others.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -16,12 +16,17 @@ use smallvec::SmallVec;
 use std::hash::RandomState;
 use tidegate_protocol::{
     Time,
-    id::{ConversationId, ConversationKind, UserId},
+    id::{ConversationId, UserId},
 };
 
+use self::{
+    recent::{RecentMessages, RecentTotal},
+    thinning::{RoomThinning, ThinnedPass},
+};
 use crate::{
     directory::Directory,
     mail::{Audience, Delivery, GroupSize, Item, Lag},
+    room_rules::RoomRules,
 };
 
 /// Most pushes of one group that are written together.
@@ -59,6 +64,20 @@ pub(super) struct Hub {
     removed: HashMap<u32, VecDeque<ConversationId>, RandomState>,
     /// Groups with pending work, without duplicates.
     ready: VecDeque<u32>,
+    /// Rooms with pending work that wait for the time of their next pass.
+    paced: Vec<u32>,
+    /// Rooms whose number of members has changed since it was taken.
+    changed: Vec<ConversationId>,
+    /// Load level of the node.
+    load_level: u8,
+    /// Rooms with passes that are thinned.
+    thinned: HashSet<u32, RandomState>,
+    /// Recent messages of all rooms.
+    recent: RecentTotal,
+    /// Rules of rooms.
+    room_rules: Arc<RoomRules>,
+    /// Time of the turn.
+    now: Time,
     /// Bytes of pushes and changes to conversations whose fan-out is not complete.
     waiting_bytes: usize,
     /// Bytes of room frames whose fan-out is not complete.
@@ -75,6 +94,14 @@ struct Group {
     job: Option<Job>,
     queued: bool,
     holes: bool,
+    /// Whether it is among the changed rooms.
+    is_changed: bool,
+    /// Time of the next pass over the members of a room.
+    next_pass: Time,
+    /// Thinning of a room, while the node is overloaded.
+    thinning: Option<RoomThinning>,
+    /// Recent messages of a room, if its rule wants them.
+    recent: Option<Box<RecentMessages>>,
     /// Size of the group, with the time of the lookup.
     size: Option<(GroupSize, Time)>,
 }
@@ -88,6 +115,7 @@ struct Job {
     end: usize,
     /// Whether the batch is one push with named recipients, of which `next` and `end` are indexes.
     named: bool,
+    thinned: Option<ThinnedPass>,
 }
 
 #[derive(Clone, Copy)]
@@ -110,6 +138,8 @@ pub(super) enum Work {
         end: usize,
         /// Cost, of a fan-out's budget.
         cost: usize,
+        /// What members of low classes get; `None` if they get all.
+        thinned: Option<ThinnedPass>,
     },
     /// Write the single push to its named recipients in `start..end`.
     Named {
@@ -138,6 +168,13 @@ impl Hub {
             links: Vec::new(),
             removed: HashMap::default(),
             ready: VecDeque::new(),
+            paced: Vec::new(),
+            changed: Vec::new(),
+            load_level: 0,
+            thinned: HashSet::default(),
+            recent: RecentTotal::default(),
+            room_rules: Arc::default(),
+            now: Time::ZERO,
             waiting_bytes: 0,
             room_bytes: 0,
         }
@@ -212,6 +249,7 @@ impl Hub {
         let members = &mut self.groups[group as usize].members;
         links.push(Link { group, position: members.len() as u32 });
         members.push(slot);
+        self.note_member_change(group);
         true
     }
 
@@ -295,25 +333,6 @@ impl Hub {
         (slot != VACANT).then_some(slot)
     }
 
-    /// Returns the size of a group, if it was looked up after `since`.
-    pub(super) fn size(&self, conversation: &ConversationId, since: Time) -> Option<&GroupSize> {
-        let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize])?;
-        group.size.as_ref().filter(|(_, seen)| *seen > since).map(|(size, _)| size)
-    }
-
-    /// Records the size of a group.
-    pub(super) fn record_size(&mut self, conversation: &ConversationId, size: GroupSize, now: Time) {
-        if let Some(group) = self.ids.get(conversation) {
-            self.groups[*group as usize].size = Some((size, now));
-        }
-    }
-
-    /// Returns all members of a conversation on this shard.
-    pub(super) fn members_of(&self, conversation: &ConversationId) -> Vec<u32> {
-        let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize]);
-        group.into_iter().flat_map(|group| &group.members).copied().filter(|slot| *slot != VACANT).collect()
-    }
-
     /// Returns whether fan-out work waits.
     pub(super) fn has_work(&self) -> bool {
         !self.ready.is_empty()
@@ -326,6 +345,10 @@ impl Hub {
             self.finish_job(index);
             let group = &mut self.groups[index as usize];
             if group.job.is_none() {
+                if group.is_room && group.next_pass > self.now && !group.pending.is_empty() {
+                    self.paced.push(index);
+                    continue;
+                }
                 let (batch, named) = take_batch(&mut group.pending);
                 if batch.is_empty() {
                     if let Some(change) = group.pending.pop_front() {
@@ -339,39 +362,30 @@ impl Hub {
                 }
                 let bytes = batch.iter().map(Delivery::weight).sum();
                 let end = if named { batch[0].audience.named() } else { group.members.len() };
-                group.job = Some(Job { batch, bytes, next: 0, end, named });
+                if group.is_room && group.pending.is_empty() {
+                    group.next_pass = self.now + self.room_rules.of_room(&group.id).tick;
+                }
+                let is_room = group.is_room;
+                let mut thinned = None;
+                if is_room {
+                    self.keep_recent(index, &batch);
+                    thinned = self.thin(index, &batch);
+                }
+                self.groups[index as usize].job = Some(Job { batch, bytes, next: 0, end, named, thinned });
             }
-            let job = group.job.as_mut().expect("set above or before");
+            let job = self.groups[index as usize].job.as_mut().expect("set above or before");
             let each = 1 + job.bytes / COST_BYTES;
             let (start, end) = (job.next, job.end.min(job.next + (budget / each).max(1)));
             let cost = (end - start) * each;
             job.next = end;
-            let (batch, named) = (Arc::clone(&job.batch), job.named);
+            let (batch, named, thinned) = (Arc::clone(&job.batch), job.named, job.thinned);
             self.ready.push_back(index);
             return Some(match named {
                 true => Work::Named { batch, start, end, cost },
-                false => Work::Members { group: index, batch, start, end, cost },
+                false => Work::Members { group: index, batch, start, end, cost, thinned },
             });
         }
         None
-    }
-
-    fn open(&mut self, conversation: &ConversationId) -> u32 {
-        let group = Group {
-            id: conversation.clone(),
-            is_room: matches!(conversation.kind(), ConversationKind::Room(_)),
-            waiting_bytes: 0,
-            members: Vec::new(),
-            pending: VecDeque::new(),
-            job: None,
-            queued: false,
-            holes: false,
-            size: None,
-        };
-        let index = self.groups.insert(group) as u32;
-        self.ids.insert(conversation.clone(), index);
-        self.directory.hold_conversation(conversation, self.shard);
-        index
     }
 
     /// Queues a push. In a conversation that is full, a hint takes its place; room frames are bounded by those that add
@@ -409,27 +423,6 @@ impl Hub {
         *if group.is_room { &mut self.room_bytes } else { &mut self.waiting_bytes } -= bytes;
     }
 
-    fn unlink(&mut self, link: Link, slot: u32) {
-        self.links[slot as usize].retain(|other| other.group != link.group);
-        let group = &mut self.groups[link.group as usize];
-        if group.job.is_some() {
-            group.members[link.position as usize] = VACANT;
-            group.holes = true;
-            return;
-        }
-        group.members.swap_remove(link.position as usize);
-        let moved = group.members.get(link.position as usize).copied();
-        self.relink(link.group, moved, link.position);
-        self.close_if_empty(link.group);
-    }
-
-    fn relink(&mut self, group: u32, slot: Option<u32>, position: u32) {
-        let links = slot.filter(|slot| *slot != VACANT).and_then(|slot| self.links.get_mut(slot as usize));
-        if let Some(link) = links.and_then(|links| links.iter_mut().find(|link| link.group == group)) {
-            link.position = position;
-        }
-    }
-
     /// Ends a fully served job, and compacts the members that left during it.
     fn finish_job(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
@@ -444,15 +437,6 @@ impl Hub {
         for position in 0..self.groups[index as usize].members.len() {
             let slot = self.groups[index as usize].members[position];
             self.relink(index, Some(slot), position as u32);
-        }
-    }
-
-    fn close_if_empty(&mut self, index: u32) {
-        let group = &self.groups[index as usize];
-        if group.members.is_empty() && !group.queued && group.job.is_none() {
-            let group = self.groups.remove(index as usize);
-            self.ids.remove(&group.id);
-            self.directory.release_conversation(&group.id, self.shard);
         }
     }
 }
@@ -473,5 +457,10 @@ fn take_batch(pending: &mut VecDeque<Item>) -> (Arc<[Delivery]>, bool) {
     (batch, named)
 }
 
+mod members;
+mod pacing;
+mod recent;
+mod sizes;
 #[cfg(test)]
 mod tests;
+pub(super) mod thinning;

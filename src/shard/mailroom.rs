@@ -96,11 +96,13 @@ impl<I: Io> Shard<I> {
             }
             Mail::Replaced(user, device, epoch, reply) => self.take_replaced(&user, &device, epoch, reply),
             Mail::Cut(user, device, reply) => self.cut(&user, device.as_ref(), reply),
+            Mail::Connections(order) => self.on_connections(order),
             Mail::Outdated(outdated) => self.take_outdated(outdated),
             Mail::EpochRenewed(key, done) => self.take_renewed(key, done),
             Mail::Signal(signal) => self.take_signal(signal),
             Mail::GroupSize(key, id, signal, size) => self.on_group_size(key, id, signal, size),
             Mail::RoomNumbers(room, numbers) => self.on_numbered(&room, numbers),
+            Mail::Decided(key, decision) => self.take_decision(key, decision),
             Mail::RoomJoined(key, id, room) => self.on_joined(key, id, &room),
             Mail::Drain(order) => self.on_drain(order),
             Mail::Reassert(order) => self.on_reassert(order),
@@ -167,7 +169,7 @@ impl<I: Io> Shard<I> {
     }
 
     /// Returns the open connections of a user whose login `matches`.
-    fn slots_of(&self, user: &UserId, matches: impl Fn(&LoginState) -> bool) -> Vec<u32> {
+    pub(super) fn slots_of(&self, user: &UserId, matches: impl Fn(&LoginState) -> bool) -> Vec<u32> {
         let is_match = |slot: &u32| {
             let conn = self.conns.peek(*slot).filter(|conn| conn.is_open());
             conn.and_then(|conn| conn.login.as_deref()).is_some_and(&matches)
@@ -201,12 +203,12 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    /// Closes the connections that hold the most: those that are not logged in first.
+    /// Closes the connections that hold the most: those that are not logged in first, then those of the lowest class.
     fn shed_memory(&mut self) {
         let weigh = |slot: &u32| {
-            let mut weight = self.conns.peek(*slot)?.weight();
-            let stream = self.conns.hot[*slot as usize].stream.as_ref();
-            weight.bytes += stream.map_or(0, |stream| self.io.held(stream));
+            let hot = &self.conns.hot[*slot as usize];
+            let mut weight = self.conns.peek(*slot)?.weight(hot.flags);
+            weight.bytes += hot.stream.as_ref().map_or(0, |stream| self.io.held(stream));
             Some((weight, *slot))
         };
         let chosen = shed::choose(self.conns.slots().iter().filter_map(weigh).collect());

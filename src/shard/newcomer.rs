@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Shard,
-    conn::{Conn, Stage},
+    conn::{CertifiedUser, Conn, Stage},
 };
 use crate::{
     budget::ConnectionPermit,
@@ -33,6 +33,8 @@ pub struct Newcomer<A> {
     pub address: SocketAddr,
     /// Permit of the connection, which its shard holds until the close.
     pub permit: ConnectionPermit,
+    /// User that the certificate of the client names, for whom alone a token may be; `None` for any.
+    pub certified_user: Option<Box<str>>,
 }
 
 /// Sending side of the queue of one shard's new connections.
@@ -81,19 +83,23 @@ impl<I: Io> Shard<I> {
                 continue;
             }
             let slot = self.add_conn(newcomer);
-            if let (Some(slot), true) = (slot, self.drain.is_some()) {
+            let Some(slot) = slot else { continue };
+            if self.drain.is_some() {
                 // Accepted just before the drain began: refused like every later connection.
                 self.close_gracefully(slot, Code::Draining);
+            } else {
+                self.admit_connection(slot);
             }
         }
     }
 
     /// Adds a new connection and returns its slot, or `None` if its socket can't be registered.
     fn add_conn(&mut self, newcomer: Newcomer<I::Arrival>) -> Option<u32> {
-        let Newcomer { arrival, address, permit } = newcomer;
+        let Newcomer { arrival, address, permit, certified_user } = newcomer;
         let (slot, generation) = self.conns.reserve();
         let conn = Conn {
             key: ConnKey { shard: self.context.index as u8, slot, generation },
+            settings: self.context.conn_settings.get(),
             stage: Stage::Detect,
             session: Session::new(self.now),
             login: None,
@@ -101,6 +107,9 @@ impl<I: Io> Shard<I> {
             window: None,
             partial: None,
             open_query: None,
+            page: None,
+            held: None,
+            is_login_gated: false,
             ending: None,
             blocked_since: None,
             refused: false,
@@ -110,6 +119,7 @@ impl<I: Io> Shard<I> {
             half_closed: false,
             address: address.ip(),
             permit,
+            certified_user: certified_user.map(|user| Box::new(CertifiedUser(user))),
         };
         let registered = self.io.register(arrival, slot);
         let hot = &mut self.conns.hot[slot as usize];

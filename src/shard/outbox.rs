@@ -1,7 +1,7 @@
 //! Outbox: the frames queued for one connection, bounded in bytes, in three priorities, freed when empty.
 //!
 //! When it is full, a control frame closes the connection with `SLOW`, conversation frames become one `Behind` per
-//! conversation, and room frames are dropped and counted for a `Shed` (SPEC 4 and 7).
+//! conversation, and room frames are dropped, those of the lowest class first, and counted for a `Shed` (SPEC 4 and 7).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,7 +10,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use tidegate_protocol::id::ConversationId;
+use tidegate_protocol::{
+    id::ConversationId,
+    machine::{room_outbox::RoomOutbox, room_sample::ROOM_CLASSES},
+};
 
 use crate::fault::planted::{Planted, is_planted};
 
@@ -27,11 +30,31 @@ pub(super) struct Outbox {
     current: Option<(Bytes, usize)>,
     control: VecDeque<Bytes>,
     normal: VecDeque<Bytes>,
-    bulk: VecDeque<Bytes>,
+    /// Room frames, while there are any.
+    rooms: Option<Box<RoomOutbox<RoomFrame>>>,
+    /// Final frames of a closing connection.
+    last: VecDeque<Bytes>,
     control_bytes: usize,
     data_bytes: usize,
     behind: BTreeMap<ConversationId, u64>,
     shed: Vec<(ConversationId, u64)>,
+    /// Numbers of messages left out of rooms, of reports that did not fit.
+    left_out: Vec<(ConversationId, u64)>,
+}
+
+/// Frame of a live room.
+#[derive(Clone, Debug)]
+pub(super) struct RoomFrame {
+    pub(super) frame: Bytes,
+    pub(super) room: ConversationId,
+    /// Class of its sender.
+    pub(super) class: u8,
+    /// Whether it is a message, which is counted if it is shed.
+    pub(super) is_message: bool,
+    /// Number of messages left out of the room that it reports, which is reported later if it is shed.
+    pub(super) left_out: u64,
+    /// Number of messages that the member missed, which is reported later if this is shed.
+    pub(super) missed: u64,
 }
 
 /// Limits of an outbox, in bytes.
@@ -43,8 +66,16 @@ pub struct Caps {
     pub data: usize,
 }
 
-/// Hints for a client about omitted frames: conversations with the last omitted seq, rooms with the number shed.
-pub(super) type Hints = (Vec<(ConversationId, u64)>, Vec<(ConversationId, u64)>);
+/// Hints for a client about omitted frames.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Hints {
+    /// Conversations with the last omitted seq.
+    pub(super) behind: Vec<(ConversationId, u64)>,
+    /// Rooms with the number shed.
+    pub(super) shed: Vec<(ConversationId, u64)>,
+    /// Rooms with the number of messages left out.
+    pub(super) left_out: Vec<(ConversationId, u64)>,
+}
 
 /// Outcome of a push into an outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +84,6 @@ pub(super) enum PushOutcome {
     Queued,
     /// Omitted; the conversation is marked `Behind`.
     Behind,
-    /// Dropped, and counted for a `Shed`.
-    Shed,
     /// Over the limit; the connection must close with `SLOW`.
     Overflow,
 }
@@ -65,9 +94,11 @@ impl Outbox {
         self.current.is_none()
             && self.control.is_empty()
             && self.normal.is_empty()
-            && self.bulk.is_empty()
+            && self.rooms.is_none()
+            && self.last.is_empty()
             && self.behind.is_empty()
             && self.shed.is_empty()
+            && self.left_out.is_empty()
     }
 
     /// Returns the bytes waiting to be written.
@@ -90,7 +121,7 @@ impl Outbox {
     /// Queues a final frame of a closing connection, after everything that waits.
     pub(super) fn push_final(&mut self, frame: Bytes) {
         self.data_bytes += frame.len();
-        self.bulk.push_back(frame);
+        self.last.push_back(frame);
     }
 
     /// Queues a part of the answer to a query; never refused, since there is one bounded part at a time.
@@ -139,6 +170,14 @@ impl Outbox {
         }
     }
 
+    /// Adds messages that were left out of a room to those that are reported once the message queues are empty.
+    fn add_left_out(&mut self, room: &ConversationId, count: u64) {
+        match self.left_out.iter_mut().find(|(id, _)| id == room) {
+            Some(entry) => entry.1 = entry.1.saturating_add(count),
+            None => self.left_out.push((room.clone(), count)),
+        }
+    }
+
     /// Marks a conversation as behind: the client gets a hint that messages up to `seq` were omitted.
     pub(super) fn mark_behind(&mut self, conversation: &ConversationId, seq: u64) -> PushOutcome {
         if is_planted(Planted::BehindLost) {
@@ -153,15 +192,34 @@ impl Outbox {
         PushOutcome::Behind
     }
 
-    /// Queues a frame of a live room, or sheds it.
-    pub(super) fn push_bulk(&mut self, frame: Bytes, room: &ConversationId, caps: Caps) -> PushOutcome {
-        if self.is_over(frame.len(), caps) {
+    /// Queues a frame of a live room. Returns the number of frames of each class that are shed for lack of capacity: older
+    /// ones of lower classes, or this one. The number of a report that is shed is kept.
+    pub(super) fn push_room(&mut self, frame: RoomFrame, caps: Caps) -> [u64; ROOM_CLASSES] {
+        let before = self.rooms.as_ref().map_or(0, |rooms| rooms.bytes());
+        let (others, bytes) = (self.data_bytes - before, frame.frame.len());
+        let shed = if others > 0 && others + bytes > caps.data {
+            vec![frame]
+        } else {
+            let rooms = self.rooms.get_or_insert_with(Box::default);
+            let shed = rooms.push(frame.class, bytes, frame, caps.data.saturating_sub(others));
+            self.data_bytes = others + rooms.bytes();
+            shed
+        };
+        let mut counts = [0; ROOM_CLASSES];
+        for RoomFrame { room, class, is_message, left_out, missed, .. } in &shed {
+            if *left_out > 0 {
+                self.add_left_out(room, *left_out);
+            }
+            if *missed > 0 {
+                self.add_shed(room, *missed);
+            }
+            if !is_message {
+                continue;
+            }
+            counts[usize::from(*class).min(ROOM_CLASSES - 1)] += 1;
             self.add_shed(room, 1);
-            return PushOutcome::Shed;
         }
-        self.data_bytes += frame.len();
-        self.bulk.push_back(frame);
-        PushOutcome::Queued
+        counts
     }
 
     /// Drops everything except the frame in progress, because the connection closes.
@@ -171,14 +229,19 @@ impl Outbox {
 
     /// Takes the hints once the message queues are empty.
     pub(super) fn take_hints(&mut self) -> Option<Hints> {
-        let idle = self.current.is_none() && self.normal.is_empty() && self.bulk.is_empty();
+        let idle =
+            self.current.is_none() && self.normal.is_empty() && self.rooms.is_none() && self.last.is_empty();
         if idle { self.take_hints_now() } else { None }
     }
 
     /// Takes the hints even if frames wait, because the connection closes.
     pub(super) fn take_hints_now(&mut self) -> Option<Hints> {
-        (!self.behind.is_empty() || !self.shed.is_empty())
-            .then(|| (std::mem::take(&mut self.behind).into_iter().collect(), std::mem::take(&mut self.shed)))
+        let hints = Hints {
+            behind: std::mem::take(&mut self.behind).into_iter().collect(),
+            shed: std::mem::take(&mut self.shed),
+            left_out: std::mem::take(&mut self.left_out),
+        };
+        (hints != Hints::default()).then_some(hints)
     }
 
     /// Writes as much as `write` takes, in priority order; `WouldBlock` ends the writing without an error.
@@ -211,9 +274,9 @@ impl Outbox {
 
     fn slices(&self) -> smallvec::SmallVec<[IoSlice<'_>; WRITE_SLICES_MAX]> {
         let current = self.current.iter().map(|(frame, done)| IoSlice::new(&frame[*done..]));
-        let queued =
-            self.control.iter().chain(&self.normal).chain(&self.bulk).map(|frame| IoSlice::new(frame));
-        current.chain(queued).take(WRITE_SLICES_MAX).collect()
+        let rooms = self.rooms.iter().flat_map(|rooms| rooms.iter()).map(|queued| &queued.frame);
+        let queued = self.control.iter().chain(&self.normal).chain(rooms).chain(&self.last);
+        current.chain(queued.map(|frame| IoSlice::new(frame))).take(WRITE_SLICES_MAX).collect()
     }
 
     fn advance(&mut self, mut written: usize) {
@@ -239,9 +302,18 @@ impl Outbox {
             self.control_bytes -= frame.len();
             return Some(frame);
         }
-        let frame = self.normal.pop_front().or_else(|| self.bulk.pop_front())?;
+        let frame = self.normal.pop_front().or_else(|| self.pop_room()).or_else(|| self.last.pop_front())?;
         self.data_bytes -= frame.len();
         Some(frame)
+    }
+
+    fn pop_room(&mut self) -> Option<Bytes> {
+        let rooms = self.rooms.as_mut()?;
+        let queued = rooms.pop();
+        if rooms.is_empty() {
+            self.rooms = None;
+        }
+        queued.map(|queued| queued.frame)
     }
 }
 
@@ -253,6 +325,17 @@ mod tests {
 
     fn conversation(text: &str) -> ConversationId {
         ConversationId::parse(text).unwrap()
+    }
+
+    fn room(class: u8, frame: &'static [u8]) -> RoomFrame {
+        RoomFrame {
+            frame: Bytes::from_static(frame),
+            room: conversation("r:r"),
+            class,
+            is_message: true,
+            left_out: 0,
+            missed: 0,
+        }
     }
 
     /// Writes `step` bytes per call and `total` in all, then blocks.
@@ -278,7 +361,7 @@ mod tests {
         let (mut outbox, g) = (Outbox::default(), conversation("g:g"));
         outbox.push_normal(Bytes::from_static(b"first"), &g, 1, CAPS);
         outbox.push_normal(Bytes::from_static(b"second"), &g, 2, CAPS);
-        outbox.push_bulk(Bytes::from_static(b"room"), &conversation("r:r"), CAPS);
+        outbox.push_room(room(0, b"room"), CAPS);
         assert_eq!(drain(&mut outbox, 2, 2), b"fi");
         outbox.push_control(Bytes::from_static(b"!"), CAPS);
         assert_eq!(drain(&mut outbox, 3, 100), b"rst!secondroom");
@@ -299,20 +382,80 @@ mod tests {
         assert_eq!(outbox.push_normal(vec![0; 1].into(), &conversation("g:h"), 9, CAPS), PushOutcome::Queued);
         assert!(outbox.take_hints().is_none(), "hints wait until the queues are empty");
         drain(&mut outbox, 100, 100);
-        assert_eq!(outbox.take_hints(), Some((vec![(g, 3)], vec![])));
+        assert_eq!(outbox.take_hints(), Some(Hints { behind: vec![(g, 3)], ..Hints::default() }));
         assert!(outbox.is_empty());
     }
 
     #[test]
     fn room_frames_are_dropped_and_counted() {
         let (mut outbox, r) = (Outbox::default(), conversation("r:r"));
-        outbox.push_bulk(vec![0; 30].into(), &r, CAPS);
-        assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), PushOutcome::Shed);
-        assert_eq!(outbox.push_bulk(vec![0; 1].into(), &r, CAPS), PushOutcome::Shed);
+        assert_eq!(outbox.push_room(room(0, &[0; 30]), CAPS), [0; 4]);
+        assert_eq!(outbox.push_room(room(0, &[0; 1]), CAPS), [1, 0, 0, 0]);
+        assert_eq!(outbox.push_room(room(0, &[0; 1]), CAPS), [1, 0, 0, 0]);
         // An unknown count is reported separately.
         [0, 3, 0].iter().for_each(|count| outbox.add_shed(&r, *count));
         drain(&mut outbox, 100, 100);
-        assert_eq!(outbox.take_hints(), Some((vec![], vec![(r.clone(), 5), (r, 0)])));
+        assert_eq!(
+            outbox.take_hints(),
+            Some(Hints { shed: vec![(r.clone(), 5), (r, 0)], ..Hints::default() })
+        );
+    }
+
+    #[test]
+    fn full_outbox_sheds_the_oldest_frames_of_the_lowest_class() {
+        let (mut outbox, g) = (Outbox::default(), conversation("g:g"));
+        assert_eq!(outbox.push_normal(Bytes::from_static(b"0123456789"), &g, 1, CAPS), PushOutcome::Queued);
+        for (class, frame, shed) in [
+            (0, b"aaaaa", [0; 4]),
+            (1, b"bbbbb", [0; 4]),
+            (0, b"ccccc", [0; 4]),
+            (2, b"ddddd", [0; 4]),
+            (0, b"eeeee", [1, 0, 0, 0]),
+            (3, b"fffff", [1, 0, 0, 0]),
+            (1, b"ggggg", [1, 0, 0, 0]),
+            (3, b"hhhhh", [0, 1, 0, 0]),
+            (1, b"iiiii", [0, 1, 0, 0]),
+        ] {
+            assert_eq!(outbox.push_room(room(class, frame), CAPS), shed, "{frame:?}");
+            assert_eq!(outbox.bytes(), outbox.slices().iter().map(|slice| slice.len()).sum::<usize>());
+        }
+        assert_eq!(drain(&mut outbox, 3, 100), b"0123456789dddddfffffggggghhhhh");
+        assert_eq!((outbox.bytes(), outbox.rooms.is_none()), (0, true));
+        assert_eq!(
+            outbox.take_hints(),
+            Some(Hints { shed: vec![(conversation("r:r"), 5)], ..Hints::default() })
+        );
+    }
+
+    #[test]
+    fn report_of_left_out_messages_sheds_none_and_keeps_its_number() {
+        let mut outbox = Outbox::default();
+        let report = |left_out| RoomFrame { left_out, is_message: false, ..room(0, b"stats") };
+        assert_eq!(outbox.push_room(room(0, &[0; 28]), CAPS), [0; 4]);
+        assert_eq!(outbox.push_room(report(7), CAPS), [0; 4], "no message goes for it");
+        assert_eq!(drain(&mut outbox, 100, 100).len(), 28);
+        let hints =
+            |left_out| Some(Hints { left_out: vec![(conversation("r:r"), left_out)], ..Hints::default() });
+        assert_eq!(outbox.take_hints(), hints(7));
+        // One that a message of a higher class displaces.
+        assert_eq!(outbox.push_room(report(3), CAPS), [0; 4]);
+        assert_eq!(outbox.push_room(room(1, &[0; 28]), CAPS), [0; 4]);
+        drain(&mut outbox, 100, 100);
+        assert_eq!(outbox.take_hints(), hints(3));
+        assert!(outbox.is_empty());
+        // Members and reactions are repeated by later frames.
+        assert_eq!(outbox.push_room(room(0, &[0; 28]), CAPS), [0; 4]);
+        assert_eq!(outbox.push_room(report(0), CAPS), [0; 4]);
+        drain(&mut outbox, 100, 100);
+        assert_eq!(outbox.take_hints(), None);
+    }
+
+    #[test]
+    fn messages_of_conversations_leave_no_capacity_to_room_frames() {
+        let (mut outbox, g) = (Outbox::default(), conversation("g:g"));
+        outbox.push_normal(vec![0; 28].into(), &g, 1, CAPS);
+        assert_eq!(outbox.push_room(room(3, &[0; 3]), CAPS), [0, 0, 0, 1]);
+        assert_eq!((outbox.bytes(), outbox.rooms.is_none()), (28, true));
     }
 
     #[test]

@@ -19,17 +19,28 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
-    conn::{Conn, OpenQuery},
+    actions::{
+        decisions::{log_denial, mark_reason, refusal},
+        limits::{call_of, mark_limit},
+    },
+    conn::{AskingRequest, Conn, OpenQuery},
 };
 use crate::{
     bus::partition_of,
     clock::wall_ms,
     cluster::Cluster,
+    config::AllowAction,
     conversation::{
-        clear, hide, history, mark_read, read_budget::ReadBudget, read_position::BeyondHead, reader::Reader,
-        recall::RecallOutcome, sync,
+        clear, hide, history, mark_read,
+        read_budget::ReadBudget,
+        read_position::{BeyondHead, NO_MESSAGES},
+        reader::Reader,
+        recall::RecallOutcome,
+        sync,
     },
-    mail::{Mail, QueryResult, Refusal},
+    hooks::HookVerdict,
+    limits::LimitRefusal,
+    mail::{Decision, Mail, QueryResult, Refusal},
     net::io::Io,
     supervised,
 };
@@ -44,13 +55,23 @@ impl<I: Io> Shard<I> {
     pub(super) fn start_query(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(reader) = self.reader(conn) else { return };
         let user = reader.user.clone();
-        if let Err(wait) = self.context.limiter.query(&user, self.now) {
+        let Some(is_gated) = self.enter_query(conn, id, &query) else {
             let answered = OpenQuery { is_sent: true, ..OpenQuery::new(id, Arc::default()) };
             conn.open_query = Some(Box::new(answered));
-            return conn.session.query_limited(id, wait, &mut self.buffers.actions);
+            return;
+        };
+        let (call, conversation) = call_of(&query);
+        let limiter = || self.context.limiter.query(&user, self.now);
+        if let Err(refusal) = self.admit_request(conn, call, conversation, limiter) {
+            if is_gated {
+                self.gates.leave_read(None);
+            }
+            return self.limit_query(conn, id, query, &refusal);
         }
         let appends = Arc::new(AtomicBool::new(matches!(query, Query::Leave(_))));
         let mut open_query = OpenQuery::new(id, Arc::clone(&appends));
+        open_query.conversation = conversation.cloned();
+        open_query.gated_since = is_gated.then_some(self.now);
         let (cluster, reads) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.reads));
         let work: Work = match query {
             Query::Pull(pull) => Box::pin(async move {
@@ -90,6 +111,24 @@ impl<I: Io> Shard<I> {
         self.run_query(conn, work);
     }
 
+    /// Refuses a query that a limit does not admit, or lets it wait for permits.
+    fn limit_query(&mut self, conn: &mut Conn, id: u64, query: Query, refusal: &LimitRefusal) {
+        if let Some(asking) = refusal.asking.as_ref().filter(|_| conn.held.is_none()) {
+            let request = AskingRequest::Query { id, query: Box::new(query) };
+            return self.await_permits(conn, request, asking);
+        }
+        let answered = OpenQuery { is_sent: true, ..OpenQuery::new(id, Arc::default()) };
+        conn.open_query = Some(Box::new(answered));
+        let out = &mut self.buffers.actions;
+        if refusal.asking.is_some() {
+            // A send waits for the block list of its recipient, and a connection keeps one request.
+            return conn.session.query_deferred(id, Code::Busy.error_after("", refusal.wait), out);
+        }
+        let before = out.len();
+        conn.session.query_limited(id, refusal.wait, out);
+        mark_limit(&mut out[before..], refusal);
+    }
+
     fn reader(&self, conn: &Conn) -> Option<Reader> {
         let user = conn.login.as_ref()?.route.user.clone();
         Some(Reader { user, viewing: conn.session.viewing(), now_ms: self.wall_ms })
@@ -110,9 +149,16 @@ impl<I: Io> Shard<I> {
 
     fn recall(&self, user: UserId, conversation: ConversationId, seq: u64, appends: Arc<AtomicBool>) -> Work {
         let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
-        let reads = Arc::clone(&self.context.reads);
+        let (reads, hook) = (Arc::clone(&self.context.reads), self.context.hooks.allow());
         // The barrier may take seconds, so each step reads the clock, not the turn.
         Box::pin(async move {
+            if let Some(hook) = hook {
+                match hook.decide_recall(&user, &conversation).await {
+                    HookVerdict::Allowed => {}
+                    HookVerdict::Denied(reason) => return Ok(QueryResult::Denied(reason)),
+                    HookVerdict::Unavailable => return Err((Code::HookUnavailable, "")),
+                }
+            }
             let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
             let turn = reads.turn(&user).await?;
             let mut checked = recaller.check(store, &user, &conversation, seq, first, wall_ms()).await;
@@ -189,6 +235,13 @@ impl<I: Io> Shard<I> {
         conn: &mut Conn,
         found: Result<QueryResult, (Code, &'static str)>,
     ) {
+        let is_open = |open_query: &&mut Box<OpenQuery>| !open_query.is_sent;
+        if let Err((code, _)) = &found
+            && let Some(conversation) =
+                conn.open_query.as_mut().filter(is_open).and_then(|open_query| open_query.conversation.take())
+        {
+            self.note_probe(conn, *code, &conversation);
+        }
         let Some(open_query) = conn.open_query.as_mut().filter(|open_query| !open_query.is_sent) else {
             return;
         };
@@ -214,7 +267,20 @@ impl<I: Io> Shard<I> {
             }
             Ok(QueryResult::Accepted(ack)) => session.query_told(id, vec![FrameBody::SendAck(*ack)], out),
             Ok(QueryResult::Done) => session.query_done(id, out),
-            Err((code, words)) => session.query_refused(id, code, words, &self.context.limits, out),
+            Ok(QueryResult::Denied(reason)) => {
+                let decision = Decision::Denied(reason);
+                let (code, words) = refusal(&decision).unwrap_or((Code::Forbidden, ""));
+                let before = out.len();
+                session.query_refused(id, code, words, &conn.settings.limits, out);
+                if let Decision::Denied(reason) = &decision {
+                    // Recalls are the only queries that the hook is asked about.
+                    log_denial(conn, AllowAction::Recall, reason.as_deref());
+                    if let Some(reason) = reason {
+                        mark_reason(&mut out[before..], reason);
+                    }
+                }
+            }
+            Err((code, words)) => session.query_refused(id, code, words, &conn.settings.limits, out),
         }
     }
 
@@ -233,12 +299,14 @@ impl<I: Io> Shard<I> {
         let Some(mut open_query) = conn.open_query.take() else { return };
         if let Some(reader) = self.reader(conn).filter(|_| open_query.next.is_some()) {
             open_query.is_sent = false;
+            open_query.gated_since = Some(self.now);
+            self.gates.continue_read();
             let work = self.states(reader, &open_query);
             conn.open_query = Some(open_query);
             self.run_query(conn, work);
             return self.act(conn);
         }
-        conn.session.query_over(&self.context.limits, self.now);
+        conn.session.query_over(&conn.settings.limits, self.now);
     }
 }
 
@@ -255,7 +323,8 @@ async fn page(
     let found = history::pull(store, reader, pull).await;
     drop(turn);
     let may_lag = beyond_head_before_barrier(cluster) == BeyondHead::Unknown;
-    if !may_lag || !matches!(found, Err((Code::NotAMember, _))) {
+    let is_missing = matches!(found, Err(refusal) if refusal == NO_MESSAGES || refusal.0 == Code::NotAMember);
+    if !may_lag || !is_missing {
         return found;
     }
     let above = beyond_head_after_barrier(cluster, &pull.conversation).await;

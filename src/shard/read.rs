@@ -2,7 +2,7 @@
 
 mod visits;
 
-use std::io;
+use std::{io, mem};
 
 use tidegate_protocol::{
     Code,
@@ -14,17 +14,22 @@ use tidegate_protocol::{
 use self::visits::COST_BYTES;
 use super::{
     READ_BUDGET_BYTES, Shard,
-    conn::{Conn, Ending, PartialFrame, Stage},
+    conn::{ClientPage, Conn, Ending, PartialFrame, Stage},
     write::REPLY_CHUNK_BYTES,
 };
 use crate::{
     assign,
+    evidence::EvidenceKind,
     mail::TokenUse,
     net::{
         io::Io,
+        tcp::FOREIGN_PROXY_HEADER,
         upgrade::{self, UpgradeProgress, UpgradeRefusal},
     },
 };
+
+/// First bytes of requests that any web page can make its visitors send, and that the port does not serve.
+const WEB_METHODS: [&[u8]; 5] = [b"POST ", b"HEAD ", b"PUT ", b"PATCH ", b"DELETE "];
 
 /// Result of parsing the start of the buffered bytes.
 enum ParseStep {
@@ -43,7 +48,7 @@ impl<I: Io> Shard<I> {
             self.unpause(conn, budget);
         }
         loop {
-            if conn.is_open() && (conn.paused || !self.wants_read(conn)) {
+            if conn.is_open() && (conn.paused || !Self::wants_read(conn)) {
                 conn.paused = true;
                 break;
             }
@@ -102,23 +107,31 @@ impl<I: Io> Shard<I> {
         stream.is_some_and(|stream| self.io.has_input(stream))
     }
 
+    /// Returns whether a part of a record waits in the transport for its rest.
+    fn has_partial(&self, conn: &Conn) -> bool {
+        let stream = self.conns.hot[conn.key.slot as usize].stream.as_ref();
+        stream.is_some_and(|stream| self.io.has_partial(stream))
+    }
+
     /// Lists a paused connection to be read again, if its session allows it.
     pub(super) fn resume(&mut self, conn: &Conn) {
-        if conn.paused && conn.is_open() && self.wants_read(conn) {
+        if conn.paused && conn.is_open() && Self::wants_read(conn) {
             self.list(conn);
         }
     }
 
-    /// Returns whether the session allows reading, and no send waits for others of its user.
-    fn wants_read(&self, conn: &Conn) -> bool {
-        conn.session.wants_read(&self.context.limits)
+    /// Returns whether the session allows reading, and no request waits for other sends of its user, for
+    /// the hook `allow` or for a limit.
+    fn wants_read(conn: &Conn) -> bool {
+        !conn.is_paused_by_request()
+            && conn.session.wants_read(&conn.settings.limits)
             && conn.login.as_ref().is_none_or(|login| !login.sends.is_waiting())
     }
 
     /// Ends a pause, if the session allows reading, and handles the frames that were received before it. They come
     /// first, and may fill the buffer. More of them than `budget` covers pause the connection again.
     fn unpause(&mut self, conn: &mut Conn, budget: &mut usize) {
-        if !self.wants_read(conn) {
+        if !Self::wants_read(conn) {
             return;
         }
         conn.paused = false;
@@ -153,7 +166,7 @@ impl<I: Io> Shard<I> {
         // An open fragmented message counts as an incomplete frame, whatever control
         // frames arrive between its fragments.
         let open = matches!(&conn.stage, Stage::Ws(decoder) if decoder.is_open());
-        if (from == to && !open) || !conn.is_open() {
+        if (from == to && !open && !self.has_partial(conn)) || !conn.is_open() {
             conn.partial = None;
             return;
         }
@@ -177,11 +190,11 @@ impl<I: Io> Shard<I> {
 
     /// Handles complete frames that cost `budget` among the first `end` bytes of the shared buffer, and saves the rest.
     fn consume(&mut self, conn: &mut Conn, end: usize, budget: &mut usize) {
-        let mut buffer = std::mem::take(&mut self.buffers.read);
+        let mut buffer = mem::take(&mut self.buffers.read);
         let mut scanned = conn.partial.as_ref().map_or(0, |partial| partial.scanned);
         let mut at = 0;
         while at < end && conn.is_open() {
-            if !self.wants_read(conn) {
+            if !Self::wants_read(conn) {
                 conn.paused = true;
                 break;
             }
@@ -221,11 +234,11 @@ impl<I: Io> Shard<I> {
             Stage::Http => self.upgrade(conn, input),
             Stage::Assigning => Ok(ParseStep::Consumed(input.len())),
             Stage::Tcp => {
-                let split = codec::tcp::split(input, self.frame_bytes_max(conn));
+                let split = codec::tcp::split(input, Self::frame_bytes_max(conn));
                 self.parse_stream(conn, split, input, Framing::Proto)
             }
             Stage::Json => {
-                let limit = self.frame_bytes_max(conn);
+                let limit = Self::frame_bytes_max(conn);
                 let split = codec::json::split_line(input, scanned, limit);
                 self.parse_stream(conn, split, input, Framing::Json)
             }
@@ -240,18 +253,20 @@ impl<I: Io> Shard<I> {
             Detect::Found(Preface::JsonLines) => (Stage::Json, Wire::JsonLine, 0),
             Detect::Found(Preface::Http) => (Stage::Http, Wire::WsText, 0),
             Detect::Found(Preface::Tls) => {
+                self.buffers.is_web_request = true;
                 return Err((
                     Code::UnknownFraming,
                     "this port has no TLS; connect without it, or set tls.cert_files".into(),
                 ));
             }
             Detect::Found(Preface::ProxyV1 | Preface::ProxyV2) => {
-                return Err((
-                    Code::UnknownFraming,
-                    "PROXY headers are accepted from listen.proxies only".into(),
-                ));
+                self.context.metrics.proxy_headers_foreign.increment(1);
+                return Err((Code::UnknownFraming, FOREIGN_PROXY_HEADER.into()));
             }
-            Detect::Unknown => return Err((Code::UnknownFraming, String::new())),
+            Detect::Unknown => {
+                self.buffers.is_web_request = WEB_METHODS.iter().any(|method| input.starts_with(method));
+                return Err((Code::UnknownFraming, String::new()));
+            }
         };
         conn.stage = stage;
         self.conns.hot[conn.key.slot as usize].wire = wire;
@@ -259,13 +274,20 @@ impl<I: Io> Shard<I> {
     }
 
     fn upgrade(&mut self, conn: &mut Conn, input: &[u8]) -> Result<ParseStep, (Code, String)> {
-        let progress = match upgrade::upgrade(input, &self.context.upgrade) {
+        let policy = self.context.upgrade.get();
+        let progress = match upgrade::upgrade(input, &policy) {
             Ok(UpgradeProgress::NeedMore) => return Ok(ParseStep::Need(0)),
-            other => other.and_then(|progress| self.count_forwarded(conn, input).map(|()| progress)),
+            other => other.and_then(|progress| self.count_forwarded(&policy, conn, input).map(|()| progress)),
+        };
+        let keep_page = |conn: &mut Conn, cookies| {
+            if self.context.hooks.has_login() {
+                conn.page = Some(Box::new(ClientPage { origin: upgrade::origin(input), cookies }));
+            }
         };
         match progress {
             Ok(UpgradeProgress::NeedMore) => Ok(ParseStep::Need(0)),
-            Ok(UpgradeProgress::Done { consumed, response, framing }) => {
+            Ok(UpgradeProgress::Done { consumed, response, framing, cookies }) => {
+                keep_page(conn, cookies);
                 self.buffers.reply.extend_from_slice(&response);
                 self.conns.hot[conn.key.slot as usize].wire = match framing {
                     upgrade::SubProtocol::Json => Wire::WsText,
@@ -274,7 +296,8 @@ impl<I: Io> Shard<I> {
                 conn.stage = Stage::Ws(ws::Decoder::server());
                 Ok(ParseStep::Consumed(consumed))
             }
-            Ok(UpgradeProgress::Assign(request)) => {
+            Ok(UpgradeProgress::Assign(mut request)) => {
+                keep_page(conn, mem::take(&mut request.cookies));
                 if request.preflight {
                     self.buffers.reply.extend_from_slice(&assign::preflight_response(&request));
                     self.finish(conn, Code::Bye);
@@ -286,22 +309,34 @@ impl<I: Io> Shard<I> {
             }
             Err(refusal) => {
                 self.context.metrics.codes.count(refusal.code);
+                if let Some(kind) = EvidenceKind::of_upgrade(refusal.code, refusal.is_http) {
+                    self.note_evidence(conn, kind);
+                }
                 self.buffers.reply.extend_from_slice(&refusal.response);
-                self.finish(conn, Code::BadUpgrade);
+                self.finish(conn, refusal.code);
                 Ok(ParseStep::Consumed(input.len()))
             }
         }
     }
 
     /// Counts a connection that a proxy forwards for the client that the proxy names.
-    fn count_forwarded(&self, conn: &mut Conn, input: &[u8]) -> Result<(), UpgradeRefusal> {
-        let policy = &self.context.upgrade;
+    fn count_forwarded(
+        &self,
+        policy: &upgrade::Policy,
+        conn: &mut Conn,
+        input: &[u8],
+    ) -> Result<(), UpgradeRefusal> {
         if !policy.forwarders.contains(conn.address) {
+            self.context.metrics.forwarded_foreign.increment(u64::from(upgrade::is_forwarded(input)));
             return Ok(());
         }
         // A request that names nobody is the proxy's own.
         let named = upgrade::forwarded_client(input, &policy.forwarders, policy.forwarded_header);
         conn.address = named.unwrap_or(conn.address);
+        if let Some(refusal) = self.context.cluster.bans.refusal_of_address(conn.address) {
+            self.context.metrics.ban_refusals.increment(1);
+            return Err(UpgradeRefusal::banned(refusal.left));
+        }
         conn.permit.move_to(conn.address).map_err(|_| UpgradeRefusal::too_many_from_address())
     }
 
@@ -324,7 +359,7 @@ impl<I: Io> Shard<I> {
 
     fn parse_ws(&mut self, conn: &mut Conn, input: &mut [u8]) -> Result<ParseStep, (Code, String)> {
         let limits =
-            ws::WsLimits { message_bytes_max: self.frame_bytes_max(conn), fragments_max: FRAGMENTS_MAX };
+            ws::WsLimits { message_bytes_max: Self::frame_bytes_max(conn), fragments_max: FRAGMENTS_MAX };
         let is_early = is_stranger(conn);
         let Stage::Ws(decoder) = &mut conn.stage else { return Ok(ParseStep::Need(0)) };
         let step = decoder.next(input, &limits).map_err(|violation| {
@@ -334,7 +369,7 @@ impl<I: Io> Shard<I> {
         let ws::WsStep::Frame { consumed, event } = step else { return Ok(ParseStep::Need(0)) };
         if is_early && !matches!(event, ws::WsEvent::Message { .. }) {
             conn.early_frames = conn.early_frames.saturating_add(1);
-            if conn.early_frames > self.context.limits.hello_frames_max {
+            if conn.early_frames > conn.settings.limits.hello_frames_max {
                 return Err(too_many_early_frames());
             }
         }
@@ -354,12 +389,12 @@ impl<I: Io> Shard<I> {
                 self.on_frame(conn, frame)?;
             }
             ws::WsEvent::Part | ws::WsEvent::Pong(_) => {
-                conn.session.handle_control_frame(&self.context.limits, self.now);
+                conn.session.handle_control_frame(&conn.settings.limits, self.now);
             }
             ws::WsEvent::Ping(payload) => {
                 let mut pong = Vec::with_capacity(payload.len() + 2);
                 ws::encode_server(ws::Opcode::Pong, payload, &mut pong);
-                conn.session.handle_control_frame(&self.context.limits, self.now);
+                conn.session.handle_control_frame(&conn.settings.limits, self.now);
                 self.buffers.reply.extend_from_slice(&pong);
             }
             ws::WsEvent::Close { code, .. } => {
@@ -373,8 +408,8 @@ impl<I: Io> Shard<I> {
     }
 
     /// Returns the largest frame that the connection may send now: a stranger gets little memory.
-    fn frame_bytes_max(&self, conn: &Conn) -> usize {
-        let limits = &self.context.limits;
+    fn frame_bytes_max(conn: &Conn) -> usize {
+        let limits = &conn.settings.limits;
         let max = if is_stranger(conn) {
             limits.hello_bytes_max.min(limits.frame_bytes_max)
         } else {
@@ -384,10 +419,10 @@ impl<I: Io> Shard<I> {
     }
 
     /// Counts a frame of a connection that is not logged in.
-    fn count_early_frame(&self, conn: &mut Conn) -> Result<(), (Code, String)> {
+    fn count_early_frame(conn: &mut Conn) -> Result<(), (Code, String)> {
         if is_stranger(conn) {
             conn.early_frames = conn.early_frames.saturating_add(1);
-            if conn.early_frames > self.context.limits.hello_frames_max {
+            if conn.early_frames > conn.settings.limits.hello_frames_max {
                 return Err(too_many_early_frames());
             }
         }
@@ -396,13 +431,13 @@ impl<I: Io> Shard<I> {
 
     fn on_frame(&mut self, conn: &mut Conn, frame: Decoded<pb::ClientFrame>) -> Result<(), (Code, String)> {
         self.frames_in += 1;
-        self.count_early_frame(conn)?;
+        Self::count_early_frame(conn)?;
         match frame {
             Decoded::Frame(frame) => {
-                conn.session.handle_frame(frame, &self.context.limits, self.now, &mut self.buffers.actions);
+                conn.session.handle_frame(frame, &conn.settings.limits, self.now, &mut self.buffers.actions);
             }
             Decoded::Empty => {
-                conn.session.handle_empty(&self.context.limits, self.now, &mut self.buffers.actions);
+                conn.session.handle_empty(&conn.settings.limits, self.now, &mut self.buffers.actions);
             }
         }
         self.act(conn);

@@ -15,12 +15,14 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
-    actions::token::RECIPIENT_NOT_GRANTED,
+    actions::{blocks::BLOCKED, limits::mark_limit, token::RECIPIENT_NOT_GRANTED},
     conn::{Conn, DIRTY, LIVE, WAITING},
 };
 use crate::{
+    cluster::BlockVerdict,
     conversation::group_size,
     directory::ShardSet,
+    limits::LimitCall,
     mail::{Audience, ConnKey, GroupSize, Mail, Volatile},
     net::io::Io,
 };
@@ -41,23 +43,57 @@ const MEMBERS_MAX_AGE: Duration = Duration::from_secs(2);
 const GROUP_TOO_LARGE: (Code, &str) = (Code::Forbidden, "signals go to small groups only");
 
 impl<I: Io> Shard<I> {
-    /// Checks whether the connection may send the signal, and broadcasts it.
+    /// Checks whether the connection may send the signal, by its token, the block list of the recipient and the hook.
     pub(super) fn signal(
+        &mut self,
+        conn: &mut Conn,
+        id: u64,
+        conversation: ConversationId,
+        signal: Box<pb::Signal>,
+    ) {
+        if self.drop_suspended(conn, id) {
+            return;
+        }
+        if !Self::may_write(conn, &conversation) {
+            return self.answer_signal(conn, id, Err(RECIPIENT_NOT_GRANTED));
+        }
+        if let Some(login) = &conn.login {
+            let limiter = || self.context.limiter.signal(&login.route.user, self.now);
+            let admitted = self.admit_request(conn, LimitCall::Signal, Some(&conversation), limiter);
+            if let Err(refusal) = admitted {
+                self.context.metrics.signals_dropped.increment(1);
+                let out = &mut self.buffers.actions;
+                let before = out.len();
+                conn.session.signal_limited(id, refusal.wait, out);
+                return mark_limit(&mut out[before..], &refusal);
+            }
+        }
+        if !self.enter_signal(conn, id) {
+            return;
+        }
+        match self.block_verdict(conn, &conversation) {
+            BlockVerdict::Allowed => {}
+            BlockVerdict::Blocked => {
+                self.context.metrics.blocked.increment(1);
+                return self.answer_signal(conn, id, Err(BLOCKED));
+            }
+            BlockVerdict::Unknown => {
+                self.context.metrics.signals_dropped.increment(1);
+                self.prepare_block_verdict(conn, &conversation);
+                return self.answer_signal(conn, id, Ok(()));
+            }
+        }
+        self.decide_signal(conn, id, conversation, signal);
+    }
+
+    /// Broadcasts a signal that the connection may send, if it is a member of the conversation.
+    pub(super) fn signal_allowed(
         &mut self,
         conn: &mut Conn,
         id: u64,
         conversation: ConversationId,
         signal: pb::Signal,
     ) {
-        if let Some(login) = &conn.login
-            && let Err(wait) = self.context.limiter.signal(&login.route.user, self.now)
-        {
-            self.context.metrics.signals_dropped.increment(1);
-            return conn.session.signal_limited(id, wait, &mut self.buffers.actions);
-        }
-        if !Self::may_write(conn, &conversation) {
-            return self.answer_signal(conn, id, Err(RECIPIENT_NOT_GRANTED));
-        }
         let audience = match conversation.kind() {
             ConversationKind::Direct(a, b) => {
                 let both = [a, b].into_iter().take(if a == b { 1 } else { 2 });
@@ -75,7 +111,7 @@ impl<I: Io> Shard<I> {
         let is_in = self.hub.is_in(&volatile.conversation, conn.key.slot);
         let was_removed = self.hub.was_removed(&volatile.conversation, conn.key.slot);
         if !is_in && (was_removed || self.context.best_effort.is_none()) {
-            return self.answer_signal(conn, id, Err((Code::NotAMember, "")));
+            return self.refuse_signal(conn, id, &volatile.conversation, Code::NotAMember);
         }
         let max_age = if self.context.best_effort.is_some() { MEMBERS_MAX_AGE } else { SIZE_MAX_AGE };
         let since = self.now.as_millis().checked_sub(max_age.as_millis() as u64).map(Time::from_millis);
@@ -94,9 +130,17 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    /// Passes the outcome of a signal to its sender's session.
-    fn answer_signal(&mut self, conn: &mut Conn, id: u64, outcome: Result<(), (Code, &str)>) {
-        conn.session.signalled(id, outcome, &self.context.limits, &mut self.buffers.actions);
+    /// Refuses a signal to a conversation that its sender may not see. Without an answer, the sender does not notice.
+    fn refuse_signal(&mut self, conn: &mut Conn, id: u64, conversation: &ConversationId, code: Code) {
+        if id > 0 {
+            self.note_probe(conn, code, conversation);
+        }
+        self.answer_signal(conn, id, Err((code, "")));
+    }
+
+    /// Passes the outcome of a signal or reaction to its sender's session.
+    pub(super) fn answer_signal(&mut self, conn: &mut Conn, id: u64, outcome: Result<(), (Code, &str)>) {
+        conn.session.signalled(id, outcome, &conn.settings.limits, &mut self.buffers.actions);
     }
 
     /// Looks up the size of the group; the signal returns with it as mail.
@@ -150,7 +194,10 @@ impl<I: Io> Shard<I> {
                 // The join was lost on the way to this node; index it, so that the connection gets signals too.
                 shard.hub.join(&volatile.conversation, slot);
             }
-            shard.answer_signal(conn, id, outcome);
+            match outcome {
+                Err((code, "")) => shard.refuse_signal(conn, id, &volatile.conversation, code),
+                _ => shard.answer_signal(conn, id, outcome),
+            }
             shard.act(conn);
             shard.flush(conn);
         });

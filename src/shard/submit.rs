@@ -1,24 +1,25 @@
 //! Submission: collects the records of a turn's sends, and hands them to the intake together with the turn's logins.
 
-use std::mem;
+use std::{mem, sync::Arc};
 
 use tidegate_protocol::{
     Code, Time,
     id::ConversationKind,
-    machine::session::{Action, SessionLimits, Submit, SubmitAnswer, SubmitRefusal},
+    machine::session::{Action, Order, SessionLimits, Submit, SubmitAnswer, SubmitRefusal},
     pb::server_frame::Body as FrameBody,
     record::{Body, Message, Origin, Record, SenderOrder, body_hash},
 };
 
 use super::{
     Shard,
-    actions::token::RECIPIENT_NOT_GRANTED,
+    actions::{limits::SendFault, token::RECIPIENT_NOT_GRANTED},
     conn::{Conn, LoginState},
 };
 use crate::{
     fault::planted::{Planted, is_planted},
     ingest::intake,
     net::io::Io,
+    storms::SlowMessage,
 };
 
 impl<I: Io> Shard<I> {
@@ -31,15 +32,30 @@ impl<I: Io> Shard<I> {
         }
         if !Self::may_write(conn, &submit.conversation) {
             let (code, message) = RECIPIENT_NOT_GRANTED;
-            let (limits, out) = (&self.context.limits, &mut self.buffers.actions);
+            let (limits, out) = (&conn.settings.limits, &mut self.buffers.actions);
             let refusal = SubmitAnswer::Refused { code, message: message.into() };
             return conn.session.answered(submit.ticket, refusal, limits, self.now, out);
         }
+        if self.refuse_suspended(conn, &submit) {
+            return;
+        }
+        self.decide_send(conn, submit);
+    }
+
+    /// Adds the record of a send that its sender may make to the turn's batch, or refuses it for lack of capacity or because
+    /// of a limit; a room message goes to its room instead. With `can_wait` a limit may let it wait.
+    pub(super) fn submit_allowed(&mut self, conn: &mut Conn, submit: Submit, can_wait: bool) {
         if matches!(submit.conversation.kind(), ConversationKind::Room(_)) {
-            return self.publish(conn, submit);
+            return self.publish(conn, submit, can_wait);
+        }
+        if conn.login.is_none() {
+            return;
+        }
+        if let Err(wait) = self.enter_send(conn) {
+            return self.turn_away(conn, submit, &wait.into());
         }
         let Some(login) = &conn.login else { return };
-        let (ticket, order) = (submit.ticket, submit.order);
+        let (ticket, id, order) = (submit.ticket, submit.id, submit.order);
         let message = Message {
             conversation: submit.conversation,
             sender: login.route.user.clone(),
@@ -64,28 +80,32 @@ impl<I: Io> Shard<I> {
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {
             Some(code) => Err(code.into()),
-            None => self.reserve(&record),
+            None => self.reserve(conn, &record, can_wait),
         };
         match reserved {
             Ok(()) => {
+                conn.session.admitted(ticket, self.now);
                 self.context.ack_times.begin(conn.key, ticket);
                 self.batch.push(record);
             }
-            Err(refusal) => {
-                let limits = &self.context.limits;
-                let actions = &mut self.buffers.actions;
-                if is_planted(Planted::ChainSkipsRefused) && refusal.code.temporary() {
-                    return refuse_and_go_on(conn, ticket, refusal, limits, self.now, actions);
+            Err(fault) => {
+                if is_planted(Planted::ChainSkipsRefused) {
+                    let settings = Arc::clone(&conn.settings);
+                    let (limits, actions) = (&settings.limits, &mut self.buffers.actions);
+                    return refuse_and_go_on(conn, ticket, fault.refusal(), limits, self.now, actions);
                 }
-                conn.session.submit_refused(ticket, refusal, limits, self.now, actions);
+                if let Some(submit) = submit_of(record, ticket, id, order) {
+                    self.turn_away(conn, submit, &fault);
+                }
             }
         }
     }
 
     /// Returns whether the connection may submit its next send now, before those of its user that wait.
-    pub(super) fn may_submit(&self, conn: &Conn) -> bool {
-        let in_flight_max = self.context.limits.in_flight_max;
-        conn.login.as_ref().is_none_or(|login| login.sends.may_send(conn.session.in_flight(), in_flight_max))
+    pub(super) fn may_submit(conn: &Conn) -> bool {
+        let in_flight_max = conn.settings.limits.in_flight_max;
+        let may_send = |login: &LoginState| login.sends.may_send(conn.session.in_flight(), in_flight_max);
+        conn.held.is_none() && conn.login.as_deref().is_none_or(may_send)
     }
 
     /// Lists a connection whose next send has to wait, and which is not read until it is submitted.
@@ -110,7 +130,7 @@ impl<I: Io> Shard<I> {
                 if let Some(login) = &mut conn.login {
                     login.sends.set_waiting(false);
                 }
-                let (limits, out) = (&shard.context.limits, &mut shard.buffers.actions);
+                let (limits, out) = (&conn.settings.limits, &mut shard.buffers.actions);
                 if let Some(submit) = conn.session.poll_submit(limits, shard.now, out) {
                     shard.submit(conn, *submit);
                 }
@@ -124,20 +144,33 @@ impl<I: Io> Shard<I> {
     /// Returns whether the connection, which has waited, may submit its next send, or has none any more.
     pub(super) fn is_released(&self, slot: u32) -> bool {
         let Some(conn) = self.conns.peek(slot) else { return true };
-        let in_flight_max = self.context.limits.in_flight_max;
-        let has_room = |login: &LoginState| login.sends.has_room(conn.session.in_flight(), in_flight_max);
+        let in_flight_max = conn.settings.limits.in_flight_max;
+        let has_room = |login: &LoginState| {
+            conn.held.is_none() && login.sends.has_room(conn.session.in_flight(), in_flight_max)
+        };
         !conn.session.has_submit() || conn.login.as_deref().is_none_or(has_room)
     }
 
-    /// Reserves capacity for a message and counts it in the limits of its sender; does neither if one refuses it.
-    fn reserve(&self, record: &Record) -> Result<(), SubmitRefusal<'static>> {
+    /// Reserves capacity for a message and counts it in the limits of its sender and in all rules; does neither if one
+    /// refuses it.
+    fn reserve(&self, conn: &Conn, record: &Record, can_wait: bool) -> Result<(), SendFault> {
         let weight = intake::weight(record);
         self.context.intake.reserve(weight)?;
         let Body::Message(message) = &record.body else { return Ok(()) };
-        self.context.limiter.send(&message.sender, &message.conversation, self.now).map_err(|retry_after| {
+        let (conversation, content) = (&message.conversation, &message.content);
+        let limiter = || {
+            let slow = self.context.cluster.storms.entries().slow();
+            let Message { sender: user, device, msg_id, .. } = message;
+            let asked = SlowMessage { group: conversation, user, device, msg_id };
+            let admission = slow.admit(asked, || !self.hub.is_in(conversation, conn.key.slot))?;
+            let limited = self.context.limiter.send(&message.sender, conversation, self.now);
+            limited.inspect_err(|_| admission.withdraw())
+        };
+        let admitted = self.admit_send(conn, conversation, content, can_wait, limiter);
+        if admitted.is_err() {
             self.context.intake.release(weight);
-            SubmitRefusal { retry_after, ..Code::RateLimited.into() }
-        })
+        }
+        admitted
     }
 
     /// Hands this turn's sends and logins to the intake; those that it does not take now are offered again next turn.
@@ -158,6 +191,13 @@ impl<I: Io> Shard<I> {
             self.context.metrics.frames_in.increment(mem::take(&mut self.frames_in));
         }
     }
+}
+
+/// Returns the send that a record was made of.
+fn submit_of(record: Record, ticket: u64, id: u64, order: Order) -> Option<Submit> {
+    let Record { body: Body::Message(message), trace, .. } = record else { return None };
+    let Message { conversation, msg_id, attempt, content, flags, .. } = message;
+    Some(Submit { ticket, id, conversation, msg_id, attempt, content, order, flags, trace })
 }
 
 /// Refuses a send as temporarily as `refusal` does, but continues the chain as after a permanent refusal; a planted fault.

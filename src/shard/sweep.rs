@@ -15,6 +15,11 @@ impl<I: Io> Shard<I> {
     /// Handles every connection whose deadline has passed, and retries reports of lost room frames.
     pub(super) fn sweep(&mut self) {
         self.retry_missed_reports();
+        self.report_left_out();
+        self.room_queue.forget_idle(self.now);
+        self.hub.set_room_rules(self.context.room_rules.get());
+        self.report_members();
+        self.report_thinned();
         let tick = self.tick_of(self.now);
         for slot in 0..self.conns.deadlines.len() {
             if self.conns.deadlines[slot] <= tick {
@@ -43,12 +48,12 @@ impl<I: Io> Shard<I> {
             Some(Ending::Closed) => return None,
             None => {}
         }
-        let session = conn.session.poll_timeout(&self.context.limits);
+        let session = conn.session.poll_timeout(&conn.settings.limits);
         let window = conn.window.as_ref().and_then(|window| window.poll_timeout());
-        let frame = conn.partial.as_ref().map(|partial| partial.since + self.context.frame_deadline);
+        let frame = conn.partial.as_ref().map(|partial| partial.since + conn.settings.frame_deadline);
         let frame = frame.filter(|_| !conn.paused);
-        let write = conn.blocked_since.map(|since| since + self.context.write_deadline);
-        [session, window, frame, write].into_iter().flatten().min()
+        let write = conn.blocked_since.map(|since| since + conn.settings.write_deadline);
+        [session, window, frame, write, self.expiry_due(conn)].into_iter().flatten().min()
     }
 
     fn on_deadline(&mut self, conn: &mut Conn) {
@@ -58,7 +63,7 @@ impl<I: Io> Shard<I> {
             Some(_) => return,
             None => {}
         }
-        if conn.blocked_since.is_some_and(|since| since + self.context.write_deadline <= self.now) {
+        if conn.blocked_since.is_some_and(|since| since + conn.settings.write_deadline <= self.now) {
             self.slow(conn);
         } else if self.frame_overdue(conn) {
             let code = if conn.session.phase() == SessionPhase::Greeting {
@@ -68,8 +73,10 @@ impl<I: Io> Shard<I> {
             };
             conn.session.close(code, "", &mut self.buffers.actions);
             self.act(conn);
-        } else {
-            conn.session.handle_timeout(&self.context.limits, self.now, &mut self.buffers.actions);
+        } else if !self.close_expired(conn) {
+            let gated = conn.session.gated();
+            conn.session.handle_timeout(&conn.settings.limits, self.now, &mut self.buffers.actions);
+            self.note_expired(conn, gated);
             self.act(conn);
             self.retransmit(conn);
             self.resume(conn);
@@ -78,7 +85,7 @@ impl<I: Io> Shard<I> {
     }
 
     fn frame_overdue(&self, conn: &Conn) -> bool {
-        let overdue = |since: Time| since + self.context.frame_deadline <= self.now;
+        let overdue = |since: Time| since + conn.settings.frame_deadline <= self.now;
         !conn.paused && conn.partial.as_ref().is_some_and(|partial| overdue(partial.since))
     }
 
@@ -97,7 +104,7 @@ impl<I: Io> Shard<I> {
             }
             let outbox = conn.outbox.get_or_insert_with(Box::default);
             let outcome =
-                outbox.push_normal(frame.bytes(wire).clone(), &conversation, seq, self.context.caps);
+                outbox.push_normal(frame.bytes(wire).clone(), &conversation, seq, conn.settings.caps);
             self.handle_push_outcome(conn, outcome);
         }
     }

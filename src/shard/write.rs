@@ -7,6 +7,7 @@ use prost::Message;
 use tidegate_protocol::{
     Code,
     codec::{self, Framing, Wire},
+    id::ConversationId,
     machine::session::SessionPhase,
     pb::{self, server_frame::Body},
 };
@@ -79,7 +80,7 @@ impl<I: Io> Shard<I> {
             }
         }
         if !rest.is_empty() {
-            let caps = self.context.caps;
+            let caps = conn.settings.caps;
             let closing = !conn.is_open();
             let outbox = conn.outbox.get_or_insert_with(Box::default);
             if closing && rest.len() == reply.len() {
@@ -110,7 +111,7 @@ impl<I: Io> Shard<I> {
             match outbox.take_hints() {
                 Some(hints) => {
                     let wire = self.conns.hot[conn.key.slot as usize].wire;
-                    if !push_hints(outbox, hints, wire, self.context.caps) {
+                    if !push_hints(outbox, hints, wire, conn.settings.caps) {
                         self.slow(conn);
                         return Ok(());
                     }
@@ -185,15 +186,20 @@ fn push_final_frames(outbox: &mut Outbox, frames: Bytes, wire: Wire) {
 }
 
 fn hint_frames(hints: Hints, wire: Wire) -> impl Iterator<Item = Bytes> {
-    let (behind, shed) = hints;
-    let behind = behind.into_iter().map(|(conversation, max_seq)| {
+    let name = |room: &ConversationId| room.as_str().trim_start_matches("r:").to_owned();
+    let behind = hints.behind.into_iter().map(|(conversation, max_seq)| {
         Body::Behind(pb::Behind { conversation: conversation.to_string(), max_seq })
     });
-    let shed = shed.into_iter().map(|(room, count)| {
-        Body::Shed(pb::Shed { room: room.as_str().trim_start_matches("r:").to_owned(), count })
-    });
+    let shed =
+        hints.shed.into_iter().map(move |(room, count)| Body::Shed(pb::Shed { room: name(&room), count }));
+    let left_out = hints
+        .left_out
+        .into_iter()
+        .map(move |(room, left_out)| pb::RoomStats { room: name(&room), left_out, ..Default::default() })
+        .map(Body::RoomStats);
     behind
         .chain(shed)
+        .chain(left_out)
         .map(move |body| codec::encode_frame(&pb::ServerFrame { id: 0, body: Some(body) }, wire))
 }
 

@@ -4,9 +4,12 @@
 //! the same order ([`read`]), validates them by the same rules ([`DumpValidator`]), and can write them as deltas through the
 //! port.
 
+mod block_line;
 mod body;
 mod form;
+mod guard_line;
 mod order;
+mod revocation;
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +26,8 @@ use tidegate_protocol::{
     settings::{Retention, Search, SettingError, Unread, UserSettings},
 };
 
-pub use self::{body::BodyLine, order::DumpValidator};
+pub use self::revocation::RevocationLine;
+pub use self::{block_line::BlockLine, body::BodyLine, guard_line::GuardLine, order::DumpValidator};
 use super::{Hidden, Mark, UserState};
 
 /// Version of the format that this program writes and reads.
@@ -55,6 +59,12 @@ pub enum Entry {
     /// Settings of a user, for all devices.
     #[serde(rename = "wishes")]
     Settings(UserSettingsLine),
+    /// Revocation of tokens of a user.
+    Revocation(RevocationLine),
+    /// Entry of a block list.
+    Block(BlockLine),
+    /// Entry of the guard.
+    Guard(GuardLine),
     /// Dedup key of a decided record.
     Key(KeyLine),
     /// Last line: the number of lines before it.

@@ -8,8 +8,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, ReadClass, Scan, Snapshot,
-    Store, StoreError, StoredRow, Summary, Takeover,
+    BlockEntry, BlockLists, BlockOutcome, BlocksPage, ConversationSeq, Fence, GroupMembers, Membership, Page,
+    PageQuery, Personal, ReadClass, Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
 };
 use crate::{
     bus::TopicId,
@@ -139,5 +139,39 @@ impl Store for Faulty<dyn Store> {
         class: ReadClass,
     ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
         self.call("group_members", self.inner.group_members(groups, listed_max, class)).await
+    }
+}
+
+#[async_trait]
+impl BlockLists for Faulty<dyn Store> {
+    async fn block(
+        &self,
+        user: &UserId,
+        other: &UserId,
+        time: u64,
+        list_max: u64,
+    ) -> Result<BlockOutcome, StoreError> {
+        self.call("block", self.inner.block(user, other, time, list_max)).await
+    }
+
+    async fn unblock(&self, user: &UserId, other: &UserId) -> Result<BlockOutcome, StoreError> {
+        self.call("unblock", self.inner.unblock(user, other)).await
+    }
+
+    async fn blocks(
+        &self,
+        user: &UserId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<BlockEntry>, StoreError> {
+        self.call("blocks", self.inner.blocks(user, after, limit)).await
+    }
+
+    async fn is_blocked(&self, user: &UserId, other: &UserId) -> Result<bool, StoreError> {
+        self.call("is_blocked", self.inner.is_blocked(user, other)).await
+    }
+
+    async fn blocks_since(&self, after: u64, limit: usize) -> Result<BlocksPage, StoreError> {
+        self.call("blocks_since", self.inner.blocks_since(after, limit)).await
     }
 }

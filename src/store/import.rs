@@ -18,10 +18,11 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Fence, Personal, Store, StoreError, UserState,
-    dump::{BodyLine, Entry, KeyLine, LogLine, MarkLine, PartitionLine, RowLine},
+    Fence, GUARD_BATCH_MAX, GuardBatch, GuardOutcome, GuardPut, InvalidGuard, Personal, Store, StoreError,
+    UserState,
+    dump::{BlockLine, BodyLine, Entry, KeyLine, LogLine, MarkLine, PartitionLine, RowLine},
 };
-use crate::bus::Bounds;
+use crate::{bus::Bounds, revocation::Revocation};
 
 /// Lines of one partition that are written together.
 const PARTITION_LINES_MAX: usize = 1_000;
@@ -32,7 +33,7 @@ const PARTITION_BYTES_MAX: usize = 1 << 20;
 /// Bytes staged in memory, of all partitions together; above it, all partitions are written.
 const STAGED_BYTES_MAX: usize = 64 << 20;
 
-/// Mark changes, and users' settings, that are written together.
+/// Mark changes, users' settings, and revocations, that are written together.
 const PERSONAL_LINES_MAX: usize = 1_000;
 
 /// Estimated size of a line without its content.
@@ -121,6 +122,9 @@ pub struct Filling<'a> {
     keys: HashMap<Hash16, usize>,
     marks: Vec<(UserId, ConversationId, Personal)>,
     settings: Vec<(UserId, UserSettings)>,
+    revocations: Vec<Revocation>,
+    blocks: Vec<BlockLine>,
+    guard: Vec<GuardPut>,
 }
 
 impl<'a> Filling<'a> {
@@ -141,6 +145,9 @@ impl<'a> Filling<'a> {
             keys: HashMap::new(),
             marks: Vec::new(),
             settings: Vec::new(),
+            revocations: Vec::new(),
+            blocks: Vec::new(),
+            guard: Vec::new(),
         }
     }
 
@@ -167,7 +174,8 @@ impl<'a> Filling<'a> {
     /// # Errors
     /// The entry has no meaning in another log; the text has the cure.
     pub fn stage(&mut self, entry: Entry) -> Result<bool, FillError> {
-        if matches!(entry, Entry::Conversation(_) | Entry::Mark(_) | Entry::Settings(_) | Entry::Key(_)) {
+        // Lines that follow the last one of a conversation.
+        if !matches!(entry, Entry::Member(_) | Entry::Device(_) | Entry::Row(_)) {
             self.end_conversation();
         }
         match entry {
@@ -199,6 +207,14 @@ impl<'a> Filling<'a> {
             Entry::Settings(it) => {
                 let settings = it.settings().map_err(|error| FillError::Line(error.to_string()))?;
                 self.settings.push((it.user, settings));
+            }
+            Entry::Revocation(it) => {
+                let revocation = it.revocation().map_err(|error| FillError::Line(error.to_owned()))?;
+                self.revocations.push(revocation);
+            }
+            Entry::Block(it) => self.blocks.push(it),
+            Entry::Guard(it) => {
+                self.guard.push(GuardPut { entry: it.entry().map_err(FillError::Line)?, expected: None });
             }
             Entry::Key(it) => self.key(&it),
         }
@@ -322,6 +338,9 @@ impl<'a> Filling<'a> {
         self.parts.iter().any(PartitionImport::is_full)
             || self.marks.len() >= PERSONAL_LINES_MAX
             || self.settings.len() >= PERSONAL_LINES_MAX
+            || self.revocations.len() >= PERSONAL_LINES_MAX
+            || self.blocks.len() >= PERSONAL_LINES_MAX
+            || self.guard.len() >= GUARD_BATCH_MAX
             || self.parts.iter().map(|part| part.bytes).sum::<usize>() >= STAGED_BYTES_MAX
     }
 
@@ -348,6 +367,20 @@ impl<'a> Filling<'a> {
         for (user, settings) in self.settings.drain(..) {
             retry(|| store.merge_settings(&user, settings)).await?;
         }
+        for revocation in self.revocations.drain(..) {
+            // An export has no more of a user than fit.
+            retry(|| store.revoke(&revocation, 0)).await?;
+        }
+        for it in self.blocks.drain(..) {
+            retry(|| store.block(&it.user, &it.other, it.time, u64::MAX)).await?;
+        }
+        if !self.guard.is_empty() {
+            let invalid = |error: InvalidGuard| FillError::Line(error.to_string());
+            let batch = GuardBatch::new(std::mem::take(&mut self.guard)).map_err(invalid)?;
+            if let GuardOutcome::Full(kind) = retry(|| store.put_guard(&batch)).await? {
+                return Err(FillError::Line(format!("the guard has too many entries of the kind {kind:?}")));
+            }
+        }
         Ok(())
     }
 
@@ -355,6 +388,9 @@ impl<'a> Filling<'a> {
     pub fn forget(&mut self) {
         self.marks.clear();
         self.settings.clear();
+        self.revocations.clear();
+        self.blocks.clear();
+        self.guard.clear();
         for part in &mut self.parts {
             part.take(part.at);
         }

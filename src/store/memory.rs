@@ -15,18 +15,31 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
+mod blocks;
+mod guard;
+
 use super::{
     ConversationSeq, Direction, Fence, GroupMembers, MemberView, Membership, Page, PageQuery, Personal,
     ReadClass, Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover, UserState,
 };
-use crate::bus::TopicId;
+use crate::{bus::TopicId, clock::wall_ms, revocation::Revocation};
+
+mod message_times;
+mod revocations;
 
 /// Store for tests and for nodes that keep messages in memory only.
-#[derive(Default)]
 pub struct MemoryStore {
     state: Mutex<State>,
     /// Clock of the store, for tests; `None` if it has none of its own.
     now_ms: Mutex<Option<u64>>,
+    /// Wall clock, by which entries of the guard end.
+    wall_ms: fn() -> u64,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::with_clock(wall_ms)
+    }
 }
 
 /// Copy of all that a store holds, as a backup or a lagging standby has it.
@@ -39,6 +52,12 @@ struct State {
     /// Index of the conversations in which each user is or was a member.
     of_user: HashMap<UserId, BTreeSet<ConversationId>>,
     settings: HashMap<UserId, UserSettings>,
+    /// Revocations by their numbers.
+    revocations: BTreeMap<u64, Revocation>,
+    /// Number of the newest revocation.
+    newest_revocation: u64,
+    blocks: blocks::AllBlocks,
+    guard: guard::GuardRows,
 }
 
 #[derive(Clone)]
@@ -67,6 +86,11 @@ struct Conversation {
 }
 
 impl MemoryStore {
+    /// Creates an empty store with another wall clock, as a simulation has.
+    pub fn with_clock(wall_ms: fn() -> u64) -> Self {
+        Self { state: Mutex::default(), now_ms: Mutex::default(), wall_ms }
+    }
+
     /// Gives the store a clock of its own, which stands still.
     pub fn set_now_ms(&self, now_ms: u64) {
         *self.now_ms.lock() = Some(now_ms);

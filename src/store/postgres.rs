@@ -5,16 +5,20 @@
 
 mod archive;
 mod batcher;
+mod blocks;
 mod codec;
 mod connect;
 mod error;
+mod guard;
 mod import_lock;
 mod key_partitions;
 mod marks;
+mod message_times;
 mod migrate;
 mod number_blocks;
 mod owner;
 mod queries;
+mod revocations;
 mod row_loader;
 mod scattered;
 mod session;
@@ -41,7 +45,7 @@ use self::{
     queries::{MembershipsQuery, SummaryQuery},
     row_loader::Load,
     scattered::NewestQuery,
-    session::Session,
+    session::{ReadPermits, Session},
 };
 pub use self::{connect::PostgresOpenError, import_lock::Importing};
 use super::{
@@ -50,6 +54,7 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
+    breaker::{GuardedService, ServiceBreaker},
     bus::TopicId,
     config,
     log_limit::log_limited,
@@ -69,6 +74,9 @@ const BACK_OFF_MAX: Duration = Duration::from_millis(32);
 /// Network time allowed for a round trip, in addition to the server's statement timeout.
 const NETWORK_TIME_MAX: Duration = Duration::from_millis(500);
 
+/// Time from which a read of a client counts as late: a server that needs as long serves no client in time.
+const READ_LATE_AFTER: Duration = Duration::from_secs(2);
+
 /// Connections for readers that reads of clients never use, so that logins don't wait for them.
 const LOGIN_CONNECTIONS: usize = 2;
 
@@ -85,6 +93,8 @@ struct Core {
     readers: Pool,
     /// Permits for reads of clients: fewer than `readers` has connections.
     client_permits: Arc<Semaphore>,
+    /// Breaker of reads of clients, so that a server that is away costs them one timeout and not one each.
+    breaker: Arc<ServiceBreaker>,
     /// Timeout of one round trip.
     wait: Duration,
     key_partitions: KeyPartitions,
@@ -131,6 +141,10 @@ impl PostgresStore {
             owners: source.pool(config, config.pool_max.div_ceil(2))?,
             readers: source.pool(config, readers)?,
             client_permits: Arc::new(Semaphore::new(readers.saturating_sub(LOGIN_CONNECTIONS).max(1))),
+            breaker: ServiceBreaker::new(
+                GuardedService::Postgres,
+                config.connect() + config.statement() + NETWORK_TIME_MAX,
+            ),
             wait: config.statement() + NETWORK_TIME_MAX,
             key_partitions: KeyPartitions::default(),
             mark_updates: Batcher::default(),
@@ -159,7 +173,9 @@ impl Core {
 
     /// Returns a connection for a read of a client, which leaves [`LOGIN_CONNECTIONS`] to others.
     async fn client_reads(&self) -> Result<Session, PostgresError> {
-        Session::take_permitted(&self.client_permits, &self.readers, self.wait).await
+        let (breaker, connections) = (&self.breaker, &self.client_permits);
+        let permits = ReadPermits { breaker, connections, late_after: READ_LATE_AFTER };
+        Session::take_permitted(permits, &self.readers, self.wait).await
     }
 
     /// Converts an error to that of the port.

@@ -49,7 +49,7 @@ fn online(cluster: &Cluster, nth: usize, user: &str) -> bool {
 }
 
 /// Sends until the ack with that seq, and expects the push.
-fn send_and_expect(from: &mut Client, to: &mut Client, names: (&str, &str), seq: u64) {
+pub(crate) fn send_and_expect(from: &mut Client, to: &mut Client, names: (&str, &str), seq: u64) {
     let id = format!("m{seq}");
     assert_eq!(send_until_acked(from, names.1, &id).0, seq);
     let mut pair = [names.0, names.1];

@@ -1,4 +1,4 @@
-//! The admin port of one node returns the figures of all nodes.
+//! The admin port of one node returns the figures of all nodes, and Redis has the windows of their groups.
 
 use std::collections::BTreeMap;
 
@@ -71,4 +71,25 @@ fn one_node_shows_the_figures_of_all() {
         let left = [(flow("", "n1"), 1), (flow("n2", ""), 1)];
         (sums == left.into() && silent == serde_json::json!([])).then_some(())
     });
+}
+
+#[test]
+fn windows_of_groups_are_mirrored_in_redis_by_each_owner() {
+    let cluster = Cluster::start(2, &["storm.mirror=true"]);
+    let members = ["ann", "bob"].map(str::to_owned);
+    let groups: Vec<String> = (0..6).map(|n| cluster.node(0).group(&format!("g{n}"), &members)).collect();
+    let (mut ann, mut bob) = (cluster.login(0, Wire::Tcp, "ann"), cluster.login(1, Wire::Tcp, "bob"));
+    for (nth, group) in groups.iter().enumerate() {
+        for n in 0..4 {
+            ann.text(group, &format!("a{nth}-{n}"), "hi");
+            bob.text(group, &format!("b{nth}-{n}"), "hi");
+        }
+    }
+    for group in &groups {
+        let key = format!("{}:storm:{{{group}}}", cluster.name());
+        eventually("the window is in Redis", || (cluster.redis::<u64>(&["ZCARD", &key]) == 8).then_some(()));
+        assert!((1..=300).contains(&cluster.redis::<i64>(&["TTL", &key])));
+    }
+    let skipped = |nth: usize| cluster.node(nth).metric("storm_mirror_skipped_total");
+    assert_eq!((skipped(0), skipped(1)), (0.0, 0.0));
 }

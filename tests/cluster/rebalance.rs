@@ -76,9 +76,14 @@ impl Drop for Until<'_> {
     }
 }
 
+/// Limit of a wait for an ack. A joining node costs a heartbeat and two joins (ADR 8), with 0.3 s without an owner; one
+/// that leaves within a second of a join has the others wait out the second that the library keeps between two joins.
+/// A message in the middle of both waits less than 2 s, if no thread of a node waits for a core.
+const ACK_WAIT_MAX: Duration = Duration::from_secs(3);
+
 #[test]
 fn rebalance_under_load_keeps_every_message_in_order() {
-    let mut cluster = Cluster::prepare(4, &[]);
+    let mut cluster = Cluster::prepare(4, &["log.filter=info,tidegate::bus::kafka::group=debug"]);
     cluster.start_nodes(0..3);
     cluster.all_shared();
     cluster.all_linked();
@@ -97,10 +102,9 @@ fn rebalance_under_load_keeps_every_message_in_order() {
         drop(until);
         talking.into_iter().map(|talk| talk.join().expect("the talk succeeds")).collect()
     });
-    for (pair, (count, longest)) in pairs.iter_mut().zip(said) {
+    let waits: Vec<Duration> = said.iter().map(|(_, longest)| *longest).collect();
+    for (pair, (count, _)) in pairs.iter_mut().zip(said) {
         assert!(count > 20, "{count} in {}", pair.place);
-        // The wait of a handover, not of a crash (promised within 1 s; here many at once on a busy machine).
-        assert!(longest < Duration::from_secs(3), "{} waited {longest:?}", pair.place);
         let expected: Vec<_> = (1..=count).map(|n| (n, format!("m{n}"))).collect();
         for client in &mut pair.clients {
             let mut found = history(client, &pair.place);
@@ -111,4 +115,8 @@ fn rebalance_under_load_keeps_every_message_in_order() {
             assert_eq!(found, expected);
         }
     }
+    // The times of the joins and of the take-overs say which step took long.
+    let logs = || [0, 1, 2].map(|nth| cluster.node(nth).stderr()).join("\n");
+    let are_short = waits.iter().all(|longest| *longest < ACK_WAIT_MAX);
+    assert!(are_short, "longest waits for an ack: {waits:?}; the nodes wrote:\n{}", logs());
 }

@@ -13,7 +13,6 @@ use tidegate::{
     scratch::MemoryScratch,
     store::MemoryStore,
 };
-use tidegate_protocol::Time;
 
 use super::{
     device, group, node,
@@ -36,7 +35,7 @@ async fn login(routes: &RedisRoutes, name: &str, at: &NodeBoot) -> Token {
         at: at.clone(),
         above: 0,
         only_if: None,
-        devices_max: 0,
+        policy: tidegate::routes::DevicePolicy::default(),
     };
     routes.register(wish).await.expect("a route").token
 }
@@ -57,7 +56,7 @@ fn cluster(me: &NodeBoot, routes: &Arc<RedisRoutes>) -> Arc<Cluster> {
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
             routes: routes.clone(),
-            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || 0)),
             link: Arc::new(LocalLink),
         },
     ))

@@ -17,7 +17,10 @@ use bytes::Bytes;
 use tidegate::{
     bus::{AppendError, Bus, LocalBusConfig, OwnershipEvent, TopicId},
     embedded::{Disk, EmbeddedBus, EmbeddedOpenError, EmbeddedStore, Engine, EngineConfig, FORMAT, Offline},
-    store::{Direction, Fence, PageQuery, Store, StoreError},
+    store::{
+        Direction, Fence, GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, PageQuery,
+        Store, StoreError,
+    },
 };
 use tidegate_protocol::{
     id::{ConversationId, NodeId},
@@ -244,6 +247,30 @@ async fn archived_messages_survive_a_restart_and_seqs_continue() {
 }
 
 /// After a start, memory learns the stored keys in steps; here there are more keys than a step takes.
+#[tokio::test]
+async fn guard_entries_survive_a_restart_and_versions_continue() {
+    let disk = TestDisk::new();
+    let open = || -> Arc<dyn Store> { Arc::new(EmbeddedStore::new(disk.open(1).unwrap())) };
+    let key = |name: &str| GuardKey::new(GuardKind::Ban, name).unwrap();
+    let put = async |store: &Arc<dyn Store>, name| {
+        let entry = GuardEntry::new(key(name), Bytes::new(), None).unwrap();
+        let batch = GuardBatch::new(vec![GuardPut { entry, expected: Some(0) }]).unwrap();
+        store.put_guard(&batch).await.unwrap()
+    };
+    let store = open();
+    for name in ["a", "b"] {
+        assert!(matches!(put(&store, name).await, GuardOutcome::Stored(_)));
+    }
+    assert_eq!(store.remove_guard(&key("a"), None).await, Ok(GuardOutcome::Stored(3)));
+    let before = store.guard_since(0, 9).await.unwrap();
+    drop(store);
+    let store = open();
+    let after = store.guard_since(0, 9).await.unwrap();
+    assert_eq!((after.newest, after.rows.len(), &after.rows), (3, 2, &before.rows));
+    assert_eq!(put(&store, "b").await, GuardOutcome::Conflict(key("b"), 2));
+    assert_eq!(put(&store, "a").await, GuardOutcome::Stored(4));
+}
+
 #[tokio::test]
 async fn s20_ids_from_before_a_restart_are_duplicates_once_learned() {
     let disk = TestDisk::new();

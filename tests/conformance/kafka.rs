@@ -35,7 +35,7 @@ use super::{
     node,
     services::service_text,
     time::eventually_async,
-    unique_name, user,
+    unique_name,
 };
 
 /// Time a client waits for its reply.
@@ -184,9 +184,9 @@ async fn missing_event_topic_is_refused_with_its_cure() {
     let TopicState::Differs(how) = ensure(&more).await.remove(2) else { panic!("it differs") };
     assert!(how.contains("kafka.event_partitions says 3: set it to 2"), "{how}");
     let sink = KafkaEvents::connect(&kafka, &counted).await.unwrap().unwrap();
-    let events = (0..200).map(|n| (user(["ann", "bob"][n % 2]), format!("{n}").into_bytes())).collect();
+    let events = (0..200).map(|n| (["ann", "bob"][n % 2].to_owned(), format!("{n}").into_bytes())).collect();
     sink.publish(events).await.unwrap();
-    let huge = vec![(user("ann"), vec![b'x'; 4 << 20])];
+    let huge = vec![("ann".to_owned(), vec![b'x'; 4 << 20])];
     assert!(matches!(sink.publish(huge).await, Err(AppendError::Rejected(_))));
 }
 

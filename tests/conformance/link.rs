@@ -18,15 +18,19 @@ use tidegate::{
     },
     metrics,
     routes::NodeBoot,
+    storms::StormsQuery,
     trace::TraceFilter,
 };
 use tidegate_protocol::{Code, id::ConversationId, machine::ledger::Outcome};
 
 use super::{at_once, device, group, node, user};
 
+#[path = "link/connections.rs"]
+mod connections;
 #[path = "link/end.rs"]
 mod end;
 
+use connections::calls_about_connections_arrive_unchanged;
 use end::{End, HERE, OWNED};
 
 /// Returns the caller.
@@ -99,6 +103,8 @@ suite! {
         missing_answers_can_be_queried_again
         trace_steps_arrive_as_recorded
         figures_arrive_as_kept
+        storms_arrive_as_found
+        calls_about_connections_arrive_unchanged
         query_does_not_wait_for_deliveries
         best_effort_messages_arrive_unchanged_and_in_order
         best_effort_messages_and_deliveries_are_independent
@@ -238,6 +244,14 @@ async fn figures_arrive_as_kept(world: &World) {
     assert_eq!(*world.end.figures_queries.lock().unwrap(), queries);
 }
 
+async fn storms_arrive_as_found(world: &World) {
+    let queries = [StormsQuery::default(), StormsQuery { group: Some(group("a")) }];
+    for query in &queries {
+        assert_eq!(world.link.storms(&world.there, query.clone()).await, Ok(end::storms()));
+    }
+    assert_eq!(*world.end.storms_queries.lock().unwrap(), queries);
+}
+
 async fn query_does_not_wait_for_deliveries(world: &World) {
     let gate = world.end.hold();
     let mut held = world.link.deliver(&world.there, vec![delivery("held", Vec::new())]);
@@ -255,13 +269,18 @@ async fn query_does_not_wait_for_deliveries(world: &World) {
 fn best_effort_message(n: u64) -> BestEffortMessage {
     let (room, conversation) = (ConversationId::parse("r:hall").unwrap(), group("a"));
     let frame = || n.to_string().into();
-    match n % 5 {
-        0 => BestEffortMessage::RoomMessage { room, push: frame() },
+    match n % 8 {
+        0 => BestEffortMessage::RoomMessage { room, push: frame(), class: (n % 4) as u8, left_out: n },
         1 => BestEffortMessage::RoomLoss { room, count: n },
         2 => {
             BestEffortMessage::Signal { conversation, users: vec![user("ann"), user("bob")], frame: frame() }
         }
         3 => BestEffortMessage::FanOut { group: conversation, record: frame() },
+        4 => BestEffortMessage::BlocksChanged {
+            conversation: ConversationId::direct(&user("ann"), &user("bob")),
+        },
+        5 => BestEffortMessage::GuardChanged,
+        6 => BestEffortMessage::Notice { conversation, users: vec![user("ann")], frame: frame() },
         _ => BestEffortMessage::Mark { conversation, user: user("ann"), seq: n, frame: frame() },
     }
 }
@@ -343,6 +362,7 @@ async fn assert_unreachable(link: &dyn Link) {
     assert_eq!(link.send_best_effort(&gone, vec![best_effort_message(0)]).await, Err(LinkError::NotHere));
     assert_eq!(link.traces(&gone, TraceFilter::default()).await, Err(LinkError::NotHere));
     assert_eq!(link.figures(&gone, FiguresQuery::default()).await, Err(LinkError::NotHere));
+    assert_eq!(link.storms(&gone, StormsQuery::default()).await, Err(LinkError::NotHere));
 }
 
 #[tokio::test]

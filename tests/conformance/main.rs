@@ -42,9 +42,11 @@ macro_rules! suite {
 mod bus;
 mod crashes;
 mod embedded;
+mod grants;
 mod ids;
 mod kafka;
 mod link;
+mod mirror;
 mod numbers;
 #[allow(unreachable_pub, reason = "other test binaries hand it on")]
 #[path = "../support/kafka.rs"]

@@ -1,6 +1,7 @@
 //! Numbers with many writers over real servers that are emptied, rolled back, failed over and stopped: S6-S12.
 
 mod failover;
+mod windows;
 
 use std::{
     collections::BTreeSet,

@@ -5,9 +5,13 @@ mod faults;
 
 use std::{ops::Deref, sync::Arc, thread};
 
+use bytes::Bytes;
 use tidegate::{
     config,
-    store::{PostgresStore, Store},
+    store::{
+        GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, GuardStore as _, PostgresStore,
+        Store,
+    },
 };
 use tokio_postgres::{Client, NoTls};
 
@@ -94,4 +98,28 @@ impl<T: ?Sized> Deref for World<T> {
 pub(crate) async fn store() -> World<dyn Store> {
     let database = Database::new().await;
     World { store: database.store().await, _database: database }
+}
+
+#[tokio::test]
+async fn guard_rows_of_unknown_kinds_are_kept_and_skipped() {
+    let database = Database::new().await;
+    let store = database.store().await;
+    database.execute("INSERT INTO guard VALUES (99, 'new', 'x', NULL, 1), (99, 'old', 'x', 5, 2)").await;
+    database.execute("INSERT INTO guard_counts VALUES (99, 2); UPDATE guard_version SET version = 2").await;
+    let page = store.guard_since(0, 1).await.unwrap();
+    assert_eq!((page.newest, page.read_to, page.rows), (2, 1, Vec::new()));
+    let key = GuardKey::new(GuardKind::Storm, "s").unwrap();
+    let entry = GuardEntry::new(key.clone(), Bytes::from_static(b"v"), None).unwrap();
+    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).unwrap();
+    assert_eq!(store.put_guard(&batch).await, Ok(GuardOutcome::Stored(3)));
+    assert_eq!(database.number("SELECT count(*) FROM guard WHERE kind = 99 AND name = 'new'").await, 1);
+    assert_eq!(database.number("SELECT entries FROM guard_counts WHERE kind = 99").await, 1, "one has ended");
+    // A state of before has a lower version.
+    database.execute("DELETE FROM guard WHERE version > 1; UPDATE guard_version SET version = 1").await;
+    let page = store.guard_since(3, 9).await.unwrap();
+    assert_eq!((page.newest, page.rows), (1, Vec::new()));
+    assert_eq!(store.guard_get(&key).await, Ok(None));
+    // All kinds together have a bound, too.
+    database.execute("UPDATE guard_counts SET entries = 200000 WHERE kind = 99").await;
+    assert_eq!(store.put_guard(&batch).await, Ok(GuardOutcome::Full(GuardKind::Storm)));
 }

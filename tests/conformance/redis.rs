@@ -203,7 +203,7 @@ impl Server {
         kill_process(pid, signal).expect("the process is a child");
     }
 
-    fn connection(&self) -> redis::RedisResult<redis::Connection> {
+    pub(crate) fn connection(&self) -> redis::RedisResult<redis::Connection> {
         let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
         client.get_connection_with_timeout(Duration::from_secs(2))
     }

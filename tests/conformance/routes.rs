@@ -1,14 +1,19 @@
 //! The suite of `Routes`: flaws S1-S5, and S9 for epochs.
 
 use tidegate::routes::{
-    Interest, Lease, NodeBoot, NodeInfo, Registration, Retire, Route, RoutesError, Token,
+    DevicePolicy, Interest, Lease, NodeBoot, NodeInfo, Registration, Retire, Route, RoutesError, Token,
 };
 use tidegate_protocol::id::ConversationId;
 
 use super::{at_once, device, group, node, redis::Version, user};
 
+mod policy;
 mod world;
 
+use policy::{
+    of_racing_logins_the_newest_replaces_all_others, oldest_session_is_replaced_at_the_limit,
+    one_session_of_a_class_stays, one_session_of_a_user_stays_and_tabs_stay_together,
+};
 use world::{LEASES, World, faultless, memory, on_a_cluster, on_redis};
 
 /// Runs the cases for each adapter, and all of them in turn over one cluster, which takes a second to form.
@@ -53,6 +58,7 @@ cases! {
     reasserted_rows_yield_to_newer_connections
     renewal_counter_reveals_lost_routes
     lookup_replies_in_the_order_of_the_query
+    requested_recheck_is_found_by_its_run_alone
     interest_is_valid_while_it_and_its_node_are_leased
     interest_expires_although_another_is_renewed
     newer_generation_of_an_interest_is_kept
@@ -60,6 +66,10 @@ cases! {
     racing_logins_are_each_replaced_once
     repeated_calls_are_idempotent
     x2_devices_of_a_user_are_bounded
+    one_session_of_a_class_stays
+    one_session_of_a_user_stays_and_tabs_stay_together
+    oldest_session_is_replaced_at_the_limit
+    of_racing_logins_the_newest_replaces_all_others
     x2_removed_devices_leave_little
 }
 
@@ -70,7 +80,7 @@ fn registration(name: &str, on: &str, at: &NodeBoot) -> Registration {
         at: at.clone(),
         above: 0,
         only_if: None,
-        devices_max: 0,
+        policy: DevicePolicy::default(),
     }
 }
 
@@ -287,6 +297,25 @@ async fn lookup_replies_in_the_order_of_the_query(world: &World) {
     assert_eq!(rows, [vec![zed.clone()], vec![], vec![ann], vec![zed]]);
 }
 
+async fn requested_recheck_is_found_by_its_run_alone(world: &World) {
+    let (a, again, b) = (node("a", 1), node("a", 2), node("b", 1));
+    for run in [&a, &again, &b] {
+        world.renew(run).await.unwrap();
+        assert_eq!(world.port().recheck_requested(run).await, Ok(None));
+    }
+    world.port().request_recheck(&a).await.unwrap();
+    let first = world.port().recheck_requested(&a).await.unwrap();
+    assert!(
+        first.is_some() && world.port().recheck_requested(&a).await == Ok(first),
+        "until the next request"
+    );
+    world.port().request_recheck(&a).await.unwrap();
+    assert_ne!(world.port().recheck_requested(&a).await, Ok(first));
+    for run in [&again, &b] {
+        assert_eq!(world.port().recheck_requested(run).await, Ok(None));
+    }
+}
+
 async fn interested(world: &World, conversation: &ConversationId) -> Vec<Interest> {
     let mut all = world.port().interested(std::slice::from_ref(conversation)).await.unwrap().remove(0);
     all.sort_by(|a, b| a.node.cmp(&b.node));
@@ -394,8 +423,9 @@ async fn repeated_calls_are_idempotent(world: &World) {
 
 async fn x2_devices_of_a_user_are_bounded(world: &World) {
     let (a, b) = (node("a", 1), node("b", 1));
+    let policy = DevicePolicy { max: 3, ..DevicePolicy::default() };
     let of_three =
-        |name: &str, on: &str, at: &NodeBoot| Registration { devices_max: 3, ..registration(name, on, at) };
+        |name: &str, on: &str, at: &NodeBoot| Registration { policy, ..registration(name, on, at) };
     let mut tokens = Vec::new();
     for (nth, on) in ["phone", "web", "tablet"].into_iter().enumerate() {
         let at = if nth == 0 { &a } else { &b };

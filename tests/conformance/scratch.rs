@@ -1,41 +1,30 @@
 //! The suite of `Scratch`.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use tidegate::{
     fault::{FaultPlan, Faulty},
     scratch::{
-        CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX, Hit,
-        MemoryScratch, RedisScratch, Scratch, WindowRule,
+        CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainSaver, ChainState, ChainStep, DONE_IDS_MAX,
+        MemoryScratch, RedisScratch, Scratch,
     },
 };
 use tidegate_protocol::id::MsgId;
 
 use super::{
-    HandClock, at_once, device,
+    at_once, device, mirror,
     redis::{self, Server, Version},
     user,
 };
 
 struct World {
     scratch: Arc<dyn Scratch>,
-    begun: Instant,
-    engine: Engine,
-}
-
-enum Engine {
-    Memory(HandClock),
-    Redis(Vec<Server>),
+    /// Servers of the store, which end with the world.
+    _servers: Vec<Server>,
 }
 
 fn memory() -> World {
-    let clock = HandClock::default();
-    let seen = clock.clone();
-    let scratch = Arc::new(MemoryScratch::new(1 << 20, move || seen.now()));
-    World { scratch, begun: Instant::now(), engine: Engine::Memory(clock) }
+    World { scratch: Arc::new(MemoryScratch::new(1 << 20, || 0)), _servers: Vec::new() }
 }
 
 fn faultless() -> World {
@@ -46,13 +35,13 @@ fn faultless() -> World {
 fn on_redis(version: Version) -> World {
     let server = Server::start(version);
     let scratch = Arc::new(RedisScratch::connect(&server.patient()).unwrap());
-    World { scratch, begun: Instant::now(), engine: Engine::Redis(vec![server]) }
+    World { scratch, _servers: vec![server] }
 }
 
 fn on_a_cluster(version: Version) -> World {
     let servers = redis::cluster(version);
     let scratch = Arc::new(RedisScratch::connect(&redis::cluster_config(&servers)).unwrap());
-    World { scratch, begun: Instant::now(), engine: Engine::Redis(servers) }
+    World { scratch, _servers: servers }
 }
 
 suite! {
@@ -75,14 +64,6 @@ suite! {
         x10_change_of_an_older_conn_changes_nothing
         x10_changes_keep_only_the_newest_ids
         x10_whole_state_and_changes_replace_each_other
-        s36_window_slides_and_returns_the_time_to_retry
-        hit_that_one_rule_refuses_is_counted_by_none
-        refused_hit_does_not_delay_its_retry
-        limit_of_zero_refuses
-        s31_s34_hits_of_one_instant_are_all_counted
-        s35_window_of_half_a_second_is_accepted
-        keys_and_windows_are_counted_separately
-        large_limit_is_enforced_with_two_buckets
     }
 }
 
@@ -106,36 +87,6 @@ fn save(name: &str, state: ChainState) -> Vec<ChainSave> {
 
 async fn loaded(world: &World, name: &str) -> Option<ChainState> {
     world.scratch.load_chain(&user("ann"), &device(name)).await.unwrap()
-}
-
-fn rule(key: &str, seconds: u64, limit: u32) -> WindowRule {
-    WindowRule { key: key.to_owned(), window: Duration::from_secs(seconds), limit }
-}
-
-impl World {
-    async fn hit(&self, rules: &[WindowRule]) -> Hit {
-        self.scratch.hit(rules).await.unwrap()
-    }
-
-    /// Asserts that the hit is refused for `wait`, less what a server's clock has advanced since the case began.
-    async fn assert_refused(&self, rules: &[WindowRule], by: usize, wait: Duration) {
-        let Hit::Refused { rule, retry_after } = self.hit(rules).await else {
-            panic!("{rules:?} allowed it")
-        };
-        let since = match &self.engine {
-            Engine::Memory(_) => Duration::ZERO,
-            Engine::Redis(_) => self.begun.elapsed(),
-        };
-        assert_eq!(rule, by);
-        assert!(retry_after <= wait && retry_after + since >= wait, "{retry_after:?} where {wait:?} is due");
-    }
-
-    fn pass(&self, time: Duration) {
-        match &self.engine {
-            Engine::Memory(clock) => clock.pass(time),
-            Engine::Redis(servers) => servers.iter().for_each(|server| server.age(time)),
-        }
-    }
 }
 
 async fn s37_chain_is_loaded_as_saved(world: &World) {
@@ -287,67 +238,7 @@ async fn x10_whole_state_and_changes_replace_each_other(world: &World) {
     assert_eq!(loaded(world, "phone").await, Some(expected));
 }
 
-async fn s36_window_slides_and_returns_the_time_to_retry(world: &World) {
-    let rules = [rule("user:ann", 10, 2)];
-    assert_eq!(world.hit(&rules).await, Hit::Allowed);
-    world.pass(Duration::from_secs(4));
-    assert_eq!(world.hit(&rules).await, Hit::Allowed);
-    world.assert_refused(&rules, 0, Duration::from_secs(6)).await;
-    world.pass(Duration::from_secs(6));
-    assert_eq!(world.hit(&rules).await, Hit::Allowed, "the first hit has left the window");
-    world.assert_refused(&rules, 0, Duration::from_secs(4)).await;
-}
-
-async fn hit_that_one_rule_refuses_is_counted_by_none(world: &World) {
-    let both = [rule("user:ann", 10, 2), rule("org:x", 20, 1)];
-    assert_eq!(world.hit(&both[1..]).await, Hit::Allowed);
-    for _ in 0..5 {
-        world.assert_refused(&both, 1, Duration::from_secs(20)).await;
-    }
-    assert_eq!(world.hit(&both[..1]).await, Hit::Allowed);
-    assert_eq!(world.hit(&both[..1]).await, Hit::Allowed);
-    world.assert_refused(&both, 1, Duration::from_secs(20)).await;
-}
-
-async fn refused_hit_does_not_delay_its_retry(world: &World) {
-    let rules = [rule("user:ann", 10, 1)];
-    assert_eq!(world.hit(&rules).await, Hit::Allowed);
-    for waited in 0..10 {
-        world.assert_refused(&rules, 0, Duration::from_secs(10 - waited)).await;
-        world.pass(Duration::from_secs(1));
-    }
-    assert_eq!(world.hit(&rules).await, Hit::Allowed);
-}
-
-async fn limit_of_zero_refuses(world: &World) {
-    world.assert_refused(&[rule("user:ann", 10, 0)], 0, Duration::from_secs(10)).await;
-}
-
-async fn s31_s34_hits_of_one_instant_are_all_counted(world: &World) {
-    let rules = [rule("group:team", 60, 100)];
-    for hit in 0..100 {
-        assert_eq!(world.hit(&rules).await, Hit::Allowed, "hit {hit}");
-    }
-    world.assert_refused(&rules, 0, Duration::from_secs(60)).await;
-}
-
-async fn s35_window_of_half_a_second_is_accepted(world: &World) {
-    let half = Duration::from_millis(500);
-    let rules = [WindowRule { window: half, ..rule("user:ann", 0, 1) }];
-    for _ in 0..3 {
-        assert_eq!(world.hit(&rules).await, Hit::Allowed);
-        world.assert_refused(&rules, 0, half).await;
-        world.pass(half);
-    }
-}
-
-async fn keys_and_windows_are_counted_separately(world: &World) {
-    assert_eq!(world.hit(&[rule("user:ann", 10, 1), rule("user:ann", 60, 5)]).await, Hit::Allowed);
-    assert_eq!(world.hit(&[rule("user:bob", 10, 1), rule("user:ann", 60, 5)]).await, Hit::Allowed);
-    world.assert_refused(&[rule("user:ann", 10, 1)], 0, Duration::from_secs(10)).await;
-}
-
-/// Chains and windows whose keys are in different slots.
+/// Chains and mirrored windows whose keys are in different slots.
 #[tokio::test]
 async fn over_a_cluster() {
     for version in [Version::V7, Version::V62] {
@@ -360,37 +251,9 @@ async fn over_a_cluster_of(version: Version) {
     s37_save_of_an_older_conn_changes_nothing(&world).await;
     s37_each_device_has_its_own_chain(&world).await;
     assert!(world.advance(5, 2, ChainChange::ExpectedDone, 2).await);
-    keys_and_windows_are_counted_separately(&world).await;
-    for n in 0..20 {
-        let both = [rule(&format!("user:u{n}"), 10, 2), rule(&format!("org:o{n}"), 20, 1)];
-        assert_eq!(world.hit(&both).await, Hit::Allowed);
-        assert!(matches!(world.hit(&both).await, Hit::Refused { rule: 1, .. }));
-        assert_eq!(world.hit(&both[..1]).await, Hit::Allowed, "the hit was rolled back");
-    }
-}
-
-/// Above 256 hits, two buckets are counted: exact while the load is even, and never more than a limit in one bucket.
-async fn large_limit_is_enforced_with_two_buckets(world: &World) {
-    let rules = [rule("user:ann", 10, 300)];
-    for hit in 0..300 {
-        assert_eq!(world.hit(&rules).await, Hit::Allowed, "hit {hit}");
-    }
-    assert!(matches!(world.hit(&rules).await, Hit::Refused { rule: 0, .. }));
-    let both = [rule("user:ann", 10, 300), rule("user:bob", 10, 300)];
-    for _ in 0..3 {
-        assert!(matches!(world.hit(&both).await, Hit::Refused { rule: 0, .. }));
-    }
-    world.pass(Duration::from_secs(15));
-    let mut allowed = 0;
-    while world.hit(&rules).await == Hit::Allowed {
-        allowed += 1;
-        assert!(allowed <= 300);
-    }
-    assert!(allowed >= 150, "{allowed}: half of the previous bucket has left");
-    world.pass(Duration::from_secs(25));
-    for _ in 0..300 {
-        assert_eq!(world.hit(&both).await, Hit::Allowed, "refused hits are not counted");
-    }
+    let mirror = mirror::World::over(Arc::clone(&world.scratch));
+    mirror::windows_of_groups_are_separate(&mirror).await;
+    mirror::s31_ten_thousand_messages_of_one_ms_are_counted(&mirror).await;
 }
 
 /// Measures at the server what 1,000 messages of a chain cost that remembers as many and as long ids as it can.
@@ -439,12 +302,12 @@ fn memory_answers_at_the_first_poll() {
     at_once(scratch.save_chains(save("phone", state(1, 1)))).unwrap();
     at_once(scratch.advance_chain(step(1, 2, ChainChange::ExpectedDone, 2))).unwrap();
     at_once(scratch.load_chain(&user("ann"), &device("phone"))).unwrap();
-    at_once(scratch.hit(&[rule("user:ann", 1, 1)])).unwrap();
+    at_once(scratch.mirror_windows(Duration::from_secs(1), &[])).unwrap();
 }
 
 #[test]
 fn memory_is_bounded_and_drops_the_least_recently_used() {
-    let scratch = MemoryScratch::new(64 << 10, Default::default);
+    let scratch = MemoryScratch::new(64 << 10, || 0);
     let save = |name: &str, state| {
         at_once(scratch.save_chains(vec![ChainSave { user: user(name), device: device("phone"), state }]))
             .unwrap();
@@ -462,7 +325,7 @@ fn memory_is_bounded_and_drops_the_least_recently_used() {
 #[test]
 fn s74_devices_of_one_user_leave_the_chains_of_others_in_memory() {
     // A chain counts about 18 KiB here, so 64 are 1.2 MiB, and 1,000 would be 18 MiB.
-    let scratch = MemoryScratch::new(4 << 20, Default::default);
+    let scratch = MemoryScratch::new(4 << 20, || 0);
     let of_bob = vec![ChainSave { user: user("bob"), device: device("phone"), state: state(1, 1) }];
     at_once(scratch.save_chains(of_bob)).unwrap();
     for n in 0..1_000 {

@@ -1,8 +1,11 @@
 //! The suite of `Store`, driven by the real ledger: flaws S8-S11 (stale writers), S20-S22 (dedup keys).
 
+mod blocks;
+mod guard;
 pub(super) mod owner;
 mod pages;
 mod personal;
+mod revocations;
 mod scattered;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -22,6 +25,16 @@ use tidegate_protocol::{
 };
 
 use self::{
+    blocks::{
+        block_list_of_a_user_is_bounded, block_lists_change_one_by_one_and_raise_the_version,
+        concurrent_changes_of_blocks_become_visible_in_order,
+    },
+    guard::{
+        ended_guard_entries_are_not_returned_and_removed_by_later_puts,
+        guard_batch_is_stored_only_if_all_versions_are_as_expected,
+        guard_entries_are_versioned_in_the_order_of_their_storage, guard_kinds_are_bounded_and_pages_too,
+        reader_misses_no_guard_entry_of_concurrent_writers, removed_guard_entries_stay_as_tombstones,
+    },
     owner::{Owner, change, message},
     pages::{
         page_is_bounded_but_returns_at_least_one_row, s13_s14_rows_sort_by_their_whole_seq,
@@ -33,10 +46,14 @@ use self::{
         s23_s24_marks_only_move_forward_in_the_member_view, stays_with_equal_start_are_all_kept,
         user_settings_are_kept_one_by_one,
     },
+    revocations::{
+        cleared_revocations_are_removed_and_followed, revocations_are_numbered_in_the_order_of_their_storage,
+        revocations_of_a_user_are_bounded_and_replaced,
+    },
     scattered::{
-        group_members_are_listed_up_to_a_size, newest_rows_of_many_conversations_are_read_at_once,
-        rows_at_scattered_seqs_are_read_at_once, summaries_are_those_of_single_calls,
-        times_are_those_of_the_rows,
+        group_members_are_listed_up_to_a_size, message_times_are_those_of_the_newest_messages,
+        newest_rows_of_many_conversations_are_read_at_once, rows_at_scattered_seqs_are_read_at_once,
+        summaries_are_those_of_single_calls, times_are_those_of_the_rows,
     },
 };
 use super::{at_once, device, group, user};
@@ -87,12 +104,25 @@ suite! {
         member_view_has_cleared_and_hidden_entries
         stays_with_equal_start_are_all_kept
         user_settings_are_kept_one_by_one
+        revocations_are_numbered_in_the_order_of_their_storage
+        revocations_of_a_user_are_bounded_and_replaced
+        cleared_revocations_are_removed_and_followed
         rows_at_scattered_seqs_are_read_at_once
         newest_rows_of_many_conversations_are_read_at_once
         times_are_those_of_the_rows
+        message_times_are_those_of_the_newest_messages
         summaries_are_those_of_single_calls
         group_members_are_listed_up_to_a_size
         partitions_advance_independently
+        block_lists_change_one_by_one_and_raise_the_version
+        block_list_of_a_user_is_bounded
+        concurrent_changes_of_blocks_become_visible_in_order
+        guard_entries_are_versioned_in_the_order_of_their_storage
+        guard_batch_is_stored_only_if_all_versions_are_as_expected
+        removed_guard_entries_stay_as_tombstones
+        ended_guard_entries_are_not_returned_and_removed_by_later_puts
+        guard_kinds_are_bounded_and_pages_too
+        reader_misses_no_guard_entry_of_concurrent_writers
     }
 }
 
@@ -443,5 +473,7 @@ fn memory_answers_at_the_first_poll() {
     at_once(store.summary(&direct(), None)).unwrap();
     at_once(store.page(&direct(), back(1))).unwrap();
     at_once(store.save_marks(&[])).unwrap();
+    at_once(store.is_blocked(&user("ann"), &user("bob"))).unwrap();
+    at_once(store.guard_since(0, 1)).unwrap();
     at_once(store.merge_settings(&user("ann"), UserSettings::default())).unwrap();
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::Value;
-use tidegate::config::Config;
+use tidegate::config::{Config, RESTART_REASONS};
 
 const HEAD: &str = "# Settings
 
@@ -12,7 +12,12 @@ Generated from `src/config.rs` by `cargo xtask docs`; change it there. As a file
 
 Later sources win: built-in default, TOML file (`tidegate serve --config FILE`), environment, flags and
 `--set section.key=value`. A node does not start with an unknown key, a wrong type or a value out of range, and lists
-all such errors at once. Settings are read only at the start.
+all such errors at once.
+
+Settings that are marked **live** change while the node runs: SIGHUP and `POST /v1/reload` read the file again
+([http.md](http.md#reload)). New values of `timing.*`, and of `limits.*` for one connection, count for connections that begin
+afterwards, those of `drain.*` for the next drain, and all others at once. Settings that are not live are read
+only at the start ([why](#why-the-others-need-a-restart)), and so are the environment and the flags.
 
 A node runs without a file. Three equivalent ways to change a setting:
 
@@ -26,7 +31,7 @@ tidegate serve --set limits.conns_per_ip=100              # on the command line
 A list is written `[a, b]` with `--set`, and `a,b` in the environment.
 
 Five more environment variables are not settings: `TIDEGATE_CONFIG` (the file), `TIDEGATE_DATA` (the data directory
-of `serve`, `send`, `tail`, `token`, `store` and the commands that query a node), `TIDEGATE_LOG` (filter of the log on stderr, such as `info` or `tidegate=debug`),
+of `serve`, `send`, `tail`, `token`, `store` and the commands that query a node), `TIDEGATE_LOG` (filter of the log on stderr, such as `info` or `tidegate=debug`, which wins over log.filter),
 and `TIDEGATE_KEY_FILE` or `TIDEGATE_KEY` (key of the admin port, for the commands that query a node).
 
 ";
@@ -59,7 +64,9 @@ pub(super) fn page() -> String {
         put(&mut page, format_args!("## `{}`\n\n{}\n\n", section.name, section.about));
         put(
             &mut page,
-            format_args!("| key | default | unit | what | in the environment |\n|---|---|---|---|---|\n"),
+            format_args!(
+                "| key | default | unit | live | what | in the environment |\n|---|---|---|---|---|---|\n"
+            ),
         );
         for Setting { key, about, default, unit } in section.settings {
             let shown = match readable(&default, unit) {
@@ -68,12 +75,20 @@ pub(super) fn page() -> String {
             };
             let name = &section.name;
             let variable = format!("TIDEGATE__{}__{}", name.to_uppercase(), key.to_uppercase());
-            put(&mut page, format_args!("| `{name}.{key}` | {shown} | {unit} | {about} | `{variable}` |\n"));
+            let live = if Config::is_live(&format!("{name}.{key}")) { "live" } else { "" };
+            put(
+                &mut page,
+                format_args!("| `{name}.{key}` | {shown} | {unit} | {live} | {about} | `{variable}` |\n"),
+            );
         }
         page.push('\n');
     }
-    page.truncate(page.trim_end().len());
-    page.push('\n');
+    page.push_str("## Why the others need a restart\n\n| reason | settings |\n|---|---|\n");
+    for (reason, _) in RESTART_REASONS {
+        let keys = Config::keys().into_iter().filter(|key| Config::restart_reason(key) == Some(*reason));
+        let keys: Vec<String> = keys.map(|key| format!("`{key}`")).collect();
+        put(&mut page, format_args!("| {reason} | {} |\n", keys.join(", ")));
+    }
     page
 }
 

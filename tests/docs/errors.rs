@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
+use tidegate::{config::Config, metrics};
 use tidegate_protocol::{Code, code::Reconnect};
 
 use super::{pages::pages, read, settle};
@@ -14,8 +15,43 @@ An `Error` frame refuses one request, and the connection stays open; a `Close` f
 *Temporary* means that the same request may succeed later unchanged: try again after `retryAfterMs`. *Reconnect* is what
 a client does when a `Close` carries the code: *now* (with jitter), *after* the time in `afterMs`, or *never*, because
 the same attempt would end the same way. *WebSocket* is the status of the WebSocket close frame that follows.
+[By cause](#by-cause) lists refusals of tokens, keys, proxies and hooks with their metrics.
 
 ";
+
+/// Refusals at the ports, with the metric that counts each.
+const BY_CAUSE: &str = r#"
+## By cause
+
+What a node refuses of clients, proxies, operators and hooks, and the metric that counts it. The `message` of an error names the cause where
+several have one code.
+
+| cause | code | counted by |
+|---|---|---|
+| A token whose `exp` has passed | `TOKEN_EXPIRED` | `tidegate_tokens_expired_total` |
+| A revoked token | `TOKEN_REVOKED` | `tidegate_tokens_revoked_total` |
+| A token whose `nbf` has not come, or that is valid for longer than `auth.max_lifetime_s` | `TOKEN_INVALID` | `tidegate_tokens_time_total` |
+| A token of another issuer (`iss`) or for another audience (`aud`) | `TOKEN_INVALID` | `tidegate_tokens_foreign_total` |
+| A token whose `kid` no key has | `TOKEN_INVALID` | `tidegate_tokens_unknown_key_total` |
+| A token with another algorithm than that of its key, or with none | `TOKEN_INVALID` | `tidegate_tokens_algorithm_total` |
+| A token that is signed with another key | `TOKEN_INVALID` | `tidegate_tokens_forged_total` |
+| A token that is no JWT, larger than `auth.token_bytes_max`, or with a claim of a wrong form | `TOKEN_INVALID` | `tidegate_tokens_malformed_total` |
+| A valid token while too many others wait for their check | `BUSY` | `tidegate_tokens_deferred_total` |
+| A token while the keys of `auth.jwks_url` were never loaded | `OVERLOADED` | `tidegate_tokens_deferred_total` |
+| Keys at `auth.jwks_url` that are unavailable, slow, too large or no set | none: the last good keys stay in force | `tidegate_jwks_failures_total` |
+| A refresh with a token that does not end later, such as a replayed one | `TOKEN_NOT_NEWER` | `tidegate_token_refresh_refusals_total` |
+| A certificate of the node that has expired | none: clients end the handshake | `tidegate_tls_failures_total`, `tidegate_tls_certificate_expires_seconds` |
+| A certificate without its key | none: the node does not start, or the former pair stays in force | `tidegate_tls_reload_errors_total` |
+| A banned network, user or device | `BANNED`; `KICKED` on open connections | `tidegate_ban_refusals_total`, `tidegate_ban_closes_total` |
+| A PROXY header from outside of `listen.proxies` | `UNKNOWN_FRAMING`, or `TLS_REQUIRED` with `tls.required` | `tidegate_proxy_headers_foreign_total` |
+| `X-Forwarded-For` or `Forwarded` from outside of `listen.forwarders` | none: the header is ignored | `tidegate_forwarded_headers_foreign_total` |
+| A request to the admin port without a key | `KEY_INVALID` | `tidegate_admin_keys_missing_total` |
+| A key that is unknown, malformed, revoked, expired, or used from a foreign network | `KEY_INVALID`; `RATE_LIMITED` after too many | `tidegate_admin_keys_refused_total` |
+| A key without the scope | `SCOPE_MISSING` | `tidegate_admin_scopes_missing_total` |
+| A hook `login` without an answer, or with a status of 500 or above | `HOOK_UNAVAILABLE` | `tidegate_hook_login_failures_total` |
+| A hook `login` with rubbish, or a status below 500 other than 200 | `TOKEN_INVALID` | `tidegate_hook_login_failures_total` |
+| A hook `allow` without a valid answer | `HOOK_UNAVAILABLE`, or none with `hooks.allow_fail = "open"` | `tidegate_hook_allow_failures_total`, `tidegate_hook_allow_unchecked_total` |
+"#;
 
 /// The groups of numbers, each from its first number on.
 const GROUPS: &[(u16, &str)] = &[
@@ -50,6 +86,7 @@ fn errors_page() -> String {
     }
     page.truncate(page.trim_end().len());
     page.push('\n');
+    page.push_str(BY_CAUSE);
     page
 }
 
@@ -69,6 +106,23 @@ fn errors_page_names_every_code_once() {
         let title = format!("### {} {}\n", code.number(), code.name());
         assert_eq!(page.matches(&title).count(), 1, "{title}");
     }
+}
+
+#[test]
+fn causes_name_only_settings_and_metrics_that_exist() {
+    let keys = Config::keys();
+    let mut seen = (0, 0);
+    for name in BY_CAUSE.split('`').skip(1).step_by(2) {
+        let name = name.split(' ').next().unwrap_or_default();
+        if name.starts_with("tidegate_") {
+            assert!(metrics::ALL.iter().any(|(_, known, _)| *known == name), "there is no metric {name}");
+            seen.0 += 1;
+        } else if name.contains('.') {
+            assert!(keys.iter().any(|key| key == name), "there is no setting {name}");
+            seen.1 += 1;
+        }
+    }
+    assert!(seen.0 > 20 && seen.1 > 6, "the names were not found: {seen:?}");
 }
 
 /// Names in capitals that pages quote from elsewhere.

@@ -2,14 +2,16 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, decode_header};
 use serde_json::{Value, json};
-use tidegate::auth::{TokenFault, TokenIdentity, Verifier, create_key};
+use tidegate::auth::{ClaimRules, Keyring, TokenFault, TokenIdentity, Verifier, create_key, read_keys};
 use tidegate_protocol::Code;
 
 use super::{read, root, settle, unique::unique_name, with_block};
@@ -27,6 +29,56 @@ const PROGRAMS: [(&str, &str, &str); 5] = [
     ("java", "Mint.java", "java"),
     ("sh", "mint.sh", "sh"),
 ];
+
+/// Kinds of private keys, as openssl makes them, with the algorithms of their tokens.
+const KINDS: [(&str, &[&str]); 3] = [
+    ("RS256", &["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"]),
+    ("ES256", &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"]),
+    ("EdDSA", &["-algorithm", "ed25519"]),
+];
+
+/// Runner, program, language of its block on the page, and the algorithms that it knows.
+const SIGNERS: [(&str, &str, &str, &[&str]); 5] = [
+    ("python3", "sign.py", "python", &["RS256"]),
+    ("node", "sign.mjs", "js", &["RS256", "ES256", "EdDSA"]),
+    ("go run", "sign.go", "go", &["RS256", "ES256", "EdDSA"]),
+    ("java", "Sign.java", "java", &["RS256", "ES256", "EdDSA"]),
+    ("sh", "sign.sh", "sh", &["RS256", "EdDSA"]),
+];
+
+/// Private key of one test with the verifier of its tokens.
+struct PrivateKey {
+    path: PathBuf,
+    algorithm: &'static str,
+    verifier: Verifier,
+}
+
+impl PrivateKey {
+    fn new(algorithm: &'static str, kind: &[&str]) -> Self {
+        let path = std::env::temp_dir().join(format!("tidegate-{algorithm}-{}.pem", unique_name()));
+        let public = path.with_extension("pub");
+        let openssl = |words: &[&str], from: Option<&Path>, to: &Path| {
+            let mut command = Command::new("openssl");
+            command
+                .args(words)
+                .args(from.map(|from| ["-in".as_ref(), from.as_os_str()]).into_iter().flatten());
+            let output = command.arg("-out").arg(to).output().expect("openssl is installed");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        openssl(&[&["genpkey"], kind].concat(), None, &path);
+        openssl(&["pkey", "-pubout"], Some(&path), &public);
+        let keys = read_keys(&public, Some("k1")).expect("a public key");
+        fs::remove_file(public).expect("it was written");
+        let verifier = Verifier::new(Arc::new(Keyring::new(keys, None)), ClaimRules::default());
+        Self { path, algorithm, verifier }
+    }
+}
+
+impl Drop for PrivateKey {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.path));
+    }
+}
 
 /// Key file of one test, removed at its end.
 struct KeyFile {
@@ -49,10 +101,10 @@ impl Drop for KeyFile {
 }
 
 /// Returns the token that a program prints for these arguments.
-fn mint(runner: &str, program: &str, key: &KeyFile, words: &[&str]) -> String {
+fn mint(runner: &str, program: &str, key: &Path, words: &[&str]) -> String {
     let mut words_of_runner = runner.split(' ');
     let mut command = Command::new(words_of_runner.next().unwrap_or_default());
-    command.args(words_of_runner).arg(root().join(FOLDER).join(program)).arg(&key.path).args(words);
+    command.args(words_of_runner).arg(root().join(FOLDER).join(program)).arg(key).args(words);
     let output = command.output().unwrap_or_else(|error| panic!("{runner}: {error}"));
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("a token is text").trim().to_owned()
@@ -81,7 +133,8 @@ fn now(later: i64) -> i64 {
 #[test]
 fn page_contains_the_programs() {
     let mut page = read(PAGE);
-    for (_, name, language) in PROGRAMS {
+    let signers = SIGNERS.map(|(runner, name, language, _)| (runner, name, language));
+    for (_, name, language) in PROGRAMS.into_iter().chain(signers) {
         let program = read(&format!("{FOLDER}/{name}"));
         page = with_block(PAGE, &page, name, &format!("```{language}\n{program}```\n"));
     }
@@ -93,12 +146,43 @@ fn each_program_mints_tokens_that_a_node_accepts() {
     let key = KeyFile::new("mint");
     for (runner, program, _) in PROGRAMS {
         let identity =
-            |words| Verifier::hs256(&key.key).verify(&mint(runner, program, &key, words), wall_ms());
+            |words| Verifier::hs256(&key.key).verify(&mint(runner, program, &key.path, words), wall_ms());
         let any = identity(&["alice"]).expect(program);
+        // Without `iat` a revocation of all earlier tokens would refuse later ones, too.
+        assert!(any.term.issued_ms.is_some(), "{program}");
         assert_eq!((any.user.as_str(), any.device), ("alice", None), "{program}");
         let bound = identity(&["alice", "phone"]).expect(program);
         assert_eq!(bound.device.expect(program).as_str(), "phone", "{program}");
     }
+}
+
+#[test]
+fn each_program_signs_with_private_keys() {
+    let keys = KINDS.map(|(algorithm, kind)| PrivateKey::new(algorithm, kind));
+    let sign = |key: &PrivateKey, runner: &str, program: &str| {
+        let token = mint(runner, program, &key.path, &["k1", "alice", "phone"]);
+        let head = decode_header(&token).expect(program);
+        assert_eq!((format!("{:?}", head.alg).as_str(), head.kid.as_deref()), (key.algorithm, Some("k1")));
+        let identity = key.verifier.verify(&token, wall_ms());
+        let identity = identity.unwrap_or_else(|fault| panic!("{program} {}: {fault:?}", key.algorithm));
+        assert_eq!(
+            (identity.user.as_str(), identity.device.as_ref().map(|it| it.as_str())),
+            ("alice", Some("phone")),
+            "{program}"
+        );
+        assert!(identity.term.issued_ms.is_some(), "{program}");
+    };
+    thread::scope(|scope| {
+        for (runner, program, _, algorithms) in SIGNERS {
+            let known = keys.iter().filter(|key| algorithms.contains(&key.algorithm));
+            let known: Vec<&PrivateKey> = known.collect();
+            assert_eq!(known.len(), algorithms.len(), "{program}");
+            scope.spawn(move || known.into_iter().for_each(|key| sign(key, runner, program)));
+        }
+    });
+    let stranger = PrivateKey::new("EdDSA", KINDS[2].1);
+    let token = mint("sh", "sign.sh", &stranger.path, &["k1", "alice"]);
+    assert_eq!(keys[2].verifier.verify(&token, wall_ms()), Err(TokenFault::Signature));
 }
 
 /// The usual mistake of a backend: its library gets the text of the file as the key.

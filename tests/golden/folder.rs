@@ -12,13 +12,17 @@ use std::{
 use aws_lc_rs::digest;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{convert::hex, frames, link, records, servers, sessions, store};
+use crate::{access, convert::hex, frames, link, records, servers, sessions, store};
 
-/// The variable that, set to 1, has the tests write the folder of the present version before they read it.
+/// The variable that, set to 1, has the tests write the folder of the present version before they read it; set to
+/// [`UNRELEASED`], that folder.
 const WRITE: &str = "TIDEGATE_WRITE_GOLDEN";
 
 /// The file with the SHA-256 of every other file of a folder, in the form of `sha256sum`.
 const MANIFEST: &str = "MANIFEST";
+
+/// The folder of files that the next version adds: their bytes are those of the first commit that wrote them.
+const UNRELEASED: &str = "unreleased";
 
 /// The golden files of one version.
 pub(crate) struct Folder {
@@ -43,6 +47,11 @@ impl Folder {
     /// Returns where a file is, for programs that read it themselves.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// Returns whether the version has a file of that name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.path.join(name).exists()
     }
 
     /// Writes a file of the present version.
@@ -82,7 +91,8 @@ fn root() -> PathBuf {
 pub(crate) fn versions() -> Vec<Folder> {
     static WRITTEN: Once = Once::new();
     WRITTEN.call_once(|| {
-        if env::var(WRITE).is_ok_and(|value| value == "1") {
+        let wanted = env::var(WRITE).unwrap_or_default();
+        if wanted == "1" || wanted == UNRELEASED {
             assert!(
                 env::var_os("CI").is_none(),
                 "{WRITE} is for a release by hand; CI only reads golden files"
@@ -90,7 +100,8 @@ pub(crate) fn versions() -> Vec<Folder> {
             let alone = "`cargo test --test golden`, where all tests are one process, which writes once";
             assert!(env::var_os("NEXTEST").is_none(), "{WRITE} is for {alone}");
             // Some tests run within a runtime, and the writer has its own.
-            std::thread::spawn(write_present).join().expect("the files are written");
+            let write = if wanted == "1" { write_present } else { write_unreleased };
+            std::thread::spawn(write).join().expect("the files are written");
         }
     });
     let entries = fs::read_dir(root()).expect("tests/golden").map(|entry| entry.expect("an entry").path());
@@ -104,6 +115,20 @@ pub(crate) fn versions() -> Vec<Folder> {
         .collect();
     folders.sort_by(|a, b| a.version.cmp(&b.version));
     assert!(!folders.is_empty(), "tests/golden has no version");
+    folders
+}
+
+/// Returns the folder of files that the next version adds; `None` directly after a release.
+fn unreleased() -> Option<Folder> {
+    let folder = Folder { path: root().join(UNRELEASED), version: UNRELEASED.to_owned() };
+    folder.has(MANIFEST).then_some(folder)
+}
+
+/// Returns the folders that have a file which the first version lacks.
+pub(crate) fn folders_with(name: &str) -> Vec<Folder> {
+    let folders: Vec<Folder> =
+        versions().into_iter().chain(unreleased()).filter(|folder| folder.has(name)).collect();
+    assert!(!folders.is_empty(), "no folder of tests/golden has {name}");
     folders
 }
 
@@ -121,19 +146,32 @@ fn write_present() {
     frames::write(&folder);
     records::write(&folder);
     sessions::write(&folder);
-    link::write(&folder);
+    link::write(&folder, link::CallSet::First);
     store::write(&folder);
     servers::write(&folder);
+    access::write(&folder);
+    write_manifest(&folder);
+}
+
+/// Writes the files that the next version adds, which replaces the folder.
+fn write_unreleased() {
+    let folder = Folder { path: root().join(UNRELEASED), version: UNRELEASED.to_owned() };
+    fs::create_dir_all(&folder.path).expect("tests/golden can be written");
+    access::write(&folder);
+    write_manifest(&folder);
+}
+
+fn write_manifest(folder: &Folder) {
     let mut lines = String::new();
     for (name, hash) in folder.hashes() {
         writeln!(lines, "{hash}  {name}").expect("writing to a String succeeds");
     }
-    fs::write(manifest, lines).expect("the folder can be written");
+    folder.write(MANIFEST, lines.as_bytes());
 }
 
 #[test]
 fn golden_files_of_a_released_version_never_change() {
-    for folder in versions() {
+    for folder in versions().into_iter().chain(unreleased()) {
         let manifest = String::from_utf8(folder.bytes(MANIFEST)).expect("text");
         let listed: BTreeMap<String, String> = manifest
             .lines()

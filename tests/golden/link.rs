@@ -23,15 +23,56 @@ use self::{
 };
 use crate::{
     convert::{hex, unhex, with_unknown_field},
-    folder::{Folder, versions},
+    folder::{Folder, folders_with, versions},
 };
 
+#[path = "link/access.rs"]
+mod access;
 #[path = "link/end.rs"]
 mod end;
 #[path = "link/raw.rs"]
 mod raw;
 
-const FILE: &str = "link.json";
+/// Calls that are recorded in one file.
+#[derive(Clone, Copy)]
+pub(crate) enum CallSet {
+    /// Calls of the first version.
+    First,
+    /// Calls by which access ends and block lists change.
+    Access,
+}
+
+impl CallSet {
+    fn file(self) -> &'static str {
+        match self {
+            Self::First => "link.json",
+            Self::Access => "access-link.json",
+        }
+    }
+
+    /// Returns what the peer records of the calls, in their order.
+    fn expected(self) -> Vec<String> {
+        match self {
+            Self::First => calls(&caller()),
+            Self::Access => access::calls(),
+        }
+    }
+
+    /// Makes each call once, and checks the results.
+    async fn make(self, link: &GrpcLink) {
+        match self {
+            Self::First => call_all(link, &caller(), &peer()).await,
+            Self::Access => access::call_all(link, &peer()).await,
+        }
+    }
+}
+
+/// Returns all folders with each of their files of calls.
+fn recorded() -> Vec<(Folder, CallSet)> {
+    let of = |folders: Vec<Folder>, set| folders.into_iter().map(move |folder| (folder, set));
+    let access = folders_with(CallSet::Access.file());
+    of(versions(), CallSet::First).chain(of(access, CallSet::Access)).collect()
+}
 
 /// The shared secret of the recorded handshakes.
 const SECRET: &[u8] = b"known to everybody: a secret of golden files";
@@ -105,7 +146,7 @@ fn ask_proof(mac: Bytes) -> Bytes {
 
 /// Records the three streams between a node and a peer of the present version, through a relay that does not decode
 /// them.
-pub(crate) fn write(folder: &Folder) {
+pub(crate) fn write(folder: &Folder, set: CallSet) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut recorded = runtime.block_on(async {
         let end = Arc::new(End::default());
@@ -132,18 +173,18 @@ pub(crate) fn write(folder: &Folder) {
             }
         })
         .await;
-        call_all(&link_to(relay.address()), &caller(), &peer()).await;
-        end.check();
+        set.make(&link_to(relay.address())).await;
+        end.check(set.expected());
         noted.lock().clone()
     });
     recorded.sort_by_key(|it| it.lane);
-    folder.write_list(FILE, &recorded);
+    folder.write_list(set.file(), &recorded);
 }
 
 /// Returns the streams of a file, each with the messages of both sides in turn.
-fn lanes(folder: &Folder) -> Vec<Vec<(Side, Bytes)>> {
+fn lanes(folder: &Folder, set: CallSet) -> Vec<Vec<(Side, Bytes)>> {
     let mut lanes: Vec<Vec<(Side, Bytes)>> = Vec::new();
-    for Golden { lane, from, hex } in folder.json::<Vec<Golden>>(FILE) {
+    for Golden { lane, from, hex } in folder.json::<Vec<Golden>>(set.file()) {
         lanes.resize(lanes.len().max(lane + 1), Vec::new());
         lanes[lane].push((from, unhex(&hex).into()));
     }
@@ -163,8 +204,8 @@ fn parts(lane: &[(Side, Bytes)]) -> ([&Bytes; 4], Vec<(&Bytes, &Bytes)>) {
 
 #[test]
 fn recorded_handshakes_prove_the_secret_like_version_1() {
-    for folder in versions() {
-        let lanes = lanes(&folder);
+    for (folder, set) in recorded() {
+        let lanes = lanes(&folder, set);
         assert_eq!(lanes.len(), 3, "a node opens three streams to a peer");
         for lane in &lanes {
             let ([hello, answer, proved, _], _) = parts(lane);
@@ -191,11 +232,11 @@ async fn greet(address: SocketAddr, [hello, _, _, ready]: [&Bytes; 4]) -> Lane {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_of_every_version_get_the_same_replies() {
-    for folder in versions() {
+    for (folder, set) in recorded() {
         for is_later in [false, true] {
             let end = Arc::new(End::default());
             let listener = listen(&end);
-            for lane in lanes(&folder) {
+            for lane in lanes(&folder, set) {
                 let (handshake, pairs) = parts(&lane);
                 let mut open = greet(listener.address(), handshake).await;
                 for (call, reply) in pairs {
@@ -205,7 +246,7 @@ async fn callers_of_every_version_get_the_same_replies() {
                     assert_eq!(received, Some(hex(reply)), "{}", folder.version);
                 }
             }
-            end.check();
+            end.check(set.expected());
         }
     }
 }
@@ -236,19 +277,19 @@ async fn play(mut lane: Lane, golden: Vec<Vec<(Side, Bytes)>>, unrecorded: Arc<M
 
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_of_every_version_get_the_same_calls() {
-    for folder in versions() {
-        let (golden, unrecorded) = (lanes(&folder), Arc::<Mutex<Vec<String>>>::default());
+    for (folder, set) in recorded() {
+        let (golden, unrecorded) = (lanes(&folder, set), Arc::<Mutex<Vec<String>>>::default());
         let peers = RawListener::bind({
             let (golden, unrecorded) = (golden.clone(), Arc::clone(&unrecorded));
             move |_, lane| play(lane, golden.clone(), Arc::clone(&unrecorded))
         })
         .await;
         let link = link_to(peers.address());
-        let called = tokio::spawn(async move { call_all(&link, &caller(), &peer()).await }).await;
+        let called = tokio::spawn(async move { set.make(&link).await }).await;
         let unrecorded = unrecorded.lock().clone();
         assert_eq!(unrecorded, Vec::<String>::new(), "{}", folder.version);
         called.expect("every call gets its recorded reply");
         let made: usize = golden.iter().map(|lane| parts(lane).1.len()).sum();
-        assert_eq!(made, calls(&caller()).len(), "one frame for each call");
+        assert_eq!(made, set.expected().len(), "one frame for each call");
     }
 }

@@ -274,6 +274,8 @@ fn nodes_write_state_that_every_version_reads() {
 /// Undoes the migrations after the first one.
 const FIRST_TABLES: &str = "
 DROP TABLE import;
+DROP TABLE IF EXISTS revocations, revocation_number, blocks, block_version, guard, guard_counts,
+    guard_version;
 DROP INDEX heads_of_partition, heads_with_settings;
 ALTER TABLE heads DROP COLUMN partition;
 DELETE FROM refinery_schema_history WHERE version > 1";

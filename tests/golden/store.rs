@@ -30,19 +30,21 @@ fn sets() -> Vec<String> {
     vec![format!("limits.small_group_max={}", world::SMALL_GROUP_MAX)]
 }
 
-fn serve(data: &Path) -> Process {
+/// Starts a node on a data directory.
+pub(crate) fn serve(data: &Path) -> Process {
     let sets = sets();
     Process::start_on(data, &sets.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Runs a program, which must succeed.
-fn run(command: &mut Command) {
+pub(crate) fn run(command: &mut Command) {
     let output = command.output().expect("it runs");
     let said = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&said));
 }
 
-fn store(words: &[&str], data: &Path) {
+/// Runs `tidegate store` on a data directory.
+pub(crate) fn store(words: &[&str], data: &Path) {
     run(Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("store").args(words).arg("--data").arg(data));
 }
 
@@ -56,18 +58,38 @@ pub(crate) fn write(folder: &Folder) {
     node.signal(Signal::TERM);
     assert!(node.exit().success(), "{}", node.stderr());
     fs::remove_file(data.join("stderr")).expect("the file exists");
-    let export = folder.path(EXPORT);
+    record(folder, [DATA, EXPORT], &data);
+}
+
+/// Packs a data directory, and exports it, into files of these names.
+pub(crate) fn record(folder: &Folder, [packed, exported]: [&str; 2], data: &Path) {
+    let export = folder.path(exported);
     fs::remove_file(&export).ok();
-    store(&["export", "--output", export.to_str().expect("text")], &data);
+    store(&["export", "--output", export.to_str().expect("text")], data);
     let owners = ["--owner=0", "--group=0", "--numeric-owner"];
-    run(Command::new("tar").args(owners).arg("-czf").arg(folder.path(DATA)).arg("-C").arg(&data).arg("."));
+    run(Command::new("tar").args(owners).arg("-czf").arg(folder.path(packed)).arg("-C").arg(data).arg("."));
 }
 
 /// Unpacks a recorded data directory.
-fn data_of(folder: &Folder) -> PathBuf {
+pub(crate) fn data_of(folder: &Folder, packed: &str) -> PathBuf {
     let data = fresh_data();
     fs::create_dir_all(&data).expect("the folder is created");
-    run(Command::new("tar").args(["--no-same-owner", "-xzf"]).arg(folder.path(DATA)).arg("-C").arg(&data));
+    run(Command::new("tar").args(["--no-same-owner", "-xzf"]).arg(folder.path(packed)).arg("-C").arg(&data));
+    data
+}
+
+/// Imports an export into a new data directory, with the key of the recorded one. The same store gives the same bytes,
+/// as docs/store.md promises, also through another version.
+pub(crate) fn imported(folder: &Folder, [packed, exported]: [&str; 2]) -> PathBuf {
+    let (old, data) = (data_of(folder, packed), fresh_data());
+    let export = folder.path(exported);
+    store(&["import", export.to_str().expect("text")], &data);
+    fs::copy(old.join("token.key"), data.join("token.key")).expect("a key");
+    let again = old.join("export.jsonl");
+    store(&["export", "--output", again.to_str().expect("text")], &data);
+    let text = |path: &Path| fs::read_to_string(path).expect("text");
+    assert_eq!(text(&again), text(&export), "{}", folder.version);
+    fs::remove_dir_all(old).ok();
     data
 }
 
@@ -79,7 +101,7 @@ fn check(folder: &Folder, data: &Path) {
 #[test]
 fn node_serves_the_data_directory_of_every_version() {
     for folder in versions() {
-        let data = data_of(&folder);
+        let data = data_of(&folder, DATA);
         store(&["check"], &data);
         check(&folder, &data);
     }
@@ -88,16 +110,6 @@ fn node_serves_the_data_directory_of_every_version() {
 #[test]
 fn node_serves_the_imported_export_of_every_version() {
     for folder in versions() {
-        let (old, data) = (data_of(&folder), fresh_data());
-        let export = folder.path(EXPORT);
-        store(&["import", export.to_str().expect("text")], &data);
-        fs::copy(old.join("token.key"), data.join("token.key")).expect("a key");
-        // The same store gives the same bytes, as docs/store.md promises, also through another version.
-        let again = old.join("export.jsonl");
-        store(&["export", "--output", again.to_str().expect("text")], &data);
-        let text = |path: &Path| fs::read_to_string(path).expect("text");
-        assert_eq!(text(&again), text(&export), "{}", folder.version);
-        check(&folder, &data);
-        fs::remove_dir_all(old).ok();
+        check(&folder, &imported(&folder, [DATA, EXPORT]));
     }
 }

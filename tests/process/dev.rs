@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
+use super::keys::{self, Keys, text};
 use crate::support::{Client, Process, ServerBody, WAIT_MAX, ask, command, fresh_data, hello, http};
 
 fn post(admin: SocketAddr, path: &str, body: &Value) -> (u16, Value) {
@@ -100,6 +101,19 @@ fn only_listed_requests_are_forwarded_and_only_to_live_nodes() {
             assert_eq!(answered, status, "{method} {path} on {name:?}: {said}");
         }
     }
+}
+
+#[test]
+fn forwarding_without_the_scope_of_the_request_is_counted() {
+    let keys = Keys::new();
+    let key = keys.add("users", "users", &[]);
+    let node = keys.start(&[]);
+    for (path, status) in [("/v1/drain", 403), ("/v1/weight", 403), ("/v1/dev/cut", 404)] {
+        let wish = json!({"node": "n2", "method": "POST", "path": path}).to_string();
+        let reply = keys::ask(node.admin(), "POST", "/v1/dev/forward", Some(&key), &wish);
+        assert_eq!(reply.status, status, "{path}: {}", text(&reply.body));
+    }
+    assert_eq!(node.metric("admin_scopes_missing_total"), 2.0);
 }
 
 #[test]

@@ -91,6 +91,7 @@ const PLACE: &str = "PLACE";
 
 const CASES: &[Case<'_>] = &[
     ("auth.key_file", &[], &[MISSING, DIRECTORY, BELOW_A_FILE, OPEN, ("junk", "is not 64 hex digits")]),
+    ("auth.jwks_ca_file", &["auth.jwks_url=https://127.0.0.1:1/keys"], CERTIFICATE),
     ("link.secret_file", &[], SECRET),
     (
         "link.tls_key",

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 use tidegate::{
     api::{access::RouteNeed, routes::ROUTES},
-    keys::{SecretKey, load_keys},
+    keys::{Scope, SecretKey, load_keys},
 };
 
 use super::fails;
@@ -98,8 +98,10 @@ pub(crate) fn audit(data: &Path) -> Vec<Value> {
 #[test]
 fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
     let keys = Keys::new();
-    let (evidence, all) = (keys.add("edge", "evidence", &[]), keys.add("root", "groups,users,operate", &[]));
+    let (evidence, all) =
+        (keys.add("edge", "evidence", &[]), keys.add("root", "groups,users,operate,evidence", &[]));
     let node = keys.start(&[]);
+    let (mut keyless, mut scopeless) = (0.0, 0.0);
     for route in ROUTES {
         let path = route.path.replace("{user}", "bob").replace("{id}", "team");
         let method = route.method.to_uppercase();
@@ -116,12 +118,15 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
             "{named}"
         );
         assert_eq!(refusal(&without).0, "KEY_INVALID", "{named}");
+        keyless += 1.0;
         let scoped = (route.path != "/v1/stats/stream").then(|| ask(Some(&evidence)));
         match (route.need, scoped) {
+            (RouteNeed::Scope(Scope::Evidence), Some(scoped)) => assert_eq!(scoped.status, 200, "{named}"),
             (RouteNeed::Scope(scope), Some(scoped)) => {
                 let (name, message) = refusal(&scoped);
                 assert_eq!((scoped.status, name.as_str()), (403, "SCOPE_MISSING"), "{named}");
                 assert!(message.contains(&format!("`{scope}`")), "{named}: {message}");
+                scopeless += 1.0;
             }
             (_, Some(scoped)) => assert_ne!(scoped.status, 401, "{named}"),
             _ => {}
@@ -136,6 +141,8 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
             assert!(served.status != 403, "{named}: {}", text(&served.body));
         }
     }
+    let counted = ["admin_keys_missing_total", "admin_scopes_missing_total"].map(|name| node.metric(name));
+    assert_eq!(counted, [keyless, scopeless]);
     assert_eq!(ask(node.admin(), "GET", "/try", None, "").status, 200, "the page asks for the key");
     let facts: Value =
         serde_json::from_slice(&ask(node.admin(), "GET", "/v1/console", None, "").body).expect("JSON");
@@ -144,7 +151,7 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
         serde_json::from_slice(&ask(node.admin(), "GET", "/v1/key", Some(&all), "").body).expect("JSON");
     assert_eq!(
         (&own["name"], &own["scopes"]),
-        (&"root".into(), &serde_json::json!(["groups", "users", "operate"]))
+        (&"root".into(), &serde_json::json!(["groups", "users", "operate", "evidence"]))
     );
 }
 
@@ -174,7 +181,9 @@ fn malformed_expired_foreign_and_revoked_keys_are_refused() {
     eventually_within(RELOAD_MAX, "the key is refused", || {
         (nodes(&node, &reader).status == 401).then_some(())
     });
+    let refused = node.metric("admin_keys_refused_total");
     assert!(message(&reader).contains("revoked"));
+    assert_eq!(node.metric("admin_keys_refused_total"), refused + 1.0);
     follower.expect_end();
     let late = keys.add("late", "read", &[]);
     eventually_within(RELOAD_MAX, "the new key is accepted", || {
@@ -190,6 +199,57 @@ fn malformed_expired_foreign_and_revoked_keys_are_refused() {
     for reason in ["unknown", "malformed"] {
         assert!(lines.iter().any(|line| line["reason"] == reason && line["name"].is_null()), "{lines:?}");
     }
+}
+
+#[test]
+fn key_is_revoked_by_a_request_and_lists_have_no_hashes() {
+    let keys = Keys::new();
+    let (operator, crm) = (keys.add("operator", "operate", &[]), keys.add("crm", "read", &["--ttl", "90d"]));
+    let node = keys.start(&[]);
+    let ask = |method: &str, path: &str, key: &str| ask(node.admin(), method, path, Some(key), "");
+    let json = |reply: &Reply| serde_json::from_slice::<Value>(&reply.body).expect("JSON");
+    assert_eq!(ask("GET", "/v1/keys", &crm).status, 403);
+    assert_eq!(ask("DELETE", &format!("/v1/keys/{}", &operator[4..12]), &crm).status, 403);
+    let list = json(&ask("GET", "/v1/keys", &operator));
+    let of = |list: &Value, at: usize, field: &str| list["keys"][at][field].clone();
+    assert_eq!((of(&list, 0, "name"), of(&list, 0, "own")), ("operator".into(), true.into()), "{list}");
+    assert_eq!((of(&list, 1, "state"), of(&list, 1, "own")), ("in force".into(), false.into()), "{list}");
+    for line in fs::read_to_string(&keys.file).expect("the file of keys").lines() {
+        let entry: Value = serde_json::from_str(line).expect("JSON");
+        assert!(!list.to_string().contains(entry["sha256"].as_str().expect("a hash")), "{list}");
+    }
+    assert_eq!(ask("DELETE", "/v1/keys/00000000", &operator).status, 404);
+    let path = format!("/v1/keys/{}", &crm[4..12]);
+    let revoked = json(&ask("DELETE", &path, &operator));
+    assert_eq!((&revoked["changed"], &revoked["own"]), (&true.into(), &false.into()), "{revoked}");
+    assert_eq!(nodes(&node, &crm).status, 401, "this node refuses it at once");
+    let again = json(&ask("DELETE", &path, &operator));
+    assert_eq!((&again["changed"], &again["revokedMs"]), (&false.into(), &revoked["revokedMs"]), "{again}");
+    assert!(
+        load_keys(&keys.file).expect("keys").iter().any(|it| it.name == "crm" && it.revoked_ms.is_some())
+    );
+
+    let held = fs::File::open(&keys.file).expect("the file of keys");
+    held.lock().expect("a lock");
+    // Escapes hide no id from the audit log.
+    let own = format!("/v1/keys/%{:x}{}", operator.as_bytes()[4], &operator[5..12]);
+    assert_eq!(refusal(&ask("DELETE", &own, &operator)).0, "BUSY");
+    drop(held);
+    fs::create_dir(keys.data.join("admin.keys.new")).expect("a folder in the way of the new file");
+    let (name, message) = refusal(&ask("DELETE", &own, &operator));
+    assert!(name == "STORE_UNAVAILABLE" && message.contains("not revoked"), "{name}: {message}");
+    assert_eq!(nodes(&node, &operator).status, 200);
+    fs::remove_dir(keys.data.join("admin.keys.new")).expect("the folder");
+    let gone = json(&ask("DELETE", &own, &operator));
+    assert_eq!((&gone["changed"], &gone["own"]), (&true.into(), &true.into()), "{gone}");
+    assert_eq!(nodes(&node, &operator).status, 401);
+    let lines = audit(&keys.data);
+    let line = lines.iter().rfind(|line| line["route"] == "/v1/keys/{id}").expect("a line");
+    assert_eq!(
+        (&line["targets"]["id"][0], &line["name"], &line["status"]),
+        (&operator[4..12].into(), &"operator".into(), &200.into()),
+        "{line}"
+    );
 }
 
 #[test]
@@ -216,7 +276,7 @@ fn eleventh_refused_key_within_a_minute_has_to_wait_and_a_valid_one_passes() {
 #[test]
 fn damaged_missing_or_open_file_keeps_the_keys_in_force() {
     let keys = Keys::new();
-    let reader = keys.add("reader", "read", &[]);
+    let (reader, operator) = (keys.add("reader", "read", &[]), keys.add("operator", "operate", &[]));
     let node = keys.start(&[]);
     let good = fs::read(&keys.file).expect("the file of keys");
     let broken = |value: f64| node.metric_becomes("admin_keys_broken", value);
@@ -232,13 +292,17 @@ fn damaged_missing_or_open_file_keeps_the_keys_in_force() {
         }
         broken(1.0);
         assert_eq!(nodes(&node, &reader).status, 200, "{damage}");
+        let reload = ask(node.admin(), "POST", "/v1/reload", Some(&operator), "");
+        let body: Value = serde_json::from_slice(&reload.body).expect("JSON");
+        let path = &body["fields"][0]["path"];
+        assert_eq!((reload.status, path), (400, &"admin.keys_file".into()), "{damage}: {body}");
         repair();
         broken(0.0);
         assert_eq!(nodes(&node, &reader).status, 200, "{damage}");
     }
     let log = node.stderr();
     assert_eq!(log.matches("keys of the admin port can't be read").count(), 3, "{log}");
-    assert!(log.contains("line 2") && log.contains("chmod 600"), "{log}");
+    assert!(log.contains("line 3") && log.contains("chmod 600"), "{log}");
 }
 
 #[test]
@@ -350,4 +414,44 @@ fn key_commands_list_without_secrets_and_refuse_mistakes() {
         Command::new(env!("CARGO_BIN_EXE_tidegate")).args(["key", "list"]).output().expect("the binary runs");
     assert!(text(&output.stderr).contains("--file"), "{}", text(&output.stderr));
     fs::remove_dir_all(&keys.data).ok();
+}
+
+#[test]
+fn key_over_its_rule_gets_429_with_the_time_and_other_keys_pass() {
+    let keys = Keys::new();
+    let (crm, shop) = (keys.add("crm", "groups,users", &[]), keys.add("shop", "groups,users", &[]));
+    let rules = keys.data.join("limits.toml");
+    let rule = |id: &str, calls: &str, limit: u32| {
+        format!(
+            "[[rule]]\nid = \"{id}\"\nlevel = \"key\"\ncalls = [\"{calls}\"]\nwindow = \"1h\"\nlimit = {limit}\n"
+        )
+    };
+    fs::write(&rules, rule("posts", "api:post", 2) + &rule("all", "api:*", 4)).expect("a file");
+    let node = keys.start(&[&format!("limits.rules_file={}", rules.display())]);
+    let post = |key: &str, group: &str| {
+        let body = format!("{{\"id\":\"{group}\",\"members\":[\"ann\"]}}");
+        ask(node.admin(), "POST", "/v1/groups", Some(key), &body)
+    };
+    let is_limited = |reply: Reply| {
+        assert_eq!((reply.status, refusal(&reply).0.as_str()), (429, "RATE_LIMITED"));
+        let wait: u64 = reply.field("retry-after").expect("a time").parse().expect("seconds");
+        assert!((3_590..=3_601).contains(&wait), "{wait}");
+    };
+    assert_eq!([post(&crm, "g1").status, post(&crm, "g2").status], [201, 201]);
+    is_limited(post(&crm, "g3"));
+    assert_eq!([nodes(&node, &crm).status, nodes(&node, &crm).status], [200, 200], "another method");
+    is_limited(nodes(&node, &crm));
+    assert_eq!(post(&shop, "g4").status, 201, "another key");
+    assert_eq!(nodes(&node, &shop).status, 200);
+    assert_eq!(ask(node.admin(), "GET", "/v1/groups/g3", Some(&shop), "").status, 404, "not carried out");
+    let of_g3: Vec<Value> =
+        audit(&keys.data).into_iter().filter(|line| line["targets"]["id"][0] == "g3").collect();
+    assert!(of_g3.len() == 1 && of_g3[0]["status"] == 429 && of_g3[0]["reason"] == "limit", "{of_g3:?}");
+    let state = ask(node.admin(), "GET", &format!("/v1/limits/key:{}", &crm[4..12]), Some(&shop), "");
+    let state: Value = serde_json::from_slice(&state.body).expect("JSON");
+    let used: Vec<&Value> = ["posts", "all"]
+        .iter()
+        .map(|id| &state["rules"].as_array().expect("rules").iter().find(|it| it["id"] == *id).expect("it")["used"])
+        .collect();
+    assert_eq!(used, [&Value::from(2), &Value::from(4)], "{state}");
 }

@@ -63,7 +63,7 @@ fn run(seed: u64) -> usize {
     let output_max = rng.random_range(1..=32) * 1_024;
     let mut shards: ManualShards<Memory> = ManualShards::new(1, |context, socket| {
         socket.send_buffer_bytes = output_max;
-        context.caps.data = 32 * 1024;
+        context.conn_settings.change(|it| it.caps.data = 32 * 1024);
     });
     let g = id("g:harbour");
     let mut members: Vec<Member> = (0..rng.random_range(3..=6))

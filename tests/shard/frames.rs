@@ -19,8 +19,10 @@ const MS: Duration = Duration::from_millis(1);
 /// a pause.
 fn limited(frames_per_second: u32) -> ManualShards<Memory> {
     ManualShards::new(1, |context, _| {
-        context.limits.frames_per_second = frames_per_second;
-        context.frame_deadline = 50 * MS;
+        context.conn_settings.change(|it| {
+            it.limits.frames_per_second = frames_per_second;
+            it.frame_deadline = 50 * MS;
+        });
     })
 }
 

@@ -102,7 +102,9 @@ fn s71_sends_of_a_user_wait_for_each_other_only_and_none_is_lost() {
 /// S71.
 #[test]
 fn s71_closed_connection_leaves_its_share_to_the_others() {
-    let mut shards = ManualShards::<Memory>::new(1, |context, _| context.limits.in_flight_max = 4);
+    let mut shards = ManualShards::<Memory>::new(1, |context, _| {
+        context.conn_settings.change(|it| it.limits.in_flight_max = 4)
+    });
     let mut first = login(&mut shards, 0, "mallory", &[]);
     let hello = hello(&shards.token("mallory"), "second");
     let mut second = login_as(&mut shards, hello);
@@ -126,7 +128,9 @@ fn s71_closed_connection_leaves_its_share_to_the_others() {
 /// S71.
 #[test]
 fn s71_send_that_waits_is_refused_when_the_node_stops() {
-    let mut shards = ManualShards::<Memory>::new(1, |context, _| context.limits.in_flight_max = 1);
+    let mut shards = ManualShards::<Memory>::new(1, |context, _| {
+        context.conn_settings.change(|it| it.limits.in_flight_max = 1)
+    });
     let mut first = login(&mut shards, 0, "mallory", &[]);
     let hello = hello(&shards.token("mallory"), "second");
     let mut second = login_as(&mut shards, hello);

@@ -13,6 +13,7 @@ mod rules;
 #[path = "../support/seed.rs"]
 mod seed;
 mod slow;
+mod storms;
 mod unarchived;
 
 use std::{

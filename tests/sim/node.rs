@@ -20,7 +20,7 @@ use tidegate::{
     scratch::{ClockNumbers, MemoryScratch},
     store::Store,
 };
-use tidegate_protocol::{Time, id::NodeId, machine::session::SubmitAnswer, record::Body};
+use tidegate_protocol::{id::NodeId, machine::session::SubmitAnswer, record::Body};
 
 use super::{World, bus::NodeBus};
 
@@ -88,7 +88,7 @@ impl SimNode {
                 bus: Arc::new(Faulty::<dyn Bus>::new(bus.clone(), Arc::clone(&plans[0]))),
                 store: Arc::new(Faulty::<dyn Store>::new(world.slow.clone(), Arc::clone(&plans[1]))),
                 routes: Arc::new(Faulty::<dyn Routes>::new(world.routes.clone(), Arc::clone(&plans[2]))),
-                scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
+                scratch: Arc::new(MemoryScratch::new(1 << 20, || 1)),
                 link: Arc::new(Faulty::<dyn Link>::new(Arc::new(world.link.clone()), Arc::clone(&plans[3]))),
             },
         ));

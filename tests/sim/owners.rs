@@ -344,7 +344,14 @@ async fn chat_with_other_node(world: &World, nodes: &Nodes) -> ConversationId {
         .expect("there is one");
     let device = DeviceId::new("d").expect("a valid value");
     let at = with(nodes, 1, |node| node.cluster().me.clone());
-    let registration = Registration { user: bob, device, at, above: 0, only_if: None, devices_max: 32 };
+    let registration = Registration {
+        user: bob,
+        device,
+        at,
+        above: 0,
+        only_if: None,
+        policy: tidegate::routes::DevicePolicy { max: 32, ..Default::default() },
+    };
     world.routes.register(registration).await.expect("memory is there");
     pass(20_000).await;
     conversation

@@ -11,14 +11,20 @@ use std::{
 use async_trait::async_trait;
 use tidegate::{
     bus::TopicId,
+    revocation::Revocation,
     store::{
-        ConversationSeq, Fence, GroupMembers, Membership, MemoryStore, Page, PageQuery, Personal, ReadClass,
-        Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
+        BlockEntry, BlockLists, BlockOutcome, BlocksPage, ConversationSeq, Fence, GroupMembers, GuardBatch,
+        GuardKey, GuardOutcome, GuardPage, GuardRow, GuardStore, Membership, MemoryStore, MessageTimes, Page,
+        PageQuery, Personal, ReadClass, RevocationPage, RevocationStore, Scan, Snapshot, Store, StoreError,
+        StoredRow, Summary, Takeover,
     },
 };
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Loaded, Member, Need},
+    machine::{
+        ledger::{Delta, Loaded, Member, Need},
+        storm::PastMessage,
+    },
     settings::UserSettings,
 };
 
@@ -81,6 +87,36 @@ impl SlowStore {
     /// Returns the number of cancelled archives.
     pub(crate) fn broken_off(&self) -> u64 {
         self.broken_off.load(Ordering::SeqCst)
+    }
+}
+
+#[async_trait]
+impl RevocationStore for SlowStore {
+    async fn revoke(&self, revocation: &Revocation, now_ms: u64) -> Result<bool, StoreError> {
+        self.inner.revoke(revocation, now_ms).await
+    }
+
+    async fn revocations(&self, above: u64, limit: usize) -> Result<RevocationPage, StoreError> {
+        self.inner.revocations(above, limit).await
+    }
+}
+
+#[async_trait]
+impl GuardStore for SlowStore {
+    async fn put_guard(&self, batch: &GuardBatch) -> Result<GuardOutcome, StoreError> {
+        self.inner.put_guard(batch).await
+    }
+
+    async fn remove_guard(&self, key: &GuardKey, expected: Option<u64>) -> Result<GuardOutcome, StoreError> {
+        self.inner.remove_guard(key, expected).await
+    }
+
+    async fn guard_since(&self, after: u64, limit: usize) -> Result<GuardPage, StoreError> {
+        self.inner.guard_since(after, limit).await
+    }
+
+    async fn guard_get(&self, key: &GuardKey) -> Result<Option<GuardRow>, StoreError> {
+        self.inner.guard_get(key).await
     }
 }
 
@@ -210,5 +246,50 @@ impl Store for SlowStore {
     ) -> Result<Vec<Option<GroupMembers>>, StoreError> {
         self.round_trip().await;
         self.inner.group_members(groups, listed_max, class).await
+    }
+}
+
+#[async_trait]
+impl MessageTimes for SlowStore {
+    async fn message_times(
+        &self,
+        ends: &[ConversationSeq],
+        limit: usize,
+    ) -> Result<Vec<Vec<PastMessage>>, StoreError> {
+        self.inner.message_times(ends, limit).await
+    }
+}
+
+#[async_trait]
+impl BlockLists for SlowStore {
+    async fn block(
+        &self,
+        user: &UserId,
+        other: &UserId,
+        time: u64,
+        list_max: u64,
+    ) -> Result<BlockOutcome, StoreError> {
+        self.inner.block(user, other, time, list_max).await
+    }
+
+    async fn unblock(&self, user: &UserId, other: &UserId) -> Result<BlockOutcome, StoreError> {
+        self.inner.unblock(user, other).await
+    }
+
+    async fn blocks(
+        &self,
+        user: &UserId,
+        after: Option<&UserId>,
+        limit: usize,
+    ) -> Result<Vec<BlockEntry>, StoreError> {
+        self.inner.blocks(user, after, limit).await
+    }
+
+    async fn is_blocked(&self, user: &UserId, other: &UserId) -> Result<bool, StoreError> {
+        self.inner.is_blocked(user, other).await
+    }
+
+    async fn blocks_since(&self, after: u64, limit: usize) -> Result<BlocksPage, StoreError> {
+        self.inner.blocks_since(after, limit).await
     }
 }

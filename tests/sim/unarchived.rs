@@ -235,8 +235,14 @@ fn owner_evicted_during_a_commit_publishes_it() {
         let (world, nodes) = nodes().await;
         let (me, member) = with(&nodes, 1, |node| (node.cluster().me.clone(), user("bob")));
         let device = DeviceId::new("d").expect("a valid value");
-        let wish =
-            Registration { user: member.clone(), device, at: me, above: 0, only_if: None, devices_max: 0 };
+        let wish = Registration {
+            user: member.clone(),
+            device,
+            at: me,
+            above: 0,
+            only_if: None,
+            policy: tidegate::routes::DevicePolicy::default(),
+        };
         world.routes.register(wish).await.expect("the routes in memory work");
         let groups = (0..).map(|n| ConversationId::parse(&format!("g:{n}")).expect("a valid value"));
         let mut there = groups.filter(|it| partition_of(it, PARTITIONS as u32) == 0);

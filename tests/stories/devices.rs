@@ -1,6 +1,9 @@
 //! One connection per user and device: the newest wins; several devices of one user all get everything.
 
-use std::{sync::Barrier, time::Instant};
+use std::{
+    sync::Barrier,
+    time::{Duration, Instant},
+};
 
 use tidegate_protocol::{Code, codec::Wire, pb};
 
@@ -152,4 +155,118 @@ fn replaced_connection_gets_nothing_more() {
     new.text("bob", "m1", "from the new one");
     assert_eq!(text_of(&bob.expect_push()), "from the new one");
     bob.no_push();
+}
+
+fn login_all(node: &TestNode, devices: &[&str]) -> Vec<Client> {
+    let login = |(nth, device): (usize, &&str)| node.login(Wire::ALL[nth % 4], "alice", device);
+    devices.iter().enumerate().map(login).collect()
+}
+
+/// Asserts that these clients are connected, and get a message.
+fn expect_connected(bob: &mut Client, msg_id: &str, clients: &mut [Client]) {
+    let seq = bob.text("alice", msg_id, msg_id);
+    for client in clients {
+        assert_eq!(client.expect_push().seq, seq);
+        client.ack("d:alice:bob", seq);
+    }
+}
+
+#[test]
+fn newer_device_of_a_class_replaces_the_older_one() {
+    let node = TestNode::start(|config| {
+        config.login.devices = "class".into();
+        config.node.shards = 3;
+    });
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut first = login_all(&node, &["phone-a1b2", "desktop", "web-7f3a"]);
+    expect_connected(&mut bob, "m1", &mut first);
+    let mut second = login_all(&node, &["phone-c3d4", "desktop-x", "web-99cc"]);
+    for old in &mut first {
+        assert_eq!(old.expect_close(), Code::Replaced);
+    }
+    expect_connected(&mut bob, "m2", &mut second);
+    eventually("bob and one of each class", || (node.conns() == 4).then_some(()));
+}
+
+#[test]
+fn one_session_of_a_user_stays() {
+    let node = TestNode::start(|config| config.login.devices = "user".into());
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut all = login_all(&node, &["phone", "desktop", "web", "phone"]);
+    let mut last = all.split_off(3);
+    for old in &mut all {
+        assert_eq!(old.expect_close(), Code::Replaced);
+    }
+    expect_connected(&mut bob, "m1", &mut last);
+}
+
+/// Tabs with devices of their own, as the TypeScript client names them.
+#[test]
+fn tabs_of_a_browser_do_not_replace_each_other() {
+    for devices in ["each", "class", "user"] {
+        let node = TestNode::start(|config| config.login.devices = devices.into());
+        let mut bob = node.login(Wire::Tcp, "bob", "phone");
+        let mut tabs = login_all(&node, &["web-7f3a-1", "web-7f3a-2", "web-7f3a-3"]);
+        expect_connected(&mut bob, "m1", &mut tabs);
+        let mut other = login_all(&node, &["web-99cc-1"]);
+        if devices == "each" {
+            expect_connected(&mut bob, "m2", &mut tabs);
+        } else {
+            for tab in &mut tabs {
+                assert_eq!(tab.expect_close(), Code::Replaced, "another browser: {devices}");
+            }
+            expect_connected(&mut bob, "m2", &mut other);
+        }
+    }
+}
+
+#[test]
+fn further_device_replaces_the_oldest_session_if_the_node_says_so() {
+    let node = TestNode::start(|config| {
+        config.limits.devices_per_user = 2;
+        config.login.devices_full = "replace".into();
+    });
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let mut all = login_all(&node, &["phone", "web", "watch"]);
+    assert_eq!(all.remove(0).expect_close(), Code::Replaced);
+    expect_connected(&mut bob, "m1", &mut all);
+}
+
+#[test]
+fn concurrent_logins_of_a_user_leave_one_session() {
+    let node = TestNode::start(|config| {
+        config.node.shards = 3;
+        config.login.devices = "user".into();
+        config.limits.user_logins_per_second = 0;
+    });
+    for round in 0..20 {
+        let clients: Vec<Client> = (0..4).map(|n| node.connect(Wire::ALL[(n + round) % 4])).collect();
+        let together = Barrier::new(clients.len());
+        let login = |(nth, mut client): (usize, Client)| {
+            together.wait();
+            client.say(ask::hello(hello(&node.token("alice"), &format!("device-{nth:04}"))));
+            client.pump(Instant::now() + WAIT_MAX);
+            client
+        };
+        let mut clients: Vec<Client> = std::thread::scope(|scope| {
+            let all = clients.into_iter().enumerate();
+            let threads: Vec<_> = all.map(|one| scope.spawn(|| login(one))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a login")).collect()
+        });
+        eventually("one session", || (node.conns() == 1).then_some(()));
+        let is_closed = |client: &mut Client| {
+            client.listen(Duration::from_millis(20));
+            client.ended.is_some()
+        };
+        clients.retain_mut(|client| {
+            let closed = is_closed(client);
+            if closed {
+                assert_eq!(client.expect_close(), Code::Replaced);
+            }
+            !closed
+        });
+        assert_eq!(clients.len(), 1, "round {round}");
+        drop(clients);
+        eventually("none", || (node.conns() == 0).then_some(()));
+    }
 }

@@ -1,5 +1,6 @@
 //! Login, refusal, and Bye.
 
+mod remote_keys;
 mod tokens;
 
 use std::time::Duration;

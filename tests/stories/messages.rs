@@ -1,5 +1,9 @@
 //! Direct messages: seqs, order, retries, refusals, and every kind of content over every pair of framings.
 
+mod blocks;
+mod limits;
+mod rules;
+
 use std::collections::BTreeMap;
 
 use tidegate_protocol::{Code, codec::Wire, content::Content, pb};

@@ -194,6 +194,15 @@ impl Client {
         }
     }
 
+    /// Returns the next numbers of a room for which `wanted` returns true.
+    pub fn expect_stats(&mut self, what: &str, wanted: impl Fn(&pb::RoomStats) -> bool) -> pb::RoomStats {
+        let is_wanted = |frame: &pb::ServerFrame| matches!(&frame.body, Some(ServerBody::RoomStats(stats)) if wanted(stats));
+        match self.take(what, is_wanted).body {
+            Some(ServerBody::RoomStats(stats)) => stats,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Returns the next signal.
     pub fn expect_signal(&mut self) -> pb::Signal {
         match self.take("a signal", |frame| matches!(frame.body, Some(ServerBody::Signal(_)))).body {

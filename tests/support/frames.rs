@@ -100,6 +100,10 @@ pub mod ask {
         ClientBody::Join(pb::Join { room: room.into() })
     }
 
+    pub fn react(room: &str, kind: &str) -> ClientBody {
+        ClientBody::React(pb::React { room: room.into(), kind: kind.into() })
+    }
+
     pub fn leave(room: &str) -> ClientBody {
         ClientBody::Leave(pb::Leave { room: room.into(), ..Default::default() })
     }

@@ -13,6 +13,7 @@ use tidegate_protocol::{
 use tokio_tungstenite::tungstenite::{
     self, Message, WebSocket,
     client::IntoClientRequest,
+    handshake::HandshakeError,
     http::HeaderValue,
     protocol::{CloseFrame, WebSocketConfig},
 };
@@ -85,6 +86,23 @@ impl Link {
             tungstenite::client::client_with_config(request, stream, Some(small)).expect("an upgrade");
         assert_eq!(response.headers()["sec-websocket-protocol"], protocol);
         Self::Ws { socket: Box::new(socket), framing }
+    }
+
+    /// Connects as a web page does, with these headers; returns the status of a refusal. The wire is `WsText`.
+    pub fn from_page(address: SocketAddr, headers: &[(&'static str, &str)]) -> Result<Self, u16> {
+        let stream = TcpStream::connect_timeout(&address, WAIT_MAX).expect("the node accepts");
+        stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
+        let mut request = format!("ws://{address}/v1/ws").into_client_request().expect("a good URL");
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, HeaderValue::from_str(value).expect("a header"));
+        }
+        match tungstenite::client::client(request, stream) {
+            Ok((socket, _)) => Ok(Self::Ws { socket: Box::new(socket), framing: Framing::Json }),
+            Err(HandshakeError::Failure(tungstenite::Error::Http(response))) => {
+                Err(response.status().as_u16())
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Returns the socket below.

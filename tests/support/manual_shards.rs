@@ -47,7 +47,8 @@ const EVENTS_MAX: usize = 1_024;
 /// Wall clock of all turns, in ms since 1970.
 const WALL_CLOCK_MS: u64 = 1_763_712_000_000;
 
-const KEY: &[u8] = b"a key of thirty-two bytes, or so";
+/// Key that verifies the tokens of [`ManualShards::token`].
+pub const KEY: &[u8] = b"a key of thirty-two bytes, or so";
 
 /// Transport of manual shards, with the shards that it drives.
 pub trait Transport {
@@ -121,8 +122,8 @@ pub struct ManualShards<T: Transport> {
     admission: Arc<Admission>,
     /// Largest number of events in a turn.
     events_max: usize,
-    /// Memory ports answer at once, so nothing ever runs on it.
-    _runtime: tokio::runtime::Runtime,
+    /// Memory ports answer at once, so nothing runs on it but what [`Self::settle`] waits for.
+    runtime: tokio::runtime::Runtime,
 }
 
 impl<T: Transport> ManualShards<T> {
@@ -149,7 +150,7 @@ impl<T: Transport> ManualShards<T> {
             outlets,
             admission: Admission::new(0, 0),
             events_max: EVENTS_MAX,
-            _runtime: runtime,
+            runtime,
         }
     }
 
@@ -179,13 +180,23 @@ impl<T: Transport> ManualShards<T> {
         peer.set_ip(address.unwrap_or(peer.ip()));
         let address = peer;
         let Ok(permit) = self.admission.admit(address.ip()) else { panic!("there is no cap") };
-        let taken = self.newcomers[shard].offer(Newcomer { arrival, address, permit });
+        let taken = self.newcomers[shard].offer(Newcomer { arrival, address, permit, certified_user: None });
         assert!(taken.is_ok(), "the queue is full");
     }
 
     /// Posts mail, which must fit.
     pub fn post(&self, shard: usize, mail: Mail) {
         assert!(self.handles[shard].try_post(mail), "the mailbox is full");
+    }
+
+    /// Runs the tasks of the shards until they wait for something else, such as requests that a limit let wait.
+    pub fn settle(&self) {
+        const STEPS: usize = 16;
+        self.runtime.block_on(async {
+            for _ in 0..STEPS {
+                tokio::task::yield_now().await;
+            }
+        });
     }
 
     /// Runs one turn of a shard.
@@ -249,6 +260,7 @@ pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
         )),
         origin: None,
         tracked: false,
+        class: 0,
     }
 }
 
@@ -275,7 +287,7 @@ fn parts() -> Parts {
             bus: Arc::new(LocalBus::new(log)),
             store: Arc::new(MemoryStore::default()),
             routes: Arc::new(MemoryRoutes::new(WALL_CLOCK_MS, leases, || Time::ZERO)),
-            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || 0)),
             link: Arc::new(LocalLink),
         },
     ));

@@ -15,13 +15,15 @@ use std::{
 };
 
 use tidegate::{
-    accept::{Acceptor, Stopper},
+    accept::{AcceptScreen, Acceptor, Stopper},
     auth::{self, Verifier},
+    bans::BanBoard,
     broker::{Broker, Parts, Peering, Settings, ShardSettings},
     budget::Admission,
     bus::{Bus, LocalBus, LocalBusConfig, NodeFeed, TopicId},
     cluster::{Cluster, PeerSnapshot},
     config,
+    connections::Connections,
     fault::{FaultPlan, Faulty},
     ingest::admin::Admin,
     link::{Link, MemoryLink},
@@ -34,7 +36,8 @@ use tidegate::{
     },
     ports::Ports,
     room::Rooms,
-    routes::{Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
+    room_rules::{RoomRule, RoomRules},
+    routes::{DevicePolicy, Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
     shard::{Driver, DriverQueue},
     store::{MemoryStore, Store},
@@ -63,6 +66,7 @@ pub struct Mesh {
     link: MemoryLink,
     bus: Arc<LocalBus>,
     answers_first: bool,
+    devices: DevicePolicy,
     runtime: Runtime,
 }
 
@@ -86,11 +90,25 @@ impl Mesh {
     /// Starts `count` nodes that share these room numbers. Their owners reply before they archive, which is the harder
     /// order (ADR 16).
     pub fn start(count: usize, numbers: &Arc<dyn Numbers>) -> Self {
-        Self::start_in_order(count, numbers, true)
+        Self::start_with(count, numbers, true, DevicePolicy::default())
     }
 
     /// Starts `count` nodes whose owners reply before they archive, or after it.
     pub fn start_in_order(count: usize, numbers: &Arc<dyn Numbers>, answers_first: bool) -> Self {
+        Self::start_with(count, numbers, answers_first, DevicePolicy::default())
+    }
+
+    /// Starts `count` nodes that limit the sessions of a user.
+    pub fn start_with_devices(count: usize, numbers: &Arc<dyn Numbers>, devices: DevicePolicy) -> Self {
+        Self::start_with(count, numbers, true, devices)
+    }
+
+    fn start_with(
+        count: usize,
+        numbers: &Arc<dyn Numbers>,
+        answers_first: bool,
+        devices: DevicePolicy,
+    ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -111,6 +129,7 @@ impl Mesh {
             link: MemoryLink::default(),
             bus: Arc::new(LocalBus::new(log)),
             answers_first,
+            devices,
             runtime,
         };
         for nth in 0..count {
@@ -126,9 +145,29 @@ impl Mesh {
         &self.store
     }
 
+    /// Blocks `other` for `user` by a request to a node, or ends the block; returns the nodes that were not reached.
+    pub fn set_block(&self, nth: usize, user: &str, other: &str, is_blocked: bool) -> Vec<String> {
+        let cluster = self.nodes[nth].cluster();
+        let [user, other] = [user, other].map(|name| UserId::new(name).expect("a good id"));
+        self.runtime.block_on(async {
+            let store = &cluster.ports.store;
+            let changed = match is_blocked {
+                true => store.block(&user, &other, 1, 9).await,
+                false => store.unblock(&user, &other).await,
+            };
+            changed.expect("memory is there");
+            cluster.publish_block(&user, &other, is_blocked).await
+        })
+    }
+
     /// Returns a running node, counted from 0.
     pub fn node(&self, nth: usize) -> &MeshNode {
         &self.nodes[nth]
+    }
+
+    /// Runs a future to its end.
+    pub fn run<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
     }
 
     /// Sets the peer snapshot of all nodes: whether routes may be incomplete, and how often routes were lost.
@@ -238,7 +277,7 @@ impl Mesh {
                 bus: Arc::new(Faulty::<dyn Bus>::new(self.bus.clone(), Arc::clone(&bus))),
                 store: Arc::new(Faulty::<dyn Store>::new(self.store.clone(), Arc::clone(&store))),
                 routes: Arc::new(Faulty::<dyn Routes>::new(self.routes.clone(), Arc::clone(&routes))),
-                scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::from_millis(1))),
+                scratch: Arc::new(MemoryScratch::new(1 << 20, || 1)),
                 link: Arc::new(Faulty::<dyn Link>::new(Arc::new(self.link.clone()), Arc::clone(&link))),
             },
         ));
@@ -251,14 +290,15 @@ impl Mesh {
             cluster,
             peering: Peering::Clustered(feed),
             numbers: Arc::clone(numbers),
-            settings: Settings::new(SMALL_GROUP_MAX),
+            settings: Settings { devices: self.devices, ..Settings::new(SMALL_GROUP_MAX) },
             metrics: metrics.clone(),
         });
         self.link.add(me, Arc::new(broker.peer()));
         let (newcomers, mut threads) = run_shards(&broker);
         // The in-memory log does not distribute its partitions, so the other nodes own none.
         broker.start(outlets, (nth == 0).then(|| owner_settings(self.answers_first)));
-        let (address, stopper, acceptor) = open_listener(newcomers, metrics);
+        let (address, stopper, acceptor) =
+            open_listener(newcomers, Arc::clone(&broker.cluster.bans), metrics);
         threads.push(acceptor);
         MeshNode { broker, routes, link, bus, store, address, stopper, threads }
     }
@@ -267,18 +307,32 @@ impl Mesh {
 type Thread = JoinHandle<std::io::Result<()>>;
 
 fn run_shards(broker: &Broker) -> (Vec<DriverQueue>, Vec<Thread>) {
-    let context = broker.shard_context(ShardSettings::new(Verifier::hs256(KEY)));
+    let mut settings = ShardSettings::new(Verifier::hs256(KEY));
+    let counted = RoomRule { members: true, ..RoomRule::default() };
+    settings.room_rules = RoomRules::parse(counted, &[]).expect("a good rule");
+    let context = broker.shard_context(settings);
     let start = Instant::now();
     let run = |(driver, newcomers): (Driver, _)| (newcomers, thread::spawn(move || driver.run(start)));
     broker.build_shards(&context, SHARDS).expect("a poll").into_iter().map(run).unzip()
 }
 
-fn open_listener(shards: Vec<DriverQueue>, metrics: metrics::Metrics) -> (SocketAddr, Stopper, Thread) {
+fn open_listener(
+    shards: Vec<DriverQueue>,
+    bans: Arc<BanBoard>,
+    metrics: metrics::Metrics,
+) -> (SocketAddr, Stopper, Thread) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.set_nonblocking(true).expect("a socket takes options");
     let address = listener.local_addr().expect("it listens");
-    let acceptor =
-        Acceptor::new(listener, Admission::new(0, 0), shards, None, config::SocketConfig::default(), metrics);
+    let acceptor = Acceptor::new(
+        listener,
+        Admission::new(0, 0),
+        shards,
+        None,
+        AcceptScreen { bans, ..AcceptScreen::default() },
+        config::SocketConfig::default(),
+        metrics,
+    );
     let (acceptor, stopper) = acceptor.expect("a poll");
     (address, stopper, thread::spawn(|| acceptor.run()))
 }
@@ -301,9 +355,19 @@ fn owner_settings(answers_first: bool) -> owner::Settings {
 }
 
 impl MeshNode {
+    /// Returns the connections of the node and of the others.
+    pub fn connections(&self) -> &Connections {
+        &self.broker.connections
+    }
+
     /// Returns the live rooms of the node.
     pub fn rooms(&self) -> &Rooms {
         &self.broker.rooms
+    }
+
+    /// Returns the ports and the shared state of the node.
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.broker.cluster
     }
 
     fn me(&self) -> &NodeBoot {

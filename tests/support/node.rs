@@ -69,6 +69,11 @@ impl TestNode {
         self.running().addresses.client
     }
 
+    /// Returns the address of the admin port.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.running().addresses.admin
+    }
+
     /// Returns the key of tokens.
     pub fn key(&self) -> &[u8] {
         &self.running().token_key

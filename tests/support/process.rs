@@ -281,7 +281,7 @@ pub fn command(data: &Path, sets: &[&str]) -> Command {
     fs::create_dir_all(data).expect("the folder is created");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let ports = ["listen.client=127.0.0.1:0", "listen.admin=127.0.0.1:0"];
-    let defaults = ["node.shards=2", "limits.conns_per_ip=0"];
+    let defaults = ["node.shards=2", "limits.conns_per_ip=0", "log.format=text"];
     command.arg("serve").arg("--data").arg(data);
     for set in ports.iter().chain(&defaults).chain(sets) {
         command.arg("--set").arg(set);

@@ -13,7 +13,7 @@ use tidegate_protocol::codec::Wire;
 
 use super::handshakes::{authority, handshake, offer};
 use crate::{
-    support::{TestNode, ask, eventually, send},
+    support::{TestNode, ask, eventually, let_time_pass, send},
     tunnel::Authority,
 };
 
@@ -115,6 +115,41 @@ fn half_of_a_message_ends_its_connection_and_nothing_else() {
     eve.ends(Duration::from_secs(8));
     assert_eq!(node.metric("tidegate_conn_panics_total"), Some(0.0));
     bob.send(send("r:hall", "last", "the node goes on"));
+}
+
+#[test]
+fn half_of_a_message_ends_a_connection_that_gets_nothing() {
+    let authority = authority();
+    let node = start(&authority);
+    // Nothing is written to it, so that only the read can notice.
+    let mut eve = forger(&node, &authority, "eve", &[]);
+    let half = eve.record(HANDSHAKE, &[24, 0, 64, 0]);
+    eve.write(&half);
+    eve.ends(Duration::from_secs(8));
+    assert_eq!(node.metric("tidegate_conn_panics_total"), Some(0.0));
+}
+
+#[test]
+fn half_of_a_record_ends_its_connection_as_half_of_a_frame_does() {
+    let authority = authority();
+    let pair = authority.certify("node", &["tidegate.test"]);
+    let node = TestNode::start(|config| {
+        offer(config, &[pair]);
+        config.timing.frame_ms = 1_000;
+    });
+    let ping = b"{\"id\":9,\"ping\":{}}\n";
+    let mut slow = forger(&node, &authority, "slow", &[]);
+    let record = slow.record(CONTENT, ping);
+    slow.write(&record[..12]);
+    slow.ends(Duration::from_secs(8));
+    // Records that end in time are fine, whatever their pieces.
+    let mut steady = forger(&node, &authority, "steady", &[]);
+    let records: Vec<u8> = (0..30).flat_map(|_| steady.record(CONTENT, ping)).collect();
+    for piece in records.chunks(records.len() / 20) {
+        steady.write(piece);
+        let_time_pass("twice the time for a frame passes", Duration::from_millis(100));
+    }
+    assert_eq!(node.conns(), 1, "it is open after twice the time for a frame");
 }
 
 #[test]

@@ -8,7 +8,10 @@ use std::{
 
 use proxy_header::{ProxiedAddress, ProxyHeader};
 
-use crate::support::{TestNode, eventually, let_time_pass};
+use crate::{
+    handshakes::{authority, offer},
+    support::{TestNode, eventually, let_time_pass},
+};
 
 const WELCOME_TO_STRANGERS: &[u8] = b"{\"hello\":{\"version\":9}}\n";
 
@@ -99,6 +102,85 @@ fn headers_of_strangers_and_proxies_without_one_are_refused() {
         let said = answer(&mut stranger);
         assert!(said.contains("UNKNOWN_FRAMING") && said.contains("listen.proxies"), "{said}");
     }
+    // A listed proxy that forwards a header of its client.
+    let nested = [header("192.0.2.1:1", false), header("192.0.2.2:2", true)].concat();
+    assert!(answer(&mut open(&listed, &nested)).contains("UNKNOWN_FRAMING"));
+    // The nodes of a process share it.
+    let foreign = || listed.metric("tidegate_proxy_headers_foreign_total");
+    assert_eq!(foreign(), Some(3.0));
+    let authority = authority();
+    let pair = authority.certify("node", &["tidegate.test"]);
+    let encrypted = TestNode::start(|config| {
+        offer(config, &[pair]);
+        config.tls.required = true;
+    });
+    for is_v2 in [false, true] {
+        let said = answer(&mut open(&encrypted, &header("192.0.2.1:1", is_v2)));
+        assert!(said.contains("TLS_REQUIRED") && said.contains("listen.proxies"), "{said}");
+    }
+    assert!(answer(&mut open(&encrypted, WELCOME_TO_STRANGERS)).contains("TLS_REQUIRED"));
+    assert_eq!(foreign(), Some(5.0));
+}
+
+fn upgrade(header: &str) -> String {
+    format!(
+        "GET /v1/ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{header}\r\n"
+    )
+}
+
+#[test]
+fn an_ipv6_site_has_rising_limits_by_64_56_and_48() {
+    let node = TestNode::start(|config| {
+        config.listen.proxies = vec!["127.0.0.0/8".into()];
+        config.limits.conns_per_ip = 1;
+    });
+    let begin = |site: u16, network: u16, rest: &[u8]| {
+        let client = format!("[2001:db8:{site:x}:{network:x}::1]:4000");
+        open(&node, &[&header(&client, true)[..], rest].concat())
+    };
+    let mut held = Vec::new();
+    let mut hold = |site: u16, network: u16| {
+        let mut stream = begin(site, network, upgrade("").as_bytes());
+        let said = answer(&mut stream);
+        assert!(said.starts_with("HTTP/1.1 101"), "{network:x}: {said}");
+        held.push(stream);
+    };
+    let refused = |network: u16| {
+        let said = answer(&mut begin(1, network, b""));
+        assert!(said.contains("TOO_MANY_FROM_ADDRESS"), "{network:x}: {said}");
+    };
+    for high in 0..4 {
+        (0..4).for_each(|low| hold(1, high << 8 | low));
+        // The /64, and another one of the full /56.
+        [0, 4].into_iter().for_each(|low| refused(high << 8 | low));
+    }
+    // Another /56 of the full /48.
+    refused(4 << 8);
+    hold(2, 0);
+}
+
+#[test]
+fn forwarded_headers_of_strangers_are_ignored_and_counted() {
+    let node = TestNode::start(|config| {
+        config.listen.forwarders = vec!["10.0.0.0/8".into()];
+        config.limits.conns_per_ip = 2;
+    });
+    let headers = ["X-Forwarded-For: 192.0.2.1\r\n", "forwarded: for=192.0.2.2\r\n", ""];
+    let upgraded = |header: &str| {
+        let mut stream = open(&node, upgrade(header).as_bytes());
+        (answer(&mut stream), stream)
+    };
+    for header in headers {
+        let (said, stream) = upgraded(header);
+        assert!(said.starts_with("HTTP/1.1 101"), "{said}");
+        drop(stream);
+        eventually("its place is free", || (node.conns() == 0).then_some(()));
+    }
+    assert_eq!(node.metric("tidegate_forwarded_headers_foreign_total"), Some(2.0));
+    let _two = [upgraded(headers[0]), upgraded(headers[1])];
+    let said = answer(&mut open(&node, upgrade("X-Forwarded-For: 192.0.2.3\r\n").as_bytes()));
+    assert!(said.contains("TOO_MANY_FROM_ADDRESS"), "all count for their own address: {said}");
 }
 
 #[test]
@@ -107,12 +189,6 @@ fn an_http_proxy_names_the_client_of_a_websocket() {
         config.listen.forwarders = vec!["127.0.0.0/8".into()];
         config.limits.conns_per_ip = 2;
     });
-    let upgrade = |header: &str| {
-        format!(
-            "GET /v1/ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
-             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{header}\r\n"
-        )
-    };
     let named = upgrade("X-Forwarded-For: 203.0.113.1, 192.0.2.1\r\n");
     let mut two: Vec<TcpStream> = (0..2).map(|_| open(&node, named.as_bytes())).collect();
     for stream in &mut two {
@@ -124,6 +200,27 @@ fn an_http_proxy_names_the_client_of_a_websocket() {
     let mut forged = open(&node, upgrade("X-Forwarded-For: 192.0.2.1, 192.0.2.2\r\n").as_bytes());
     assert!(answer(&mut forged).starts_with("HTTP/1.1 101"), "what stands before the last one is a claim");
     drop(two);
+    assert_eq!(node.metric("tidegate_forwarded_headers_foreign_total"), Some(0.0), "it is a listed proxy");
     let open_again = || answer(&mut open(&node, named.as_bytes())).starts_with("HTTP/1.1 101").then_some(());
     eventually("the address has places again", open_again);
+}
+
+#[test]
+fn a_node_that_reads_forwarded_ignores_the_other_header() {
+    let node = TestNode::start(|config| {
+        config.listen.forwarders = vec!["127.0.0.0/8".into()];
+        config.listen.forwarded_header = "forwarded".into();
+        config.limits.conns_per_ip = 1;
+    });
+    let begin = |forwarded: &str| {
+        let headers = format!("Forwarded: for={forwarded}\r\nX-Forwarded-For: 192.0.2.1\r\n");
+        let mut stream = open(&node, upgrade(&headers).as_bytes());
+        (answer(&mut stream), stream)
+    };
+    let (said, _first) = begin("\"[2001:db8::1]:4711\";proto=https");
+    assert!(said.starts_with("HTTP/1.1 101"), "{said}");
+    let (said, _) = begin("\"[2001:db8::2]\"");
+    assert!(said.starts_with("HTTP/1.1 429"), "the same /64: {said}");
+    let (said, _other) = begin("203.0.113.1");
+    assert!(said.starts_with("HTTP/1.1 101"), "another client with the same X-Forwarded-For: {said}");
 }

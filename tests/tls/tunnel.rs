@@ -11,7 +11,7 @@ use std::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::{
     ClientConfig, ProtocolVersion, RootCertStore, SupportedProtocolVersion,
-    pki_types::ServerName,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
     version::{TLS12, TLS13},
 };
 use tokio::{
@@ -73,6 +73,31 @@ impl Authority {
             fs::rename(&new, path).expect("a file");
         }
         pair
+    }
+
+    /// Writes the certificate of the authority, and returns its file.
+    pub(crate) fn file(&self) -> PathBuf {
+        let file = self.path();
+        fs::write(&file, self.issuer.pem()).expect("a file");
+        file
+    }
+
+    /// Returns the path of that file.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.join("ca.pem")
+    }
+
+    /// Returns the configuration of a client that trusts this authority and presents a certificate.
+    pub(crate) fn client_with(&self, version: &'static SupportedProtocolVersion, own: &Pair) -> ClientConfig {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der().clone()).expect("a root");
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = builder.with_protocol_versions(&[version]).expect("a sound version");
+        let chain =
+            CertificateDer::pem_file_iter(&own.cert).and_then(Iterator::collect).expect("a certificate");
+        let key = PrivateKeyDer::from_pem_file(&own.key).expect("a key");
+        builder.with_root_certificates(roots).with_client_auth_cert(chain, key).expect("a pair")
     }
 
     /// Returns the configuration of a client that trusts this authority.

@@ -5,4 +5,5 @@ pub(crate) mod bench;
 pub(crate) mod docs;
 pub(crate) mod fuzz;
 pub(crate) mod quick;
+pub(crate) mod security;
 pub(crate) mod soak;

@@ -8,6 +8,7 @@ mod interrupt;
 #[path = "../../tests/support/port.rs"]
 mod port;
 mod run;
+mod rustc;
 mod server;
 mod services;
 mod shell;
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    commands::{audit, bench, docs, fuzz, quick, soak},
+    commands::{audit, bench, docs, fuzz, quick, security, soak},
     shell::Shell,
     steps::{chaos, compile, deny, nextest, rehearse},
 };
@@ -81,6 +82,12 @@ enum Command {
     },
     /// Break a node and its network under load, check every promise, and print a row for `docs/results/`.
     Chaos(ChaosArgs),
+    /// Look at a node as an attacker does: testssl.sh and schemathesis (installed), floods of half-open and slow connections, planted secrets.
+    Security {
+        /// Only what the step of `test` does.
+        #[arg(long)]
+        short: bool,
+    },
     /// Rehearse a rollout without Kubernetes: real processes and clients, with every number of the rendered manifests.
     Rehearse {
         /// Folder of k8s/ to render.
@@ -149,7 +156,7 @@ enum Services {
 }
 
 fn main() -> ExitCode {
-    match run(Flags::parse().command) {
+    match rustc::run_if_named().and_then(|()| run(Flags::parse().command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("\nxtask: {error:#}");
@@ -168,6 +175,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             | Command::Services { what: Services::Status }
     );
     let _lock = shell.lock_target(!needs_none)?;
+    rustc::install(&shell.target)?;
     match command {
         // A signal ends it, as the run that started it expects.
         Command::Step { .. } => {}
@@ -192,6 +200,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             compile::programs(&shell)?;
             break_things(&shell, &args)
         }
+        Command::Security { short } => security::run(shell, short),
         Command::Soak { minutes, items } => soak::run(shell, minutes, &items),
         Command::Rehearse { folder } => {
             let shell = shell.with_profile("release");

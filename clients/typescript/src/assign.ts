@@ -1,3 +1,4 @@
+import type { Options } from './types.js';
 import type { WireClose } from './wire.js';
 
 const TIMEOUT_MS = 5000;
@@ -13,7 +14,13 @@ export interface Assigned {
  * Asks any node for the addresses of nodes, best first (docs/http.md). The address of the service itself comes last, so
  * the answer is never empty: that node says by itself when to try again.
  */
-export async function askAssign(base: string, transport: 'ws' | 'tcp', token: string, zone?: string): Promise<Assigned> {
+export async function askAssign(
+  base: string,
+  transport: 'ws' | 'tcp',
+  token: string,
+  zone?: string,
+  credentials: Options['credentials'] = 'same-origin',
+): Promise<Assigned> {
   const url = new URL('/v1/assign', base);
   url.searchParams.set('transport', transport);
   if (zone) url.searchParams.set('zone', zone);
@@ -21,7 +28,8 @@ export async function askAssign(base: string, transport: 'ws' | 'tcp', token: st
   const scheme = transport === 'ws' ? (isSecure ? 'wss' : 'ws') : isSecure ? 'tls' : 'tcp';
   const own = `${scheme}://${url.hostname}:${url.port || (isSecure ? 443 : 80)}`;
   try {
-    const response = await fetch(url, { headers: { authorization: `Bearer ${token}` }, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const headers = { authorization: `Bearer ${token}` };
+    const response = await fetch(url, { headers, credentials, signal: AbortSignal.timeout(TIMEOUT_MS) });
     const body = (await response.json()) as {
       addresses?: { address: string }[];
       ttlMs?: number;

@@ -1,6 +1,6 @@
 import { reconnectWait } from './backoff.js';
-import { Engine, randomId, tokenFor, userOf, type Core, type Transport } from './engine.js';
-import { local, TidegateError, type LocalName } from './error.js';
+import { claimsOf, Engine, randomId, tokenFor, type Core, type Transport } from './engine.js';
+import { local, TidegateError, typed } from './error.js';
 import type { Method } from './methods.js';
 import type { Emitted } from './feed.js';
 import { indexedDbStore } from './stores.js';
@@ -34,9 +34,6 @@ function target(to: To): Target {
   }
   return it;
 }
-
-/** Returns the error as it is, or under this name if it is of the platform. */
-const typed = (error: unknown, name: LocalName): TidegateError => (error instanceof TidegateError ? error : local(name, String(error)));
 
 const contentOf = (content: string | Content): Content => (typeof content === 'string' ? { text: content } : content);
 
@@ -93,11 +90,14 @@ export class Client {
   /** Returns the user of the first token: what is kept in a browser is named by the user. */
   async #firstUser(options: Options): Promise<string | undefined> {
     for (let tries = 0; ; tries++) {
-      const wait = reconnectWait(tries, undefined, (options.random ?? Math.random)());
-      const token = tokenFor(options).catch(() => new Promise<void>((resolve) => setTimeout(resolve, wait)));
-      const user = await Promise.race([token, this.#over]);
+      const asked = tokenFor(options).catch(async (reason: unknown) => {
+        const wait = reconnectWait(tries, undefined, (options.random ?? Math.random)());
+        if (!this.#isOver) this.#deliver({ name: 'state', value: { name: 'waiting', retryAt: Date.now() + wait, error: typed(reason, 'NO_TOKEN') } });
+        await new Promise((resolve) => setTimeout(resolve, wait));
+      });
+      const token = await Promise.race([asked, this.#over]);
       if (this.#isOver) throw local('CLOSED');
-      if (user !== undefined) return userOf(user);
+      if (token !== undefined) return claimsOf(token).sub;
     }
   }
 
@@ -229,6 +229,11 @@ export class Client {
   /** Sends a volatile event such as `typing`; rejects when the client is not live. */
   async signal(to: To, kind: string, content?: string | Content): Promise<void> {
     return this.#call('signal', target(to), kind, content === undefined ? undefined : contentOf(content));
+  }
+
+  /** Adds a reaction such as `like` to a live room that the client is in; rejects when the client is not live. */
+  react(room: string, kind: string): Promise<void> {
+    return this.#call('react', room, kind);
   }
 
   /** Disconnects and stays so until `online`; messages are kept. */

@@ -25,6 +25,9 @@ export const CURES: Readonly<Record<string, string>> = {
   ORIGIN_REFUSED: 'Add the origin to `listen.origins`.',
   KEY_INVALID: 'Send `Authorization: Bearer KEY`; with `tidegate`: --key-file FILE, or TIDEGATE_KEY in the environment. Keys are made on the node\'s host by `tidegate key add`.',
   SCOPE_MISSING: 'Use a key with that scope: `tidegate key add NAME --scope SCOPE` on the node\'s host.',
+  TOKEN_REVOKED: 'Get a new token from your backend, and sign in again if it refuses one.',
+  TOKEN_NOT_NEWER: 'Send a token that ends later; the connection continues until its own ends.',
+  BANNED: 'Wait if the frame names a time; otherwise ask the operator, who lifts it with DELETE /v1/bans/{subject}.',
   BYE: 'Nothing to do.',
   DRAINING: 'Reconnect after the given time, to one of the alternates.',
   SLOW: 'Reconnect, then pull from your positions; read faster.',
@@ -36,7 +39,7 @@ export const CURES: Readonly<Record<string, string>> = {
   TOO_MANY_FROM_ADDRESS: 'Close some, or raise `limits.conns_per_ip`.',
   CLOSED: 'Reconnect.',
   TOO_MANY_DEVICES: 'Disconnect one, or reconnect with the name of one; operators: raise `limits.devices_per_user`.',
-  REPLACED: 'Use one connection per device; name devices differently.',
+  REPLACED: 'Use one connection per device; name devices differently. Log in again only if the user asks.',
   KICKED: 'Ask the administrator.',
   TOO_MANY_ERRORS: 'Fix the client; check the codes of its refused frames.',
   CONFLICT: 'Use a new id for a new message.',
@@ -61,6 +64,12 @@ export const CURES: Readonly<Record<string, string>> = {
   MUTED: 'Wait until an admin of the group ends the mute, then resend the content under a new id.',
   BAD_SETTING: 'Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users).',
   AUDIT_UNAVAILABLE: 'Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node.',
+  LEFT_OUT: 'Nothing to do; send later what is still of interest, under a new msgId. Operators: `rooms.rate`, and `PUT /v1/users/{user}/prio` for senders that matter.',
+  TOO_MANY_REVOCATIONS: 'Revoke all tokens of the user with `before`, which replaces older revocations; set `auth.max_lifetime_s`, so that they end.',
+  HOOK_UNAVAILABLE: 'Try again after the given time; operators: check the server of the hook, and the log of the node.',
+  TOO_MANY_BLOCKS: 'Remove entries: at most 10,000 users can be blocked.',
+  TOO_MANY_BANS: 'Lift some, or ban wider networks.',
+  SUSPENDED: 'Send again with the same id after the given time; operators: `GET /v1/suspensions` says why, DELETE lifts it.',
 };
 
 // Importing this module gives every error its cure. It is apart, because not every page needs the sentences.

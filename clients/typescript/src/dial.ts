@@ -31,7 +31,9 @@ export function dialWebSocket(make?: (url: string, protocols: string[]) => WebSo
     socket.onerror = ({ message }: { message?: string }) => {
       detach();
       socket.close();
-      handlers.closed(message);
+      // A browser logs the cause and gives it to no page; other platforms have no `onLine`.
+      const isOnline = globalThis.navigator?.onLine;
+      handlers.closed(message || (isOnline ? 'see the console of the browser' : isOnline === false ? 'the browser is offline' : ''));
     };
     return {
       send: (text) => socket.send(text),

@@ -1,11 +1,11 @@
 import { Addresses } from './addresses.js';
 import { askAssign } from './assign.js';
 import type { Dial, Socket } from './dial.js';
-import { local, TidegateError, type LocalName } from './error.js';
+import { local, typed, type LocalName, type TidegateError } from './error.js';
 import { METHODS, type Method } from './methods.js';
 import type { Emitted } from './feed.js';
 import { Session } from './session.js';
-import type { Options, OutboxItem, OutboxStore } from './types.js';
+import type { Claims, Options, OutboxItem, OutboxStore } from './types.js';
 import type { ServerFrame } from './wire.js';
 
 /** Longest delay of a timer; longer ones overflow. */
@@ -51,13 +51,12 @@ export function randomId(): string {
 /** Returns a token for the next login. */
 export const tokenFor = async ({ token }: Pick<Options, 'token'>): Promise<string> => (typeof token === 'string' ? token : token());
 
-/** Returns the user that a token names, if it is a JWT. */
-export function userOf(token: string): string | undefined {
+/** Returns the claims of a token; none if it is no JWT. */
+export function claimsOf(token: string): Claims {
   try {
-    const claims = JSON.parse(atob(token.split('.')[1]!.replace(/-/g, '+').replace(/_/g, '/'))) as { sub?: string };
-    return claims.sub;
+    return { ...JSON.parse(atob(token.split('.')[1]!.replace(/-/g, '+').replace(/_/g, '/'))) } as Claims;
   } catch {
-    return undefined;
+    return {};
   }
 }
 
@@ -119,6 +118,11 @@ export class Engine implements Core {
         judged: (conn, good) => {
           const address = this.#conns.get(conn)?.address;
           if (address) this.#addresses.judged(address, good);
+        },
+        renew: (conn) => {
+          const give = (token: string, error?: TidegateError) =>
+            this.#isOver || this.run((now) => session.renewed(now, conn, token, claimsOf(token), error));
+          tokenFor(this.#options).then(give, (error: unknown) => give('', typed(error, 'NO_TOKEN')));
         },
         newId: randomId,
         random: this.#options.random ?? Math.random,
@@ -225,7 +229,7 @@ export class Engine implements Core {
       const token = await tokenFor(this.#options);
       failure = 'UNREACHABLE';
       if (!this.#conns.has(conn)) return;
-      if (!this.run((now, session) => session.authorized(now, conn, token, userOf(token)))) return;
+      if (!this.run((now, session) => session.authorized(now, conn, token, claimsOf(token)))) return;
       const address = this.#addresses.alternate(alternates) ?? (await this.#address(conn, token));
       if (!this.#conns.has(conn)) return;
       const dial = address && this.#transport.dial(address, this.#options);
@@ -241,7 +245,7 @@ export class Engine implements Core {
         closed: (cause) => this.#lost(conn, isOpen ? undefined : local(failure, `${address}: ${cause || 'no connection'}`)),
       });
     } catch (error) {
-      this.#lost(conn, error instanceof TidegateError ? error : local(failure, String(error)));
+      this.#lost(conn, typed(error, failure));
     }
   }
 
@@ -258,9 +262,9 @@ export class Engine implements Core {
 
   /** Returns the address to connect to, after asking `assign` if its last answer is too old or useless. */
   async #address(conn: number, token: string): Promise<string | undefined> {
-    const { assign, addresses, zone } = this.#options;
+    const { assign, addresses, zone, credentials } = this.#options;
     if (assign !== undefined && (Date.now() >= this.#assignedUntil || this.#addresses.exhausted)) {
-      const answer = await askAssign(assign, this.#transport.kind(this.#options), token, zone);
+      const answer = await askAssign(assign, this.#transport.kind(this.#options), token, zone, credentials);
       if (answer.close) {
         this.run((now, session) => session.frame(now, conn, { close: answer.close! }));
         return undefined;

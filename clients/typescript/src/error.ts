@@ -78,3 +78,6 @@ export function local(name: LocalName, text?: string): TidegateError {
   const [temporary, message = ''] = LOCAL[name];
   return fromWire({ name, message: text || message, temporary });
 }
+
+/** Returns the error as it is, or under this name if it is of the platform. */
+export const typed = (error: unknown, name: LocalName): TidegateError => (error instanceof TidegateError ? error : local(name, String(error)));

@@ -60,8 +60,9 @@ export class Feed {
   }
 
   /** Takes a frame that informs and needs no answer. */
-  inform({ shed, receipt, cleared, hidden, signal }: ServerFrame): void {
+  inform({ shed, receipt, cleared, hidden, signal, roomStats }: ServerFrame): void {
     if (shed) this.emit('shed', { room: shed.room, count: shed.count ?? 0 });
+    if (roomStats) this.emit('roomStats', roomStats);
     if (receipt) {
       const { conversation, seq = 0 } = receipt;
       this.read(conversation, seq);

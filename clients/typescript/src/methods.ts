@@ -98,6 +98,9 @@ export const METHODS = {
     const signal = { ...to, kind, content: content && toWire(content) };
     await ask(engine, { body: { signal }, once: 'always' });
   },
+  async react(engine: Engine, [room, kind]: [string, string]): Promise<void> {
+    await ask(engine, { body: { react: { room: room.replace(/^r:/, ''), kind } }, once: 'always' });
+  },
   async sync(engine: Engine): Promise<void> {
     await new Promise<void>((done, fail) => engine.run((now, session) => session.sync(now, done, fail)));
   },

@@ -7,7 +7,7 @@ import { Outbox } from './outbox.js';
 import { Requests, type Request } from './requests.js';
 import { Rooms } from './rooms.js';
 import { Timers } from './timers.js';
-import type { OutboxItem, Sent, State } from './types.js';
+import type { Claims, OutboxItem, Sent, State } from './types.js';
 import type { ClientFrame, ServerFrame, WireGoAway, WireSettings, WireWelcome } from './wire.js';
 
 /** Longest time from opening a connection to its welcome. */
@@ -16,6 +16,12 @@ const LOGIN_MS = 15_000;
 const END_MS = 2000;
 const HEARTBEAT_MS = 30_000;
 const REPLACED = 3500;
+/** How long a node may take to complete a login that this client has given up. */
+const LATE_MS = 30_000;
+/** Shortest lead of a refresh before the end of the token, if the token lasts for long enough. */
+const REFRESH_LEAD_MS = 300_000;
+/** The node refuses refreshes of a connection that follow each other more closely. */
+const REFRESH_MIN_MS = 2000;
 
 export interface SessionPort {
   /** Opens connection `conn`: to one of `alternates` if one fits, else to an address that the client knows. */
@@ -25,6 +31,8 @@ export interface SessionPort {
   end(conn: number): void;
   /** The outcome of a connection, before its `end`: whether its address is worth another attempt. */
   judged(conn: number, good: boolean): void;
+  /** Asks the application for another token for connection `conn`, which goes to `renewed`. */
+  renew(conn: number): void;
   newId(): string;
   random(): number;
   /** A message is answered, so an outbox forgets it. */
@@ -48,6 +56,8 @@ interface Link {
   /** `opening`, then `login` once hello is written, then `live`; `old` after another one has taken over. */
   phase: 'opening' | 'login' | 'live' | 'old';
   token: string;
+  /** Claim `exp` of the token, if it has one that the client can read. */
+  exp: number | undefined;
   /** Until then another login of this client may have replaced the connection. */
   movedUntil: number;
 }
@@ -76,8 +86,11 @@ export class Session {
   #heartbeat = HEARTBEAT_MS;
   #heardAt = 0;
   #wroteAt = 0;
+  /** By how much the clock of the node is ahead. */
+  #ahead = 0;
   #pings = 0;
   #liveAt = Infinity;
+  #lateUntil = 0;
   /** Attempts in a row that failed. */
   #tries = 0;
   /** Token that the node has refused, so another one is needed. */
@@ -235,19 +248,20 @@ export class Session {
 
   #open(): void {
     this.timers.clear('retry');
-    const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', movedUntil: 0 };
+    const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', exp: undefined, movedUntil: 0 };
     this.#next = link;
     if (!this.#link) this.#become({ name: 'connecting', error: this.state.error });
     this.timers.set('login', this.#now + LOGIN_MS, () => this.#ended(link));
     this.#port.open(link.conn, this.#alternates);
   }
 
-  /** The application has this token for the login, of `user` if it names one. Returns whether to open the connection with it. */
-  authorized(now: number, conn: number, token: string, user?: string): boolean {
+  /** The application has this token for the login. Returns whether to open the connection with it. */
+  authorized(now: number, conn: number, token: string, { sub: user, exp }: Claims = {}): boolean {
     this.#now = now;
     const link = this.#next;
     if (link?.conn !== conn) return false;
     link.token = token;
+    link.exp = exp;
     this.feed.user ??= user;
     // Positions, chain and unanswered messages are of the user before.
     if (user && user !== this.feed.user) this.#shut(local('OTHER_USER'));
@@ -270,7 +284,7 @@ export class Session {
     const { device, chain } = this.#options;
     // Absent fields are undefined, which JSON omits.
     const settings = chain ? { ...this.#options.settings, chain } : this.#options.settings;
-    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings };
+    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings, features: ['refresh'] };
     this.#write(link, { id: ++this.#frames, hello });
   }
 
@@ -297,6 +311,7 @@ export class Session {
       this.#link = undefined;
       this.timers.clear('goAway');
       this.timers.clear('beat');
+      this.timers.clear('refresh');
       this.#lostAll();
       if (this.#byeDone) {
         this.state = { ...this.state, error };
@@ -310,10 +325,13 @@ export class Session {
     } else {
       this.#next = undefined;
       this.timers.clear('login');
+      // The node may still complete it, which replaces the later one.
+      if (link.phase === 'login' && !error) this.#lateUntil = this.#now + LATE_MS;
       if (this.#link) return this.#stay(this.#link);
     }
-    const isToken = error?.name === 'TOKEN_INVALID' || error?.name === 'TOKEN_EXPIRED';
-    if (isToken) this.#refused = link.token;
+    const isToken = error?.name.startsWith('TOKEN_');
+    // An empty token stands for cookies, which may be others after the end of those that were accepted.
+    if (isToken) this.#refused = link.token || link.phase === 'login' ? link.token : undefined;
     else if (error?.reconnect === 'never') return this.#shut(error);
     this.#retry(isToken ? undefined : error, error);
   }
@@ -327,7 +345,7 @@ export class Session {
   #stay(link: Link): void {
     link.phase = 'live';
     // The failed login may still have replaced it.
-    link.movedUntil = Math.min(link.movedUntil, this.#now + LOGIN_MS);
+    link.movedUntil = Math.min(link.movedUntil, this.#now + LATE_MS);
     this.outbox.resume(this.#now);
     this.#requests.live(this.#now);
   }
@@ -357,7 +375,7 @@ export class Session {
     for (const link of [this.#link, this.#next, this.#old]) if (link) this.#port.end(link.conn);
     this.#link = this.#next = this.#old = undefined;
     this.#alternates = [];
-    for (const name of ['retry', 'login', 'goAway', 'beat', 'old']) this.timers.clear(name);
+    for (const name of ['retry', 'login', 'goAway', 'beat', 'refresh', 'old']) this.timers.clear(name);
     this.#lostAll();
   }
 
@@ -371,6 +389,7 @@ export class Session {
     this.#alternates = [];
     this.#link = link;
     link.phase = 'live';
+    link.movedUntil = this.#lateUntil;
     this.#refused = undefined;
     this.#session = welcome.session;
     this.#heartbeat = welcome.heartbeatMs || HEARTBEAT_MS;
@@ -384,6 +403,47 @@ export class Session {
     this.inbox.syncStarted(now);
     this.sync(now);
     this.#beat(link);
+    this.timers.clear('refresh');
+    this.#ahead = (welcome.serverTime || now) - now;
+    if (welcome.features?.includes('refresh')) this.#planRefresh(link);
+  }
+
+  /**
+   * Asks for another token five to ten minutes before the present one ends, or after a half to three quarters of what is
+   * left of it, if that is later. The spread keeps clients apart whose tokens end at the same time.
+   */
+  #planRefresh(link: Link): void {
+    const left = (link.exp ?? 0) * 1000 - this.#now - this.#ahead;
+    // Also false for NaN: `exp` of a foreign token may be of another type.
+    if (!(left > 0)) return;
+    const wait = left - Math.min(left / 4, REFRESH_LEAD_MS) * (1 + this.#port.random());
+    this.timers.set('refresh', this.#now + Math.max(wait, REFRESH_MIN_MS), () => this.#port.renew(link.conn));
+  }
+
+  /** The application has this token for a refresh of connection `conn`, or failed for the reason `error`. */
+  renewed(now: number, conn: number, token: string, { exp }: Claims, error?: TidegateError): void {
+    this.#now = now;
+    const link = this.#link;
+    // A later connection has logged in with a token of its own.
+    if (link?.conn !== conn) return;
+    const settle = (error?: TidegateError) => {
+      this.feed.emit('refresh', { error });
+      this.#planRefresh(link);
+    };
+    if (error) return settle(error);
+    // The application has no other token yet.
+    if (token === link.token) return this.#planRefresh(link);
+    this.ask(now, {
+      body: { refresh: { token } },
+      once: 'connection',
+      done: () => {
+        link.token = token;
+        link.exp = exp;
+        settle();
+      },
+      // The end of the connection, which has no code, settles nothing: the next login has another token.
+      fail: (error) => error.code && settle(error),
+    });
   }
 
   /** Lets a replaced connection end by itself, so that its last answers arrive. */

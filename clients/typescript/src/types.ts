@@ -133,6 +133,12 @@ export interface State {
   user?: string | undefined;
 }
 
+/** Claims of a token that the client reads. */
+export interface Claims {
+  sub?: string;
+  exp?: number;
+}
+
 export interface Signal {
   conversation: string;
   sender: string;
@@ -146,6 +152,12 @@ export interface Notice {
   msgId?: string;
   conversation?: string;
   message?: string;
+  count?: number;
+  threshold?: number;
+  windowMs?: number;
+  since?: number;
+  action?: string;
+  intervalMs?: number;
 }
 
 export interface GoAway {
@@ -153,6 +165,17 @@ export interface GoAway {
   windowMs: number;
   alternates: string[];
   reason: string;
+}
+
+/** Numbers of a live room; absent ones are 0 or unchanged. */
+export interface RoomStats {
+  room: string;
+  /** Messages that were left out because the room is over its rate. */
+  leftOut?: number;
+  /** Connections in the room on all nodes, if they are counted and the number has changed. */
+  members?: number;
+  /** Reactions by kind: those since the last frame, and all that the node knows of. */
+  reactions?: { kind: string; sum?: number; total?: number }[];
 }
 
 /** Events and their values. */
@@ -173,12 +196,16 @@ export interface Events {
   hidden: { conversation: string; seqs: number[] };
   signal: Signal;
   shed: { room: string; count: number };
+  /** Members and reactions of a live room, and the number of messages left out of it. */
+  roomStats: RoomStats;
   /** Entries that can't be had, because the user is no longer a member. */
   gap: { conversation: string; first: number; last: number };
   /** The state of a conversation has changed. */
   conversation: Conversation;
   /** A sync after a login is complete. */
   synced: { unread: number };
+  /** The token of the connection was replaced, or could not be for the reason `error`; the connection goes on either way. */
+  refresh: { error?: TidegateError | undefined };
   notice: Notice;
   goAway: GoAway;
 }
@@ -238,7 +265,12 @@ export interface Options {
   assign?: string;
   /** Zone of the client, for `assign`. */
   zone?: string;
-  /** Token, or a function that returns a fresh one before each login. */
+  /**
+   * Whether a browser sends cookies with the request to `assign`, as in `fetch`. `include` also sends them to another
+   * origin, which a login by cookie through the hook `login` needs. Default: `same-origin`.
+   */
+  credentials?: 'omit' | 'same-origin' | 'include';
+  /** Token, or a function that returns a fresh one: before each login, and while connected before the present one ends. */
   token: string | (() => string | Promise<string>);
   /** Name of the device; the same one across restarts. */
   device?: string;

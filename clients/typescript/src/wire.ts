@@ -1,4 +1,5 @@
 // Frames of the protocol in their JSON form (protocol/SPEC.md, section 2). Default values are omitted on the wire.
+import type { RoomStats } from './types.js';
 
 /** Content of a message as it is on the wire: `data` in base64, unknown fields unchanged. */
 export interface WireContent {
@@ -72,6 +73,7 @@ export interface WireWelcome {
   serverTime?: number;
   nextId?: string;
   settings?: WireSettings;
+  features?: string[];
 }
 
 export interface WireGoAway {
@@ -108,6 +110,7 @@ export interface ServerFrame {
   receipt?: { conversation: string; user?: string; seq?: number };
   cleared?: { conversation: string; seq?: number };
   hidden?: { conversation: string; seqs?: number[] };
+  roomStats?: RoomStats;
   signal?: { conversation: string; kind?: string; content?: WireContent; sender?: string };
 }
 

@@ -1,7 +1,7 @@
 // The lab's chaos with the client in Node: its checker finds what a client loses, shows twice, spoils or forgets.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { test } from 'node:test';
+import { describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
 const { TIDEGATE_BIN: bin, TIDEGATE_LAB: lab } = process.env;
@@ -23,13 +23,15 @@ function chaos(adapter, { seconds, devices, env }) {
   });
 }
 
-test('chaos finds what a client loses, shows twice and spoils', options, async () => {
-  const verdict = await chaos('support/planted_adapter.mjs', { seconds: '4', devices: '1', env: { PLANT: 'lose,double,spoil' } });
-  for (const rule of ['never-got', 'duplicate-after-dedup', 'corrupted']) assert.match(verdict, new RegExp(`"${rule}"`));
-});
+describe('chaos with planted faults', { concurrency: 2 }, () => {
+  test('chaos finds what a client loses, shows twice and spoils', options, async () => {
+    const verdict = await chaos('support/planted_adapter.mjs', { seconds: '4', devices: '1', env: { PLANT: 'lose,double,spoil' } });
+    for (const rule of ['never-got', 'duplicate-after-dedup', 'corrupted']) assert.match(verdict, new RegExp(`"${rule}"`));
+  });
 
-test('chaos finds what the outbox of a killed client forgets', options, async () => {
-  // The process is killed within 16 s of its start.
-  const verdict = await chaos('support/planted_adapter.mjs', { seconds: '17', devices: '4', env: { PLANT: 'forget' } });
-  assert.match(verdict, /"kept-lost"/);
+  test('chaos finds what the outbox of a killed client forgets', options, async () => {
+    // The process is killed within 16 s of its start.
+    const verdict = await chaos('support/planted_adapter.mjs', { seconds: '17', devices: '4', env: { PLANT: 'forget' } });
+    assert.match(verdict, /"kept-lost"/);
+  });
 });

@@ -195,6 +195,33 @@ test('tries addresses that are added to its list later', async () => {
   }
 });
 
+test('asks the application for another token while it is connected, and goes on when it has none', limits, async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  try {
+    const tokenUntil = (seconds) => `h.${btoa(JSON.stringify({ sub: 'alice', exp: Date.now() / 1000 + seconds }))}.s`;
+    const answers = [() => tokenUntil(600), () => Promise.reject(new Error('signed out')), () => tokenUntil(3600)];
+    const client = await open({ token: () => answers.shift()() });
+    const outcomes = [];
+    client.on('refresh', ({ error }) => outcomes.push(error?.name ?? 'done'));
+    const socket = FakeSocket.all.at(-1);
+    socket.onopen();
+    const { hello, id } = socket.sent[0];
+    socket.frame({ id, welcome: { session: 's', node: 'n1', nextId: hello.nextId, heartbeatMs: 1e9, serverTime: Date.now(), features: ['refresh'] } });
+    socket.frame({ id: socket.sent[1].id, syncEnd: {} });
+    mock.timers.tick(375_000);
+    await settle();
+    assert.deepEqual([outcomes, client.state.name], [['NO_TOKEN'], 'live']);
+    mock.timers.tick(200_000);
+    await settle();
+    const { id: request } = socket.sent.find((it) => it.refresh);
+    socket.frame({ id: request, done: {} });
+    assert.deepEqual([outcomes, client.state.name, FakeSocket.all.length, answers.length], [['NO_TOKEN', 'done'], 'live', 1, 0]);
+    client.drop();
+  } finally {
+    mock.timers.reset();
+  }
+});
+
 test('refuses what is no message, without a hole in the chain', limits, async () => {
   const client = await open();
   const socket = login();
@@ -289,6 +316,9 @@ test('asks for the first token until it has one, or until it is closed', limits,
     };
     const options = { user: undefined, device: 'web', outbox: 'indexeddb' };
     const client = await open({ ...options, token });
+    await settle();
+    const { error, retryAt } = client.state;
+    assert.deepEqual([error.name, error.message, error.temporary, retryAt > Date.now()], ['NO_TOKEN', 'Error: no network', true, true]);
     for (let n = 0; n < 5; n++) {
       mock.timers.tick(1000);
       await settle();
@@ -300,8 +330,29 @@ test('asks for the first token until it has one, or until it is closed', limits,
     await hopeless.close();
     await assert.rejects(sent, { name: 'CLOSED' });
     assert.equal(hopeless.state.name, 'closed');
+    let fail;
+    const late = await open({ ...options, token: () => new Promise((_, reject) => (fail = reject)) });
+    await late.close();
+    fail(new Error('late'));
+    await settle();
+    assert.equal(late.state.name, 'closed');
   } finally {
     mock.timers.reset();
+  }
+});
+
+test('names what a browser says of a connection that could not be made', async () => {
+  const { navigator } = globalThis;
+  try {
+    for (const [onLine, words] of [[true, 'see the console of the browser'], [false, 'the browser is offline'], [undefined, 'no connection']]) {
+      Object.defineProperty(globalThis, 'navigator', { value: { onLine }, configurable: true });
+      const client = await open();
+      FakeSocket.all[0].onerror({});
+      assert.deepEqual([client.state.error.name, client.state.error.message], ['UNREACHABLE', `ws://a: ${words}`]);
+      client.drop();
+    }
+  } finally {
+    Object.defineProperty(globalThis, 'navigator', { value: navigator, configurable: true });
   }
 });
 
@@ -407,6 +458,64 @@ test('never goes from a secure address to a plain one', async () => {
       assert.deepEqual(FakeSocket.all.filter((it) => !it.url.startsWith('wss:')).map((it) => it.url), []);
       client.drop();
     }
+  } finally {
+    globalThis.fetch = fetch;
+    mock.timers.reset();
+  }
+});
+
+test('sends the cookies of a browser to assign as the option credentials says', async () => {
+  const { fetch } = globalThis;
+  const asked = [];
+  globalThis.fetch = async (_url, { credentials }) => {
+    asked.push(credentials);
+    return { status: 200, json: async () => ({ addresses: [], ttlMs: 60_000 }) };
+  };
+  try {
+    for (const credentials of ['include', 'omit', undefined]) {
+      const client = await open({ addresses: [], assign: 'http://service:1', credentials });
+      await until(() => FakeSocket.all.length === 1);
+      client.drop();
+    }
+    assert.deepEqual(asked, ['include', 'omit', 'same-origin']);
+  } finally {
+    globalThis.fetch = fetch;
+  }
+});
+
+test('asks assign again once its answer is too old, though an address of it was not tried', async () => {
+  mock.timers.enable({ apis: ['setTimeout', 'Date'] });
+  const { fetch } = globalThis;
+  const answers = [['ws://dead', 'ws://alive'], ['ws://fresh']];
+  const asked = [];
+  globalThis.fetch = async (url) => {
+    asked.push(String(url));
+    return { status: 200, json: async () => ({ addresses: (answers[asked.length - 1] ?? []).map((address) => ({ address })), ttlMs: 60_000 }) };
+  };
+  const attempt = async (count) => {
+    for (let n = 0; FakeSocket.all.length < count; n++) {
+      assert.ok(n < 100, `attempt ${count} never began`);
+      mock.timers.tick(100);
+      await settle();
+    }
+    return FakeSocket.all.at(-1);
+  };
+  try {
+    const client = await open({ addresses: [], assign: 'http://service:1' });
+    (await attempt(1)).onclose();
+    const second = await attempt(2);
+    assert.deepEqual(FakeSocket.all.map((it) => it.url), ['ws://dead', 'ws://alive']);
+    assert.equal(asked.length, 1, 'within its time the answer holds for the next address');
+    login();
+    mock.timers.tick(60_000);
+    await settle();
+    second.onclose();
+    const third = await attempt(3);
+    assert.equal(third.url, 'ws://alive', 'the address that worked comes first');
+    third.onclose();
+    assert.equal((await attempt(4)).url, 'ws://fresh', 'and then those of the new answer');
+    assert.deepEqual(asked, Array(2).fill('http://service:1/v1/assign?transport=ws'));
+    client.drop();
   } finally {
     globalThis.fetch = fetch;
     mock.timers.reset();

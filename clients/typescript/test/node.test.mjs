@@ -129,6 +129,10 @@ test('follows groups, rooms and signals', limits, async () => {
   frank.on('message', (it) => (wave ??= it));
   while (!wave) await erin.send('r:hall', 'wave');
   assert.deepEqual([wave.room, wave.content.text], [true, 'wave']);
+  const likes = event(erin, 'roomStats', (it) => it.reactions);
+  await frank.react('r:hall', 'like');
+  assert.deepEqual(await likes, { room: 'hall', reactions: [{ kind: 'like', sum: 1, total: 1 }] });
+  await assert.rejects(frank.react('elsewhere', 'like'), { name: 'NOT_A_MEMBER' });
 });
 
 test('finds a node by assign, and ends with the cure of a bad token', limits, async () => {
@@ -138,6 +142,32 @@ test('finds a node by assign, and ends with the cure of a bad token', limits, as
   const mallory = open('mallory', { token: 'not a token' });
   await assert.rejects(mallory.live(), { name: 'TOKEN_INVALID', cure: /new token/ });
   assert.equal(mallory.state.name, 'closed');
+});
+
+test('replaces its token before it ends, on the same connection', limits, async () => {
+  const asked = [];
+  // The random part of the lead, as large as it gets: the refresh comes 2 s after the login.
+  const token = () => node.token('olga', '--ttl', asked.push(Date.now()) === 1 ? '4' : '600');
+  const olga = open('olga', { token, random: () => 0.99 });
+  const refreshed = event(olga, 'refresh');
+  await olga.live();
+  const { session } = olga.state;
+  assert.deepEqual(await refreshed, { error: undefined });
+  assert.deepEqual([olga.state.name, olga.state.session, asked.length], ['live', session, 2]);
+  assert.equal(await node.metric('tidegate_token_refreshes_total'), 1);
+  await olga.close();
+});
+
+test('says with code and cure why a token was not replaced, and stays connected', limits, async () => {
+  const tokens = [node.token('paul', '--ttl', '4'), node.token('quinn')];
+  const paul = open('paul', { token: () => tokens.shift() ?? Promise.reject(new Error('signed out')), random: () => 0.99 });
+  const refused = event(paul, 'refresh');
+  await paul.live();
+  const { error } = await refused;
+  assert.equal(error.name, 'TOKEN_INVALID');
+  assert.match(error.cure, /token/);
+  assert.equal(paul.state.name, 'live');
+  await paul.close();
 });
 
 test('is closed for ever by another login of its device', limits, async () => {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { reconnectWait } from '../dist/backoff.js';
-import { fromClose } from '../dist/error.js';
+import { fromClose, local } from '../dist/error.js';
 import { Machine } from './support/machine.mjs';
 
 const vectors = (name) => JSON.parse(readFileSync(new URL(`../../../protocol/vectors/${name}.json`, import.meta.url), 'utf8'));
@@ -94,6 +94,14 @@ test('talks as in the transcripts', () => {
   assert.equal(left.machine.session.state.error.name, 'KICKED');
 });
 
+test('passes on the numbers of a room', () => {
+  const machine = new Machine({});
+  machine.login({}, []);
+  const stats = { room: 'hall', members: 7, reactions: [{ kind: 'like', sum: 2, total: 9 }] };
+  machine.frame({ roomStats: stats });
+  assert.deepEqual(machine.of('roomStats'), [stats]);
+});
+
 test('waits before a reconnect as the class of the close demands', () => {
   const now = fromClose({ code: 3002, reconnect: 'RECONNECT_NOW' });
   const after = fromClose({ code: 3005, reconnect: 'RECONNECT_AFTER', afterMs: 5000 });
@@ -148,6 +156,21 @@ test('stays closed after it was replaced, and asks for another token when one is
   assert.equal(other.session.state.name, 'closed');
   assert.equal(other.session.state.error.name, 'TOKEN_EXPIRED');
   assert.equal(other.frames('hello').length, 2);
+});
+
+test('logs in by cookies again after their end, until they are refused', () => {
+  const expired = { close: { code: 2002, name: 'TOKEN_EXPIRED', reconnect: 'RECONNECT_NEVER' } };
+  const machine = new Machine();
+  machine.login({}, [], '');
+  machine.frame(expired);
+  machine.tick(1000);
+  machine.open('');
+  assert.equal(machine.frames('hello').length, 2);
+  machine.frame(expired);
+  machine.tick(1000);
+  machine.open('');
+  assert.equal(machine.session.state.name, 'closed');
+  assert.equal(machine.frames('hello').length, 2);
 });
 
 test('moves to an alternate in its slot, and expects to be replaced', () => {
@@ -218,16 +241,32 @@ test('stays where it is when the move fails, also if the node had replaced it by
 });
 
 test('closes when another client replaces it long after a move that failed', () => {
-  const machine = new Machine();
-  machine.login();
-  const [old] = machine.opens;
-  machine.frame({ goAway: { alternates: ['ws://b'] } });
-  machine.tick(0);
-  machine.open();
-  machine.lost();
-  machine.tick(20_000);
-  machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } }, old.conn);
-  assert.equal(machine.session.state.name, 'closed');
+  for (const [wait, state] of [[29_000, 'waiting'], [31_000, 'closed']]) {
+    const machine = new Machine();
+    machine.login();
+    const [old] = machine.opens;
+    machine.frame({ goAway: { alternates: ['ws://b'] } });
+    machine.tick(0);
+    machine.open();
+    machine.lost();
+    machine.tick(wait);
+    machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } }, old.conn);
+    assert.equal(machine.session.state.name, state);
+  }
+});
+
+test('comes again when a node completes a login late that the client gave up', () => {
+  const replaced = { close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } };
+  for (const [wait, state] of [[10_000, 'waiting'], [31_000, 'closed']]) {
+    const machine = new Machine();
+    machine.open();
+    machine.lost();
+    machine.tick(1000);
+    machine.login();
+    machine.tick(wait);
+    machine.frame(replaced);
+    assert.equal(machine.session.state.name, state);
+  }
 });
 
 test('waits longer each time when each node sends it away at once', () => {
@@ -439,4 +478,108 @@ test('a message to a room that is repeated after a reconnect comes after the joi
   machine.login();
   const kinds = machine.written.slice(before).map((it) => ['join', 'send', 'sync'].find((kind) => it[kind]));
   assert.deepEqual(kinds.filter(Boolean), ['join', 'send', 'sync']);
+});
+
+/** A live machine whose token ends `seconds` after the login, by the clock of the node, which is an hour ahead. */
+function expiring(seconds, random = () => 0.5, features = ['refresh'], heartbeatMs = 1e9) {
+  const machine = new Machine({}, random);
+  const ahead = 3_600_000;
+  machine.exp = (left) => (typeof left === 'number' ? (machine.now + ahead) / 1000 + left : left);
+  machine.login({ features, serverTime: machine.now + ahead, heartbeatMs }, [], 't1', { exp: machine.exp(seconds) });
+  machine.loginAt = machine.now;
+  return machine;
+}
+
+test('asks for another token some minutes before the present one ends, or after a part of a short one', () => {
+  const waits = [[3600, 0, 3300], [3600, 0.999, 3000.3], [600, 0, 450], [60, 0, 45], [60, 0.999, 30.015], [3, 0.999, 2], [1, 0, 2]];
+  for (const [seconds, random, wait] of waits) {
+    const machine = expiring(seconds, () => random);
+    machine.tick(wait * 1000 - 1);
+    assert.deepEqual(machine.renewals, [], `${seconds} s`);
+    machine.tick(2);
+    assert.equal(machine.renewals.length, 1, `${seconds} s`);
+  }
+});
+
+test('asks for none if the node has no refresh, or the end of the token is unknown or has passed', () => {
+  const opaque = new Machine();
+  opaque.login({ features: ['refresh'] });
+  for (const machine of [opaque, expiring(60, undefined, []), expiring(-1)]) {
+    machine.tick(120_000);
+    assert.deepEqual(machine.renewals, []);
+  }
+  const foreign = expiring('soon', undefined, ['refresh'], 30_000);
+  foreign.tick(25_000);
+  assert.ok(Number.isFinite(foreign.session.timers.due()), 'no timer for a time that is no number');
+  assert.deepEqual(opaque.frames('hello')[0].hello.features, ['refresh']);
+});
+
+test('replaces the token of the connection, and later that one', () => {
+  const machine = expiring(60);
+  machine.tick(60_000);
+  machine.renewed('t2', machine.exp(60));
+  const [{ id, refresh }] = machine.frames('refresh');
+  assert.deepEqual(refresh, { token: 't2' });
+  assert.deepEqual(machine.of('refresh'), []);
+  machine.frame({ id, done: {} });
+  assert.deepEqual(machine.of('refresh'), [{ error: undefined }]);
+  machine.tick(60_000);
+  assert.equal(machine.renewals.length, 2);
+  // The application keeps it until it has another one.
+  machine.renewed('t2', machine.exp(60));
+  assert.equal(machine.frames('refresh').length, 1);
+  assert.deepEqual([machine.opens.length, machine.session.state.name], [1, 'live']);
+  // The token that ended is the second one, with which the next login would end the same way.
+  machine.frame({ close: { code: 2002, name: 'TOKEN_EXPIRED', reconnect: 'RECONNECT_NEVER' } });
+  machine.tick(1000);
+  machine.open('t2');
+  assert.deepEqual([machine.session.state.name, machine.session.state.error.name], ['closed', 'TOKEN_EXPIRED']);
+});
+
+test('says why a token was not replaced, goes on, and asks again while the token lasts', () => {
+  const machine = expiring(60);
+  machine.tick(40_000);
+  machine.renewed('', undefined, local('NO_TOKEN', 'signed out'));
+  machine.tick(15_000);
+  machine.renewed('old', machine.exp(1));
+  const { id } = machine.frames('refresh').at(-1);
+  machine.frame({ id, error: { code: 2011, name: 'TOKEN_NOT_NEWER' } });
+  assert.deepEqual(machine.of('refresh').map((it) => [it.error.code, it.error.name]), [[0, 'NO_TOKEN'], [2011, 'TOKEN_NOT_NEWER']]);
+  assert.equal(machine.session.state.name, 'live');
+  for (let n = 0; n < 20; n++) {
+    machine.tick(2000);
+    if (machine.renewals.length > 2) machine.renewed('', undefined, local('NO_TOKEN'));
+  }
+  assert.ok(machine.renewals.length > 2 && machine.renewals.length < 10, `${machine.renewals.length} calls`);
+  assert.ok(machine.renewals.every((it) => it.at <= machine.loginAt + 62_000), 'nothing after the end');
+  assert.deepEqual(machine.ended, []);
+});
+
+test('repeats a refresh after a temporary refusal, not before its time, and never on another connection', () => {
+  const machine = expiring(60);
+  machine.tick(40_000);
+  machine.renewed('t2', machine.exp(60));
+  machine.frame({ id: machine.frames('refresh')[0].id, error: { code: 4014, name: 'RATE_LIMITED', temporary: true, retryAfterMs: 1500 } });
+  machine.tick(1499);
+  assert.equal(machine.frames('refresh').length, 1);
+  machine.tick(1);
+  assert.deepEqual(machine.frames('refresh').map((it) => it.refresh.token), ['t2', 't2']);
+  machine.lost();
+  machine.tick(1000);
+  machine.login({ features: ['refresh'] }, [], 't3', { exp: machine.now / 1000 + 60 });
+  assert.equal(machine.frames('refresh').length, 2);
+  assert.deepEqual(machine.of('refresh'), [], 'the end of the connection is no refusal');
+});
+
+test('does not use a token for a connection that has ended or was moved away from meanwhile', () => {
+  const machine = expiring(60);
+  const late = machine.conn;
+  machine.tick(40_000);
+  machine.lost();
+  machine.tick(1000);
+  machine.login({ features: ['refresh'] }, [], 't2', { exp: machine.now / 1000 + 600 });
+  machine.session.renewed(machine.now, late, 't3', { exp: machine.now / 1000 + 600 });
+  assert.deepEqual(machine.frames('refresh'), []);
+  machine.session.offline(machine.now);
+  assert.equal(machine.session.timers.due(), undefined, 'nothing keeps the process alive');
 });

@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { loadBoot } from "../live/boot.ts";
-import { keyAsked, setKey } from "../live/key.ts";
+import { keyAsked, tryKey } from "../live/key.ts";
 import { Header } from "./shell.tsx";
 
 /** Whether the typed text can't be a key, such as one with a dash that a word processor has made longer. */
@@ -15,8 +15,7 @@ export function KeyForm() {
     // A header holds nothing else: a request with it would never be sent.
     isOdd.value = value !== "" && !/^[!-~]+$/.test(value);
     if (!value || isOdd.value) return;
-    setKey(value);
-    void loadBoot().catch(() => {});
+    void tryKey(value).then(loadBoot).catch(() => {});
   };
   return (
     <>

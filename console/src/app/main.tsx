@@ -4,6 +4,7 @@ import "../styles/shell.css";
 import "../styles/try.css";
 import "../styles/views.css";
 import "../styles/nodes.css";
+import "../styles/guard.css";
 import { render } from "preact";
 import { followBoot } from "../live/boot.ts";
 import { startPolicy } from "../live/policy.ts";

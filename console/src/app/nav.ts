@@ -17,7 +17,9 @@ export const ENTRIES: readonly Entry[] = [
   { path: "/events", label: "Events", icon: "lines", key: "e", group: "Watch" },
   { path: "/errors", label: "Errors", icon: "warning", key: "r", group: "Watch" },
   { path: "/nodes", label: "Nodes", icon: "server", key: "n", group: "Operate" },
+  { path: "/connections", label: "Connections", icon: "link", key: "c", group: "Operate" },
   { path: "/people", label: "People", icon: "people", key: "p", group: "Operate" },
+  { path: "/guard", label: "Guard", icon: "shield", key: "u", group: "Operate" },
 ];
 
 /** The entries that are shown: the try-out page exists on development nodes only. */

@@ -23,7 +23,9 @@ const LATER: Record<string, () => Promise<{ default: ComponentType }>> = {
   "/events": () => import("../views/events.tsx"),
   "/errors": () => import("../views/errors.tsx"),
   "/nodes": () => import("../views/nodes.tsx"),
+  "/connections": () => import("../views/connections.tsx"),
   "/people": () => import("../views/people.tsx"),
+  "/guard": () => import("../guard/view.tsx"),
   "/styleguide": () => import("../views/styleguide.tsx"),
 };
 const loaded = signal<Record<string, ComponentType>>({ "/try": TryIt });
@@ -77,7 +79,8 @@ export function Shell() {
   }, [name, it]);
   const View = known ? loaded.value[at] : undefined;
   const isOff = unloaded.value.has(at);
-  const [first, rest] = [list.filter((entry) => ["/try", "/overview", "/messages", "/nodes"].includes(entry.path)), list];
+  const tabs = ["/overview", "/messages", "/nodes", list.some((entry) => entry.path === "/try") ? "/try" : "/guard"];
+  const [first, rest] = [list.filter((entry) => tabs.includes(entry.path)), list];
   return (
     <>
       <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>Skip to the content</a>

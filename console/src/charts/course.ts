@@ -18,7 +18,7 @@ export interface Known {
 export const KEEP = 900;
 
 /** Seconds that a reading of a peer may be late, beyond those for which a reading holds: its clock may differ by five. */
-const LATE = 4;
+export const LATE = 4;
 
 /** Strands of the last 15 minutes, which grow by the seconds that become known. */
 export class Course {

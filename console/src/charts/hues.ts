@@ -7,10 +7,36 @@ export interface Hue {
 /** Hues of nodes. */
 const HUES = 3;
 
-/** Returns the colour of a node by its place among the names; undefined for a name that is none of them. */
-export function hueOf(names: readonly string[], node: string): Hue | undefined {
-  const place = names.indexOf(node);
-  return place < 0 ? undefined : { index: place % HUES, turn: Math.floor(place / HUES) };
+/** Colours that look different: each hue is plain, or has one of two patterns. */
+const SLOTS = 3 * HUES;
+
+/** Returns the colour that a name asks for, on every page: by the number at its end, so that nodes in a row differ, or by a hash. */
+function wanted(name: string): number {
+  const number = /(\d{1,9})$/.exec(name)?.[1];
+  if (number !== undefined) return (Number(number) + SLOTS - 1) % SLOTS;
+  let hash = 0x811c9dc5;
+  for (const unit of name) hash = Math.imul(hash ^ (unit.codePointAt(0) ?? 0), 0x01000193) >>> 0;
+  return hash % SLOTS;
+}
+
+/**
+ * Gives new names a colour each, in their order, and keeps those that were given. A name whose colour is taken gets the next
+ * free one; once none is free, two names have the same.
+ */
+export function withSlots(given: ReadonlyMap<string, number>, names: readonly string[]): ReadonlyMap<string, number> {
+  const next = new Map(given);
+  for (const name of [...names].sort()) {
+    if (next.has(name)) continue;
+    const taken = new Set(next.values());
+    const slots = Array.from({ length: SLOTS }, (_, step) => (wanted(name) + step) % SLOTS);
+    next.set(name, slots.find((slot) => !taken.has(slot)) ?? wanted(name));
+  }
+  return next;
+}
+
+/** Returns a colour; undefined for a name without one. */
+export function hueAt(slot: number | undefined): Hue | undefined {
+  return slot === undefined ? undefined : { index: slot % HUES, turn: Math.floor(slot / HUES) };
 }
 
 /** Classes that give a part a colour. Hues repeat with a pattern; a node that is not there any more is grey and hollow, as no other node is. */

@@ -73,6 +73,11 @@ export interface Stop {
 /** Seconds for which a stop is reported: as long as the river shows it. */
 const REPORTED = 480;
 
+/** Returns whether a page that was opened at `openedMs` has seen all stops that are reported at `nowMs`. */
+export function hasSeenAll(openedMs: number, nowMs: number): boolean {
+  return nowMs - openedMs >= REPORTED * 1000;
+}
+
 /**
  * The last stop of each node in the last 8 minutes, by the readings and the clock of the page's node `own`. A time of which
  * that node has no readings says nothing of the others.

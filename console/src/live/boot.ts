@@ -1,5 +1,5 @@
-import { signal } from "@preact/signals";
-import { hueClass, hueOf, type Hue } from "../charts/hues.ts";
+import { computed, signal } from "@preact/signals";
+import { hueAt, hueClass, withSlots, type Hue } from "../charts/hues.ts";
 import { get } from "./api.ts";
 import { keepPolicy } from "./policy.ts";
 
@@ -36,14 +36,18 @@ export const drainPlan = signal<DrainPlan | undefined>(undefined);
 /** Version of the node when it first answered: the one that this page belongs to. */
 export const pageVersion = signal("");
 
-/** Names of the nodes in order; the place in this list is the colour of a node. */
+/** Names of the nodes in order. */
 export const nodeNames = signal<readonly string[]>([]);
+
+/** Colours of the nodes. They depend on the names, so that pages agree even while they know different nodes. */
+let given: ReadonlyMap<string, number> = new Map();
+const slots = computed(() => (given = withSlots(given, nodeNames.value)));
 
 /** Time after which the page asks again, and for the first answer the time between two attempts. */
 const AGAIN_MS = 5000;
 const FIRST_AGAIN_MS = 2000;
 
-/** Adds names to those of the nodes. A node that is gone keeps its name here, so that the others keep their colours. */
+/** Adds names to those of the nodes. A node that is gone keeps its name here, and its colour. */
 export function nameNodes(names: readonly string[]): void {
   const all = [...new Set([...nodeNames.value, ...names])].sort();
   if (all.length !== nodeNames.value.length) nodeNames.value = all;
@@ -78,7 +82,7 @@ export function allows(feature: string): boolean {
 
 /** Colour of a node; undefined for one that the page knows from old events alone. */
 export function nodeHue(node: string): Hue | undefined {
-  return hueOf(nodeNames.value, node);
+  return nodeNames.value.includes(node) ? hueAt(slots.value.get(node)) : undefined;
 }
 
 /** Classes that give a part the colour of a node. */

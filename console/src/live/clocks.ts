@@ -25,12 +25,29 @@ export function hasReported(arrivals: ReadonlyMap<string, Arrival>, node: string
 /** Seconds without a row after which a node counts as one that does not answer; rows come up to 2 s late. */
 const ANSWER_S = 3;
 
+/** Nodes whose newest row is more than 3 s old. */
+export interface Late {
+  /** Nodes that do not answer, with the seconds. */
+  readonly unanswered: ReadonlyMap<string, number>;
+  /** Nodes whose first row is awaited: the page has followed them for less than 3 s. */
+  readonly awaited: readonly string[];
+}
+
 /**
- * Nodes that have sent no row for more than 3 s, with the seconds, by the clock of the page's node `own`. The time before
- * `resumedMs`, in which the page itself received nothing, does not count.
+ * Finds the late ones among the nodes that have reported and those that are `listed`, by the clock of the page's node `own`.
+ * The time before `resumedMs`, in which the page itself received nothing, does not count, nor that before one without any row was listed.
  */
-export function unanswered(arrivals: ReadonlyMap<string, Arrival>, own: string, resumedMs: number): Map<string, number> {
-  const nowMs = arrivals.get(own)?.rowMs ?? 0;
-  const all = [...arrivals].filter(([node]) => node !== own).map(([node, it]) => [node, Math.floor((nowMs - Math.max(it.ownMs, resumedMs)) / 1000)] as const);
-  return new Map(all.filter(([, seconds]) => seconds > ANSWER_S));
+export function late(arrivals: ReadonlyMap<string, Arrival>, own: string, resumedMs: number, listed: ReadonlyMap<string, number>): Late {
+  const nowMs = arrivals.get(own)?.rowMs;
+  const unanswered = new Map<string, number>();
+  const awaited: string[] = [];
+  for (const node of new Set([...arrivals.keys(), ...listed.keys()])) {
+    if (node === own) continue;
+    const newestMs = arrivals.get(node)?.ownMs;
+    const since = (fromMs: number) => Math.floor(((nowMs ?? 0) - fromMs) / 1000);
+    const seconds = since(Math.max(newestMs ?? listed.get(node) ?? 0, resumedMs));
+    if (nowMs !== undefined && seconds > ANSWER_S) unanswered.set(node, seconds);
+    else if (nowMs === undefined || newestMs === undefined || since(newestMs) > ANSWER_S) awaited.push(node);
+  }
+  return { unanswered, awaited: awaited.sort() };
 }

@@ -17,6 +17,12 @@ export function concerns(it: CloudEvent, user: string): boolean {
   return Object.values(targets).flat().some((id) => id.includes(user));
 }
 
+/** Whether an event is the audit entry of a request that consoles send by themselves, such as for a token. */
+export function isOfConsole(it: CloudEvent): boolean {
+  const { route } = it.data as { route?: unknown };
+  return it.type === "tidegate.audit" && typeof route === "string" && route.startsWith("/v1/dev/");
+}
+
 interface Answer {
   readonly node: string;
   readonly cursor: string;

@@ -12,6 +12,14 @@ export function setKey(value: string): void {
   keyAsked.value = "";
 }
 
+/** Uses a key if the node takes it. It is asked once, because each refused request counts and a view would send several. */
+export async function tryKey(value: string): Promise<void> {
+  const answer = await fetch("/v1/key", { headers: { authorization: `Bearer ${value}` } }).catch(() => undefined);
+  // A valid key is never limited, so 429 is a refusal too.
+  if (answer?.status === 401 || answer?.status === 429) keyAsked.value = "refused";
+  else setKey(value);
+}
+
 /**
  * Notes that the node refused a request with this header. A refused key is not sent again, because each try counts, and a late
  * answer to an older key says nothing of the present one.

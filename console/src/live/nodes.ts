@@ -1,7 +1,8 @@
 import { signal } from "@preact/signals";
 import { ApiError, get } from "./api.ts";
-import { nameNodes } from "./boot.ts";
+import { boot, nameNodes } from "./boot.ts";
 import { sample } from "./samples.ts";
+import { arrivals } from "./stats.ts";
 
 /** A node, as `GET /v1/nodes` lists it. */
 export interface NodeRow {
@@ -34,6 +35,9 @@ export interface Nodes {
 /** The nodes of the cluster; undefined until they are read. */
 export const nodes = signal<Nodes | undefined>(undefined);
 
+/** Live nodes by name, with the time at which this page first saw them listed, by the clock of its node; 0 before its first row. */
+export const listedMs = signal<ReadonlyMap<string, number>>(new Map());
+
 /** Why they could not be read the last time. */
 export const nodesFailure = signal<ApiError | undefined>(undefined);
 
@@ -42,6 +46,9 @@ export async function readNodes(): Promise<void> {
   try {
     nodes.value = await get<Nodes>("/v1/nodes");
     nodesFailure.value = undefined;
+    const nowMs = arrivals.value.get(boot.value?.node ?? "")?.rowMs ?? 0;
+    const live = nodes.value.nodes.filter((it) => it.lease === "live").map((it) => it.node);
+    listedMs.value = new Map(live.map((node) => [node, listedMs.value.get(node) ?? nowMs]));
     sample(nodes.value);
     nameNodes(nodes.value.nodes.map((it) => it.node));
   } catch (error) {

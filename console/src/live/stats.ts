@@ -2,6 +2,8 @@ import { signal } from "@preact/signals";
 import { boot, loadBoot } from "./boot.ts";
 import { takeCodes, takeTime } from "./codes.ts";
 import { lines } from "./events.ts";
+import { LATE } from "../charts/course.ts";
+import { HOLD } from "../charts/readings.ts";
 import { apart, type Arrival } from "./clocks.ts";
 import { combine, total } from "./series.ts";
 
@@ -17,7 +19,7 @@ export const fields = signal<readonly string[]>([]);
 /** Rows by node. */
 export const rows = signal<ReadonlyMap<string, Rows>>(new Map());
 
-/** Changes when rows of the past arrive, and so seconds that were known before may have changed. */
+/** Rises after rows arrived that change seconds which were known before: those of the past, and those of a node that are late. */
 export const revision = signal(0);
 
 /** When the newest row of each node arrived. */
@@ -26,7 +28,10 @@ export const arrivals = signal<ReadonlyMap<string, Arrival>>(new Map());
 /** Time of the first row of the page's node since the stream was connected, in ms. */
 export const resumedMs = signal(0);
 
-/** Whether that row is awaited. */
+/** The first of these times: from then on this page sees which nodes stop. */
+export const openedMs = signal(0);
+
+/** Whether a row is awaited that sets them. */
 let isResuming = false;
 
 /** Nodes whose clock differs so much that their rows are left out. */
@@ -65,17 +70,26 @@ export function counted(field: string, from: number, to: number): number {
   return column > 0 ? total([...rows.value.values()], column, from, to) : 0;
 }
 
-/** Notes when a row arrived. One of the past says nothing of the node's clock, so that what was known of it stays. */
-function arrive(node: string, rowMs: number, isPast: boolean): void {
+/** Records when a row arrived, and returns whether the strays changed. One of the past says nothing of the node's clock, so that what was known of it stays. */
+function arrive(node: string, rowMs: number, isPast: boolean): boolean {
   const own = boot.value?.node ?? "";
   const known = arrivals.value.get(node);
   const ownMs = node === own ? rowMs : isPast ? rowMs - (known ? known.rowMs - known.ownMs : 0) : arrivals.value.get(own)?.rowMs;
-  if (ownMs === undefined) return;
+  if (ownMs === undefined) return false;
   arrivals.value = new Map(arrivals.value).set(node, { rowMs, ownMs });
   const next = apart(arrivals.value);
-  if (next.join(" ") === strays.value.join(" ")) return;
+  if (next.join(" ") === strays.value.join(" ")) return false;
   strays.value = next;
-  revision.value += 1;
+  return true;
+}
+
+/** Returns whether seconds were drawn without a row of a node: it is that old, and the row before it no longer held for them. */
+function isLate(known: Rows, rowMs: number): boolean {
+  const ownMs = arrivals.value.get(boot.value?.node ?? "")?.rowMs;
+  if (ownMs === undefined) return false;
+  const [second, drawn] = [Math.floor(rowMs / 1000), Math.floor(ownMs / 1000) - LATE];
+  const beforeMs = known.findLast((row) => (row[0] ?? 0) < rowMs)?.[0] ?? -Infinity;
+  return second <= drawn && Math.floor(beforeMs / 1000) + HOLD < drawn;
 }
 
 /** Takes an event of the stream. */
@@ -90,18 +104,25 @@ export function take(event: string, data: string): void {
   if (newest && body.node === own) takeTime(newest);
   if (event === "start") isResuming = true;
   if (event === "start" && body.fields) fields.value = body.fields;
-  if (isResuming && newest && body.node === own) [resumedMs.value, isResuming] = [newest, false];
+  if (isResuming && newest && body.node === own) {
+    [resumedMs.value, isResuming] = [newest, false];
+    openedMs.value ||= newest;
+  }
   if (event === "now" && body.node === own && body.row) ahead = (body.row[0] ?? 0) - Date.now();
   if (!body.node || (event !== "past" && event !== "now")) return;
-  if (newest) arrive(body.node, newest, event === "past");
+  const isPast = event === "past";
+  const haveStraysChanged = newest ? arrive(body.node, newest, isPast) : false;
   const next = new Map(rows.value);
   const known = next.get(body.node) ?? [];
   // A node that has started again does not know what it did before, but the page does.
   const first = body.rows?.[0]?.[0] ?? Infinity;
-  const before = event === "past" ? known.filter((row) => (row[0] ?? 0) < first) : known;
-  if (event === "past") revision.value += 1;
-  next.set(body.node, [...before, ...(body.rows ?? (body.row ? [body.row] : []))].slice(-KEEP));
+  const before = isPast ? known.filter((row) => (row[0] ?? 0) < first) : known;
+  // A row of this second may arrive before the past, which does not contain it.
+  const after = isPast && newest ? known.filter((row) => (row[0] ?? 0) > newest) : [];
+  next.set(body.node, [...before, ...(body.rows ?? (body.row ? [body.row] : [])), ...after].slice(-KEEP));
   rows.value = next;
+  // Whoever follows it reads the rows at once.
+  if (haveStraysChanged || isPast || isLate(known, newest ?? Infinity)) revision.value += 1;
 }
 
 /** Follows the figures of the nodes; connects again by itself. A hidden page closes the stream after a minute. */

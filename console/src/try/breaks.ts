@@ -1,8 +1,8 @@
-import { ApiError } from "../live/api.ts";
+import { ApiError, get } from "../live/api.ts";
 import { allows, boot, loadBoot } from "../live/boot.ts";
 import { postOn } from "../live/forward.ts";
+import type { NodeRow, Nodes } from "../live/nodes.ts";
 import { codeName } from "../words/codes.ts";
-import { STORY } from "../words/lines.ts";
 import { duration } from "../words/numbers.ts";
 import { SENTENCES, type Facts } from "../words/sentences.ts";
 import type { IconName } from "../parts/icon.tsx";
@@ -41,9 +41,10 @@ export class Running {
   to: number | undefined;
   /** What was measured last. */
   measurement: Measured | undefined;
+  /** What is still measured after the break, and adds to its sentence. */
+  later: Promise<void> | undefined;
   private stopped = false;
   private wake = () => {};
-  private story = 0;
 
   constructor(stage: Stage, what: Break, who: Person) {
     this.stage = stage;
@@ -82,9 +83,7 @@ export class Running {
 
   /** Lets a person say the next line of the story. */
   say(person: Person): Promise<string> {
-    const index = this.stage.people.indexOf(person) === 0 ? 0 : 1;
-    const said = this.stage.messages.size + this.story++;
-    return this.stage.say(person, STORY[said % STORY.length]?.[index] ?? "And?");
+    return this.stage.tell(person);
   }
 
   /** Adds a remark to the person's half of the wire. */
@@ -163,7 +162,7 @@ function remark(it: Running, words: string): void {
 
 const freeze: Break = {
   name: "freeze", icon: "freeze", label: "Freeze", note: "reads, acks nothing", tone: "amber",
-  blocked: (mode) => (mode === "room" ? "no acks in a room" : ""),
+  blocked: (mode) => (mode === "room" ? "no acks here" : ""),
   async run(it) {
     const band = it.band(false);
     it.mark(`You froze ${owner(it.who.name)} client`, "freeze");
@@ -220,7 +219,7 @@ const offline: Break = {
 
 const twice: Break = {
   name: "twice", icon: "twice", label: "Send it twice", note: "same id, same text", tone: "amber",
-  blocked: (mode) => (mode === "room" ? "no ids in a room" : ""),
+  blocked: (mode) => (mode === "room" ? "no ids here" : ""),
   async run(it) {
     const mine = () => [...it.stage.messages.values()].filter((shown) => shown.sender === it.who.name && shown.state === "acked");
     if (mine().length === 0) await it.say(it.who);
@@ -248,7 +247,7 @@ const twice: Break = {
 
 const skip: Break = {
   name: "skip", icon: "skip", label: "Skip an id", note: "keep one back", tone: "amber",
-  blocked: (mode) => (mode === "room" ? "no chain in a room" : ""),
+  blocked: (mode) => (mode === "room" ? "no chain here" : ""),
   async run(it) {
     const band = it.band(false);
     let [kept, noticed, gaveUp]: [Frame | undefined, number, number] = [undefined, 0, 0];
@@ -300,6 +299,8 @@ const skip: Break = {
 function keep(it: Running, frame: Frame): void {
   const cid = text(frame.body, "msgId");
   it.stage.named(it.who, cid, contentText(frame.body));
+  // The client sent it before the others, and its order counts if it arrives before it is given up.
+  it.stage.recorder.frame(it.who.session, "out", frame, performance.now());
   const shown = it.stage.messages.get(cid);
   if (shown) shown.state = "held";
   it.mark(`You kept ${short(cid)} back`, "skip");
@@ -312,7 +313,7 @@ const flood: Break = {
     const band = it.band(false);
     it.mark(`${it.who.name} sends ${FLOOD} at once`, "flood");
     const first = it.stage.recorder.events.length;
-    const all = Array.from({ length: FLOOD }, (_, index) => it.stage.say(it.who, `flood ${index + 1} of ${FLOOD}`));
+    const all = Array.from({ length: FLOOD }, (_, index) => it.stage.say(it.who, `flood ${index + 1} of ${FLOOD}`, true));
     await Promise.allSettled(all);
     it.facts.forMs = performance.now() - it.from;
     it.stage.wire.end(band);
@@ -370,6 +371,30 @@ const drain: Break = {
   },
 };
 
+/** Time between two looks at who owns the partitions of a node that died. */
+const OWNERS_MS = 250;
+
+/** Returns the nodes that answer for partitions now; none if the page's node does not say it. */
+async function owners(): Promise<readonly NodeRow[]> {
+  const it = await get<Nodes>("/v1/nodes").catch(() => undefined);
+  return it?.nodes.filter((node) => node.lease === "live") ?? [];
+}
+
+/** Time within which a node that died is expected to have been replaced as an owner. */
+const TAKEN_MS = 30_000;
+
+/** Records who owns all partitions of a node that died, and since when. */
+async function followOwners(it: Running, died: string, lost: readonly number[], from: number): Promise<void> {
+  while (lost.length > 0 && performance.now() - from < TAKEN_MS) {
+    const others = (await owners()).filter((node) => node.node !== died);
+    if (lost.every((partition) => others.some((node) => node.owns.includes(partition)))) {
+      const takers = others.filter((node) => lost.some((partition) => node.owns.includes(partition))).map((node) => node.node);
+      return void Object.assign(it.facts, { takers, takenMs: performance.now() - from });
+    }
+    await new Promise((resolve) => setTimeout(resolve, OWNERS_MS));
+  }
+}
+
 const kill: Break = {
   name: "kill", icon: "kill", label: "Kill", note: "the process aborts", tone: "red",
   blocked: () => (allows("abort") ? ((boot.value?.nodes ?? 1) > 1 ? "" : "no other node is left") : "only in a cluster"),
@@ -382,6 +407,8 @@ const kill: Break = {
     it.mark(`You killed ${it.facts.node}`, "kill");
     // Everybody has to know all nodes before one ends that could name the others.
     await loadBoot().catch(() => {});
+    const lost = (await owners()).find((node) => node.node === it.facts.node)?.owns ?? [];
+    const died = performance.now();
     // The node ends before it answers.
     await postOn(it.who.node, "/v1/dev/abort", {}).catch((error: unknown) => {
       if (!(error instanceof ApiError) || error.code === 0) return;
@@ -389,6 +416,7 @@ const kill: Break = {
       throw error;
     });
     it.stage.recorder.push(performance.now(), { down: { node: it.facts.node } });
+    it.later = followOwners(it, it.facts.node, lost, died);
     void it.say(it.other);
     const isBack = await it.stage.until(() => it.who.isLive && it.who.session !== before, 60_000);
     it.to = performance.now();

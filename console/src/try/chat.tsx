@@ -67,7 +67,10 @@ function Bubble({ stage, person, it }: { readonly stage: Stage; readonly person:
     >
       {!isOwn && stage.people.length > 2 && <span class="from">{it.sender}</span>}
       <p><bdi>{it.text}</bdi></p>
-      {isOwn ? <Ticks it={it} stage={stage} /> : <span class="ticks num">{stage.mode === "room" ? "" : it.seq}</span>}
+      <span class="row below">
+        {it.isOfPage && <span class="of-page" title="The page wrote this for a break.">by the page</span>}
+        {isOwn ? <Ticks it={it} stage={stage} /> : <span class="ticks num">{stage.mode === "room" ? "" : it.seq}</span>}
+      </span>
     </li>
   );
 }

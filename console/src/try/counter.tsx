@@ -72,14 +72,13 @@ export function Counter({ stage, again }: { readonly stage: Stage; readonly agai
       <Judged stage={stage} cell="order" label="Out of order" />
       <p class="record small soft">
         <span class="about">{judgedBy(stage.mode, boot.value)} </span>
-        <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines for tidegate-lab check, with hashes in place of what was said">Save the recording</button> <span class="about">to judge it yourself, or </span>
+        <button type="button" class="link" onClick={() => void save(stage)} title="JSON lines for tidegate-lab check, with hashes in place of what was said">Save<span class="about"> the recording</span></button> <span class="about">to judge it yourself, or </span>
         <button type="button" class="link" onClick={again}>start over</button><span class="about">.</span>
       </p>
       <p class="phone-counts small">
         <span><b class="num">{grouped(counts.sent)}</b> sent</span>
         <span><b class="num">{grouped(counts.acked)}</b> acked</span>
         <span><b class="num">{grouped(counts.delivered)}</b> delivered</span>
-        {note && <span class="waits">{note}</span>}
       </p>
     </section>
   );

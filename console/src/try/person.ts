@@ -15,6 +15,9 @@ export const DEVICE = "phone";
 /** How long the node waits for an ack of these people's devices before it sends a push again. */
 const ACK_TIMEOUT_MS = 2000;
 
+/** How long the page names an absence that ended. */
+const AWAY_NAMED_MS = 8000;
+
 /** How long a token is used before the next login asks for a new one; it is valid for an hour. */
 const TOKEN_MS = 50 * 60_000;
 
@@ -83,8 +86,15 @@ export class Person {
     client.on("state", (state: State) => {
       const now = performance.now();
       if (state.error?.name.startsWith("TOKEN_")) this.token = undefined;
+      if (state.name === "closed" && state.error && state.error.name !== "REPLACED" && state.error.code > 0) {
+        const { name, message } = state.error;
+        this.lines.push({ remark: `Closed by the node: ${name}${message && message !== name ? `, “${message}”` : ""}`, tone: "red" });
+      }
       if (state.name === "live") {
-        if (this.goneAt !== undefined) this.away = { ms: now - this.goneAt, at: now, until: now + 8000 };
+        if (this.goneAt !== undefined) {
+          this.away = { ms: now - this.goneAt, at: now, until: now + AWAY_NAMED_MS };
+          window.setTimeout(onState, AWAY_NAMED_MS + 100);
+        }
         this.goneAt = undefined;
         this.node = state.node ?? this.node;
       } else if (this.state.value.name === "live") this.goneAt = now;

@@ -27,12 +27,12 @@ export const said = signal<Said | undefined>(undefined);
 /** Index of the person that the next break is for. */
 export const target = signal(1);
 
-/** Begins with new people and an empty record. */
-export function open(mode: Mode, plant: number): Stage {
+/** Begins with new people and an empty record, and with `isFresh` in a new group. */
+export function open(mode: Mode, plant: number, isFresh = false): Stage {
   stage.value?.stop();
   running.value = new Map();
   said.value = undefined;
-  const next = new Stage(mode);
+  const next = new Stage(mode, isFresh);
   next.plant = plant;
   next.planted = plant;
   stage.value = next;
@@ -88,5 +88,10 @@ async function play(on: Stage, what: Break): Promise<void> {
   await on.until(() => on.isChecked.value, 20_000);
   const words = it.sentence();
   const isGood = on.isChecked.value && on.judgement.value.findings.length === 0 && SENTENCES[what.name] !== undefined;
-  if (said.value?.name === what.name && said.value.from === from) say(words, true, isGood ? (on.audience ? GOOD_ROOM : GOOD) : "");
+  const end = isGood ? (on.audience ? GOOD_ROOM : GOOD) : "";
+  const isShown = () => said.value?.name === what.name && said.value.from === from;
+  if (isShown()) say(words, true, end);
+  if (!it.later) return;
+  await it.later;
+  if (isShown() && it.sentence() !== words) say(it.sentence(), true, end);
 }

@@ -15,8 +15,15 @@ export async function lastSeq(tap: Tap, conversation: string): Promise<number> {
   return last;
 }
 
-/** Continues the pull of a history behind the entries that are there, to its end. The client does not see it. */
-export async function pullOn(tap: Tap, conversation: string, base: number, entries: StoredEntry[]): Promise<void> {
+/** Pulls the first entry of a history. */
+export async function firstEntry(tap: Tap, conversation: string): Promise<StoredEntry | undefined> {
+  const entries: StoredEntry[] = [];
+  await pullOn(tap, conversation, 0, entries, 1);
+  return entries[0];
+}
+
+/** Continues the pull of a history behind the entries that are there, to its end or by `count` entries. The client does not see it. */
+export async function pullOn(tap: Tap, conversation: string, base: number, entries: StoredEntry[], count = Infinity): Promise<void> {
   for (let isMore = true; isMore; ) {
     isMore = false;
     const cursor = entries.at(-1)?.seq ?? base;
@@ -32,9 +39,9 @@ export async function pullOn(tap: Tap, conversation: string, base: number, entri
           ...(isJoin ? { joined: event?.users ?? [] } : {}),
         });
       }
-      isMore = list.length > 0 && (entries.at(-1)?.seq ?? 0) < number(frame.body, "completeTo");
+      isMore = list.length > 0 && entries.length < count && (entries.at(-1)?.seq ?? 0) < number(frame.body, "completeTo");
       return true;
     };
-    await tap.request("pull", { conversation, cursor, direction: "DIRECTION_FORWARD", limit: LIMIT }, take);
+    await tap.request("pull", { conversation, cursor, direction: "DIRECTION_FORWARD", limit: Math.min(LIMIT, count) }, take);
   }
 }

@@ -7,8 +7,9 @@ import type { StoredEntry, Stamped } from "./history.ts";
 import { Wire, type Band, type Tone } from "./items.ts";
 import { isRoom, judge, type Judgement } from "./judge.ts";
 import { Person } from "./person.ts";
-import { lastSeq, pullOn } from "./pulls.ts";
+import { firstEntry, lastSeq, pullOn } from "./pulls.ts";
 import { Recorder } from "./recorder.ts";
+import { nextLine } from "../words/lines.ts";
 
 /** Kinds of a stage. */
 export type Mode = "pair" | "group" | "room";
@@ -21,6 +22,8 @@ export interface Shown {
   seq: number;
   state: "waits" | "sent" | "acked" | "refused" | "held";
   note: string;
+  /** Whether the page wrote it for a break. */
+  readonly isOfPage: boolean;
   readonly ackedBy: Set<string>;
   readonly readBy: Set<string>;
 }
@@ -40,6 +43,7 @@ const WATCH_AGAIN_MS = 9 * 60_000;
 /** The people of the page, what they said, and what is known about it. */
 export class Stage {
   readonly mode: Mode;
+  private readonly isFresh: boolean;
   readonly people: Person[];
   /** Those who only listen, in a live room. */
   readonly audience: Audience | undefined;
@@ -77,9 +81,15 @@ export class Stage {
   private readonly gone = new Map<number, Band>();
   private toTrace: string[] = [];
   private isTracing = false;
+  /** Lines of the story that were said. */
+  private told = 0;
+  /** Resolves once the conversation exists, and people of a room have joined: an earlier send would be refused. */
+  private opened = Promise.resolve();
 
-  constructor(mode: Mode) {
+  /** With `isFresh` the people of a group talk in a new one. */
+  constructor(mode: Mode, isFresh = false) {
     this.mode = mode;
+    this.isFresh = isFresh;
     const names = mode === "group" ? ["alice", "bob", "carol"] : ["alice", "bob"];
     this.people = names.map((name, index) => this.person(name, index));
     this.audience = mode === "room" ? new Audience(this.recorder, () => this.changed()) : undefined;
@@ -89,15 +99,19 @@ export class Stage {
   async start(): Promise<void> {
     this.watchAll();
     this.watch = window.setInterval(() => this.watchAll(), WATCH_AGAIN_MS);
+    let open = () => {};
+    if (this.mode !== "pair") this.opened = new Promise((resolve) => (open = resolve));
     try {
-      const id = `try-${Date.now().toString(36)}`;
-      this.conv = { pair: direct("alice", "bob"), group: `g:${id}`, room: `r:${id}` }[this.mode];
+      const [fresh, today] = [`try-${Date.now().toString(36)}`, `try-${new Date().toISOString().slice(0, 10)}`];
+      const group = this.isFresh ? fresh : today;
+      this.conv = { pair: direct("alice", "bob"), group: `g:${group}`, room: `r:${fresh}` }[this.mode];
       for (const person of this.people) this.begin(person);
       await Promise.all(this.people.map((person) => person.client.live()));
       performance.mark("connected");
       // Everybody is connected by now, so that the wire shows how they get to know of the group.
-      if (this.mode === "group") await post("/v1/groups", { id, members: this.people.map((it) => it.name) });
-      const bases = await Promise.all(this.people.map((person) => (this.mode !== "pair" ? 0 : this.lastSeqFor(person))));
+      const isNew = this.mode === "room" || (this.mode === "group" && (await this.isCreated(group)));
+      if (this.mode === "group") open();
+      const bases = await Promise.all(this.people.map((person) => (isNew ? 0 : this.lastSeqFor(person))));
       this.setBase(Math.min(...bases));
       if (this.audience) await Promise.all([...this.people.map((person) => person.client.join(this.conv)), this.audience.enter(this.conv)]);
       this.problem.value = "";
@@ -105,7 +119,14 @@ export class Stage {
       const text = error instanceof Error ? error.message : String(error);
       this.problem.value = error instanceof ApiError ? `${error.title}: ${text} ${error.cure}`.trim() : text;
     }
+    open();
     this.changed();
+  }
+
+  /** Creates a group, and returns whether it is new: the group of a day has one request id, so that all loads of that day share it. */
+  private async isCreated(id: string): Promise<boolean> {
+    const { duplicate } = await post<{ readonly duplicate: boolean }>("/v1/groups", { id, members: this.people.map((it) => it.name), requestId: id });
+    return !duplicate;
   }
 
   /** Compares histories from behind this seq on. What the page itself sent is not before it, however late its answer came. */
@@ -137,15 +158,21 @@ export class Stage {
     this.audience?.stop();
   }
 
+  /** Sends the next line of the story as a person. */
+  tell(person: Person): Promise<string> {
+    const texts = [...this.messages.values()].map((it) => it.text);
+    return this.say(person, nextLine(this.told++, person === this.people[0] ? 0 : 1, texts), true);
+  }
+
   /** Sends a text as a person; its bubble appears at once. */
-  say(person: Person, text: string): Promise<string> {
+  say(person: Person, text: string, isOfPage = false): Promise<string> {
     const line = { text, cid: `unnamed-${performance.now()}-${Math.random()}` };
     person.unnamed.push(line);
-    this.messages.set(line.cid, { cid: line.cid, sender: person.name, text, seq: 0, state: "waits", note: "", ackedBy: new Set(), readBy: new Set() });
+    this.messages.set(line.cid, { cid: line.cid, sender: person.name, text, seq: 0, state: "waits", note: "", isOfPage, ackedBy: new Set(), readBy: new Set() });
     person.lines.push({ cid: line.cid });
     this.changed();
     const to = this.mode === "pair" ? (person.name === "alice" ? "bob" : "alice") : this.conv;
-    return person.client.send(to, text).then(
+    return this.opened.then(() => person.client.send(to, text)).then(
       (it) => it.msgId,
       (error: unknown) => {
         const shown = this.messages.get(line.cid);
@@ -231,7 +258,11 @@ export class Stage {
     const add = (event: Parameters<Recorder["push"]>[1]) => events.push({ at, ...event });
     if (isRoom(this.conv)) return events;
     for (const person of this.people) if (person.isLive) add({ complete: { user: person.name, device: person.device, hints: true } });
-    if (base > 0) add({ log_gap: { conv: this.conv, first: 1, last: base } });
+    const firsts = base > 0 && this.mode === "group" ? await this.firstEntries() : [];
+    const known = firsts.length > 0 ? 1 : 0;
+    if (base > known) add({ log_gap: { conv: this.conv, first: known + 1, last: base } });
+    for (const [person, first] of firsts) add({ recv: { user: person.name, device: person.device, session: person.session, conv: this.conv, seq: first.seq, cid: null, body: 0, via: "pull" } });
+    for (const user of firsts[0]?.[1].joined ?? []) add({ log_member: { conv: this.conv, seq: 1, user, change: "join" } });
     const stored = [...this.pulled.values()].sort((a, b) => b.length - a.length)[0] ?? [];
     for (const entry of stored) {
       for (const user of entry.joined ?? []) add({ log_member: { conv: this.conv, seq: entry.seq, user, change: "join" } });
@@ -241,6 +272,12 @@ export class Stage {
       else add({ log_message: { conv: this.conv, seq: entry.seq, sender: entry.sender, device: sent.device, cid: entry.cid, body: entry.body } });
     }
     return events;
+  }
+
+  /** Pulls the first entry of a group that existed before the page, as each connected person: it names the members. */
+  private async firstEntries(): Promise<(readonly [Person, StoredEntry])[]> {
+    const all = this.people.filter((it) => it.isLive).map(async (person) => [person, await firstEntry(person.tap, this.conv).catch(() => undefined)] as const);
+    return (await Promise.all(all)).flatMap(([person, first]) => (first?.seq === 1 ? [[person, first] as const] : []));
   }
 
   /** Says that something changed: the page is drawn, and judged, once a frame. */
@@ -359,7 +396,7 @@ export class Stage {
       if (this.recorder.hidden.has(`${person.name} ${it.msgId}`)) return;
       this.recorder.shown(person.session, person.name, person.device, { conversation: it.conversation, seq: it.seq, msgId: it.msgId, text: said }, performance.now());
       if (!this.messages.has(it.msgId)) {
-        this.messages.set(it.msgId, { cid: it.msgId, sender: it.sender, text: said, seq: it.seq, state: "acked", note: "", ackedBy: new Set(), readBy: new Set() });
+        this.messages.set(it.msgId, { cid: it.msgId, sender: it.sender, text: said, seq: it.seq, state: "acked", note: "", isOfPage: false, ackedBy: new Set(), readBy: new Set() });
       }
       person.lines.push({ cid: it.msgId });
       person.typingUntil = 0;

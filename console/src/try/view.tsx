@@ -61,7 +61,7 @@ export function TryIt() {
       )}
       {it && alice && (
         <div class={`try try-${it.people.length}${it.audience ? " try-room" : ""}`} key={`${it.mode} ${it.recorder === undefined}`}>
-          <Counter stage={it} again={() => open(mode, plant)} />
+          <Counter stage={it} again={() => open(mode, plant, true)} />
           <ChatPane key={`alice ${it.conv === "" ? "" : ""}`} stage={it} person={alice} isFirst />
           <div class="middle">
             <WireView stage={it} />

@@ -142,7 +142,7 @@ function Figures({ clients, live }: { readonly clients: number | undefined; read
     <div class="figures">
       <Figure label="Clients" text={clients === undefined ? "–" : grouped(clients)} />
       <Figure label="Nodes" text={clients === undefined ? "–" : String(live)} />
-      {moved !== undefined && live > 1 && <Figure label="Have moved" text={grouped(moved)} unit={within} />}
+      {moved !== undefined && live > 1 && <Figure label="Have moved, at least" text={grouped(moved)} unit={within} />}
       {away > 0 && <Figure label="Longest node away" text={lasted(away).replace(" s", "")} unit={away < 120 ? "s" : "min"} />}
       <Figure label="Slowest ack, p99 of a second" text={number ?? "–"} unit={unit ?? ""} />
       <Figure label="Closed as slow" text={grouped(slow)} unit={within} />

@@ -1,19 +1,19 @@
 import { useEffect } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
-import { stops } from "../charts/phases.ts";
+import { hasSeenAll, stops } from "../charts/phases.ts";
 import { measured } from "../charts/sparkpath.ts";
 import { allows, boot, nodeClass } from "../live/boot.ts";
-import { followEvents, list } from "../live/cloudevents.ts";
-import { followNodes, nodes, nodesFailure, readNodes } from "../live/nodes.ts";
-import { hasReported, unanswered } from "../live/clocks.ts";
-import { arrivals, now, resumedMs, rows, series, strays } from "../live/stats.ts";
+import { followEvents, isOfConsole, list } from "../live/cloudevents.ts";
+import { followNodes, listedMs, nodes, nodesFailure, readNodes } from "../live/nodes.ts";
+import { hasReported, late, type Late } from "../live/clocks.ts";
+import { arrivals, now, openedMs, resumedMs, rows, series, strays } from "../live/stats.ts";
 import { readings } from "../live/samples.ts";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
+import { WhatToDo } from "../parts/whattodo.tsx";
 import { figuresNote, steady, verdict } from "../words/nodes.ts";
 import { grouped } from "../words/numbers.ts";
-import { RUNBOOK_FILE } from "../words/runbook.ts";
 import { Partitions } from "./partitions.tsx";
 
 const LINES: readonly (readonly [string, string, string])[] = [
@@ -24,6 +24,9 @@ const LINES: readonly (readonly [string, string, string])[] = [
   ["ackP99Us", "Send to ack, p99", "ms"],
   ["refused", "Refused", "/s"],
 ];
+
+/** Without figures nothing is known about who reports. */
+const NONE_LATE: Late = { unanswered: new Map(), awaited: [] };
 
 /** Seconds that a sparkline shows. */
 const SPAN = 300;
@@ -49,16 +52,20 @@ export default function Overview() {
   useEffect(followNodes, []);
   useEffect(followEvents, []);
   const it = nodes.value;
+  const newest = list.value.filter((event) => !isOfConsole(event)).slice(0, 20);
   const alive = it?.nodes.filter((node) => node.lease === "live") ?? [];
   // The same source as the sentence and the rows of the nodes, or the figures would differ by what has just connected.
   const clients = it ? alive.reduce((sum, node) => sum + node.conns, 0) : undefined;
   const own = boot.value?.node ?? "";
   const known = [...rows.value.keys()].filter((node) => hasReported(arrivals.value, node, own));
   const note = figuresNote(alive.map((node) => node.node), known, strays.value);
-  const silent = unanswered(arrivals.value, own, resumedMs.value);
+  const { unanswered: silent, awaited } = allows("stats") ? late(arrivals.value, own, resumedMs.value, listedMs.value) : NONE_LATE;
   // Samples of the list of nodes have gaps where no view read it, which are no stops.
   const reported = new Map([...readings()].filter(([node]) => rows.value.has(node) && !strays.value.includes(node)));
-  const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs"), unanswered: silent, stops: stops(reported, own) });
+  // Nothing that a node serves names others that stopped before somebody followed them.
+  const nowMs = arrivals.value.get(own)?.rowMs ?? 0;
+  const isNew = boot.value?.profile === "cluster" && nowMs > 0 && !hasSeenAll(openedMs.value, nowMs);
+  const said = verdict(it, { refused: now("refused"), lagMs: now("archiveLagMs"), unanswered: silent, awaited, stops: stops(reported, own), sinceS: isNew ? Math.floor(openedMs.value / 1000) : undefined });
   return (
     <>
       <Header title="Overview" />
@@ -70,13 +77,7 @@ export default function Overview() {
           <div>
             <p class="first">{said.sentence}</p>
             <p class="soft">{said.more}</p>
-            {said.runbook && (
-              <details class="runbook">
-                <summary>What to do</summary>
-                <ol>{said.runbook.steps.map((step) => <li>{step}</li>)}</ol>
-                <p class="quiet small">All steps: section {said.runbook.alert} of <code>{RUNBOOK_FILE}</code> in the repository.</p>
-              </details>
-            )}
+            {said.runbook && <WhatToDo it={said.runbook} />}
           </div>
         </section>
         {allows("stats") && <section class="sparks" aria-label="The last five minutes">{LINES.map(([field, label, unit]) => <Line field={field} label={label} unit={unit} known={field === "clients" ? clients : undefined} />)}</section>}
@@ -97,8 +98,8 @@ export default function Overview() {
         {it && it.partitions > 0 && <Partitions it={it} isBrief />}
         <section class="pad">
           <h2>Newest events <a class="small" href="/events">All events</a></h2>
-          <ol class="events">{list.value.slice(0, 20).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>
-          {list.value.length === 0 && <p class="quiet">No event yet.</p>}
+          <ol class="events">{newest.map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>
+          {newest.length === 0 && <p class="quiet">No event yet.</p>}
         </section>
       </div>
     </>

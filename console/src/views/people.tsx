@@ -5,16 +5,23 @@ import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
 import { isNarrow } from "../app/width.ts";
 import { ApiError, get, post } from "../live/api.ts";
-import { allows, nodeClass } from "../live/boot.ts";
+import { allows, boot } from "../live/boot.ts";
 import { failure as eventsFailure, followEvents, isRead, list, retryEvents } from "../live/cloudevents.ts";
+import { userPath, type ConnectionList, type Revocation } from "../live/connections.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Empty } from "../parts/empty.tsx";
 import { EventLine } from "../parts/eventline.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Icon } from "../parts/icon.tsx";
+import { Outcome } from "../parts/outcome.tsx";
+import { useReading } from "../parts/reading.ts";
 import { Split } from "../parts/split.tsx";
+import { revocationWords, silentWords } from "../words/connections.ts";
 import { capital } from "../words/numbers.ts";
 import { known } from "../words/people.ts";
+import { Blocks } from "./blocks.tsx";
+import { ConnectionTable } from "./connectiontable.tsx";
+import { EndingDialog, ending, outcome } from "./ending.tsx";
 
 interface Presence {
   readonly user: string;
@@ -33,12 +40,14 @@ const ID = /^[A-Za-z0-9_.-]{1,64}$/;
 
 const presence = signal<Presence | undefined>(undefined);
 const failure = signal<ApiError | undefined>(undefined);
+/** Why no token was created; it stays until the next attempt, apart from reads that succeed meanwhile. */
+const mintFailure = signal<ApiError | undefined>(undefined);
 /** The token that was created last; it is kept nowhere else. */
 const minted = signal<Token | undefined>(undefined);
 
 async function look(user: string): Promise<void> {
   try {
-    const it = await get<Presence>(`/v1/users/${encodeURIComponent(user)}/presence`);
+    const it = await get<Presence>(userPath(user, "presence"));
     if (query.value.get("user") === user) presence.value = it;
     failure.value = undefined;
   } catch (error) {
@@ -49,8 +58,9 @@ async function look(user: string): Promise<void> {
 async function mint(user: string): Promise<void> {
   try {
     minted.value = await post<Token>("/v1/dev/token", { user });
+    mintFailure.value = undefined;
   } catch (error) {
-    if (error instanceof ApiError) failure.value = error;
+    if (error instanceof ApiError) mintFailure.value = error;
   }
 }
 
@@ -71,12 +81,23 @@ function Person({ user }: { readonly user: string }) {
   useEffect(() => {
     presence.value = undefined;
     minted.value = undefined;
+    mintFailure.value = undefined;
+    outcome.value = "";
     void look(user);
     const timer = setInterval(() => !document.hidden && void look(user), 2000);
     return () => clearInterval(timer);
   }, [user]);
   const it = presence.value?.user === user ? presence.value : undefined;
   const events = list.value.filter((event) => event.subject === user);
+  const connections = useReading<ConnectionList>(userPath(user, "connections"), 2000);
+  const revocations = useReading<{ readonly revocations: readonly Revocation[] }>(userPath(user, "revocations"), 10_000);
+  const connected = connections.value?.connections;
+  const silent = silentWords(connections.value?.silent ?? []);
+  const mayAct = boot.value?.console === "full";
+  const after = () => {
+    connections.again();
+    revocations.again();
+  };
   return (
     <div class="person">
       <div class="person-head">
@@ -87,28 +108,40 @@ function Person({ user }: { readonly user: string }) {
         </div>
         {allows("token") && <button type="button" class="button" disabled={isSilent.value} onClick={() => void mint(user)}>Create a token</button>}
         <a class="button" href={`/messages?user=${encodeURIComponent(user)}`}>Messages</a>
+        <a class="button" href={`/guard?key=${encodeURIComponent(`user:${user}`)}`}>Limits</a>
+        {mayAct && <button type="button" class="button danger" disabled={isSilent.value || !connected?.length} onClick={() => (ending.value = { kick: { user } })}>Kick all</button>}
+        {mayAct && <button type="button" class="button danger" disabled={isSilent.value} onClick={() => (ending.value = { revoke: user, devices: (connected ?? []).map((one) => one.device) })}>Revoke tokens</button>}
       </div>
+      <Outcome said={outcome} />
+      {mintFailure.value && <Failed error={mintFailure.value} />}
       {minted.value?.user === user && <Minted it={minted.value} />}
       <section class="pad">
         <h2>Devices</h2>
-        {it && it.devices.length === 0 && <Empty command={`tidegate tail --user ${user}`}>None is connected. This connects one:</Empty>}
-        {it && it.devices.length > 0 && (
-          <table>
-            <thead><tr><th>Device</th><th>Node</th><th>State</th></tr></thead>
-            <tbody>
-              {it.devices.map((one) => (
-                <tr><td><bdi>{one.device}</bdi></td><td><span class={nodeClass(one.node)}><span class="node">{one.node}</span></span></td><td><i class="dot" /> Live</td></tr>
-              ))}
-            </tbody>
-          </table>
-        )}
+        {connections.error && <Failed error={connections.error} again={connections.again} />}
+        {silent && <p class="small lagging">{silent}</p>}
+        {connected?.length === 0 && !silent && <Empty command={`tidegate tail --user ${user}`}>None is connected. This connects one:</Empty>}
+        {connected && connected.length > 0 && <ConnectionTable list={connected} isOfOne />}
       </section>
+      <Revocations list={revocations.value?.revocations ?? []} />
+      <Blocks key={user} user={user} />
       <section class="pad">
         <h2>Events <span class="quiet small">as far back as this node keeps them</span></h2>
         <ol class="events">{events.slice(0, 50).map((event) => <li key={event.id} class="event-row"><EventLine it={event} /></li>)}</ol>
         {isRead.value && events.length === 0 && <p class="quiet">None.</p>}
       </section>
+      <EndingDialog after={after} />
     </div>
+  );
+}
+
+/** Revocations of a user's tokens that are in force; nothing without any. */
+function Revocations({ list }: { readonly list: readonly Revocation[] }) {
+  const time = (ms: number) => new Date(ms).toLocaleString("en-GB");
+  return list.length === 0 ? null : (
+    <section class="pad">
+      <h2>Revoked tokens</h2>
+      <ul>{list.map((it) => <li>{revocationWords(it, time)}</li>)}</ul>
+    </section>
   );
 }
 

@@ -24,6 +24,7 @@ const event = (type: string, data: Record<string, unknown>): CloudEvent => ({ id
 const EVENTS = [
   event("online", { device: "phone", node: "n1" }), event("online", { device: "phone", node: "n2", replaced: { node: "n1" } }), event("offline", { device: "phone", node: "n2" }),
   event("read", { conversation: "d:alice:bob", seq: 412 }), event("order-blocked", { expected: "01hq3", device: "phone" }),
+  event("storm", { state: "storm", count: 101, threshold: 100, windowMs: 60_000 }), event("storm", { state: "over", peak: 340, threshold: 100, windowMs: 60_000 }),
 ];
 const step = (name: string, timeUs: number, more: Partial<Step> = {}): Step => ({ step: name, node: "n1", timeUs, trace: "t", ...more });
 const [SENT] = sends([
@@ -76,7 +77,9 @@ function Controls() {
           <span class="segmented"><button type="button" aria-pressed="true">chosen</button><button type="button" aria-pressed="false">other</button></span>
           <label class="field"><Icon name="search" /><input aria-label="Empty field" placeholder="A user" /></label>
           <label class="field"><input aria-label="Full field" value="bob" readOnly /></label>
+          <label class="choice"><input type="checkbox" defaultChecked /> A choice</label>
         </Samples>
+        <p class="outcome"><span class="grow">One connection was closed.</span><button type="button" class="link">Dismiss</button></p>
       </Section>
       <Section title="Chips, dots, nodes">
         <Samples>

@@ -2,6 +2,7 @@ import type { Stop } from "../charts/phases.ts";
 import type { DrainPlan } from "../live/boot.ts";
 import type { NodeRow, Nodes } from "../live/nodes.ts";
 import type { Unreachable } from "../live/policy.ts";
+import { time } from "./river.ts";
 import { runbook, type Runbook } from "./runbook.ts";
 import { capital, count, duration, grouped, joined, plural, span } from "./numbers.ts";
 
@@ -84,8 +85,12 @@ export interface Signs {
   readonly lagMs: number | undefined;
   /** Nodes that do not answer, with the seconds. */
   readonly unanswered?: ReadonlyMap<string, number>;
+  /** Nodes whose first figures are awaited, so that nothing but their lease says that they live. */
+  readonly awaited?: readonly string[];
   /** Nodes that stopped without a drain in the last minutes. */
   readonly stops?: readonly Stop[];
+  /** Time from which on such stops are known, in s, if that is less than these minutes. */
+  readonly sinceS?: number | undefined;
 }
 
 /** Nodes that died or do not answer, in a sentence; empty if there are none. */
@@ -112,7 +117,7 @@ export function verdict(it: Nodes | undefined, figures: Signs): Verdict {
   if (!it) return { tone: "off", sentence: "Reading the state of the nodes.", more: "" };
   const live = it.nodes.filter((node) => node.lease === "live");
   const gone = it.nodes.filter((node) => node.lease === "lapsed");
-  const { unanswered = new Map<string, number>(), stops = [] } = figures;
+  const { unanswered = new Map<string, number>(), awaited = [], stops = [] } = figures;
   const silent = live.filter((node) => unanswered.has(node.node));
   const answering = live.filter((node) => !silent.includes(node));
   const stopped = stops.filter((stop) => stop.awayS === undefined && !live.some((node) => node.node === stop.node));
@@ -136,7 +141,10 @@ export function verdict(it: Nodes | undefined, figures: Signs): Verdict {
   if (draining.length > 0) return { tone: "amber", sentence: `${draining.map((node) => node.node).join(" and ")} ${draining.length === 1 ? "drains" : "drain"}. Nothing needs you.`, more: draining.map((node) => `${node.node}: ${drainWords(node)}`).join("; ") };
   if (full.length > 0) return { tone: "amber", sentence: `${capital(count(full.length))} of ${live.length} nodes ${full.length === 1 ? "is" : "are"} full and ${full.length === 1 ? "takes" : "take"} no new clients.`, more: calm, runbook: runbook("TidegateNodeFull") };
   if ((figures.lagMs ?? 0) > 1000) return { tone: "amber", sentence: `The archive is ${duration(figures.lagMs ?? 0)} behind.`, more: calm, runbook: runbook("TidegateArchiveLag") };
+  const unheard = live.filter((node) => awaited.includes(node.node)).map((node) => node.node);
+  if (unheard.length > 0) return { tone: "off", sentence: `${joined(unheard)} ${unheard.length === 1 ? "has" : "have"} not reported to this page yet. Nothing else is wrong.`, more: calm };
   const back = stops.filter((stop) => stop.awayS !== undefined).map((stop) => `${stop.node} stopped ${about(stop.agoS)} ago without a drain, and came back ${about(stop.awayS ?? 0)} later`);
   if (back.length > 0) return { tone: "amber", sentence: `${joined(back)}.`, more: calm, runbook: runbook("TidegateNodeDied") };
-  return { tone: "", sentence: "All is well.", more: `${calm}${figures.refused ? ` ${grouped(figures.refused)} refused in the last second.` : ""}` };
+  const since = figures.sinceS === undefined ? "" : ` Nodes that stopped before ${time(figures.sinceS)}, when this page was opened, are not known to it.`;
+  return { tone: "", sentence: "All is well.", more: `${calm}${since}${figures.refused ? ` ${grouped(figures.refused)} refused in the last second.` : ""}` };
 }

@@ -31,6 +31,11 @@ const STEPS = {
     "Is Postgres running, does it accept writes, is its disk full? pg_stat_activity shows what its sessions wait for.",
     "If it grows while Postgres is healthy, add nodes, or give Postgres more.",
   ],
+  TidegateStorm: [
+    "One sender, or many? tidegate tail shows the messages of a group to a member. A rule of the level user, or limits.sends_per_second, bounds what each user sends.",
+    "If only admins should post for a while, set post of the group to admins, and back afterwards.",
+    "Busy groups that are no problem: raise storm.threshold, and reload.",
+  ],
 } as const;
 
 /** File of the repository that has the runbook. */

@@ -53,6 +53,9 @@ export interface Facts {
   goesOn?: boolean;
   /** The others who were on a node that died, and where each is connected now. */
   moved?: readonly Moved[];
+  /** The nodes that own what the dead node owned, and after what time all of it was theirs. */
+  takers?: readonly string[];
+  takenMs?: number;
   /** Whether the person has no link while the break goes on. */
   isAway?: boolean;
   durable?: boolean;
@@ -146,7 +149,7 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
     all([
       it.total && it.atOnce !== undefined && it.atOnce < it.total && `${capital(count(it.atOnce))} of ${it.total} were taken at once.`,
       it.total && it.atOnce === it.total && `${capital(it.who)} sent ${it.total} messages${it.forMs ? ` in ${duration(it.forMs)}` : ""}. All were taken${it.ackMs ? `, and the slowest ack came after ${duration(it.ackMs)}` : ""}.`,
-      it.retryMs && `The rest was asked to come back in ${duration(it.retryMs)}, did, and was taken as well.`,
+      it.retryMs && `The rest was refused for now: RATE_LIMITED, to be sent again after ${duration(it.retryMs)}. It was, and was taken as well.`,
       it.shown && it.shown === it.total && `${capital(it.other)} saw all of them.`,
     ]),
 
@@ -166,6 +169,7 @@ export const SENTENCES: Readonly<Record<string, (facts: Facts) => string>> = {
       it.to && it.movedMs !== undefined && `${capital(it.who)} was on ${it.to} after ${duration(it.movedMs)}.`,
       it.to && movedToo(it),
       it.to && sentMeanwhile(it),
+      it.takers && it.takers.length > 0 && it.takenMs !== undefined && `${joined(it.takers)} had taken its partitions over after ${duration(it.takenMs)}.`,
       it.to && !it.isRoom && it.got && it.got.length > 0 && `${capital(it.who)} got ${seqs(it.got)} on the new link.`,
       it.repeated && `${capital(plural(it.repeated, "message"))} ${it.repeated === 1 ? "was sent again and kept its number" : "were sent again and kept their numbers"}.`,
     ]),

@@ -6,7 +6,7 @@ import { mkdtemp, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { judged, launch, open, say, sentence, until } from "./page.mjs";
+import { judged, launch, open, say, sentence, unexpected, until } from "./page.mjs";
 
 const { TIDEGATE_BIN: binary, TIDEGATE_SERVICES: services } = process.env;
 const limits = { timeout: 120_000, skip: !services };
@@ -46,8 +46,7 @@ let cluster;
 let browser;
 before(async () => {
   if (!services) return;
-  cluster = await startCluster();
-  browser = await launch();
+  [cluster, browser] = await Promise.all([startCluster(), launch()]);
   // The policy of a page allows connections to the nodes that its node knew when it was loaded.
   const limit = Date.now() + 30_000;
   while ((await (await fetch(`${cluster.url}/v1/console`)).json()).nodes < 3) {
@@ -92,6 +91,25 @@ test("the waterfall of a message shows every step, over all nodes that it passed
   await context.close();
 });
 
+test("connections of all nodes are listed on the page of one, and ended from there", limits, async () => {
+  const { page, context, wrong } = await open(browser, cluster.url, "/try");
+  const [, node] = await connected(page);
+  const { page: admin, context: other } = await open(browser, cluster.url, "/connections");
+  await admin.selectOption(".pick select", node);
+  await admin.fill("[data-filter]", "bob");
+  await until(admin, () => document.querySelectorAll(".connections tbody tr").length === 1);
+  assert.equal(await admin.textContent(".connections .node"), node);
+  const { node: own } = await (await fetch(`${cluster.url}/v1/console`)).json();
+  assert.notEqual(node, own, "bob is on the node of the page");
+  await admin.click("[aria-label='Kick bob’s phone']");
+  await admin.fill("dialog .asked input", "from another node");
+  await admin.click("dialog .danger");
+  await admin.waitForSelector(".outcome >> text=One connection was closed.");
+  await page.waitForSelector(".chat-1 .remark >> text=Closed by the node: KICKED, “from another node”");
+  assert.deepEqual(wrong, []);
+  for (const it of [other, context]) await it.close();
+});
+
 test("a drain moves a client to another node within its slot", limits, async () => {
   const { page, context, wrong } = await open(browser, cluster.url, "/try");
   const [, from] = await connected(page);
@@ -106,7 +124,7 @@ test("a drain moves a client to another node within its slot", limits, async () 
 });
 
 test("the page outlives the death of any node, also of its own", limits, async () => {
-  const { page, context } = await open(browser, cluster.url, "/try");
+  const { page, context, wrong } = await open(browser, cluster.url, "/try");
   await page.waitForSelector(".where >> text=3 nodes");
   const [, node] = await connected(page);
   await say(page, 0, "before");
@@ -121,5 +139,6 @@ test("the page outlives the death of any node, also of its own", limits, async (
   await say(page, 0, "after");
   assert.deepEqual(await judged(page, 60_000), ["0", "0", "0"]);
   await page.waitForSelector(".chat-1 .bubble >> text=after");
+  assert.deepEqual(unexpected(wrong), []);
   await context.close();
 });

@@ -5,6 +5,11 @@ import { mkdtemp, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
+const running = new Set();
+process.on("exit", () => {
+  for (const child of running) child.kill("SIGKILL");
+});
+
 /** Starts a node; `stop` ends it and removes its data. A killed node starts again by its `data` and its `ports`. */
 export async function startNode(more = {}) {
   const binary = process.env.TIDEGATE_BIN;
@@ -22,7 +27,10 @@ export async function startNode(more = {}) {
     stdio: ["ignore", "pipe", "pipe"],
   });
   let log = "";
-  for (const stream of [child.stdout, child.stderr]) stream.on("data", (bytes) => (log += bytes));
+  for (const stream of [child.stdout, child.stderr]) stream.on("data", (bytes) => (log += bytes)).unref();
+  // A test that fails does not stop its node, which must not keep the run waiting.
+  child.unref();
+  running.add(child);
   const limit = Date.now() + 20_000;
   let addresses;
   for (;;) {
@@ -34,9 +42,11 @@ export async function startNode(more = {}) {
   const port = (address) => Number(address.slice(address.lastIndexOf(":") + 1));
   const end = async (signal = "SIGKILL") => {
     if (child.exitCode !== null) return;
+    child.ref();
     const over = once(child, "exit");
     child.kill(signal);
     await over;
+    running.delete(child);
   };
   const ports = { client: port(addresses.client), admin: port(addresses.admin) };
   return { url: `http://${addresses.admin}`, data, ports, end, stop: async () => { await end(); await rm(data, { recursive: true, force: true }); } };

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { startNode } from "./node.mjs";
-import { changed, launch, open, until } from "./page.mjs";
+import { accessibility, changed, launch, open, stated as statedPage, until } from "./page.mjs";
 
 let node;
 let browser;
@@ -15,18 +15,8 @@ after(async () => {
   await node?.stop();
 });
 
-/** Opens a page whose requests are changed first, and hands it to a test. A refused request is an error in the browser's console. */
-function stated(name, path, prepare, act) {
-  test(name, { timeout: 60_000 }, async () => {
-    const { page, context, wrong } = await open(browser, node.url, path, { prepare });
-    try {
-      await act(page);
-      assert.deepEqual(wrong.filter((it) => !it.includes("Failed to load resource")), []);
-    } finally {
-      await context.close();
-    }
-  });
-}
+/** A test of a page whose requests are changed first. */
+const stated = (...test) => statedPage(() => ({ browser, node }), ...test);
 
 /** Changes the answer of `GET /v1/console`; `change` gets it and returns another. */
 const boot = (page, change) => changed(page, "**/v1/console", change);
@@ -85,6 +75,7 @@ describe("the states of the page", { concurrency: 3 }, () => {
     await page.click(".nav >> text=Events");
     await page.waitForSelector("h1 >> text=Events");
     await page.click(".nav >> text=Errors");
+    await page.waitForSelector(".failed >> text=could not be loaded");
     areFilesThere = true;
     await page.click(".failed >> text=Try again");
     await page.waitForSelector(".code");
@@ -101,27 +92,6 @@ describe("the states of the page", { concurrency: 3 }, () => {
     answer();
     await page.waitForSelector(".verdict >> text=All is well.");
     await until(page, () => document.querySelector(".progress") === null);
-  });
-
-  const asked = [];
-  stated("a node that needs a key gets one from a field", "/overview", async (page) => {
-    for (const path of ["**/v1/console", "**/v1/nodes"]) {
-      await page.route(path, async (route) => {
-        const { authorization } = await route.request().allHeaders();
-        asked.push(authorization);
-        if (authorization === "Bearer right") return route.continue({ headers: { ...(await route.request().allHeaders()), authorization: "" } });
-        return route.fulfill({ status: 401, json: { code: 2001, name: "TOKEN_INVALID", message: "No key." } });
-      });
-    }
-  }, async (page) => {
-    for (const key of ["wrong", "right"]) {
-      await page.fill(".keyform input", key);
-      await page.press(".keyform input", "Enter");
-      if (key === "wrong") await page.waitForSelector(".keyform >> text=The node refused this key.");
-    }
-    await page.waitForSelector(".verdict >> text=All is well.");
-    assert.ok(asked.includes("Bearer wrong"));
-    assert.deepEqual(await page.evaluate(() => Object.keys(localStorage)), []);
   });
 
   /** Rows of codes as the stream of figures has them. */
@@ -151,6 +121,88 @@ describe("the states of the page", { concurrency: 3 }, () => {
     for (const part of [".count-badge", ".rise", ".trend", ".part"]) assert.equal(await page.$(part), null, part);
   });
 
+  /** Connections that a node lists of more than it has; one has names that look like markup. */
+  const connection = (index, more) => ({ id: `n${1 + (index % 3)}.1.${index}`, user: `user-${index}`, device: "phone", node: `n${1 + (index % 3)}`, address: `10.0.0.${index}`, transport: "tcp-proto", sinceMs: Date.now() - index * 40_000, outboxBytes: index * 700, window: index, expiresMs: null, ...more });
+  const listed = { connections: [connection(0, { user: "x".repeat(64), device: "y".repeat(64) }), ...Array.from({ length: 20 }, (_, index) => connection(index + 1))], total: 4200, silent: ["n9"] };
+  const asks = [];
+  let isBusy = true;
+  stated("connections are filtered, sorted and kicked, and what is missing is named", "/connections", async (page) => {
+    await boot(page, (it) => ({ ...it, nodes: 3, peers: ["n2", "n3"].map((name) => ({ node: name, ws: [], admin: "" })) }));
+    await page.route("**/v1/connections?*", (route) => {
+      asks.push(new URL(route.request().url()).search);
+      return isBusy ? route.fulfill({ status: 503, json: { code: 4002, name: "BUSY", message: "Too much to do.", cure: "Wait.", temporary: true } }) : route.fulfill({ json: listed });
+    });
+    await page.route("**/v1/connections/*", (route) => {
+      asks.push(`${route.request().method()} ${new URL(route.request().url()).pathname}${new URL(route.request().url()).search}`);
+      return route.fulfill({ json: { closed: 0, silent: ["n2"] } });
+    });
+    await page.route("**/v1/users/user-7/connections", (route) => route.fulfill({ json: { connections: [connection(7)], total: 1, silent: [] } }));
+  }, async (page) => {
+    await page.waitForSelector(".failed >> text=4002 BUSY");
+    assert.equal(await page.$(".connections"), null);
+    await Promise.all([page.waitForRequest("**/v1/connections?*"), page.click(".failed >> text=Try again")]);
+    isBusy = false;
+    await page.waitForSelector(".note >> text=These are the 21 newest of 4,200.");
+    await page.waitForSelector(".banner >> text=/^n9 did not answer: its connections are not listed here/");
+    assert.equal(await page.textContent(".lead-note"), "4,200");
+    const findings = await accessibility(page);
+    for (const width of [1440, 768, 360]) {
+      await page.setViewportSize({ width, height: 800 });
+      assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, `it scrolls sideways at ${width} px`);
+      if (width !== 768) for (const theme of ["light", "dark"]) assert.deepEqual(await findings(theme), [], `${theme}, ${width} px`);
+    }
+    await page.setViewportSize({ width: 1440, height: 800 });
+    await page.click("text=most waiting");
+    await page.selectOption(".pick select", "n2");
+    await page.fill("[data-filter]", "10.0.0.7");
+    await until(page, () => document.querySelectorAll(".connections tbody tr").length === 1);
+    await page.waitForSelector(".note >> text=One connection of the 21 with the most bytes waiting of 4,200 matches. The others were not searched.");
+    await until(page, () => new URLSearchParams(location.search).get("node") === "n2");
+    assert.ok(asks.some((it) => it.includes("node=n2") && it.includes("sort=outbox") && it.includes("limit=1000")), JSON.stringify(asks));
+    await page.focus(".connections .link");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("dialog[open] >> text=Kick user-7’s phone?");
+    await page.check("dialog .choice input");
+    await page.click("dialog .danger");
+    await page.waitForSelector(".outcome >> text=No connection was closed. n2 did not answer, so connections there may go on.");
+    assert.ok(asks.includes("DELETE /v1/connections/n2.1.7?reconnect=after"), JSON.stringify(asks));
+    await page.selectOption(".pick select", "");
+    await page.fill("[data-filter]", "user-7");
+    await page.click(".note >> text=All of the user user-7");
+    await page.waitForSelector(".lead-note >> text=1 of user-7");
+    await page.click(".connections td a");
+    await page.waitForSelector(".person >> text=user-7");
+  });
+
+  const blocks = ["mallory", "trudy"];
+  stated("a user’s block list is read when it is opened, and changed", "/people?user=eve", async (page) => {
+    await page.route("**/v1/users/eve/connections", (route) => route.fulfill({ json: { connections: [], total: 0, silent: ["n3"] } }));
+    await page.route("**/v1/users/eve/revocations", (route) => route.fulfill({ json: { revocations: [{ before: null, tokenId: "jti-1", device: null, atMs: 1, untilMs: null }] } }));
+    await page.route("**/v1/users/eve/blocks*", (route) => route.fulfill({ json: { user: "eve", blocks: blocks.map((user) => ({ user, time: 1_763_712_000_000 })) } }));
+    await page.route("**/v1/users/eve/blocks/*", (route) => {
+      const [method, other] = [route.request().method(), new URL(route.request().url()).pathname.split("/").at(-1)];
+      if (method === "PUT") blocks.push(other);
+      else blocks.splice(blocks.indexOf(other), 1);
+      return route.fulfill({ json: { user: "eve", other, blocked: method === "PUT", changed: true, pending: method === "PUT" ? ["n3"] : [] } });
+    });
+  }, async (page) => {
+    await page.waitForSelector(".person >> text=n3 did not answer");
+    await page.waitForSelector("li >> text=The token jti-1. In force for as long as tokens may live.");
+    await page.focus(".blocks summary");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".blocks li >> text=mallory");
+    await page.fill(".blocks input", "oscar");
+    await page.press(".blocks input", "Enter");
+    await page.waitForSelector(".blocks >> text=eve blocks oscar. n3 follows within two seconds.");
+    await page.waitForSelector(".blocks li >> text=oscar");
+    const findings = await accessibility(page);
+    await page.setViewportSize({ width: 360, height: 800 });
+    for (const theme of ["light", "dark"]) assert.deepEqual(await findings(theme), [], theme);
+    await page.click("[aria-label='Unblock mallory']");
+    await page.waitForSelector(".blocks >> text=eve no longer blocks mallory.");
+    assert.deepEqual(await page.$$eval(".blocks li a", (list) => list.map((it) => it.textContent)), ["trudy", "oscar"]);
+  });
+
   test("the style guide and Try it exist on nodes for development only", { timeout: 60_000 }, async () => {
     const own = await startNode({ env: { TIDEGATE__ADMIN__DEVELOPMENT: "no" } });
     const { page, context, wrong } = await open(browser, own.url, "/styleguide");
@@ -158,6 +210,7 @@ describe("the states of the page", { concurrency: 3 }, () => {
     assert.equal(await page.$(".guide"), null);
     await page.goto(`${own.url}/try`);
     await page.waitForSelector(".note >> text=Try it exists on nodes for development only");
+    assert.deepEqual(await page.$$eval(".tabs a", (list) => list.map((it) => it.textContent)), ["Overview", "Messages", "Nodes", "Guard"]);
     assert.deepEqual(wrong, []);
     await context.close();
     await own.stop();
@@ -171,7 +224,7 @@ describe("the states of the page", { concurrency: 3 }, () => {
     assert.equal(await page.$("td .link"), null);
     await page.goto(`${own.url}/people?user=eve`);
     await page.waitForSelector(".person >> text=eve");
-    assert.equal(await page.$("text=Create a token"), null);
+    for (const action of ["Create a token", "Kick all", "Revoke tokens"]) assert.equal(await page.$(`text=${action}`), null);
     await page.goto(`${own.url}/try`);
     await page.waitForSelector(".empty >> text=This console is read-only");
     assert.equal(await page.$(".deck"), null);

@@ -166,10 +166,16 @@ impl Driver {
             Action::Close { .. } => self.closed = true,
             Action::Join { id, room } => self.joins.push_back((id, room)),
             Action::Query { id, .. } => self.queries.push_back(id),
-            Action::Signal { id, .. } => {
+            Action::Signal { id, .. } | Action::React { id, .. } => {
                 let (mut out, outcome) =
                     (Vec::new(), if id % 2 == 0 { Ok(()) } else { Err((Code::NotAMember, "")) });
                 self.session.signalled(id, outcome, &self.limits, &mut out);
+                out.into_iter().for_each(|action| self.apply(action));
+            }
+            Action::Refresh { id, .. } => {
+                let (mut out, outcome) =
+                    (Vec::new(), if id % 2 == 0 { Ok(()) } else { Err((Code::TokenNotNewer, "")) });
+                self.session.refreshed(id, outcome, &self.limits, &mut out);
                 out.into_iter().for_each(|action| self.apply(action));
             }
             _ => {}

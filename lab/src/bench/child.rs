@@ -35,6 +35,10 @@ pub(crate) struct Launcher {
     pub(crate) client_cpus: Vec<usize>,
     /// Directory of this run, for data and logs of servers.
     pub(crate) directory: PathBuf,
+    /// Authority of the servers' certificate, if clients connect with TLS.
+    pub(crate) authority: Option<PathBuf>,
+    /// Folder of the keys that sign tokens of other algorithms than HS256.
+    pub(crate) credentials: Option<PathBuf>,
 }
 
 /// Returns the settings of nodes whose figures are measured.
@@ -46,6 +50,8 @@ pub(super) fn bench_basics() -> Vec<String> {
         "node.store=memory",
         // A client stands for many users, who write to one another at once.
         "limits.new_conversations_per_minute=0",
+        // Rooms are sampled only where that is measured.
+        "rooms.rate=0",
     ];
     basics.map(str::to_owned).to_vec()
 }
@@ -74,7 +80,8 @@ impl Launcher {
         child.with_context(|| format!("cannot start {}", command.get_program().display()))
     }
 
-    /// Starts a raw loop: `raw-fanout`, `raw-echo`, `raw-mirror` or `raw-accept` with its arguments.
+    /// Starts a raw loop: `raw-fanout`, `raw-echo`, `raw-mirror` or `raw-accept` with its arguments; or `hold` with a
+    /// program that announces its ports as they do.
     pub(crate) fn raw(&self, arguments: &[&str]) -> Result<Server> {
         let name = arguments.first().copied().unwrap_or_default().to_owned();
         let log = self.directory.join(format!("{name}.log"));
@@ -154,6 +161,8 @@ impl Launcher {
             pid: server.child.id(),
             watched: server.watched.clone(),
             transport,
+            authority: self.authority.clone(),
+            credentials: self.credentials.clone(),
             spin: !self.client_cpus.iter().any(|cpu| self.server_cpus.contains(cpu)),
             size,
             run: format!("{:x}", host::now_ns()),

@@ -8,14 +8,17 @@ mod establish;
 mod fanout;
 mod idle;
 mod inbox;
+mod overload;
 mod publisher;
 mod room;
 mod source;
 mod sync;
 mod talk;
+mod tls;
 
 use super::{
     host,
+    login_kind::{LoginAlgorithm, LoginHandshake},
     orders::{Answer, Order, Outcome, Peer, Setup, Watched},
 };
 use anyhow::{Context, Result, ensure};
@@ -46,6 +49,8 @@ struct Driver {
     users: usize,
     publisher: Option<Publisher>,
     talk: Talk,
+    /// Clients of the scenario `overload`, by slot.
+    offerers: Vec<overload::Offerer>,
 }
 
 /// Reads the setup, then orders, one per line. Answers each with a line, and ends when its input does.
@@ -53,7 +58,8 @@ pub(super) fn run() -> Result<()> {
     let mut lines = stdin().lock().lines();
     let setup: Setup = serde_json::from_str(&lines.next().context("no setup")??)?;
     let connections = Connections::new(&setup)?;
-    let mut driver = Driver { setup, connections, users: 0, publisher: None, talk: Talk::default() };
+    let mut driver =
+        Driver { setup, connections, users: 0, publisher: None, talk: Talk::default(), offerers: Vec::new() };
     for line in lines {
         let order: Order = serde_json::from_str(&line?)?;
         let answer: Answer = driver.carry_out(&order).map_err(|error| format!("{error:#}"));
@@ -71,14 +77,20 @@ impl Driver {
                 self.connect(*users, *publishers, *parallel, room.as_deref())
             }
             Order::Fanout { conversation, messages } => self.fanout(conversation, *messages),
-            Order::Room { conversation, rate, warm_ms, measure_ms } => {
-                self.room(conversation, *rate, *warm_ms, *measure_ms)
+            Order::Room { conversation, rate, warm_ms, measure_ms, important_every } => {
+                self.room(conversation, *rate, *warm_ms, *measure_ms, *important_every)
             }
             Order::Echo { ms } => self.echo(*ms),
             Order::Idle { heartbeat_ms, ms } => self.idle(*heartbeat_ms, *ms),
             Order::Chat(chat) => self.chat(chat),
+            Order::Overload(overload) => self.overload(overload),
             Order::Sync { user } => self.sync(*user),
-            Order::Logins { count, parallel } => self.logins(*count, *parallel),
+            Order::Logins { count, parallel, handshake, algorithm } => {
+                let before = self.connections.tls.set_handshake(*handshake);
+                let outcome = self.logins(*count, *parallel, *handshake, *algorithm);
+                self.connections.tls.set_handshake(before);
+                outcome
+            }
             Order::Hangup => {
                 self.connections.hang_up();
                 (self.users, self.publisher) = (0, None);
@@ -116,16 +128,39 @@ impl Driver {
         Ok(outcome)
     }
 
-    fn logins(&mut self, count: usize, parallel: usize) -> Result<Outcome> {
+    fn logins(
+        &mut self,
+        count: usize,
+        parallel: usize,
+        handshake: LoginHandshake,
+        algorithm: LoginAlgorithm,
+    ) -> Result<Outcome> {
         ensure!(parallel < SOCKETS_MAX, "at most {SOCKETS_MAX} sockets a process");
+        if handshake == LoginHandshake::Resumed && self.connections.tls.tickets() < parallel {
+            self.collect_tickets(parallel)?;
+        }
+        let mut plan = establish::Plan::leave("u", count, parallel);
+        // Before the meter: signatures are no work of a login.
+        plan.sign(&self.setup, algorithm)?;
         let meter = self.meter()?;
-        let plan = establish::Plan::leave("u", count, parallel);
         let mut outcome = establish::establish(&mut self.connections, &self.setup, &plan)?;
         // A login includes the server's part in closing.
         self.connections.turn(Duration::from_millis(50), |_, _, _| Ok(()))?;
         self.read_meter(&meter, &mut outcome)?;
         self.connections.hang_up();
         Ok(outcome)
+    }
+
+    /// Collects a ticket for each of the concurrent logins.
+    fn collect_tickets(&mut self, parallel: usize) -> Result<()> {
+        self.connections.tls.set_collecting(true);
+        let plan = establish::Plan::leave("u", parallel, parallel);
+        let collected = establish::establish(&mut self.connections, &self.setup, &plan);
+        self.connections.tls.set_collecting(false);
+        self.connections.hang_up();
+        let tickets = self.connections.tls.tickets();
+        ensure!(collected.is_err() || tickets >= parallel, "{tickets} tickets after {parallel} logins");
+        collected.map(|_| ())
     }
 
     /// Returns the CPU times of the server, of this process and of watched processes so far.

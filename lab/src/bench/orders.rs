@@ -1,8 +1,11 @@
 //! Orders to a load generator, and its answers: one JSON line for each.
 
-use super::wire::BenchTransport;
+use super::{
+    login_kind::{LoginAlgorithm, LoginHandshake},
+    wire::BenchTransport,
+};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
+use std::{ops::Range, path::PathBuf};
 
 /// The server that a load generator talks to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,6 +33,10 @@ pub(super) struct Setup {
     /// Further processes whose CPU time is measured.
     pub(super) watched: Vec<Watched>,
     pub(super) transport: BenchTransport,
+    /// Authority of the server's certificate, if connections have TLS.
+    pub(super) authority: Option<PathBuf>,
+    /// Folder of the keys that sign tokens of other algorithms than HS256.
+    pub(super) credentials: Option<PathBuf>,
     /// Whether it may keep its CPU busy while it waits, because no server shares it.
     pub(super) spin: bool,
     /// Content bytes of a message.
@@ -54,17 +61,26 @@ pub(super) enum Order {
     /// Publish one message after the other, each when all copies of the last were read.
     Fanout { conversation: String, messages: u32 },
     /// Publish at `rate` messages a second, or as fast as all copies are read when there is no rate.
-    Room { conversation: String, rate: Option<f64>, warm_ms: u64, measure_ms: u64 },
+    /// With `important_every`, the first publisher sends each message whose number it divides, and the others all else.
+    Room {
+        conversation: String,
+        rate: Option<f64>,
+        warm_ms: u64,
+        measure_ms: u64,
+        important_every: Option<u64>,
+    },
     /// Ping and wait for the answer on every connection, over and over.
     Echo { ms: u64 },
     /// Send heartbeats as a quiet client does.
     Idle { heartbeat_ms: u64, ms: u64 },
     /// Send one-to-one messages.
     Chat(Chat),
+    /// Offer more messages than the server can take.
+    Overload(Overload),
     /// Log in as user `u` with this number on a connection of its own, and sync.
     Sync { user: usize },
     /// Log in and leave, `count` times, `parallel` at a time.
-    Logins { count: usize, parallel: usize },
+    Logins { count: usize, parallel: usize, handshake: LoginHandshake, algorithm: LoginAlgorithm },
     /// Close all connections.
     Hangup,
 }
@@ -81,6 +97,18 @@ pub(super) struct Chat {
     pub(super) rate: Option<f64>,
     /// When sending ends.
     pub(super) until: Until,
+}
+
+/// An order to offer messages at a rate, whatever becomes of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Overload {
+    /// Messages a second of all connections together.
+    pub(super) rate: f64,
+    /// Whether a client sends nothing for the time that a refusal names.
+    pub(super) keeps_wait: bool,
+    /// Time that does not count.
+    pub(super) warm_ms: u64,
+    pub(super) measure_ms: u64,
 }
 
 /// Recipients of messages.
@@ -129,8 +157,16 @@ pub(super) struct Outcome {
     /// Messages published, and those of them that the server refused.
     pub(super) offered: u64,
     pub(super) refused: u64,
+    /// Messages whose outcome the server did not know in time.
+    pub(super) unknown: u64,
     /// Messages that the server announced as left out.
     pub(super) shed: u64,
+    /// Refused messages that a room over its rate left out (`LEFT_OUT`).
+    pub(super) left_out: u64,
+    /// Accepted messages of the first publisher, their copies that arrived, and the time until 99 % of these did.
+    pub(super) important: u64,
+    pub(super) important_count: u64,
+    pub(super) important_p99_us: u64,
     /// Frames `behind`, pulls that followed, messages that came in a page only, and repeated pushes.
     pub(super) behinds: u64,
     pub(super) pulls: u64,

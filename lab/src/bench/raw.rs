@@ -1,8 +1,9 @@
 //! Raw baselines: single-threaded epoll servers that do nothing but the system calls a scenario needs.
 
 mod log;
+mod tls;
 
-pub(super) use log::log;
+pub(super) use {log::log, tls::accept_tls};
 
 use super::poller::{Poller, send_all};
 use anyhow::{Context, Result, bail};

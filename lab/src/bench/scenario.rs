@@ -4,14 +4,18 @@ mod chat;
 mod cluster;
 mod echo;
 mod fanout;
+mod fanout_tls;
 mod groups;
 mod idle;
 mod kafka;
 mod login;
+mod login_kinds;
+mod overload;
 mod people;
 mod postgres;
 mod redis;
 mod room;
+mod rooms;
 mod rows;
 mod store;
 
@@ -22,7 +26,7 @@ use super::{
     report::{Section, median},
     wire::BenchTransport,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 /// Concurrent logins where their pace is not measured.
 const PARALLEL: usize = 128;
@@ -40,20 +44,29 @@ pub(super) fn run(launcher: &Launcher, args: &Args, mut out: impl FnMut(Section)
 
 fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
     match scenario {
-        Scenario::Fanout { members } => fanout::run(launcher, args, members, out).context("fanout"),
-        Scenario::Room { .. } => room::run(launcher, args, scenario, out).context("room"),
-        Scenario::Echo { conns, seconds } => echo::run(launcher, args, *conns, *seconds, out).context("echo"),
-        Scenario::Idle { conns, seconds, heartbeat } => {
-            idle::run(launcher, args, *conns, *seconds, *heartbeat, out).context("idle")
+        Scenario::Fanout { members, tls: false } => {
+            fanout::run(launcher, args, members, out).context("fanout")
         }
-        Scenario::Login { conns, count, parallel } => {
+        Scenario::Fanout { members, tls: true } => {
+            fanout_tls::run(launcher, args, members, out).context("fanout --tls")
+        }
+        Scenario::Room { .. } => room::run(launcher, args, scenario, out).context("room"),
+        Scenario::Rooms { .. } => rooms::run(launcher, args, scenario, out).context("rooms"),
+        Scenario::Echo { conns, seconds } => echo::run(launcher, args, *conns, *seconds, out).context("echo"),
+        Scenario::Idle { conns, seconds, heartbeat, tls } => {
+            let load = idle::Load { conns: *conns, seconds: *seconds, heartbeat: *heartbeat, has_tls: *tls };
+            idle::run(launcher, args, load, out).context("idle")
+        }
+        Scenario::Login { conns, count, parallel, alg: None, tls: None } => {
             login::run(launcher, args, *conns, *count, *parallel, out).context("login")
         }
-        Scenario::Shards { members } => fanout::shards(launcher, args, *members, out).context("shards"),
-        Scenario::Chat { conns, in_flight, seconds, rate } => {
-            let load = chat::Load { conns: *conns, in_flight: *in_flight, seconds: *seconds, rate: *rate };
-            chat::run(launcher, args, load, out).context("chat")
+        Scenario::Login { count, parallel, alg, tls, .. } => {
+            let load = login_kinds::Load::new(alg.as_ref(), tls.as_ref(), *count, *parallel);
+            login_kinds::run(launcher, args, &load, out).context("login")
         }
+        Scenario::Shards { members } => fanout::shards(launcher, args, *members, out).context("shards"),
+        Scenario::Chat { .. } => chat::run(launcher, args, scenario, out).context("chat"),
+        Scenario::Overload { .. } => overload::run(launcher, args, scenario, out).context("overload"),
         Scenario::Store { messages, conversations } => {
             store::run(launcher, args, *messages, conversations, out).context("store")
         }
@@ -89,23 +102,17 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             redis::run(launcher, args, &load, out).context("redis")
         }
         Scenario::All => all(launcher, args, out),
-        Scenario::Client
-        | Scenario::RawFanout
-        | Scenario::RawEcho { .. }
-        | Scenario::RawMirror
-        | Scenario::RawLog { .. }
-        | Scenario::Hold { .. }
-        | Scenario::RawAccept { .. } => bail!("not a scenario"),
+        _ => bail!("not a scenario"),
     }
 }
 
 fn all(launcher: &Launcher, args: &Args, out: Sink<'_>) -> Result<()> {
     let scenarios = [
-        Scenario::Fanout { members: vec![1000, 10_000] },
+        Scenario::Fanout { members: vec![1000, 10_000], tls: false },
         Scenario::Room { members: 10_000, rate: 400.0, publishers: 4, seconds: 3.0 },
         Scenario::Echo { conns: 100, seconds: 1.0 },
-        Scenario::Idle { conns: 10_000, seconds: 30.0, heartbeat: 30.0 },
-        Scenario::Login { conns: 15_000, count: 5_000, parallel: 64 },
+        Scenario::Idle { conns: 10_000, seconds: 30.0, heartbeat: 30.0, tls: false },
+        Scenario::Login { conns: 15_000, count: Some(5_000), parallel: 64, alg: None, tls: None },
         Scenario::Shards { members: 10_000 },
         Scenario::Chat { conns: 64, in_flight: 64, seconds: 1.0, rate: None },
         Scenario::Store { messages: 1_000_000, conversations: vec![2_000, 10_000] },
@@ -206,7 +213,13 @@ fn by_turns<const SIDES: usize>(
     rounds: usize,
     mut sides: [&mut dyn FnMut() -> Result<Outcome>; SIDES],
 ) -> Result<[Vec<Outcome>; SIDES]> {
-    let mut outcomes = [const { Vec::new() }; SIDES];
+    let outcomes = turns(rounds, &mut sides)?;
+    outcomes.try_into().map_err(|_| anyhow!("one list for each side"))
+}
+
+/// Runs rounds of any number of sides, as [`by_turns`] does.
+fn turns(rounds: usize, sides: &mut [&mut dyn FnMut() -> Result<Outcome>]) -> Result<Vec<Vec<Outcome>>> {
+    let mut outcomes = vec![Vec::new(); sides.len()];
     for round in 0..=rounds {
         for (side, outcomes) in sides.iter_mut().zip(&mut outcomes) {
             let outcome = side()?;

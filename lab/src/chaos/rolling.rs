@@ -149,7 +149,7 @@ pub(super) async fn run(args: &Args, list: &Path, turns: usize, directory: &Path
     drop(people);
     cluster.stop(&mut rng).await?;
     rested.with_context(|| format!("{} clients lack something", shared.lacking()))?;
-    let stored = stored(cluster.sets(), clients).await?;
+    let stored = Box::pin(stored(cluster.sets(), clients)).await?;
     verdict(&shared, &spread, &all, &stored)?;
     // The database of a failed run is kept.
     cluster.servers.drop_database(&cluster.database).await

@@ -6,6 +6,7 @@ mod conversation;
 mod machine;
 mod outbox;
 mod pace;
+mod refresh;
 mod session;
 
 use std::{
@@ -71,6 +72,8 @@ pub enum PlantedFault {
     ChainAnswered,
     /// Rooms are not joined again.
     NoRejoin,
+    /// The token of a connection is not replaced.
+    NoRefresh,
 }
 
 /// Arguments of the command.
@@ -104,7 +107,7 @@ async fn serve(faults: Faults) -> Result<()> {
                 "event": "description", "name": "reference", "version": env!("CARGO_PKG_VERSION"),
                 "levels": ["L0", "L1", "L2", "L3"],
                 "transports": ["tcp-json", "ws-json", "tcp-proto", "ws-proto"],
-                "can": ["random", "store", "tabs", "online"],
+                "can": ["random", "store", "tabs", "online", "refresh"],
             })),
             "connect" => hub.connect(command),
             "drop" => hub.leave(&command).await,

@@ -45,18 +45,10 @@ pub(super) fn history(log: &Log, began: Instant) -> String {
 /// Prints the run. Returns the number of failed cases.
 pub(super) fn print(results: &[(usize, &Case, Outcome)]) -> usize {
     let mut table: BTreeMap<(String, &str), [usize; 3]> = BTreeMap::new();
-    let mut failed = 0;
     for (_, case, outcome) in results {
         let column = match outcome {
             Outcome::Passed => 0,
-            Outcome::Failed(reason, history) => {
-                failed += 1;
-                println!(
-                    "FAILED {} ({:?})\n    {}\n    {reason}\n{history}",
-                    case.name, case.level, case.about
-                );
-                1
-            }
+            Outcome::Failed(..) => 1,
             Outcome::Skipped(why) => {
                 println!("skipped {}: {why}", case.name);
                 2
@@ -71,7 +63,13 @@ pub(super) fn print(results: &[(usize, &Case, Outcome)]) -> usize {
         sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
     }
     println!("{:<26}{:>8}{:>8}{:>9}", "all", sum[0], sum[1], sum[2]);
-    failed
+    // Last, where the end of a log shows them.
+    for (_, case, outcome) in results {
+        if let Outcome::Failed(reason, history) = outcome {
+            println!("FAILED {} ({:?})\n    {}\n    {reason}\n{history}", case.name, case.level, case.about);
+        }
+    }
+    sum[1]
 }
 
 /// Returns the page that lists the cases by level and family.

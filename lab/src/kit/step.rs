@@ -1,6 +1,6 @@
 //! Cases as data: the fields of a case and of its steps (protocol/vectors/clients/README.md).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -55,6 +55,10 @@ pub(super) struct Case {
     /// Kinds of frames that the scripted node does not answer by itself.
     #[serde(default)]
     pub(super) manual: Vec<String>,
+    /// Whether the times of the case grow with the slack of the run: on a busy machine a client rightly leaves a
+    /// connection that this case expects it to keep.
+    #[serde(default)]
+    pub(super) stretch: bool,
     /// Answers to `sync`.
     #[serde(default)]
     pub(super) states: Vec<Value>,
@@ -62,6 +66,33 @@ pub(super) struct Case {
     #[serde(default)]
     pub(super) history: BTreeMap<String, History>,
     pub(super) steps: Vec<Step>,
+}
+
+impl Case {
+    /// Multiplies the times of a case that stretches, those that its node announces included, so that a second is longer
+    /// than the slack.
+    pub(super) fn stretch(&mut self, slack: Duration) {
+        if !self.stretch {
+            return;
+        }
+        let factor = slack.as_millis().div_ceil(1_000).try_into().unwrap_or(u64::MAX).saturating_add(1);
+        for step in &mut self.steps {
+            for time in [&mut step.wait, &mut step.within, &mut step.not_before].into_iter().flatten() {
+                *time = time.saturating_mul(factor);
+            }
+            let heartbeat = step.welcome.as_mut().and_then(|welcome| welcome.get_mut("heartbeatMs"));
+            let sent = step.send.as_mut().and_then(Value::as_object_mut);
+            let waits = sent.into_iter().flat_map(|frame| frame.values_mut()).flat_map(|body| {
+                let fields = body.as_object_mut().into_iter().flatten();
+                fields.filter(|(name, _)| ["afterMs", "windowMs"].contains(&name.as_str())).map(|(_, it)| it)
+            });
+            for field in heartbeat.into_iter().chain(waits) {
+                if let Some(ms) = field.as_u64() {
+                    *field = ms.saturating_mul(factor).into();
+                }
+            }
+        }
+    }
 }
 
 /// Entries of a conversation.
@@ -212,4 +243,33 @@ pub(super) fn messages(short: &Value, conversation: &str) -> Vec<Value> {
 
 fn one_listener() -> Vec<String> {
     vec!["a".to_owned()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slack_stretches_only_cases_that_say_so() {
+        let mut case: Case = serde_json::from_value(json!({
+            "name": "n", "level": "L0", "about": "", "stretch": true,
+            "steps": [
+                {"login": "c1", "welcome": {"heartbeatMs": 600}}, {"wait": 2_200}, {"send": {"goAway": {"afterMs": 300, "reason": "deploy"}}},
+            ],
+        }))
+        .expect("the case is well formed");
+        let mut fixed = Case { stretch: false, ..case.clone() };
+        case.stretch(Duration::from_secs(2));
+        fixed.stretch(Duration::from_secs(2));
+        let times = |case: &Case| {
+            let sent = case.steps[2].send.as_ref().map(|frame| frame["goAway"]["afterMs"].clone());
+            (
+                case.steps[0].welcome.as_ref().map(|welcome| welcome["heartbeatMs"].clone()),
+                case.steps[1].wait,
+                sent,
+            )
+        };
+        assert_eq!(times(&case), (Some(json!(1_800)), Some(6_600), Some(json!(900))));
+        assert_eq!(times(&fixed), (Some(json!(600)), Some(2_200), Some(json!(300))));
+    }
 }

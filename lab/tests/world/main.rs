@@ -102,6 +102,16 @@ fn s67_s68_no_push_is_lost_without_notice() {
     }
 }
 
+#[test]
+fn s82_run_that_a_peer_has_not_listed_gets_its_pushes() {
+    judge(3_744_330_445);
+}
+
+#[test]
+fn s83_join_that_fails_on_a_node_without_members_is_caught_up() {
+    judge(191_626_364);
+}
+
 /// Judges all seeds. Returns each with the hash of its history.
 fn judge_all() -> Vec<String> {
     seeds().map(|seed| format!("{seed} {:016x}", judge(seed))).collect()

@@ -66,6 +66,9 @@ const RETENTION_INTERVAL: Duration = Duration::from_millis(400);
 thread_local! {
     /// Wall clock of the node that has its turn.
     static WALL_MS: Cell<u64> = const { Cell::new(WALL_START_MS) };
+    /// Wall clock of the store. By the real one, its time would pass more slowly than that of the nodes, and the entries
+    /// of the guard would be read again more or less often, as the machine is fast.
+    static STORE_MS: Cell<u64> = const { Cell::new(WALL_START_MS) };
 }
 
 /// How long all nodes must have agreed before the rules are switched.
@@ -132,9 +135,9 @@ impl Services {
         Self {
             deck,
             log: SharedLog::new(partitions),
-            store: Arc::new(MemoryStore::default()),
+            store: Arc::new(MemoryStore::with_clock(|| STORE_MS.get())),
             routes: Arc::new(MemoryRoutes::new(WALL_START_MS, Leases::default(), now(&clock))),
-            scratch: Arc::new(MemoryScratch::new(1 << 20, now(&clock))),
+            scratch: Arc::new(MemoryScratch::new(1 << 20, || WALL_START_MS)),
             numbers: Arc::new(ClockNumbers::new(|| WALL_START_MS)),
             network: Network::new(seed, deck.latency_max()),
             clock,
@@ -161,6 +164,7 @@ impl Node {
         let plans: Vec<Arc<FaultPlan>> = (0..4).map(|_| FaultPlan::seeded(rng.random(), RATES)).collect();
         plans[2].set_rates(services.deck.routes_rates(RATES));
         WALL_MS.set(WALL_START_MS);
+        STORE_MS.set(WALL_START_MS + u64::try_from(at.as_millis()).unwrap_or(u64::MAX));
         let Assembled { broker, shards, newcomers, admission, drainer, has_ended, tasks } =
             runtime.block_on(assemble(services, &me, &bus, &plans));
         Self {
@@ -194,6 +198,7 @@ impl Node {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let wall_ms = (WALL_START_MS + millis(now)).saturating_add_signed(self.wall_offset_ms);
         WALL_MS.set(wall_ms);
+        STORE_MS.set(WALL_START_MS + millis(now));
         let yields = self.rng.random_range(1..=8);
         self.runtime.block_on(async {
             tokio::time::advance(elapsed).await;
@@ -219,7 +224,7 @@ impl Node {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
         let permit = self.admission.admit(address.ip()).ok()?;
         let shard = rng.random_range(0..self.newcomers.len());
-        self.newcomers[shard].offer(Newcomer { arrival, address, permit }).ok()?;
+        self.newcomers[shard].offer(Newcomer { arrival, address, permit, certified_user: None }).ok()?;
         Some(end)
     }
 

@@ -109,6 +109,8 @@ envelope!(ClientFrame, client_frame {
     Clear "clear",
     Hide "hide",
     Signal "signal",
+    Refresh "refresh",
+    React "react",
 });
 
 envelope!(ServerFrame, server_frame {
@@ -132,6 +134,7 @@ envelope!(ServerFrame, server_frame {
     Cleared "cleared",
     Hidden "hidden",
     Signal "signal",
+    RoomStats "roomStats" or "room_stats",
 });
 
 /// Sets `field`, and fails if it is already set; `null` (`None`) sets nothing.

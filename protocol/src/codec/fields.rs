@@ -42,6 +42,15 @@ where
     Ok(Option::<Integer<T>>::deserialize(from)?.map(|integer| integer.0).unwrap_or_default())
 }
 
+/// Reads an unsigned integer whose absence differs from 0.
+pub(crate) fn optional_integer<'de, T, D>(from: D) -> Result<Option<T>, D::Error>
+where
+    T: TryFrom<u64>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::<Integer<T>>::deserialize(from)?.map(|integer| integer.0))
+}
+
 /// Reads a list of unsigned integers.
 pub(crate) fn integers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
     let list = Option::<List<Integer<u64>>>::deserialize(from)?;

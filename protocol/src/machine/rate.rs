@@ -7,18 +7,23 @@
 //! justified by `count` hits within the window and a sixteenth of it. Limits of at most 16 hits merge only hits of the
 //! same millisecond, and are exact.
 //!
-//! **Bounded.** Runs begin at least a merge time apart, so a log has at most [`RUNS_MAX`] of them.
+//! **Bounded.** Runs begin at least a merge time apart, so a log has at most [`RUNS_MAX`] of them. After a change of the
+//! limit the closest runs are merged to keep that bound. Five runs fit into the entry of a table, which is 64 bytes.
 
+mod log;
 mod recent;
 mod table;
 
-pub use self::{recent::RecentKeys, table::RateTable};
+pub use self::{
+    log::{RUNS_MAX, RateLog},
+    recent::RecentKeys,
+    table::{RateSlot, RateTable},
+};
 
-use crate::Time;
 use std::time::Duration;
 
-/// Maximum number of runs of a log.
-pub const RUNS_MAX: usize = 18;
+/// Longest window, about 24 days; a longer one is cut to it.
+pub const WINDOW_MAX: Duration = Duration::from_millis(1 << 31);
 
 /// Largest limit whose log merges only hits of the same millisecond.
 const EXACT_MAX: u32 = 16;
@@ -35,12 +40,17 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// Creates a limit of `count` hits, at least 1, in any `window`, at least 1 ms.
+    /// Creates a limit of `count` hits, at least 1, in any `window`, 1 ms to [`WINDOW_MAX`].
     pub fn new(count: u32, window: Duration) -> Self {
         let count = count.max(1);
-        let window_ms = u64::try_from(window.as_millis()).unwrap_or(u64::MAX).max(1);
-        let merge_ms = if count > EXACT_MAX { window_ms.div_ceil(PARTS).min(u32::MAX.into()) } else { 0 };
+        let window_ms = u64::try_from(window.min(WINDOW_MAX).as_millis()).unwrap_or(u64::MAX).max(1);
+        let merge_ms = if count > EXACT_MAX { window_ms.div_ceil(PARTS) } else { 0 };
         Self { count, window_ms, merge_ms }
+    }
+
+    /// Returns a limit of `count` hits, at least 1, in the same window.
+    pub fn with_count(&self, count: u32) -> Self {
+        Self::new(count, self.window())
     }
 
     /// Returns the number of hits that are admitted in a window.
@@ -48,114 +58,13 @@ impl RateLimit {
         self.count
     }
 
+    /// Returns the window.
+    pub const fn window(&self) -> Duration {
+        Duration::from_millis(self.window_ms)
+    }
+
     /// Returns the longest time by which a hit may count beyond the window.
     pub const fn late_max(&self) -> Duration {
         Duration::from_millis(self.merge_ms)
-    }
-
-    const fn has_expired(&self, run: Run, now: u64) -> bool {
-        run.last().saturating_add(self.window_ms) < now
-    }
-}
-
-/// Admitted hits that count until the last of them has expired.
-#[derive(Clone, Copy, Debug, Default)]
-struct Run {
-    /// Time of the first hit, in ms.
-    first: u64,
-    /// Time from the first hit to the last, in ms.
-    span: u32,
-    /// Number of hits; 0 only in an empty log.
-    count: u32,
-}
-
-impl Run {
-    const fn last(self) -> u64 {
-        self.first.saturating_add(self.span as u64)
-    }
-}
-
-/// Hits of one key that still count, in runs.
-///
-/// Times may go back by a little, as those of several threads do: a hit counts as of the newest time that the log has
-/// seen, so such a step makes a wait longer and never admits more.
-#[derive(Clone, Debug, Default)]
-pub struct RateLog {
-    newest: Run,
-    /// Earlier runs, oldest first.
-    older: Vec<Run>,
-    /// Hits of all runs.
-    total: u32,
-}
-
-impl RateLog {
-    /// Returns whether a hit is admitted now.
-    ///
-    /// # Errors
-    /// The limit is reached; the error is the earliest time at which a hit is admitted if no other one is before.
-    pub fn check(&mut self, limit: &RateLimit, now: Time) -> Result<(), Time> {
-        self.expire(limit, now);
-        let mut left = self.total;
-        if left < limit.count {
-            return Ok(());
-        }
-        let mut free_at = 0;
-        for run in self.older.iter().chain([&self.newest]) {
-            left = left.saturating_sub(run.count);
-            free_at = run.last().saturating_add(limit.window_ms).saturating_add(1);
-            if left < limit.count {
-                break;
-            }
-        }
-        Err(Time::from_millis(free_at))
-    }
-
-    /// Counts a hit, which [`Self::check`] has admitted.
-    pub fn commit(&mut self, limit: &RateLimit, now: Time) {
-        let now = now.as_millis().max(self.newest.last());
-        self.total = self.total.saturating_add(1);
-        let newest = &mut self.newest;
-        let since = now.saturating_sub(newest.first);
-        if newest.count > 0 && (since == 0 || since < limit.merge_ms) {
-            // Shorter than the merge time, which fits.
-            newest.span = u32::try_from(since).unwrap_or(u32::MAX);
-            newest.count = newest.count.saturating_add(1);
-            return;
-        }
-        let before = std::mem::replace(newest, Run { first: now, span: 0, count: 1 });
-        if before.count > 0 {
-            if self.older.len() == self.older.capacity() {
-                self.older.reserve_exact(4);
-            }
-            self.older.push(before);
-        }
-    }
-
-    /// Returns the number of hits that count now.
-    pub fn used(&mut self, limit: &RateLimit, now: Time) -> u32 {
-        self.expire(limit, now);
-        self.total
-    }
-
-    /// Returns the number of runs, at most [`RUNS_MAX`].
-    pub fn runs(&self) -> usize {
-        self.older.len() + usize::from(self.newest.count > 0)
-    }
-
-    /// Returns the bytes on the heap.
-    fn heap_bytes(&self) -> usize {
-        self.older.capacity() * size_of::<Run>()
-    }
-
-    fn expire(&mut self, limit: &RateLimit, now: Time) {
-        let now = now.as_millis();
-        if limit.has_expired(self.newest, now) {
-            *self = Self::default();
-            return;
-        }
-        let expired = self.older.iter().take_while(|run| limit.has_expired(**run, now)).count();
-        for run in self.older.drain(..expired) {
-            self.total = self.total.saturating_sub(run.count);
-        }
     }
 }

@@ -52,6 +52,7 @@ mod flights;
 mod frames;
 mod login;
 mod query;
+mod refresh;
 mod requests;
 mod send;
 mod signal;
@@ -108,6 +109,8 @@ pub struct Session {
     /// Unchained submission, from an input until the next poll.
     pending: Option<Box<Submit>>,
     flights: Flights,
+    /// Unanswered submissions that a gate has admitted.
+    gated: u32,
     frames: FrameBudget,
     /// Time at which the signal budget is full again.
     signals_until: Time,
@@ -167,6 +170,7 @@ impl Session {
             append_open: false,
             pending: None,
             flights: Flights::default(),
+            gated: 0,
             frames: FrameBudget::default(),
             signals_until: Time::ZERO,
             ordered: None,
@@ -333,7 +337,7 @@ impl Session {
         self.state = State::Closed;
         self.pending = None;
         self.ordered = None;
-        self.flights = Flights::default();
+        (self.flights, self.gated) = (Flights::default(), 0);
         out.push(Action::Close { code, reason: reason.into() });
     }
 
@@ -443,7 +447,8 @@ impl Session {
     /// Replies with an error; too many permanent ones close the connection.
     fn refuse(&mut self, id: u64, code: Code, message: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
         self.push_frame(id, ServerBody::Error(code.error(message)), out);
-        if !code.temporary() {
+        // A sender that is left out has made no mistake.
+        if !code.temporary() && code != Code::LeftOut {
             self.forget_errors();
             self.errors = self.errors.saturating_add(1);
             if self.errors >= limits.errors_max {

@@ -1,10 +1,12 @@
-//! Tests of rate limits: by example, and against an exact log.
+//! Tests of the tables of rate limits: by example, and against an exact log. Those of the log itself are in `log`.
+
+mod log;
 
 use proptest::prelude::*;
 use std::time::Duration;
 use tidegate_protocol::{
     Time,
-    machine::rate::{RUNS_MAX, RateLimit, RateLog, RateTable, RecentKeys},
+    machine::rate::{RateLimit, RateTable, RecentKeys},
 };
 
 fn at(ms: u64) -> Time {
@@ -20,79 +22,7 @@ fn key(n: u64) -> u64 {
     n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-#[test]
-fn limiter_gives_a_slot_back_when_the_oldest_hit_leaves_the_window() {
-    let (limit, mut log) = (per_second(2), RateLog::default());
-    for ms in [0, 400] {
-        assert_eq!(log.check(&limit, at(ms)), Ok(()));
-        log.commit(&limit, at(ms));
-    }
-    assert_eq!(log.check(&limit, at(500)), Err(at(1_001)));
-    assert_eq!(log.check(&limit, at(1_000)), Err(at(1_001)), "a window includes both of its ends");
-    assert_eq!(log.check(&limit, at(1_001)), Ok(()));
-    log.commit(&limit, at(1_001));
-    assert_eq!(log.check(&limit, at(1_001)), Err(at(1_401)));
-}
-
-#[test]
-fn limiter_admits_no_more_when_a_clock_is_behind() {
-    let (limit, mut log) = (per_second(2), RateLog::default());
-    log.commit(&limit, at(5_000));
-    log.commit(&limit, at(4_000));
-    assert_eq!(log.check(&limit, at(5_999)), Err(at(6_001)), "the late hit counts as of the newest");
-    assert_eq!(log.check(&limit, at(3_000)), Err(at(6_001)));
-}
-
-#[derive(Clone, Debug)]
-struct Arrivals {
-    limit: RateLimit,
-    window_ms: u64,
-    /// Time from each attempt to the next.
-    gaps: Vec<u64>,
-}
-
-fn arrivals() -> impl Strategy<Value = Arrivals> {
-    (1_u32..80, 1_u64..400).prop_flat_map(|(count, window_ms)| {
-        let gap = prop_oneof![
-            6 => Just(0),
-            4 => 0..=window_ms / 16 + 2,
-            2 => 0..=window_ms / u64::from(count) + 1,
-            1 => 0..=window_ms + 40,
-        ];
-        let limit = RateLimit::new(count, Duration::from_millis(window_ms));
-        prop::collection::vec(gap, 1..400).prop_map(move |gaps| Arrivals { limit, window_ms, gaps })
-    })
-}
-
 proptest! {
-    #[test]
-    fn limiter_agrees_with_an_exact_log(arrivals in arrivals()) {
-        let Arrivals { limit, window_ms, gaps } = arrivals;
-        let late_ms = u64::try_from(limit.late_max().as_millis()).unwrap();
-        let (mut log, mut exact, mut now) = (RateLog::default(), Vec::<u64>::new(), 10_000);
-        let n = limit.count() as usize;
-        prop_assert!(late_ms <= window_ms.div_ceil(16));
-        for gap in gaps {
-            now += gap;
-            let within = |ms: u64| exact.iter().filter(|hit| **hit + ms >= now).count();
-            match log.check(&limit, at(now)) {
-                Ok(()) => {
-                    prop_assert!(within(window_ms) < n, "over the limit at {now}");
-                    log.commit(&limit, at(now));
-                    exact.push(now);
-                }
-                Err(free_at) => {
-                    prop_assert!(within(window_ms + late_ms) >= n, "refused without a reason at {now}");
-                    prop_assert!(free_at > at(now));
-                    let mut later = log.clone();
-                    prop_assert_eq!(later.check(&limit, at(free_at.as_millis() - 1)), Err(free_at));
-                    prop_assert_eq!(later.check(&limit, free_at), Ok(()));
-                }
-            }
-            prop_assert!(log.runs() <= RUNS_MAX, "{} runs", log.runs());
-        }
-    }
-
     /// Among keys that are never evicted, each has a limit of its own.
     #[test]
     fn limiter_table_keeps_each_key_to_its_limit(
@@ -197,4 +127,18 @@ fn x1_recent_keys_are_known_until_others_displace_them() {
     }
     assert!(!keys.contains(key(8)));
     assert!((100..10_000).filter(|n| keys.contains(key(*n))).count() <= 64);
+}
+
+#[test]
+fn key_that_used_half_of_its_own_limit_is_not_evicted() {
+    let (limit, now) = (RateLimit::new(100, Duration::from_secs(1)), Time::from_millis(5));
+    for (own, is_kept) in [(50, true), (80, true), (81, false), (100, false)] {
+        let mut table = RateTable::new(limit, 1, 1, 7);
+        let count_of = |key: u64| if key == 1 { own } else { 100 };
+        for _ in 0..40 {
+            table.commit_within(table.find(1), &limit.with_count(own), now, count_of);
+        }
+        table.commit_within(table.find(2), &limit, now, count_of);
+        assert_eq!((table.contains(1), table.contains(2)), (is_kept, !is_kept), "40 of {own}");
+    }
 }

@@ -188,12 +188,15 @@ impl<'a> Replay<'a> {
                 | ServerBody::Receipt(_)
                 | ServerBody::Cleared(_)
                 | ServerBody::Hidden(_)
+                | ServerBody::RoomStats(_)
                 | ServerBody::Signal(_),
             ) => self.emit(name, now, &frame),
             Some(ServerBody::Push(push)) if push.conversation.starts_with("r:") || push.recall.is_some() => {
                 self.emit(name, now, &frame);
             }
-            Some(ServerBody::Notice(notice)) if notice.kind() == pb::NoticeKind::Storm => {
+            Some(ServerBody::Notice(notice))
+                if matches!(notice.kind(), pb::NoticeKind::Storm | pb::NoticeKind::StormOver) =>
+            {
                 self.emit(name, now, &frame);
             }
             _ => panic!("{what}: the machine did not send {line}"),
@@ -281,8 +284,11 @@ impl<'a> Replay<'a> {
                 conn_of(&mut self.peers, name)
                     .input(|s, l, now, out| s.joined(id, &room, Ok(()), l, now, out));
             }
-            Action::Signal { id, .. } => {
+            Action::Signal { id, .. } | Action::React { id, .. } => {
                 conn_of(&mut self.peers, name).input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
+            }
+            Action::Refresh { id, .. } => {
+                conn_of(&mut self.peers, name).input(|s, l, _, out| s.refreshed(id, Ok(()), l, out));
             }
             Action::SaveChain { done, expected } => {
                 let (user, device) = device_of(name);

@@ -56,14 +56,15 @@ fn settings() -> impl Strategy<Value = pb::Settings> {
 }
 
 fn hello() -> impl Strategy<Value = pb::Hello> {
-    (small(), text(), text(), text(), text(), option::of(settings())).prop_map(
-        |(version, token, device, resume, next_id, settings)| pb::Hello {
+    (small(), text(), text(), text(), text(), option::of(settings()), vec(text(), 0..3)).prop_map(
+        |(version, token, device, resume, next_id, settings, features)| pb::Hello {
             version,
             token,
             device,
             resume,
             next_id,
             settings,
+            features,
         },
     )
 }
@@ -131,6 +132,8 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         (text(), vec(number(), 0..5))
             .prop_map(|(conversation, seqs)| Body::Hide(pb::Hide { conversation, seqs })),
         signal().prop_map(Body::Signal),
+        text().prop_map(|token| Body::Refresh(pb::Refresh { token })),
+        (text(), text()).prop_map(|(room, kind)| Body::React(pb::React { room, kind })),
         Just(Body::NextId(pb::NextId {})),
         Just(Body::Bye(pb::Bye {})),
     ];
@@ -206,15 +209,43 @@ fn limits() -> impl Strategy<Value = pb::Limits> {
 
 fn welcome() -> impl Strategy<Value = pb::Welcome> {
     let names = (text(), text(), text());
-    (names, small(), option::of(limits()), number(), option::of(any::<bool>()), option::of(settings()))
-        .prop_map(|((session, node, next_id), heartbeat_ms, limits, server_time, resumed, settings)| {
-            pb::Welcome { session, node, heartbeat_ms, limits, server_time, next_id, resumed, settings }
-        })
+    let lists = (option::of(settings()), vec(text(), 0..3));
+    (names, small(), option::of(limits()), number(), option::of(any::<bool>()), lists).prop_map(
+        |((session, node, next_id), heartbeat_ms, limits, server_time, resumed, (settings, features))| {
+            pb::Welcome {
+                session,
+                node,
+                heartbeat_ms,
+                limits,
+                server_time,
+                next_id,
+                resumed,
+                settings,
+                features,
+            }
+        },
+    )
 }
 
 fn notice() -> impl Strategy<Value = pb::Notice> {
-    (kind(), text(), text(), text(), text()).prop_map(|(kind, expected, msg_id, conversation, message)| {
-        pb::Notice { kind, expected, msg_id, conversation, message }
+    let texts = (text(), text(), text(), text());
+    let storm = (small(), small(), number(), number(), text(), number());
+    (kind(), texts, storm).prop_map(|(kind, texts, storm)| {
+        let (expected, msg_id, conversation, message) = texts;
+        let (count, threshold, window_ms, since, action, interval_ms) = storm;
+        pb::Notice {
+            kind,
+            expected,
+            msg_id,
+            conversation,
+            message,
+            count,
+            threshold,
+            window_ms,
+            since,
+            action,
+            interval_ms,
+        }
     })
 }
 
@@ -259,6 +290,13 @@ fn state() -> impl Strategy<Value = pb::ConversationState> {
         })
 }
 
+fn room_stats() -> impl Strategy<Value = pb::RoomStats> {
+    let sum =
+        (text(), number(), number()).prop_map(|(kind, sum, total)| pb::ReactionSum { kind, sum, total });
+    (text(), number(), option::of(number()), vec(sum, 0..3))
+        .prop_map(|(room, left_out, members, reactions)| pb::RoomStats { room, left_out, members, reactions })
+}
+
 /// Generates any server frame.
 pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
     use server_frame::Body;
@@ -286,6 +324,7 @@ pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
         (text(), vec(number(), 0..5))
             .prop_map(|(conversation, seqs)| Body::Hidden(pb::Hidden { conversation, seqs })),
         signal().prop_map(Body::Signal),
+        room_stats().prop_map(Body::RoomStats),
     ];
     (number(), option::weighted(0.95, body)).prop_map(|(id, body)| pb::ServerFrame { id, body })
 }

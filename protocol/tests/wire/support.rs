@@ -140,7 +140,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below fail to compile if a kind is missing there.
-pub(crate) const KINDS: [&str; 36] = [
+pub(crate) const KINDS: [&str; 39] = [
     "client hello",
     "client send",
     "client ack",
@@ -157,6 +157,8 @@ pub(crate) const KINDS: [&str; 36] = [
     "client clear",
     "client hide",
     "client signal",
+    "client react",
+    "client refresh",
     "server push",
     "server sendAck",
     "server error",
@@ -177,6 +179,7 @@ pub(crate) const KINDS: [&str; 36] = [
     "server cleared",
     "server hidden",
     "server signal",
+    "server roomStats",
 ];
 
 pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
@@ -197,6 +200,8 @@ pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
         Body::Clear(_) => "client clear",
         Body::Hide(_) => "client hide",
         Body::Signal(_) => "client signal",
+        Body::Refresh(_) => "client refresh",
+        Body::React(_) => "client react",
         Body::Pong(_) => "client pong",
     }
 }
@@ -224,6 +229,7 @@ pub(crate) fn server_kind(body: &server_frame::Body) -> &'static str {
         Body::Cleared(_) => "server cleared",
         Body::Hidden(_) => "server hidden",
         Body::Signal(_) => "server signal",
+        Body::RoomStats(_) => "server roomStats",
     }
 }
 

@@ -27,6 +27,8 @@ pub(in crate::api) enum Refused {
     TooMany(KeyRejection, Duration),
     /// The key has not this scope.
     Scope(Scope),
+    /// A rule of the node refuses the request; with the time to wait.
+    Limit(Duration),
 }
 
 impl Refused {
@@ -42,6 +44,7 @@ impl Refused {
                 KeyRejection::ForeignNetwork(_) => "network",
             },
             Self::Scope(_) => "scope",
+            Self::Limit(_) => "limit",
         }
     }
 
@@ -56,7 +59,7 @@ impl Refused {
                 | KeyRejection::Expired(holder)
                 | KeyRejection::ForeignNetwork(holder) => of(holder),
             },
-            Self::NoKey | Self::Scope(_) => Actor::Unknown(None),
+            Self::NoKey | Self::Scope(_) | Self::Limit(_) => Actor::Unknown(None),
         }
     }
 
@@ -70,14 +73,11 @@ impl Refused {
             }
             Self::TooMany(_, wait) => {
                 let cure = "Check the key before the next try: each refused one counts.";
-                let message = "too many refused keys from this address";
-                let status = StatusCode::TOO_MANY_REQUESTS;
-                let mut response = refusal(status, Code::RateLimited, message, cure).into_response();
-                let seconds = wait.as_millis().div_ceil(1_000);
-                response
-                    .headers_mut()
-                    .insert(RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(60)));
-                response
+                limited("too many refused keys from this address", cure, *wait)
+            }
+            Self::Limit(wait) => {
+                let message = "a rule of this node (GET /v1/rules) refuses this request for now";
+                limited(message, Code::RateLimited.cure(), *wait)
             }
             Self::NoKey => unauthorized(Code::KeyInvalid.what()),
             Self::Key(KeyRejection::Malformed | KeyRejection::Unknown(_)) => {
@@ -96,6 +96,15 @@ impl Refused {
         }
         response
     }
+}
+
+/// Returns a response that names the time to wait, rounded up to whole seconds.
+fn limited(message: &str, cure: &str, wait: Duration) -> Response {
+    let mut response =
+        refusal(StatusCode::TOO_MANY_REQUESTS, Code::RateLimited, message, cure).into_response();
+    let seconds = u64::try_from(wait.as_millis().div_ceil(1_000)).unwrap_or(60);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+    response
 }
 
 fn unauthorized(message: &str) -> Response {

@@ -37,6 +37,7 @@ pub struct AdminRoute {
     pub need: RouteNeed,
     /// Effect on state and records.
     pub effect: Effect,
-    /// Fields of the body or the query that hold ids, which the audit log names. Path parameters are named in any case.
+    /// Fields of the body or the query that hold ids or times, which the audit log names. It names the short hash of a
+    /// field with a leading `#`. Path parameters are named in any case.
     pub ids: &'static [&'static str],
 }

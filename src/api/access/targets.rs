@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use axum::{
     body::{self, Body},
     extract::{Query, Request},
 };
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use serde_json::Value;
 
 use super::{request_id::is_id, route::AdminRoute};
+use crate::{bans::BanSubject, networks::Network};
 
 /// Most ids of an entry.
 const IDS_MAX: usize = 16;
@@ -33,7 +36,7 @@ impl Targets {
         let mut found = Self::default();
         for (name, value) in route.path.split('/').zip(request.uri().path().split('/')) {
             if let Some(name) = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')) {
-                found.add(name, value);
+                found.add(name, &unescaped(value));
             }
         }
         if let Ok(Query(query)) = Query::<BTreeMap<String, String>>::try_from_uri(request.uri()) {
@@ -46,6 +49,9 @@ impl Targets {
         let bytes = body::to_bytes(bytes, usize::MAX).await.unwrap_or_default();
         if let Ok(Value::Object(fields)) = serde_json::from_slice(&bytes) {
             for (name, value) in &fields {
+                if let Value::Number(time) = value {
+                    found.field(route, name, &time.to_string());
+                }
                 let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
                 values.iter().filter_map(Value::as_str).for_each(|value| found.field(route, name, value));
             }
@@ -59,11 +65,13 @@ impl Targets {
             self.request_id = is_id(value).then(|| value.to_owned());
         } else if route.ids.contains(&name) {
             self.add(name, value);
+        } else if route.ids.iter().any(|id| id.strip_prefix('#') == Some(name)) {
+            self.add(name, &short_hash(value));
         }
     }
 
     fn add(&mut self, name: &str, value: &str) {
-        if !is_id(value) {
+        if !is_id(value) && !is_subject(name, value) {
             return;
         }
         if self.ids.values().map(Vec::len).sum::<usize>() == IDS_MAX {
@@ -74,6 +82,39 @@ impl Targets {
     }
 }
 
+/// Returns whether the value is the subject of a ban or a network, which are no ids.
+fn is_subject(name: &str, value: &str) -> bool {
+    match name {
+        "subject" => value.parse::<BanSubject>().is_ok(),
+        "network" => value.parse::<Network>().is_ok(),
+        _ => false,
+    }
+}
+
+/// Returns a part of a path as handlers get it, so that no caller hides an id from the log by escapes.
+fn unescaped(part: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), part.as_bytes());
+    while let [first, tail @ ..] = rest {
+        if let [b'%', high, low, after @ ..] = rest
+            && let Ok(byte) = HEXLOWER_PERMISSIVE.decode(&[*high, *low])
+        {
+            bytes.extend(byte);
+            rest = after;
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    // Handlers get no path that is no UTF-8, and its replacement characters are in no id.
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns the first 16 hex digits of the SHA-256 of a text.
+fn short_hash(text: &str) -> String {
+    let hash = digest(&SHA256, text.as_bytes());
+    HEXLOWER.encode(hash.as_ref().get(..8).unwrap_or_default())
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -82,7 +123,7 @@ mod tests {
     };
 
     async fn targets(path: &'static str, uri: &str, body: &str) -> (String, usize, Option<String>, String) {
-        let ids = &["id", "by", "add", "members"];
+        let ids = &["id", "by", "add", "members", "before", "#tokenId"];
         let route = AdminRoute { method: "post", path, need: RouteNeed::AnyKey, effect: Effect::Change, ids };
         let mut request = Request::builder().uri(uri).body(Body::from(body.to_owned())).unwrap();
         let found = Targets::of(&route, &mut request).await;
@@ -99,6 +140,36 @@ mod tests {
         assert_eq!(found, (ids.to_owned(), 0, Some("r1".to_owned()), body.to_owned()));
         let found = targets("/v1/groups", "/v1/groups", "no JSON").await;
         assert_eq!(found, ("{}".to_owned(), 0, None, "no JSON".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn escaped_id_of_a_path_is_found() {
+        let key = crate::keys::SecretKey::random();
+        let escaped_key = format!("%74{}", &key.text()[1..]);
+        let team = r#"{"id":["team"]}"#;
+        for (part, ids) in [
+            ("team", team),
+            ("%74e%61m", team),
+            ("%2E%2d", r#"{"id":[".-"]}"#),
+            ("te%2Fam", "{}"),
+            ("team%", "{}"),
+            ("te%fg", "{}"),
+            ("te%ff", "{}"),
+            (escaped_key.as_str(), "{}"),
+        ] {
+            assert_eq!(targets("/v1/groups/{id}", &format!("/v1/groups/{part}"), "").await.0, ids, "{part}");
+        }
+    }
+
+    #[tokio::test]
+    async fn times_and_hashes_of_token_ids_are_found() {
+        let of = |body| targets("/v1/users/{user}/revoke", "/v1/users/ann/revoke", body);
+        let found = of(r#"{"tokenId":"abc"}"#).await.0;
+        // SHA-256 of "abc" in FIPS 180-4.
+        assert_eq!(found, r#"{"tokenId":["ba7816bf8f01cfea"],"user":["ann"]}"#);
+        let found = of(r#"{"before":1763712000000}"#).await.0;
+        assert_eq!(found, r#"{"before":["1763712000000"],"user":["ann"]}"#);
+        assert_eq!(of(r#"{"before":"now"}"#).await.0, r#"{"before":["now"],"user":["ann"]}"#);
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::Api;
 use crate::{
-    api::dev_forward, assign::address_for, drain::Forecast, net::upgrade::Transport, routes::NodeInfo,
+    api::dev::forward, assign::address_for, drain::Forecast, net::upgrade::Transport, routes::NodeInfo,
 };
 
 /// Returns the facts.
@@ -70,7 +70,7 @@ fn peer(info: &NodeInfo) -> Value {
         "boot": format!("{:x}", info.boot.boot),
         "version": info.description.version,
         // Another node's word for it: only what is a console by its form may become a link or a part of a command.
-        "admin": dev_forward::address(&info.description.console).map_or("", |_| &info.description.console),
+        "admin": forward::address(&info.description.console).map_or("", |_| &info.description.console),
         "ws": addresses(info, Transport::Ws),
         "tcp": addresses(info, Transport::Tcp),
     })

@@ -31,7 +31,7 @@ enum Figure {
 use Figure::{AckMedian, AckTail, Counter, Gauge, Seconds, Users};
 
 /// Number of figures.
-pub(super) const COUNT: usize = 32;
+pub(super) const COUNT: usize = 40;
 
 /// All figures. Clients find them by name, so that more can be appended.
 const FIELDS: [(&str, Figure); COUNT] = [
@@ -67,6 +67,14 @@ const FIELDS: [(&str, Figure); COUNT] = [
     ("drainPhase", Gauge("drain_phase")),
     ("memoryUsedBytes", Gauge("memory_used_bytes")),
     ("memoryLimitBytes", Gauge("memory_limit_bytes")),
+    ("loadLevel", Gauge("load_level")),
+    ("breakerRedis", Gauge("breaker_redis_open")),
+    ("breakerRedisMirror", Gauge("breaker_redis_mirror_open")),
+    ("breakerRedisPermits", Gauge("breaker_redis_permits_open")),
+    ("breakerPostgres", Gauge("breaker_postgres_open")),
+    ("breakerHookLogin", Gauge("breaker_hook_login_open")),
+    ("breakerHookAllow", Gauge("breaker_hook_allow_open")),
+    ("breakerJwks", Gauge("breaker_jwks_open")),
 ];
 
 /// Prefix of all metrics.

@@ -9,7 +9,6 @@ use rdkafka::{
     message::{Header, OwnedHeaders},
     producer::{FutureProducer, FutureRecord, Producer as _},
 };
-use tidegate_protocol::id::UserId;
 
 use super::{
     super::{AppendError, EventSink},
@@ -72,14 +71,14 @@ impl KafkaEvents {
 
 #[async_trait]
 impl EventSink for KafkaEvents {
-    async fn publish(&self, events: Vec<(UserId, Vec<u8>)>) -> Result<(), AppendError> {
+    async fn publish(&self, events: Vec<(String, Vec<u8>)>) -> Result<(), AppendError> {
         let Some(producer) = &self.producer else { return Ok(()) };
         let mut sent = Vec::with_capacity(events.len());
         let mut problem = None;
-        for (user, event) in &events {
+        for (key, event) in &events {
             let headers =
                 OwnedHeaders::new().insert(Header { key: "content-type", value: Some(CONTENT_TYPE) });
-            let record = FutureRecord::to(&self.topic).key(user.as_str()).payload(event).headers(headers);
+            let record = FutureRecord::to(&self.topic).key(key.as_str()).payload(event).headers(headers);
             match producer.send_result(record) {
                 Ok(future) => sent.push(future),
                 // Stop: sending the rest would reorder them before this event.

@@ -38,6 +38,9 @@ const READER_POLL_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time in which the library delivers its pending log lines, which carry the topic ids.
 const LOG_DELIVERY_DELAY: Duration = Duration::from_millis(5);
 
+/// Delay before a query is repeated because metadata lags.
+const QUERY_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Consumer of the log, for the partitions that this node owns.
 pub(super) struct Reader {
     client: Arc<Client>,
@@ -271,11 +274,36 @@ impl Reader {
 
     fn fetch_bounds(&self, number: u32) -> Result<Bounds, KafkaError> {
         // The id comes first: if the topic is replaced in between, the old id comes with bounds that it never had.
-        self.client.fetch_metadata(Some(&self.topic), BROKER_TIMEOUT)?;
-        self.poll_events(LOG_DELIVERY_DELAY);
-        let (first, next) = self.client.fetch_watermarks(&self.topic, number as i32, BROKER_TIMEOUT)?;
+        let (first, next) = retry_query(BROKER_TIMEOUT, |left| {
+            self.client.fetch_metadata(Some(&self.topic), left)?;
+            self.poll_events(LOG_DELIVERY_DELAY);
+            self.client.fetch_watermarks(&self.topic, number as i32, left)
+        })?;
         let topic = self.topic_id().ok_or(KafkaError::MetadataFetch(RDKafkaErrorCode::UnknownTopicId))?;
         Ok(Bounds { topic, first: first.max(0) as u64, next: next.max(0) as u64 })
+    }
+}
+
+/// Repeats a query about a partition while the metadata lacks it or its leader; the query gets the remaining time. The
+/// library returns these errors at once. But the topic had the partition when the reader opened it, and a broker that
+/// starts or was frozen may report it late. Blocks the thread.
+fn retry_query<T>(
+    within: Duration,
+    mut query: impl FnMut(Duration) -> Result<T, KafkaError>,
+) -> Result<T, KafkaError> {
+    use RDKafkaErrorCode::{LeaderNotAvailable, UnknownPartition};
+    let begun = Instant::now();
+    let mut left = within;
+    loop {
+        match query(left) {
+            Err(KafkaError::MetadataFetch(UnknownPartition | LeaderNotAvailable))
+                if begun.elapsed() + QUERY_RETRY_INTERVAL < within =>
+            {
+                thread::sleep(QUERY_RETRY_INTERVAL);
+            }
+            done => return done,
+        }
+        left = within.saturating_sub(begun.elapsed()).max(QUERY_RETRY_INTERVAL);
     }
 }
 
@@ -361,4 +389,27 @@ fn unavailable(error: KafkaError) -> ReadError {
 
 pub(super) fn no_partition() -> ReadError {
     ReadError::Unavailable("no such partition".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_is_repeated_only_while_metadata_lags() {
+        use RDKafkaErrorCode::{LeaderNotAvailable, UnknownPartition, UnknownTopic};
+        let run = |within: Duration, errors: &[RDKafkaErrorCode]| {
+            let mut calls = 0;
+            let done = retry_query(within, |left| {
+                assert!(left > Duration::ZERO && left <= within.max(QUERY_RETRY_INTERVAL));
+                calls += 1;
+                errors.get(calls - 1).map_or(Ok(()), |code| Err(KafkaError::MetadataFetch(*code)))
+            });
+            (done.map_err(|error| error.rdkafka_error_code()), calls)
+        };
+        assert_eq!(run(BROKER_TIMEOUT, &[UnknownPartition, LeaderNotAvailable]), (Ok(()), 3));
+        assert_eq!(run(BROKER_TIMEOUT, &[UnknownTopic]), (Err(Some(UnknownTopic)), 1));
+        let short = QUERY_RETRY_INTERVAL / 2;
+        assert_eq!(run(short, &[UnknownPartition]), (Err(Some(UnknownPartition)), 1));
+    }
 }

@@ -241,7 +241,7 @@ async fn login(stage: &Stage, user: User) -> anyhow::Result<Client> {
         settings: Some(settings),
         ..Default::default()
     };
-    Client::connect(&stage.address.to_string(), hello).await
+    Client::connect(&stage.address.to_string(), None, hello).await
 }
 
 /// Serves a connection until it ends.

@@ -1,9 +1,8 @@
-//! Options that name the key and the address of an admin port, for all commands that call one.
+//! Options that name the key of an admin port and the authority of its certificate, for all commands that call one.
 
 use std::{
     env,
-    net::{SocketAddr, ToSocketAddrs as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, anyhow, bail};
@@ -19,9 +18,18 @@ pub struct KeyArg {
     /// File with the key of the admin port, if that has keys, mode 600; default: the key in the variable TIDEGATE_KEY
     #[arg(long, value_name = "FILE", env = "TIDEGATE_KEY_FILE")]
     key_file: Option<PathBuf>,
+    /// File with the authority of the admin port's certificate (PEM), for addresses with https://, and of the client
+    /// port's where `tail` speaks TLS; default: those of the system
+    #[arg(long, value_name = "FILE", env = "TIDEGATE_ADMIN_CA")]
+    ca: Option<PathBuf>,
 }
 
 impl KeyArg {
+    /// Returns the file with the authority of the admin port.
+    pub(in crate::cli) fn authority(&self) -> Option<&Path> {
+        self.ca.as_deref()
+    }
+
     /// Reads the key; `None` if none is named.
     ///
     /// # Errors
@@ -43,13 +51,4 @@ impl KeyArg {
             Err(env::VarError::NotUnicode(_)) => bail!("{KEY_VARIABLE} can't be used: it is not text"),
         }
     }
-}
-
-/// Parses an address, or looks up a host and port, such as that of a Service.
-pub(in crate::cli) fn address(text: &str) -> Result<SocketAddr, String> {
-    let found = text.to_socket_addrs().map_err(|error| format!("{error}; write HOST:PORT"))?;
-    let mut found: Vec<SocketAddr> = found.collect();
-    // Admin ports listen on IPv4 by default, and `localhost` has both.
-    found.sort_by_key(SocketAddr::is_ipv6);
-    found.into_iter().next().ok_or_else(|| "the name has no address; write HOST:PORT".to_owned())
 }

@@ -13,7 +13,13 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{api::access::AdminGate, drain::Drainer, node::Node, supervised};
+use crate::{
+    api::reload::Reload as _,
+    drain::Drainer,
+    log_limit::announce,
+    node::{Node, Reloader},
+    supervised,
+};
 
 /// After a signal during the start, the time for the node to finish starting, so that it can drain.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -27,7 +33,7 @@ pub(super) struct Signals {
 #[derive(Clone)]
 struct Started {
     drainer: Arc<Drainer>,
-    gate: Arc<AdminGate>,
+    reloader: Arc<Reloader>,
 }
 
 impl Signals {
@@ -35,7 +41,7 @@ impl Signals {
     /// a pod deleted while its node starts would serve until it is killed. While the start `waits`, a signal ends it
     /// at once.
     ///
-    /// SIGHUP makes the node read its keys again and open its audit file again. In a terminal, which sends it when it is
+    /// SIGHUP makes the node read its configuration and its keys again, and open its audit file again. In a terminal, which sends it when it is
     /// closed, it stops the node as SIGTERM does.
     pub(super) fn listen(mut waits: watch::Receiver<bool>) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -54,7 +60,8 @@ impl Signals {
                     _ = int.recv() => return,
                     _ = hang_up.recv() => match reloaded.borrow().clone() {
                         _ if is_in_terminal => return,
-                        Some(node) => node.gate.reload(),
+                        // The outcome is in the log.
+                        Some(node) => drop(node.reloader.reload()),
                         None => {}
                     },
                 }
@@ -62,7 +69,7 @@ impl Signals {
             for hint in ["stopping: clients are asked to reconnect; a second signal hurries", "stopping now"]
             {
                 next().await;
-                eprintln!("{hint}");
+                announce(hint);
                 let node = tokio::select! {
                     // A serving node must not end without its drain.
                     biased;
@@ -74,7 +81,7 @@ impl Signals {
                     Some(Some(node)) => node.drainer.signal(),
                     // The node has no clients and no pending work.
                     _ => {
-                        eprintln!("stopped before the node had started");
+                        announce("stopped before the node had started");
                         process::exit(0);
                     }
                 }
@@ -90,7 +97,7 @@ impl Signals {
 
     /// Passes signals to `node`: the first to stop begins its drain, the second speeds it up.
     pub(super) fn drain_on_signal(&self, node: &Node) {
-        let (drainer, gate) = (Arc::clone(node.drainer()), Arc::clone(node.gate()));
-        self.started.send_replace(Some(Started { drainer, gate }));
+        let (drainer, reloader) = (Arc::clone(node.drainer()), Arc::clone(node.reloader()));
+        self.started.send_replace(Some(Started { drainer, reloader }));
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     io::Write as _,
-    net::SocketAddr,
     path::PathBuf,
     sync::mpsc::{SyncSender, sync_channel},
     thread,
@@ -14,12 +13,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Args, RECONNECT_INTERVAL, RECONNECT_MAX};
-use crate::{
-    cli::{
-        admin::{AdminClient, refusal},
-        find,
-    },
-    keys::SecretKey,
+use crate::cli::{
+    admin::{AdminClient, AdminTarget, refusal},
+    find,
+    http::RESPONSE_TIMEOUT,
+    key::KeyArg,
 };
 
 /// How long a node may wait for an event before it answers, in ms.
@@ -50,14 +48,14 @@ enum Update {
 /// # Errors
 /// No node answers, or all followed nodes are gone for longer than a restart takes.
 pub(super) fn follow(args: &Args) -> anyhow::Result<()> {
-    let addresses = addresses(args)?;
-    let key = args.key.key()?;
+    let targets = targets(args)?;
+    args.key.key()?;
     let (updates, received) = sync_channel(QUEUED_EVENTS_MAX);
     let mut left = args.count.unwrap_or(u64::MAX);
-    let mut following = addresses.len();
+    let mut following = targets.len();
     let data = Some(&args.data.data).filter(|_| args.admin.is_empty() && following == 1);
-    for address in addresses {
-        let follower = Follower { address, key: key.clone(), data: data.cloned() };
+    for target in targets {
+        let follower = Follower { target, key: args.key.clone(), data: data.cloned() };
         let (updates, kept) = (updates.clone(), args.kept);
         // The thread ends with the process.
         thread::Builder::new().name("follow".to_owned()).spawn(move || follower.run(kept, &updates))?;
@@ -85,18 +83,18 @@ pub(super) fn follow(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn addresses(args: &Args) -> anyhow::Result<Vec<SocketAddr>> {
+fn targets(args: &Args) -> anyhow::Result<Vec<AdminTarget>> {
     if !args.admin.is_empty() {
         return Ok(args.admin.clone());
     }
     let other_way = "name its directory with --data or the admin ports with --admin";
-    Ok(find::nodes(&args.data.data, other_way)?.into_iter().map(|node| node.admin).collect())
+    Ok(find::nodes(&args.data.data, other_way)?.iter().map(AdminTarget::of).collect())
 }
 
 /// Reader of the events of one node.
 struct Follower {
-    address: SocketAddr,
-    key: Option<SecretKey>,
+    target: AdminTarget,
+    key: KeyArg,
     /// Data directory in which the address is looked up again; only with a single followed node.
     data: Option<PathBuf>,
 }
@@ -117,7 +115,7 @@ impl Follower {
                 }
                 Err(why) => {
                     if lost.is_none() {
-                        eprintln!("{}: {why:#}; trying again", self.address);
+                        eprintln!("{}: {why:#}; trying again", self.target);
                     }
                     lost.get_or_insert_with(Instant::now);
                     thread::sleep(RECONNECT_INTERVAL);
@@ -133,7 +131,7 @@ impl Follower {
         // The first response must come at once: its cursor is where the gapless sequence of events starts.
         let wait_ms = if cursor == Some("end") { 0 } else { WAIT_MS };
         let path = format!("/v1/events?wait_ms={wait_ms}{after}");
-        let mut admin = AdminClient::connect(&self.address.to_string())?.with_key(self.key.clone());
+        let mut admin = AdminClient::open(&self.target, &self.key, RESPONSE_TIMEOUT)?;
         let (status, body) = admin.request("GET", &path, "")?;
         if status != 200 {
             return Err(serde_json::from_str(&body)
@@ -158,7 +156,7 @@ impl Follower {
     /// Reads the address again, which may differ after a restart.
     fn refresh_address(&mut self) {
         if let Some(node) = self.data.as_ref().and_then(|data| find::node(data, "").ok()) {
-            self.address = node.admin;
+            self.target = AdminTarget::of(&node);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Replies to repeated queries: from memory, from the store, or that another node owns the partition.
 
 use tidegate_protocol::{
-    Code, Time,
+    Code,
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{Ledger, message_key},
     record::{Body, Message, Position, SenderOrder, body_hash},
@@ -9,14 +9,7 @@ use tidegate_protocol::{
 use tokio::time;
 
 use super::*;
-use crate::{
-    bus::{LocalBus, LocalBusConfig, TopicId},
-    link::LocalLink,
-    ports::Ports,
-    routes::{Leases, MemoryRoutes},
-    scratch::MemoryScratch,
-    store::MemoryStore,
-};
+use crate::{bus::TopicId, link::LocalLink, ports::Ports};
 
 const FENCE: Fence = Fence(9);
 
@@ -25,24 +18,7 @@ fn run(name: &str) -> NodeBoot {
 }
 
 fn cluster() -> Cluster {
-    let config = LocalBusConfig {
-        partitions: 1,
-        topic: TopicId(1),
-        max_records: 16,
-        max_bytes: 1 << 16,
-        node_max_records: 16,
-        node_max_bytes: 1 << 16,
-    };
-    Cluster::new(
-        run("n1"),
-        Ports {
-            bus: Arc::new(LocalBus::new(config)),
-            store: Arc::new(MemoryStore::default()),
-            routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::ZERO)),
-            scratch: Arc::new(MemoryScratch::new(1 << 20, || Time::ZERO)),
-            link: Arc::new(LocalLink),
-        },
-    )
+    Cluster::new(run("n1"), Ports::in_memory(Arc::new(LocalLink)))
 }
 
 fn record(of: &NodeBoot, request: u64, text: &'static str) -> Record {

@@ -25,6 +25,7 @@ fn push(conversation: &str, seq: u64) -> Item {
         frame: Arc::new(frame),
         origin: None,
         tracked: false,
+        class: 0,
     })
 }
 

@@ -119,7 +119,7 @@ async fn stale_route_is_removed_after_a_recheck_by_its_full_token() {
         at: there.clone(),
         above: 0,
         only_if: None,
-        devices_max: 0,
+        policy: crate::routes::DevicePolicy::default(),
     };
     let old = routes.register(wish.clone()).await.unwrap().token;
     let peer_queues = peer_queues(&[(there.clone(), Arc::clone(&peer))], Arc::clone(&routes));

@@ -3,7 +3,16 @@
 use tidegate_protocol::id::NodeId;
 
 use super::*;
-use crate::link::RoutedSession;
+use crate::{
+    cluster::PeerSnapshot,
+    link::{
+        RoutedSession,
+        recording::{RecordingPeer, RecordingPeers},
+    },
+    metrics,
+    ports::Ports,
+    routes::{DevicePolicy, Lease, NodeInfo, Registration},
+};
 
 fn user(name: &str) -> UserId {
     UserId::new(name).unwrap()
@@ -72,4 +81,26 @@ fn sending_connection_is_named_whatever_its_epoch() {
     let places: UserSessions = [(user("ann"), vec![(node("n2"), session("ann", "phone", 9))])].into();
     let found = split_by_node(&[push], &places);
     assert_eq!(found[&node("n2")][0].sent_by, sent_by);
+}
+
+#[tokio::test(start_paused = true)]
+async fn s82_incomplete_routes_name_nodes_that_are_not_discovered() {
+    let peers = ["n2", "n3"].map(|name| (node(name), Arc::new(RecordingPeer::default())));
+    let link = RecordingPeers(peers.iter().cloned().collect());
+    let cluster = Arc::new(Cluster::new(node("n1"), Ports::in_memory(Arc::new(link))));
+    let discovered = NodeRow::new(NodeInfo::new(node("n2")), Lease::Live);
+    let others = Arc::new([discovered]);
+    cluster.peers.set(PeerSnapshot { others, may_be_incomplete: true, ..PeerSnapshot::default() });
+    for (name, at) in [("ann", "n2"), ("bob", "n3")] {
+        let (user, device) = (user(name), DeviceId::new("phone").unwrap());
+        let policy = DevicePolicy::default();
+        let wish = Registration { user, device, at: node(at), above: 0, only_if: None, policy };
+        cluster.ports.routes.register(wish).await.unwrap();
+    }
+    let router = Router::start(&cluster, PeerQueues::new(&cluster, metrics::install().0));
+    router.pushes(vec![remote_push("1", &["ann"]), remote_push("2", &["bob"])]).await;
+    router.peer_queues.settle(Duration::from_secs(1)).await;
+    let pushed = peers.map(|(_, peer)| peer.pushes.lock().clone());
+    assert_eq!(pushed[0], [b"1", b"2"], "a discovered node gets all");
+    assert_eq!(pushed[1], [b"2"], "another one what its routes name");
 }

@@ -1,5 +1,7 @@
 //! Check of a store: reads every row, and compares all values that are stored twice.
 
+mod guard;
+
 use std::collections::BTreeMap;
 
 use fjall::Readable as _;
@@ -82,6 +84,7 @@ impl Offline {
         }
         checker.look_up();
         checker.report_orphans();
+        guard::check(self, &mut |what| checker.report(what));
         let alone = checker.keys.saturating_sub(checker.matched);
         if alone > 0 && !checker.is_pruned {
             checker.report(format!("{alone} dedup keys belong to no row, and retention removed none"));
@@ -193,7 +196,26 @@ impl Checker<'_> {
                 }
                 // Refused senders leave device rows without a head, which an export may miss.
                 Ok(
-                    StateKey::Head(_) | StateKey::Mark(..) | StateKey::UserSettings(_) | StateKey::Device(..),
+                    StateKey::Head(_)
+                    | StateKey::Mark(..)
+                    | StateKey::UserSettings(_)
+                    | StateKey::Revocation(_)
+                    | StateKey::NewestRevocation
+                    | StateKey::Device(..),
+                ) => continue,
+                Ok(
+                    StateKey::Block(..)
+                    | StateKey::BlockAt(_)
+                    | StateKey::BlockVersion
+                    | StateKey::BlockCount(_),
+                ) => continue,
+                // Checked by themselves.
+                Ok(
+                    StateKey::Guard(..)
+                    | StateKey::GuardAt(_)
+                    | StateKey::GuardVersion
+                    | StateKey::GuardEnd(..)
+                    | StateKey::GuardCount(_),
                 ) => continue,
                 Ok(StateKey::Member(id, _)) => (id, None),
                 Ok(StateKey::OfUser(user, id) | StateKey::Stay(id, user, _)) => (id, Some(user)),

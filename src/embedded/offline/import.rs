@@ -8,14 +8,18 @@ use std::{
 };
 
 use fjall::PersistMode;
-use tidegate_protocol::id::ConversationId;
+use tidegate_protocol::id::{ConversationId, UserId};
 
-use super::{Database, Directory, Entry, Offline, OfflineError, Pair, codec};
+use super::{Database, Directory, Entry, Offline, OfflineError, Pair, codec, text_of};
 use crate::{
     bus::TopicId,
-    embedded::{PartitionState, batch::WriteBatch},
+    embedded::{PartitionState, batch::WriteBatch, personal::stage_guard_row},
     private,
-    store::Fence,
+    store::{
+        Fence, GuardKind,
+        dump::{BlockLine, GuardLine},
+        guard::GuardCounts,
+    },
 };
 
 /// Entries written in one batch.
@@ -88,8 +92,13 @@ impl Offline {
             database: &self.database,
             topic: TopicId(self.topic),
             conversation: None,
+            revocations: 0,
+            guard_version: 0,
+            guard_counts: GuardCounts::new(),
             batch: WriteBatch::new(&self.database, PersistMode::Buffer, 0),
             staged: 0,
+            blocks: 0,
+            last_list: None,
         };
         let lines = crate::store::dump::read(from, |entry| writer.take(entry))?;
         writer.batch.commit()?;
@@ -103,8 +112,18 @@ struct ImportWriter<'a> {
     database: &'a Database,
     topic: TopicId,
     conversation: Option<ConversationId>,
+    /// Number of revocations so far.
+    revocations: u64,
+    /// Number of the guard's entries so far, which is their version.
+    guard_version: u64,
+    /// Number of the guard's entries so far, by kind.
+    guard_counts: GuardCounts,
     batch: WriteBatch,
     staged: usize,
+    /// Number of blocks, which is their version.
+    blocks: u64,
+    /// User and length of the last block list.
+    last_list: Option<(UserId, u64)>,
 }
 
 impl ImportWriter<'_> {
@@ -117,6 +136,37 @@ impl ImportWriter<'_> {
                 std::mem::replace(&mut self.batch, WriteBatch::new(self.database, PersistMode::Buffer, 0));
             full.commit().map_err(io::Error::other)?;
         }
+        Ok(())
+    }
+
+    fn block(&mut self, it: &BlockLine) {
+        self.blocks += 1;
+        let count =
+            self.last_list.take().filter(|(user, _)| *user == it.user).map_or(1, |(_, count)| count + 1);
+        let (state, batch) = (&self.database.state, &mut self.batch);
+        let key = codec::pair(Pair::Block, it.user.as_str(), it.other.as_str());
+        batch.insert(state, key, codec::put_block(self.blocks, it.time));
+        let pair = codec::put_block_pair(&it.user, &it.other);
+        batch.insert(state, codec::block_version_key(self.blocks), pair);
+        batch.insert(state, codec::block_count_key(&it.user), codec::put_number(count));
+        batch.insert(state, codec::BLOCK_VERSION, codec::put_number(self.blocks));
+        self.last_list = Some((it.user.clone(), count));
+    }
+
+    fn guard(&mut self, it: GuardLine) -> Result<(), String> {
+        it.entry()?;
+        let count = self.guard_counts.entry(it.kind).or_default();
+        *count += 1;
+        if GuardKind::from_number(it.kind).is_none_or(|kind| *count > kind.entries_max()) {
+            return Err(format!("the guard has too many entries of kind {}", it.kind));
+        }
+        self.guard_version += 1;
+        let (version, value) = (self.guard_version, Some(it.value.into()));
+        let row = codec::GuardValue { version, until_ms: it.until_ms, value };
+        stage_guard_row(self.database, codec::guard_key(it.kind, &it.name), &row, &mut self.batch)
+            .map_err(text_of)?;
+        let count_key = codec::guard_count_key(it.kind);
+        self.batch.insert(&self.database.state, count_key, codec::put_number(*count));
         Ok(())
     }
 
@@ -172,6 +222,15 @@ impl ImportWriter<'_> {
                 let settings = it.settings().map_err(|error| error.to_string())?;
                 batch.insert(state, codec::user_settings_key(&it.user), codec::put_user_settings(&settings));
             }
+            Entry::Revocation(it) => {
+                let revocation = it.revocation()?;
+                self.revocations += 1;
+                let value = codec::put_revocation(self.revocations, &revocation);
+                batch.insert(state, codec::revocation_key(&revocation), value);
+                batch.insert(state, codec::NEWEST_REVOCATION, codec::put_number(self.revocations));
+            }
+            Entry::Block(it) => self.block(&it),
+            Entry::Guard(it) => self.guard(it)?,
             Entry::Key(it) => {
                 let key = codec::key_key(it.partition, &it.key);
                 batch.insert(&self.database.keys, key, codec::put_key(&it.row()));

@@ -36,6 +36,12 @@ pub struct Stats {
     pub marks: u64,
     /// Users with stored settings.
     pub settings: u64,
+    /// Revocations of tokens.
+    pub revocations: u64,
+    /// Entries of block lists.
+    pub blocks: u64,
+    /// Entries of the guard, without removed ones.
+    pub guard: u64,
     /// Dedup keys.
     pub keys: u64,
     /// Table files of heads, members, devices, marks and the log.
@@ -130,6 +136,9 @@ impl Stats {
             }
             Entry::Mark(_) => self.marks += 1,
             Entry::Settings(_) => self.settings += 1,
+            Entry::Revocation(_) => self.revocations += 1,
+            Entry::Block(_) => self.blocks += 1,
+            Entry::Guard(_) => self.guard += 1,
             Entry::Key(_) => self.keys += 1,
             Entry::TidegateExport(_) | Entry::End(_) => {}
         }

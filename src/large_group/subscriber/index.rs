@@ -14,7 +14,7 @@ pub(super) struct Index {
     indexed_to: u64,
     /// Seq up to which the indexes have every change; advances with each push, so that little is ever read.
     complete_to: u64,
-    /// Last seq that was pushed or skipped here.
+    /// Last seq that was pushed here.
     published_to: u64,
     /// Users that logged in with a newer state of the store, and the seq of that state. They are indexed, but get no
     /// push at or below it.
@@ -80,11 +80,6 @@ impl Index {
         Step::Push(self.ahead.keys().cloned().collect())
     }
 
-    /// Skips the records up to `seq`, which are for no local member.
-    pub(super) fn skip(&mut self, seq: u64) {
-        self.published_to = self.published_to.max(seq);
-    }
-
     /// Notes that the index has the changes up to `seq`.
     pub(super) fn set_indexed(&mut self, seq: u64) {
         self.indexed_to = self.indexed_to.max(seq);
@@ -101,7 +96,12 @@ impl Index {
         self.indexed_to
     }
 
-    /// Returns the last seq that was pushed or skipped.
+    /// Returns the seq up to which the indexes have every change.
+    pub(super) fn complete_to(&self) -> u64 {
+        self.complete_to
+    }
+
+    /// Returns the last seq that was pushed.
     pub(super) fn published_to(&self) -> u64 {
         self.published_to
     }

@@ -52,6 +52,8 @@ pub(super) struct SubscriberTask {
     recent: Groups<Instant>,
     /// Groups with local members that may have become large in a record that this node missed.
     undiscovered: BTreeSet<ConversationId>,
+    /// Group without local members whose index could not be brought up at the last tick.
+    catch_up_failed: Option<ConversationId>,
     jobs: JoinSet<JobResult>,
     /// Whether the heads of all groups are being read; with a slow store that may take longer than a round.
     is_reading_heads: bool,
@@ -70,7 +72,8 @@ struct GroupState {
     check_head: bool,
     /// Head at the last round; if the index is behind it at the next one, records were missed.
     last_head: u64,
-    /// Seq up to which members get `Behind`, unless it is pushed by then.
+    /// Seq up to which members get `Behind`, unless it is pushed by then. Without local members it stays until the index
+    /// has the changes up to it.
     hint_to: u64,
     /// Seq up to which members got `Behind`.
     hinted_to: u64,
@@ -139,6 +142,7 @@ impl SubscriberTask {
             groups: Groups::default(),
             recent: Groups::default(),
             undiscovered: BTreeSet::new(),
+            catch_up_failed: None,
             jobs: JoinSet::new(),
             is_reading_heads: false,
             renewed: Instant::now(),
@@ -292,11 +296,10 @@ impl SubscriberTask {
                 self.metrics.fan_outs_idle.increment(1);
             }
             self.recent.insert(group.clone(), Instant::now());
-            if let Some(state) = self.groups.get_mut(group) {
-                // No local member missed anything.
-                state.index.skip(record.seq);
+            if !self.groups.contains_key(group) {
+                return Ok(());
             }
-            return Ok(());
+            // The index may lack the join of a connected user, whose record failed or was lost (flaw S83).
         }
         self.ensure_state(group, preceding_member_seq(record), record.seq.saturating_sub(1)).await?;
         if self.groups.get(group).is_some_and(|state| state.reading.is_some()) {
@@ -365,6 +368,7 @@ impl SubscriberTask {
             ),
             origin: mine.then(|| ConnKey::unpack(record.conn)),
             tracked: false,
+            class: 0,
         }
     }
 }

@@ -20,7 +20,7 @@ fn hall() -> ConversationId {
 }
 
 fn room_message(bytes: impl Into<Bytes>) -> BestEffortMessage {
-    BestEffortMessage::RoomMessage { room: hall(), push: bytes.into() }
+    BestEffortMessage::RoomMessage { room: hall(), push: bytes.into(), class: 0, left_out: 0 }
 }
 
 fn signal() -> BestEffortMessage {
@@ -147,4 +147,44 @@ async fn ended_run_is_removed_and_live_run_keeps_its_losses() {
         peer.messages(),
         [BestEffortMessage::RoomLoss { room: hall(), count: 1 }, room_message("new")]
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn numbers_of_left_out_messages_are_reported_later() {
+    let peer = Arc::new(RecordingPeer { rejects_best_effort: true.into(), ..RecordingPeer::default() });
+    let (queues, there) = queues(&peer);
+    let report = |push: &'static str, left_out| BestEffortMessage::RoomMessage {
+        room: hall(),
+        push: push.into(),
+        class: 0,
+        left_out,
+    };
+    queues.send(&there, report("lost", 4));
+    settle().await;
+    queues.send(&there, report("", 3));
+    settle().await;
+    peer.rejects_best_effort.store(false, Ordering::SeqCst);
+    queues.send(&there, room_message("new"));
+    settle().await;
+    let lost = BestEffortMessage::RoomLoss { room: hall(), count: 1 };
+    assert_eq!(
+        peer.messages(),
+        [lost, report("", 7), room_message("new")],
+        "a number alone is no lost message"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn tallies_are_dropped_long_before_messages_of_rooms() {
+    let peer = Arc::new(RecordingPeer { gate: Some(Semaphore::new(0)), ..RecordingPeer::default() });
+    let (queues, there) = queues(&peer);
+    queues.send(&there, room_message(vec![0; 8]));
+    settle().await;
+    for _ in 0..10_000 {
+        queues.send(&there, BestEffortMessage::RoomTally { room: hall(), tally: Box::default() });
+    }
+    let waiting = queues.queues.queued_bytes(&there);
+    assert!((TALLY_QUEUE_BYTES_MAX / 2..=TALLY_QUEUE_BYTES_MAX).contains(&waiting), "{waiting}");
+    queues.send(&there, room_message("hi"));
+    assert!(queues.queues.queued_bytes(&there) > waiting, "a message of a room fits");
 }

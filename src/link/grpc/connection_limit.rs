@@ -7,12 +7,13 @@
 
 use std::{
     io::{self, IoSlice},
+    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -163,6 +164,28 @@ impl Authenticated {
 }
 
 impl PermittedConnection {
+    /// Returns the address of the caller.
+    pub(super) fn caller(&self) -> Option<SocketAddr> {
+        self.stream.peer_addr().ok()
+    }
+
+    /// Waits for the first byte, and leaves it to be read.
+    ///
+    /// # Errors
+    /// The connection has ended, or exceeds a limit.
+    pub(super) async fn first_byte(&mut self) -> io::Result<u8> {
+        std::future::poll_fn(|context| {
+            self.check_deadline(context)?;
+            let mut byte = [0];
+            let mut into = ReadBuf::new(&mut byte);
+            match ready!(self.stream.poll_peek(context, &mut into))? {
+                0 => Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                _ => Poll::Ready(Ok(byte[0])),
+            }
+        })
+        .await
+    }
+
     /// Checks that the connection is authenticated, or before its deadline and not closed for another. Called by reads and writes: a caller that
     /// accepts no bytes is not read from.
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {

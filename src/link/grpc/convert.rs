@@ -3,7 +3,10 @@
 use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, NodeId, UserId},
-    machine::ledger::Outcome,
+    machine::{
+        ledger::Outcome,
+        reactions::{REACTION_KINDS_MAX, ReactionCount, ReactionExchange, ReactionKind},
+    },
     pb::{
         self, link_outcome::Body as OutcomeBody, link_stray::Body as StrayBody, link_word::Body as WordBody,
     },
@@ -13,8 +16,9 @@ use tidegate_protocol::{
 use crate::{
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, Landing,
-        PartitionOffset, PeerPush, PublishedMark, RoutedSession, SentBy, Target,
+        PartitionOffset, PeerPush, PublishedMark, RoomTallyReport, RoutedSession, SentBy, Target,
     },
+    priorities::CLASS_MAX,
     routes::NodeBoot,
 };
 
@@ -223,31 +227,77 @@ pub(super) fn answer_status(sent: pb::LinkWord) -> Read<AnswerStatus> {
 
 pub(super) fn put_best_effort(message: BestEffortMessage) -> pb::LinkStray {
     let (conversation, body) = match message {
-        BestEffortMessage::RoomMessage { room, push } => (room, StrayBody::Talk(push)),
+        BestEffortMessage::GuardChanged => {
+            let body = Some(StrayBody::GuardChanged(pb::LinkReady {}));
+            return pb::LinkStray { body, ..Default::default() };
+        }
+        BestEffortMessage::RoomMessage { room, push, class, left_out } => {
+            let (conversation, body) = (room.to_string(), Some(StrayBody::Talk(push)));
+            return pb::LinkStray { conversation, room_class: class.into(), room_left_out: left_out, body };
+        }
         BestEffortMessage::RoomLoss { room, count } => (room, StrayBody::Missed(count)),
+        BestEffortMessage::RoomTally { room, tally } => (room, StrayBody::RoomTally(put_tally(&tally))),
         BestEffortMessage::Signal { conversation, users, frame } => {
             let users = users.iter().map(ToString::to_string).collect();
             (conversation, StrayBody::Signal(pb::LinkSignal { frame, users }))
+        }
+        BestEffortMessage::Notice { conversation, users, frame } => {
+            let users = users.iter().map(ToString::to_string).collect();
+            (conversation, StrayBody::Notice(pb::LinkSignal { frame, users }))
         }
         BestEffortMessage::Mark { conversation, user, seq, frame } => {
             (conversation, StrayBody::Mark(pb::LinkMark { frame, user: user.to_string(), seq }))
         }
         BestEffortMessage::FanOut { group, record } => (group, StrayBody::FanOut(record)),
+        BestEffortMessage::BlocksChanged { conversation } => {
+            (conversation, StrayBody::BlocksChanged(pb::LinkReady {}))
+        }
     };
-    pb::LinkStray { conversation: conversation.to_string(), body: Some(body) }
+    pb::LinkStray { conversation: conversation.to_string(), body: Some(body), ..Default::default() }
+}
+
+fn put_tally(tally: &RoomTallyReport) -> pb::LinkRoomTally {
+    let reaction =
+        |it: &ReactionCount| pb::LinkReaction { kind: it.kind.as_str().to_owned(), count: it.count };
+    let ReactionExchange { counts, is_first, is_last } = &tally.reactions;
+    let (reactions, is_first, is_last) = (counts.iter().map(reaction).collect(), *is_first, *is_last);
+    pb::LinkRoomTally { run: tally.run, members: tally.members, reactions, is_first, is_last }
+}
+
+/// Reads the numbers of a room; kinds that this version does not accept are left out.
+fn tally(sent: pb::LinkRoomTally) -> RoomTallyReport {
+    let reaction =
+        |it: pb::LinkReaction| Some(ReactionCount { kind: ReactionKind::new(&it.kind)?, count: it.count });
+    let counts = sent.reactions.into_iter().filter_map(reaction).take(REACTION_KINDS_MAX).collect();
+    let reactions = ReactionExchange { counts, is_first: sent.is_first, is_last: sent.is_last };
+    RoomTallyReport { run: sent.run, members: sent.members, reactions }
 }
 
 pub(super) fn best_effort(sent: pb::LinkStray) -> Read<BestEffortMessage> {
-    let conversation = conversation(&sent.conversation)?;
+    let conversation = conversation(&sent.conversation);
     Ok(match sent.body.ok_or(Malformed("best-effort message, perhaps of a newer version"))? {
-        StrayBody::Talk(push) => BestEffortMessage::RoomMessage { room: conversation, push },
-        StrayBody::Missed(count) => BestEffortMessage::RoomLoss { room: conversation, count },
+        StrayBody::Talk(push) => {
+            let left_out = sent.room_left_out;
+            let class = u8::try_from(sent.room_class).unwrap_or(CLASS_MAX).min(CLASS_MAX);
+            BestEffortMessage::RoomMessage { room: conversation?, push, class, left_out }
+        }
+        StrayBody::RoomTally(sent) => {
+            BestEffortMessage::RoomTally { room: conversation?, tally: Box::new(tally(sent)) }
+        }
+        StrayBody::Missed(count) => BestEffortMessage::RoomLoss { room: conversation?, count },
         StrayBody::Signal(pb::LinkSignal { frame, users }) => {
-            BestEffortMessage::Signal { conversation, users: all(users, |name| user(&name))?, frame }
+            let (conversation, users) = (conversation?, all(users, |name| user(&name))?);
+            BestEffortMessage::Signal { conversation, users, frame }
+        }
+        StrayBody::Notice(pb::LinkSignal { frame, users }) => {
+            let (conversation, users) = (conversation?, all(users, |name| user(&name))?);
+            BestEffortMessage::Notice { conversation, users, frame }
         }
         StrayBody::Mark(pb::LinkMark { frame, user: owner, seq }) => {
-            BestEffortMessage::Mark { conversation, user: user(&owner)?, seq, frame }
+            BestEffortMessage::Mark { conversation: conversation?, user: user(&owner)?, seq, frame }
         }
-        StrayBody::FanOut(record) => BestEffortMessage::FanOut { group: conversation, record },
+        StrayBody::FanOut(record) => BestEffortMessage::FanOut { group: conversation?, record },
+        StrayBody::BlocksChanged(_) => BestEffortMessage::BlocksChanged { conversation: conversation? },
+        StrayBody::GuardChanged(_) => BestEffortMessage::GuardChanged,
     })
 }

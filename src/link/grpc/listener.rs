@@ -15,11 +15,16 @@ use tonic::{
 
 use super::{
     Settings,
-    connection_limit::{Authenticated, ConnectionLimit},
+    connection_limit::{Authenticated, ConnectionLimit, PermittedConnection},
+    connections,
     convert::{self, Malformed},
     figures, handshake,
+    link_stream::LinkStream,
     peer::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES},
     service::{self, LinkServer, MESSAGE_BYTES_MAX, ResponseStream, StreamHandler},
+    storms,
+    strangers::STRANGERS_MAX,
+    tls::Tls,
     traces,
 };
 use crate::{
@@ -66,7 +71,7 @@ impl Listener {
     /// peers' calls. To be called in a runtime.
     ///
     /// # Errors
-    /// The address is unavailable, or the certificate, its key or the authority is invalid.
+    /// The address is unavailable.
     pub fn bind(
         address: SocketAddr,
         me: NodeBoot,
@@ -74,20 +79,13 @@ impl Listener {
         settings: Settings,
         metrics: Metrics,
     ) -> io::Result<Self> {
-        let mut server = Server::builder()
+        let server = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_concurrent_streams(STREAMS_MAX)
             .http2_max_header_list_size(HEADER_BYTES_MAX)
             .http2_keepalive_interval(Some(settings.handshake))
             .http2_keepalive_timeout(Some(settings.handshake));
-        if let Some(tls) = &settings.tls {
-            let config = tls.server().timeout(settings.handshake);
-            server = server.tls_config(config).map_err(|error| {
-                let why = format!("invalid link.tls_cert, link.tls_key or link.tls_ca: {error:?}");
-                io::Error::new(io::ErrorKind::InvalidInput, why)
-            })?;
-        }
         let incoming = TcpIncoming::bind(address)?.with_nodelay(Some(true));
         let address = incoming.local_addr()?;
         let (stop, stopped) = watch::channel(false);
@@ -103,6 +101,11 @@ impl Listener {
                 }
                 std::future::ready(permitted)
             });
+            let (tls, metrics) = (streams.settings.tls.clone(), streams.metrics.clone());
+            let incoming = incoming
+                .map(move |accepted| secured(accepted, tls.clone(), metrics.clone()))
+                .buffer_unordered(2 * STRANGERS_MAX)
+                .filter_map(std::future::ready);
             let service = LinkServer(Arc::new(streams));
             let served = server.serve_with_incoming_shutdown(service, incoming, wait_stopped(stopped)).await;
             if let Err(error) = served {
@@ -121,6 +124,31 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.send_replace(true);
+    }
+}
+
+/// Completes the TLS handshake of an accepted connection; `None` if it is refused or has ended.
+async fn secured(
+    accepted: io::Result<PermittedConnection>,
+    tls: Option<Tls>,
+    metrics: Metrics,
+) -> Option<io::Result<LinkStream>> {
+    let connection = match accepted {
+        Ok(connection) => connection,
+        Err(error) => return Some(Err(error)),
+    };
+    let caller = connection.caller();
+    match LinkStream::accept(connection, tls.as_ref()).await {
+        Ok(stream) => Some(Ok(stream)),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            metrics.link_refused.increment(1);
+            log_limited!(warn, ?caller, why = %error, "link caller refused by its TLS");
+            None
+        }
+        Err(error) => {
+            tracing::debug!(?caller, %error, "link caller left before the end of its TLS handshake");
+            None
+        }
     }
 }
 
@@ -273,6 +301,21 @@ impl StreamServer {
             }
             Call::Figures(sent) => {
                 Reply::Figures(figures::put_page(handler.figures(me, figures::query(sent)).await?))
+            }
+            Call::Storms(sent) => {
+                Reply::Storms(storms::put_page(handler.storms(me, storms::query(sent)?).await?))
+            }
+            Call::Connections(sent) => {
+                let page = handler.connections(me, connections::query(sent)?).await?;
+                Reply::Connections(connections::put_page(page))
+            }
+            Call::Close(sent) => {
+                let count = handler.close_connections(me, connections::order(sent)?).await?;
+                Reply::Closed(pb::LinkClosed { count })
+            }
+            Call::Revoke(sent) => {
+                let count = handler.revoke(me, connections::revocation(sent)?).await?;
+                Reply::Closed(pb::LinkClosed { count })
             }
         })
     }

@@ -134,7 +134,12 @@ impl Connector {
     async fn connect(&self) -> Result<[OpenStream; 3], StreamEnd> {
         let connecting = async {
             let failed = |error: tonic::transport::Error| StreamEnd::Failed(with_causes(&error));
-            let channel = self.endpoint()?.connect().await.map_err(failed)?;
+            let endpoint = self.endpoint()?;
+            let channel = match self.settings.tls.as_ref().filter(|tls| tls.is_for_calls()) {
+                Some(tls) => endpoint.connect_with_connector(tls.connector(&self.address)).await,
+                None => endpoint.connect().await,
+            };
+            let channel = channel.map_err(failed)?;
             Ok([self.open(&channel).await?, self.open(&channel).await?, self.open(&channel).await?])
         };
         let late = |_| Err(StreamEnd::Failed("the handshake with the peer timed out".to_owned()));
@@ -143,12 +148,8 @@ impl Connector {
 
     fn endpoint(&self) -> Result<Endpoint, StreamEnd> {
         let why = |error: tonic::transport::Error| StreamEnd::Failed(with_causes(&error));
-        let scheme = if self.settings.tls.is_some() { "https" } else { "http" };
-        let endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.address)).map_err(why)?;
-        let endpoint = match &self.settings.tls {
-            Some(tls) => endpoint.tls_config(tls.client()).map_err(why)?,
-            None => endpoint,
-        };
+        // The connector adds TLS.
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).map_err(why)?;
         Ok(endpoint
             .connect_timeout(self.settings.handshake)
             .tcp_nodelay(true)

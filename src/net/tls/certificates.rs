@@ -1,32 +1,26 @@
-//! Certificates of the client port, by server name, read again when their files change.
+//! Certificates of a port, by server name, read again when their files change.
 
-use std::{
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{path::PathBuf, sync::Arc};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, ensure};
 use parking_lot::RwLock;
 use rustls::{
     ServerConfig, SupportedProtocolVersion,
-    client::verify_server_name,
     crypto::aws_lc_rs,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
-    server::{ClientHello, NoServerSessionStorage, ParsedCertificate, ProducesTickets, ResolvesServerCert},
+    server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier},
     sign::CertifiedKey,
     version::{TLS12, TLS13},
 };
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// Application protocols that clients may name: that of WebSocket, and that of the other wires.
-const APPLICATION_PROTOCOLS: [&[u8]; 2] = [b"http/1.1", b"tidegate/1"];
+use super::{
+    by_name::ByName,
+    files::{FileVersion, WatchedCertificates, expiry, read_authorities, read_pair, versions},
+};
 
 /// TLS 1.3 tickets sent after a handshake; each resumes one connection.
 const TICKETS: usize = 2;
 
-/// Files with certificates and their keys, and the oldest protocol version.
+/// Files with certificates and their keys, and what else a port says in its handshakes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// File with a certificate and its chain, and file with its key. The first pair serves clients that name no server,
@@ -34,12 +28,31 @@ pub struct TlsFiles {
     pub pairs: Vec<(PathBuf, PathBuf)>,
     /// Whether TLS 1.2 is accepted besides 1.3.
     pub is_tls12_accepted: bool,
+    /// Application protocols that clients may name.
+    pub protocols: &'static [&'static [u8]],
+    /// Authority of the certificates of clients; `None` if they are not asked for one.
+    pub clients: Option<ClientAuthority>,
+}
+
+/// Authority of the certificates of clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientAuthority {
+    /// File with the certificates of authorities.
+    pub file: PathBuf,
+    /// Whether a client without a certificate is refused.
+    pub is_required: bool,
+}
+
+impl TlsFiles {
+    fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        let pairs = self.pairs.iter().flat_map(|(chain, key)| [chain, key]);
+        pairs.chain(self.clients.iter().map(|clients| &clients.file))
+    }
 }
 
 /// Certificates in force, shared with the threads that handshake.
 pub struct Certificates {
     files: TlsFiles,
-    tickets: Arc<dyn ProducesTickets>,
     current: RwLock<Loaded>,
 }
 
@@ -50,9 +63,6 @@ struct Loaded {
     expires: i64,
 }
 
-/// What tells a file from its successor.
-type FileVersion = Option<(SystemTime, u64, u64)>;
-
 impl Certificates {
     /// Reads the files.
     ///
@@ -60,34 +70,27 @@ impl Certificates {
     /// A file can't be read, holds no certificate or key, or a key belongs to another certificate; the error names the
     /// file and the cure.
     pub fn load(files: TlsFiles) -> anyhow::Result<Self> {
-        let tickets = aws_lc_rs::Ticketer::new().context("creating the key of TLS tickets")?;
-        let current = RwLock::new(Loaded::read(&files, &tickets)?);
-        Ok(Self { files, tickets, current })
+        let tickets = files.clients.is_none().then(new_tickets).transpose()?;
+        let current = RwLock::new(Loaded::read(&files, tickets)?);
+        Ok(Self { files, current })
     }
 
     /// Returns the configuration for a new connection.
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.current.read().config)
     }
+}
 
-    /// Returns when the first certificate expires, in seconds since 1970.
-    pub fn expires(&self) -> i64 {
-        self.current.read().expires
+impl WatchedCertificates for Certificates {
+    fn have_changed(&self) -> bool {
+        versions(self.files.all()) != self.current.read().versions
     }
 
-    /// Returns whether a file was replaced or written since it was read.
-    pub fn have_changed(&self) -> bool {
-        versions(&self.files) != self.current.read().versions
-    }
-
-    /// Reads the files again. Connections keep what they have; on an error new ones get the former certificates.
-    ///
-    /// # Errors
-    /// The errors of [`Self::load`].
-    pub fn reload(&self) -> anyhow::Result<()> {
+    fn reload(&self) -> anyhow::Result<()> {
         // Before the files are read: one that changes meanwhile is read again.
-        let seen = versions(&self.files);
-        let loaded = Loaded::read(&self.files, &self.tickets);
+        let seen = versions(self.files.all());
+        let tickets = self.files.clients.is_none().then(|| Arc::clone(&self.current.read().config.ticketer));
+        let loaded = Loaded::read(&self.files, tickets);
         let mut current = self.current.write();
         match loaded {
             Ok(loaded) => {
@@ -101,82 +104,52 @@ impl Certificates {
             }
         }
     }
+
+    fn expires(&self) -> i64 {
+        self.current.read().expires
+    }
+}
+
+fn new_tickets() -> anyhow::Result<Arc<dyn ProducesTickets>> {
+    aws_lc_rs::Ticketer::new().context("creating the key of TLS tickets")
 }
 
 impl Loaded {
-    fn read(files: &TlsFiles, tickets: &Arc<dyn ProducesTickets>) -> anyhow::Result<Self> {
+    /// Reads the files. Without `tickets` no connection is resumed: a ticket would stand for the certificate of its
+    /// client after that has expired.
+    fn read(files: &TlsFiles, tickets: Option<Arc<dyn ProducesTickets>>) -> anyhow::Result<Self> {
         ensure!(!files.pairs.is_empty(), "name at least one certificate");
-        let versions = versions(files);
+        let versions = versions(files.all());
         let keys: Vec<Arc<CertifiedKey>> = files
             .pairs
             .iter()
-            .map(|(chain, key)| pair(chain, key).map(Arc::new))
+            .map(|(chain, key)| read_pair(chain, key).map(Arc::new))
             .collect::<anyhow::Result<_>>()?;
         let expires =
             keys.iter().filter_map(|key| expiry(key.end_entity_cert().ok()?)).min().unwrap_or(i64::MAX);
         let accepted: &[&SupportedProtocolVersion] =
             if files.is_tls12_accepted { &[&TLS13, &TLS12] } else { &[&TLS13] };
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(accepted)?;
-        let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(ByName(keys)));
-        config.alpn_protocols = APPLICATION_PROTOCOLS.map(<[u8]>::to_vec).into();
-        config.ticketer = Arc::clone(tickets);
-        config.send_tls13_tickets = TICKETS;
+        let builder =
+            ServerConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(accepted)?;
+        let verifier = match &files.clients {
+            None => WebPkiClientVerifier::no_client_auth(),
+            Some(clients) => {
+                let roots = Arc::new(read_authorities(&clients.file)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+                let verifier = if clients.is_required { verifier } else { verifier.allow_unauthenticated() };
+                verifier.build().with_context(|| format!("{} can't be used", clients.file.display()))?
+            }
+        };
+        let mut config =
+            builder.with_client_cert_verifier(verifier).with_cert_resolver(Arc::new(ByName::new(keys)));
+        config.alpn_protocols = files.protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        config.send_tls13_tickets = if tickets.is_some() { TICKETS } else { 0 };
+        if let Some(tickets) = tickets {
+            config.ticketer = tickets;
+        }
         // Tickets carry the state, so that no client makes the node keep any.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self { config: Arc::new(config), versions, expires })
     }
-}
-
-/// Certificates, of which the first one that is valid for the name serves a client.
-#[derive(Debug)]
-struct ByName(Vec<Arc<CertifiedKey>>);
-
-impl ResolvesServerCert for ByName {
-    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let named = hello.server_name().and_then(|name| ServerName::try_from(name).ok());
-        let is_valid = |key: &Arc<CertifiedKey>| {
-            let certificate = key.end_entity_cert().ok().and_then(|it| ParsedCertificate::try_from(it).ok());
-            named.as_ref().zip(certificate).is_some_and(|(name, it)| verify_server_name(&it, name).is_ok())
-        };
-        let found = self.0.iter().find(|key| is_valid(key)).or_else(|| self.0.first());
-        found.map(Arc::clone)
-    }
-}
-
-/// Reads a certificate with its chain and its key.
-fn pair(chain: &Path, key: &Path) -> anyhow::Result<CertifiedKey> {
-    let at = |file: &Path| format!("{} can't be used", file.display());
-    let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(chain)
-        .and_then(Iterator::collect)
-        .map_err(|error| anyhow!("{error}; name a readable PEM file"))
-        .with_context(|| at(chain))?;
-    ensure!(
-        !certificates.is_empty(),
-        "{} holds no certificate; name a PEM file with the certificate and its chain",
-        chain.display()
-    );
-    crate::private::check(key).with_context(|| at(key))?;
-    let private = PrivateKeyDer::from_pem_file(key)
-        .map_err(|error| anyhow!("{error}; name a PEM file with an unencrypted private key"))
-        .with_context(|| at(key))?;
-    CertifiedKey::from_der(certificates, private, &aws_lc_rs::default_provider())
-        .map_err(|error| {
-            anyhow!("{error}; name the key that belongs to the first certificate of {}", chain.display())
-        })
-        .with_context(|| at(key))
-}
-
-/// Returns the end of a certificate's validity, in seconds since 1970.
-fn expiry(certificate: &CertificateDer<'_>) -> Option<i64> {
-    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    Some(parsed.validity().not_after.timestamp())
-}
-
-fn versions(files: &TlsFiles) -> Vec<FileVersion> {
-    let version = |file: &PathBuf| {
-        let metadata = std::fs::metadata(file).ok()?;
-        Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
-    };
-    files.pairs.iter().flat_map(|(chain, key)| [version(chain), version(key)]).collect()
 }

@@ -11,6 +11,10 @@ use rustls::{
 use super::{RECORD_MAX, RECORD_OVERHEAD_MAX, TlsState, append, is_whole_record, process};
 use crate::net::transfer;
 
+/// Space for what a record adds to its content in the versions and ciphers offered. For a record that adds more, the
+/// library reports the size that it needs.
+const RECORD_OVERHEAD: usize = 64;
+
 /// Bytes of input that one read returns at most.
 const READ_BYTES: usize = 16 * 1024;
 
@@ -43,6 +47,8 @@ pub struct TlsSession {
     has_ended: bool,
     /// Whether the reader knows the end of the input.
     is_end_read: bool,
+    /// Whether the announcement of the end is sent, or waits.
+    is_closing: bool,
     /// Whether the socket may have more input, of which no event will tell.
     has_more: bool,
     /// Failure that is reported once all content before it is read.
@@ -65,9 +71,15 @@ impl TlsSession {
             unsent: Vec::new(),
             has_ended,
             is_end_read: false,
+            is_closing: false,
             has_more: false,
             failure: None,
         }
+    }
+
+    /// Returns whether a part of a record has arrived whose rest has not.
+    pub fn has_partial(&self) -> bool {
+        !self.incomplete.is_empty()
     }
 
     /// Returns whether a read may return something without an event of the socket.
@@ -239,19 +251,25 @@ impl TlsSession {
         Ok(())
     }
 
-    /// Announces that nothing more is sent, if the socket takes it.
-    pub fn close(&mut self, stream: &TcpStream) {
-        if self.flush(stream).is_err() {
-            return;
+    /// Announces that nothing more is sent.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the socket does not take all of the announcement: call again when it does. Any other error means
+    /// that the connection is unusable.
+    pub fn close(&mut self, stream: &TcpStream) -> io::Result<()> {
+        self.flush(stream)?;
+        if std::mem::replace(&mut self.is_closing, true) {
+            return Ok(());
         }
         let mut alert = [0; RECORD_OVERHEAD_MAX];
         if let Ok(ConnectionState::WriteTraffic(mut traffic)) =
             self.connection.process_tls_records(&mut []).state
             && let Ok(length) = traffic.queue_close_notify(&mut alert)
         {
-            // The end of the stream follows in any case.
-            transfer::write(stream, &alert[..length]).ok();
+            // Half of it would look like an attack.
+            self.unsent = alert[..length].to_vec();
         }
+        self.flush(stream)
     }
 
     /// Appends one record with this content to `output`, behind what the connection has to send before it.
@@ -261,7 +279,8 @@ impl TlsSession {
             match self.connection.process_tls_records(&mut []).state {
                 Ok(ConnectionState::WriteTraffic(mut traffic)) => {
                     let start = output.len();
-                    let mut space = content.len() + RECORD_OVERHEAD_MAX;
+                    // All space is zeroed for each record, so it is kept as short as records allow.
+                    let mut space = content.len() + RECORD_OVERHEAD;
                     loop {
                         output.resize(start + space, 0);
                         match traffic.encrypt(content, &mut output[start..]) {

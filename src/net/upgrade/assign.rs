@@ -2,7 +2,7 @@
 
 use httparse::Request;
 
-use super::{Policy, RefusalReason};
+use super::{Cookies, Policy, RefusalReason, cookies};
 
 /// Path of the request.
 pub const ASSIGN_PATH: &str = "/v1/assign";
@@ -32,11 +32,15 @@ pub struct AssignAsked {
     pub count: usize,
     /// Admitted web origin of a browser's request.
     pub origin: Option<String>,
+    /// Cookies for the login.
+    pub cookies: Cookies,
+    /// Whether cookies of that origin are taken.
+    pub takes_cookies: bool,
     /// Whether this is a browser's preflight, which only checks that the origin is admitted.
     pub preflight: bool,
 }
 
-/// Omits the token, which must not be logged.
+/// Omits the token and the cookies, which must not be logged.
 impl std::fmt::Debug for AssignAsked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { transport, zone, count, origin, preflight, .. } = self;
@@ -64,8 +68,11 @@ pub(super) fn read(request: &Request<'_, '_>, policy: &Policy) -> Result<Option<
         zone: String::new(),
         count: 3,
         origin: None,
+        cookies: Cookies::default(),
+        takes_cookies: false,
         preflight,
     };
+    let mut origin = None;
     for header in request.headers.iter() {
         let value = header.value.trim_ascii();
         if header.name.eq_ignore_ascii_case("authorization") {
@@ -74,10 +81,15 @@ pub(super) fn read(request: &Request<'_, '_>, policy: &Policy) -> Result<Option<
             if !policy.admits(Some(value)) {
                 return Err(RefusalReason::Origin);
             }
+            if origin.replace(value).is_some() {
+                return Err(RefusalReason::Repeated);
+            }
             // An admitted origin may still be no UTF-8, if the policy admits all.
             parsed.origin = std::str::from_utf8(value).ok().map(str::to_owned);
         }
     }
+    parsed.takes_cookies = policy.takes_cookies_from(origin);
+    parsed.cookies = cookies::read(request.headers, origin, policy)?;
     for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
         match (name, value) {
             ("transport", "ws") => parsed.transport = Some(Transport::Ws),

@@ -36,6 +36,17 @@ impl ForwardedHeader {
     }
 }
 
+/// Returns whether the request at the start of `input` has a header of either kind.
+pub fn is_forwarded(input: &[u8]) -> bool {
+    let mut headers = [EMPTY_HEADER; HEADERS_MAX];
+    let mut request = Request::new(&mut headers);
+    let head = &input[..input.len().min(HEAD_BYTES_MAX)];
+    let kinds = [ForwardedHeader::XForwardedFor, ForwardedHeader::Forwarded];
+    let is_kind = |name: &str| kinds.iter().any(|kind| name.eq_ignore_ascii_case(kind.name()));
+    matches!(request.parse(head), Ok(Status::Complete(_)))
+        && request.headers.iter().any(|it| is_kind(it.name))
+}
+
 /// Returns the client for which the last of the `forwarders` forwards the request at the start of `input`: the address
 /// nearest to this node that is none of theirs. What stands before it is the claim of a stranger. `None` if the header
 /// names no such address.

@@ -1,4 +1,23 @@
-//! Origins of web pages that the same machine serves.
+//! Origins of web pages: that of a request, and those that the same machine serves.
+
+use httparse::{EMPTY_HEADER, Request, Status};
+
+use super::{HEAD_BYTES_MAX, HEADERS_MAX};
+
+/// Longest origin that is kept, in bytes.
+const ORIGIN_BYTES_MAX: usize = 512;
+
+/// Returns the web origin of the complete request at the start of `input`; `None` if it has none, or a very long one.
+pub fn origin(input: &[u8]) -> Option<String> {
+    let mut headers = [EMPTY_HEADER; HEADERS_MAX];
+    let mut request = Request::new(&mut headers);
+    if !matches!(request.parse(&input[..input.len().min(HEAD_BYTES_MAX)]), Ok(Status::Complete(_))) {
+        return None;
+    }
+    let header = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("origin"))?;
+    let origin = std::str::from_utf8(header.value).ok()?;
+    (origin.len() <= ORIGIN_BYTES_MAX).then(|| origin.to_owned())
+}
 
 /// Returns whether the origin is a page on loopback: `http://` with 127.0.0.1, localhost or `[::1]`, and any port.
 pub(super) fn is_loopback_origin(origin: &[u8]) -> bool {

@@ -1,6 +1,6 @@
 //! Refusals of upgrade requests: each reason with its HTTP status, message and cure.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::Serialize;
 use tidegate_protocol::Code;
@@ -12,6 +12,8 @@ pub struct UpgradeRefusal {
     pub status: u16,
     /// Code in the body, for logs and metrics.
     pub code: Code,
+    /// Whether the request is well-formed HTTP, as that of any web page is.
+    pub is_http: bool,
     /// Description of the problem, in one sentence.
     pub message: &'static str,
     /// Complete HTTP response, including `Connection: close`.
@@ -22,6 +24,12 @@ impl UpgradeRefusal {
     /// Creates the refusal of a client from whose address there are too many connections.
     pub fn too_many_from_address() -> Self {
         RefusalReason::TooManyFromAddress.into()
+    }
+
+    /// Creates the refusal of a client whose address is banned, with the time until the ban ends.
+    pub fn banned(left: Option<Duration>) -> Self {
+        let wait = left.map(|left| format!("Retry-After: {}\r\n", left.as_millis().div_ceil(1_000)));
+        RefusalReason::Banned.response(&wait.unwrap_or_default())
     }
 }
 
@@ -49,7 +57,9 @@ pub(super) enum RefusalReason {
     Key,
     Origin,
     TooManyFromAddress,
+    Banned,
     SubProtocol,
+    Cookies,
     AssignMethod,
     AssignQuery,
     Bearer,
@@ -90,11 +100,14 @@ impl RefusalReason {
             Self::TooLarge => (
                 431,
                 "The request head is longer than 8 KiB.",
-                "Send fewer and shorter headers; no cookies are needed.",
+                "Send fewer and shorter headers; only cookies of hooks.login_cookies are used.",
             ),
-            Self::TooManyHeaders => {
-                (431, "The request has more than 64 headers.", "Send fewer headers; no cookies are needed.")
-            }
+            Self::TooManyHeaders => (431, "The request has more than 64 headers.", "Send fewer headers."),
+            Self::Cookies => (
+                431,
+                "The cookies for the login are longer than 4 KiB.",
+                "Set shorter values for the cookies of hooks.login_cookies.",
+            ),
             Self::Method => (405, "A WebSocket upgrade is a GET request.", UPGRADE_CURE),
             Self::AssignMethod => (405, "This path accepts only GET.", "Send a GET request."),
             Self::AssignQuery => (
@@ -137,6 +150,7 @@ impl RefusalReason {
             Self::TooManyFromAddress => {
                 (429, Code::TooManyFromAddress.what(), Code::TooManyFromAddress.cure())
             }
+            Self::Banned => (403, Code::Banned.what(), Code::Banned.cure()),
             Self::SubProtocol => (
                 400,
                 "None of the offered sub-protocols is supported.",
@@ -168,19 +182,28 @@ struct Body {
 
 impl From<RefusalReason> for UpgradeRefusal {
     fn from(reason: RefusalReason) -> Self {
-        let (status, phrase, message, cure) = reason.response_texts();
-        let code = match reason {
-            RefusalReason::Origin => Code::OriginRefused,
-            RefusalReason::TooManyFromAddress => Code::TooManyFromAddress,
+        reason.response("")
+    }
+}
+
+impl RefusalReason {
+    /// Builds the response, with further headers.
+    fn response(self, headers: &str) -> UpgradeRefusal {
+        let (status, phrase, message, cure) = self.response_texts();
+        let code = match self {
+            Self::Origin => Code::OriginRefused,
+            Self::TooManyFromAddress => Code::TooManyFromAddress,
+            Self::Banned => Code::Banned,
             _ => Code::BadUpgrade,
         };
         let body = Body { code: code.number(), name: code.name(), message, cure };
         let body = serde_json::to_string(&body).expect("plain strings are JSON");
         let response = format!(
-            "HTTP/1.1 {status} {phrase}\r\n{}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}\n",
-            reason.headers(),
+            "HTTP/1.1 {status} {phrase}\r\n{}{headers}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}\n",
+            self.headers(),
             body.len() + 1,
         );
-        Self { status, code, message, response: response.into_bytes() }
+        let is_http = self != Self::NotHttp;
+        UpgradeRefusal { status, code, is_http, message, response: response.into_bytes() }
     }
 }

@@ -33,7 +33,7 @@ fn try_upgrade(request: &str) -> Result<UpgradeProgress, UpgradeRefusal> {
 
 fn accepted(request: &str) -> (String, SubProtocol) {
     match try_upgrade(request) {
-        Ok(UpgradeProgress::Done { consumed, response, framing }) => {
+        Ok(UpgradeProgress::Done { consumed, response, framing, .. }) => {
             assert_eq!(consumed, request.len());
             (String::from_utf8(response).expect("ASCII"), framing)
         }
@@ -274,7 +274,7 @@ fn tungstenite_client_accepts_the_response() {
             let mut bytes = [0; 64];
             let n = socket.read(&mut bytes).expect("bytes");
             input.extend_from_slice(&bytes[..n]);
-            if let UpgradeProgress::Done { consumed, mut response, framing } =
+            if let UpgradeProgress::Done { consumed, mut response, framing, .. } =
                 upgrade(&input, &policy()).expect("let in")
             {
                 assert_eq!((consumed, framing), (input.len(), SubProtocol::Proto));

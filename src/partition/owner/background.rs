@@ -1,9 +1,15 @@
-//! Background tasks of an owner, which append records of their own: retention, and the switch of the ledger's rules.
+//! Background tasks of an owner: retention and the switch of the ledger's rules, which append records of their own, and
+//! reads of the past for storms, and actions about them.
 
 use std::{future::Future, sync::Arc};
 
 use super::Owner;
-use crate::partition::{retention::Sweeper, rules::Switcher};
+use crate::partition::{
+    retention::Sweeper,
+    rules::Switcher,
+    storm_actions::{StormActor, StormScope},
+    storms,
+};
 
 impl Owner {
     /// Returns the task that expires messages and dedup keys.
@@ -38,6 +44,31 @@ impl Owner {
         async move {
             let (me, bus, peers) = (&cluster.me, &*cluster.ports.bus, &*cluster.peers);
             Switcher { partition, me, bus, peers, settings, rules, wall_ms }.run().await;
+        }
+    }
+
+    /// Returns the task that reads the past of groups that are watched for storms.
+    pub(super) fn read_past(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (table, cluster) = (Arc::clone(&self.storms), Arc::clone(&self.cluster));
+        storms::read_past(table, cluster, self.settings.retention.wall_ms)
+    }
+
+    /// Returns the task that acts on storms; it does nothing without ports.
+    pub(super) fn act_on_storms(&self) -> impl Future<Output = ()> + Send + use<> {
+        let actor = self.storm_ports.as_ref().map(|ports| {
+            let scope = StormScope {
+                partition: self.partition,
+                fence: self.fence,
+                small_group_max: self.settings.small_group_max,
+                wall_ms: self.settings.retention.wall_ms,
+            };
+            let (cluster, table) = (Arc::clone(&self.cluster), Arc::clone(&self.storms));
+            StormActor::new(scope, cluster, table, Arc::clone(ports), self.metrics.clone())
+        });
+        async move {
+            if let Some(actor) = actor {
+                actor.run().await;
+            }
         }
     }
 

@@ -43,6 +43,18 @@ pub(super) fn messages_first(decided: &[Decided]) -> Vec<Decided> {
 }
 
 impl Owner {
+    /// Counts the accepted messages of groups for storms, before any of them is published.
+    pub(super) fn count_messages(&self, decided: &[Decided]) {
+        self.storms.count(decided.iter().filter_map(|(record, outcome)| match (&record.body, outcome) {
+            (Body::Message(message), Outcome::Accepted { seq, .. })
+                if matches!(message.conversation.kind(), ConversationKind::Group(_)) =>
+            {
+                Some((&message.conversation, *seq, record.received_at))
+            }
+            _ => None,
+        }));
+    }
+
     pub(super) async fn publish(
         &mut self,
         record: &Record,

@@ -10,10 +10,13 @@ use tidegate_protocol::{
 };
 
 use super::*;
+
+mod storms;
+
 use crate::{
     budget::Pressure,
     bus::{LocalBus, LocalBusConfig, Ownership},
-    delivery::local::LocalDispatcher,
+    delivery::{local::LocalDispatcher, pending::Pending},
     directory::Directory,
     fault::{FaultPlan, Faulty},
     link::LocalLink,
@@ -33,6 +36,10 @@ const CACHE_BYTES: u64 = 4 << 20;
 /// Owner of a log with one partition, and one shard whose mailbox only the test reads.
 struct World {
     plan: Arc<FaultPlan>,
+    memory: Arc<MemoryStore>,
+    pending: Arc<Pending>,
+    directory: Arc<Directory>,
+    shards: ShardHandles,
     cluster: Arc<Cluster>,
     owner: Owner,
     out: Dispatcher,
@@ -75,23 +82,34 @@ fn message() -> Body {
     })
 }
 
+fn record(received_at: u64, body: Body) -> Record {
+    // Another run of the node appended it, so no connection waits for a reply.
+    let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 0, conn: 1, request: 1 };
+    Record { origin, received_at, body, trace: None }
+}
+
+/// Lets time pass on the test's own clock.
+async fn let_pass(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
 impl World {
     async fn start() -> Self {
         let log = LocalBusConfig {
             partitions: 1,
             topic: TopicId(1),
-            max_records: 1 << 12,
-            max_bytes: 1 << 20,
+            max_records: 1 << 15,
+            max_bytes: 8 << 20,
             node_max_records: 1,
             node_max_bytes: 1,
         };
         let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
-        let plan = FaultPlan::none();
+        let (plan, memory) = (FaultPlan::none(), Arc::new(MemoryStore::default()));
         let ports = Ports {
             bus: Arc::new(LocalBus::new(log)),
-            store: Arc::new(Faulty::<dyn Store>::new(Arc::new(MemoryStore::default()), Arc::clone(&plan))),
+            store: Arc::new(Faulty::<dyn Store>::new(memory.clone(), Arc::clone(&plan))),
             routes: Arc::new(MemoryRoutes::new(1, Leases::default(), || Time::from_millis(1))),
-            scratch: Arc::new(MemoryScratch::new(1, || Time::from_millis(1))),
+            scratch: Arc::new(MemoryScratch::new(1, || 1)),
             link: Arc::new(LocalLink),
         };
         let cluster = Arc::new(Cluster::new(me.clone(), ports));
@@ -113,18 +131,28 @@ impl World {
         let owner = Owner::take_over(0, &cluster, None, settings, &metrics::install().0).await.unwrap();
         let (handle, mailbox) = mailbox(Waker::noop().clone(), 1 << 20);
         let (shards, directory) = (ShardHandles::default(), Arc::new(Directory::default()));
+        let pending = Arc::default();
         assert!(shards.set(vec![handle]).is_ok());
         directory.hold_conversation(&group(), 0);
-        let out = Dispatcher::new(LocalDispatcher::new(me, directory, shards, Arc::default()));
-        Self { plan, cluster, owner, out, mailbox, _ownership: ownership }
+        let local =
+            LocalDispatcher::new(me, Arc::clone(&directory), Arc::clone(&shards), Arc::clone(&pending));
+        let out = Dispatcher::new(local);
+        let _ownership = ownership;
+        Self { plan, memory, pending, directory, shards, cluster, owner, out, mailbox, _ownership }
     }
 
     /// Appends the records, runs the owner over them as one batch, and returns whether each push is tracked.
     async fn publish(&mut self, bodies: Vec<Body>) -> Vec<bool> {
-        // Another run of the node appended them, so no connection waits for a reply.
-        let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 0, conn: 1, request: 1 };
-        let record = |body| Record { origin: origin.clone(), received_at: 1, body, trace: None };
-        let records = bodies.into_iter().map(|body| record(body).encode()).collect();
+        self.publish_at(1, bodies).await
+    }
+
+    async fn publish_at(&mut self, received_at: u64, bodies: Vec<Body>) -> Vec<bool> {
+        self.publish_each(bodies.into_iter().map(|body| (received_at, body)).collect()).await
+    }
+
+    /// Publishes records as [`Self::publish`] does, each with its receive time.
+    async fn publish_each(&mut self, bodies: Vec<(u64, Body)>) -> Vec<bool> {
+        let records = bodies.into_iter().map(|(at, body)| record(at, body).encode()).collect();
         let from = self.cluster.ports.bus.append(0, records).await.unwrap().first;
         let batch = self.cluster.ports.bus.read(0, from, usize::MAX, usize::MAX).await.unwrap();
         let never = CancellationToken::new();

@@ -14,7 +14,7 @@ use tidegate_protocol::id::NodeId;
 
 use super::{Lease, NodeBoot, NodeRow, RedisRoutes, Retire, Routes as _, RoutesError};
 use crate::{
-    redis::{Call, Script},
+    redis::{Call, RedisKey, Script},
     routes::DEAD_AFTER,
 };
 
@@ -120,6 +120,6 @@ impl RedisRoutes {
     }
 
     fn id_key(&self, id: &NodeId) -> String {
-        self.client.key("id", &format!("{{{id}}}"))
+        self.client.key(RedisKey::NodeClaim, &format!("{{{id}}}"))
     }
 }

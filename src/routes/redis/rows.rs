@@ -8,7 +8,10 @@ use super::{
     CLAIM_DROP_AGE, DELETED_ROW_TTL, DELETED_ROWS_MAX, NodeBoot, ROW_TTL, RedisRoutes, Registration, Route,
     RoutesError, Token, codec,
 };
-use crate::redis::{Call, Script};
+use crate::{
+    redis::{Call, RedisKey, Script},
+    routes::device_policy::EVICTED_MAX,
+};
 
 static ROUTE_REMOVE: Script = Script::new(include_str!("../../redis/route_remove.lua"));
 static ROUTE_SET: Script = Script::new(include_str!("../../redis/route_set.lua"));
@@ -22,8 +25,8 @@ const ENTRIES_PER_SCRIPT: usize = 200;
 /// Result of `route_set.lua`.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// Row now owned by the caller, with its previous owner.
-    Set(Option<Token>),
+    /// Row now owned by the caller, with its previous owner and the rows of other devices that it replaces.
+    Set(Option<Token>, Vec<(DeviceId, Token)>),
     /// Epoch refused: it must be above this one.
     EpochTooLow(u64),
     /// Row refused: it has another owner, or none.
@@ -32,9 +35,16 @@ pub(super) enum Outcome {
     TooManyDevices,
 }
 
-pub(super) fn outcome((state, detail): (String, String)) -> Result<Outcome, RoutesError> {
+pub(super) fn outcome(reply: Vec<String>) -> Result<Outcome, RoutesError> {
+    let mut parts = reply.into_iter();
+    let (state, detail) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     match state.as_str() {
-        "set" => Ok(Outcome::Set(codec::token(&detail))),
+        "set" => {
+            let evicted: Vec<String> = parts.collect();
+            let pair = |pair: &[String]| (pair[0].clone(), pair[1].clone());
+            let evicted = codec::devices(evicted.chunks_exact(2).map(pair).collect());
+            Ok(Outcome::Set(codec::token(&detail), evicted))
+        }
         "other" => Ok(Outcome::OtherOwner(codec::token(&detail))),
         "full" => Ok(Outcome::TooManyDevices),
         "behind" if let Ok(highest) = detail.parse() => Ok(Outcome::EpochTooLow(highest)),
@@ -44,12 +54,13 @@ pub(super) fn outcome((state, detail): (String, String)) -> Result<Outcome, Rout
 
 impl RedisRoutes {
     pub(super) fn route_key(&self, user: &UserId) -> String {
-        self.client.key("route", &format!("{{{user}}}"))
+        self.client.key(RedisKey::Route, &format!("{{{user}}}"))
     }
 
     /// Returns the call that writes a row, by the conditions of the registration, if there is one.
     pub(super) fn set_call(&self, row: &Route, mode: &str, by: Option<&Registration>) -> Call {
         let only_if = by.and_then(|by| by.only_if.as_ref());
+        let policy = by.map(|by| by.policy).unwrap_or_default();
         Call::script(&ROUTE_SET, [self.route_key(&row.user)])
             .arg(&row.device)
             .arg(&row.token.at)
@@ -57,7 +68,10 @@ impl RedisRoutes {
             .arg(mode)
             .arg(only_if.map(ToString::to_string).unwrap_or_default())
             .arg(ROW_TTL.as_millis())
-            .arg(by.map_or(0, |by| by.devices_max))
+            .arg(policy.max)
+            .arg(policy.one_per.word())
+            .arg(if policy.replaces_oldest { "replace" } else { "refuse" })
+            .arg(EVICTED_MAX)
     }
 
     pub(super) fn remove_call(&self, row: &Route) -> Call {
@@ -97,20 +111,20 @@ impl RedisRoutes {
                 return Err(RoutesError::LeaseLost);
             }
             let calls = rows.iter().map(|row| self.set_call(row, "again", None)).collect();
-            let replies: Vec<(String, String)> = self.client.all(calls).await?;
+            let replies: Vec<Vec<String>> = self.client.all(calls).await?;
             let mut stale = Vec::new();
             for (row, reply) in rows.iter().zip(replies) {
                 let outcome = outcome(reply)?;
                 match &outcome {
-                    Outcome::Set(Some(older)) => {
+                    Outcome::Set(Some(older), _) => {
                         stale.push((Route { token: older.clone(), ..row.clone() }, true))
                     }
-                    Outcome::Set(None) => {}
+                    Outcome::Set(None, _) => {}
                     Outcome::EpochTooLow(_) | Outcome::OtherOwner(_) | Outcome::TooManyDevices => {
                         stale.push((row.clone(), true))
                     }
                 }
-                in_force.push(matches!(outcome, Outcome::Set(_)));
+                in_force.push(matches!(outcome, Outcome::Set(..)));
             }
             self.tidy(stale).await;
         }

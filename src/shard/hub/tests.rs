@@ -1,7 +1,7 @@
 //! Tests of the hub: indexes against their invariants, and joins, leaves and removals during a fan-out.
 
 use super::*;
-use crate::mail::Audience;
+use crate::{mail::Audience, room_rules::RoomRule};
 use tidegate_protocol::{codec::PushFrame, pb};
 
 fn hub() -> Hub {
@@ -21,6 +21,7 @@ fn push(to: &ConversationId, seq: u64) -> Delivery {
         frame,
         origin: None,
         tracked: false,
+        class: 0,
     }
 }
 
@@ -262,4 +263,45 @@ fn s69_full_room_and_full_group_leave_others_their_share() {
     assert_eq!(served, (1..=fitted).collect::<Vec<_>>());
     assert_eq!(hints, [(fitted, 5_000), (0, 0), (fitted, 5_001)]);
     assert_eq!((hub.waiting_bytes, hub.room_bytes), (0, 0));
+}
+
+#[test]
+fn passes_over_a_room_keep_their_distance_and_take_all_that_waits() {
+    let (mut hub, g) = (hub(), group("g"));
+    let rooms = ["r:hall", "r:tea"].map(|room| ConversationId::parse(room).unwrap());
+    let rules = RoomRules::parse(RoomRule::default(), &["hall tick_ms=50".to_owned()]).unwrap();
+    hub.set_room_rules(Arc::new(rules));
+    [&g, &rooms[0], &rooms[1]].into_iter().for_each(|id| assert!(hub.join(id, 1)));
+    let at = |ms| Time::from_millis(ms);
+    hub.begin_turn(at(1_000));
+    let mut serve_at = |ms, seqs: std::ops::Range<u64>| {
+        hub.begin_turn(at(ms));
+        for seq in seqs {
+            [&g, &rooms[0], &rooms[1]].into_iter().for_each(|id| hub.push(push(id, seq)));
+        }
+        let count = serve(&mut hub, 100).len();
+        (count, hub.has_work(), hub.next_pass())
+    };
+    assert_eq!(serve_at(1_000, 0..1), (3, false, None));
+    assert_eq!(serve_at(1_001, 1..3), (4, false, Some(at(1_050))), "the group and the other room");
+    assert_eq!(serve_at(1_049, 3..4), (2, false, Some(at(1_050))));
+    assert_eq!(serve_at(1_050, 4..4), (3, false, None), "together");
+    assert_eq!(serve_at(1_099, 4..5), (2, false, Some(at(1_100))));
+    hub.leave(&rooms[0], 1);
+    hub.begin_turn(at(1_100));
+    serve(&mut hub, 100);
+    assert!(!hub.ids.contains_key(&rooms[0]), "an empty room is closed after its last pass");
+}
+
+#[test]
+fn members_that_could_not_be_counted_are_taken_again() {
+    let (mut hub, hall) = (hub(), ConversationId::parse("r:hall").unwrap());
+    hub.set_room_rules(Arc::new(
+        RoomRules::parse(RoomRule::default(), &["hall members=1".to_owned()]).unwrap(),
+    ));
+    hub.join(&hall, 1);
+    let counted = vec![(hall.clone(), Some(1))];
+    assert_eq!((hub.take_member_changes(), hub.take_member_changes()), (counted.clone(), Vec::new()));
+    hub.note_uncounted(&hall);
+    assert_eq!((hub.take_member_changes(), hub.take_member_changes()), (counted, Vec::new()));
 }

@@ -63,6 +63,7 @@ impl<I: Io> Shard<I> {
         while left > 0
             && let Some(slot) = waiting.next()
         {
+            self.visit_lag.count_visit(self.now);
             self.conns.hot[slot as usize].flags &= !LISTED;
             let mut budget = share;
             self.with_conn(slot, |shard, conn| shard.read(conn, &mut budget));
@@ -72,6 +73,7 @@ impl<I: Io> Shard<I> {
         let others: VecDeque<u32> = waiting.collect();
         let begun = mem::replace(&mut self.revisit, others);
         self.revisit.extend(begun);
+        self.visit_lag.begin(self.revisit.len(), self.now);
     }
 
     /// Lists the connection to be read in a later turn without a poll event.

@@ -8,7 +8,7 @@ use tidegate_protocol::{
 };
 
 use super::{
-    ConversationLine, Entry, KeyLine, LogLine, MarkLine, MemberLine, PartitionLine, RowLine,
+    ConversationLine, Entry, GuardLine, KeyLine, LogLine, MarkLine, MemberLine, PartitionLine, RowLine,
     body::{BodyLine, MessageLine},
 };
 use crate::store::UserState;
@@ -26,6 +26,8 @@ pub struct DumpValidator {
     last_id: Option<ConversationId>,
     mark: Option<(UserId, ConversationId)>,
     settings: Option<UserId>,
+    block: Option<(UserId, UserId)>,
+    guard: Option<(u8, String)>,
     key: Option<(u32, Hash16)>,
     complete: bool,
 }
@@ -64,8 +66,9 @@ impl Entry {
             Self::Conversation(_) | Self::Member(_) | Self::Device(_) | Self::Row(_) => 3,
             Self::Mark(_) => 4,
             Self::Settings(_) => 5,
-            Self::Key(_) => 6,
-            Self::End(_) => 7,
+            Self::Revocation(_) => 6,
+            Self::Block(_) | Self::Guard(_) | Self::Key(_) => 7,
+            Self::End(_) => 8,
         }
     }
 }
@@ -111,6 +114,19 @@ impl DumpValidator {
                 }
                 self.settings = Some(it.user.clone());
             }
+            Entry::Revocation(it) => {
+                if let Err(why) = it.revocation() {
+                    fault(format!("a revocation of {} is invalid: {why}", it.user));
+                }
+            }
+            Entry::Block(it) => {
+                let block = (it.user.clone(), it.other.clone());
+                if self.block.as_ref().is_some_and(|last| *last >= block) {
+                    fault(format!("the line with the block of {} by {} is out of order", it.other, it.user));
+                }
+                self.block = Some(block);
+            }
+            Entry::Guard(it) => self.guard(it, fault),
             Entry::Key(it) => self.key(it, fault),
             Entry::End(lines) => {
                 if *lines != self.entries {
@@ -212,6 +228,17 @@ impl DumpValidator {
             ));
         }
         self.mark = Some(name);
+    }
+
+    fn guard(&mut self, it: &GuardLine, fault: FaultSink<'_>) {
+        let name = (it.kind, it.name.clone());
+        if self.guard.as_ref().is_some_and(|last| *last >= name) {
+            fault(format!("the entry {:?} of the guard is out of order", it.name));
+        }
+        if let Err(why) = it.entry() {
+            fault(format!("the entry {:?} of the guard is invalid: {why}", it.name));
+        }
+        self.guard = Some(name);
     }
 
     fn key(&mut self, it: &KeyLine, fault: FaultSink<'_>) {

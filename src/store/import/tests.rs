@@ -14,8 +14,8 @@ use super::*;
 use crate::{
     bus::TopicId,
     store::{
-        Direction, Hidden, Mark, MemoryStore, PageQuery,
-        dump::{ConversationLine, MemberLine, UserSettingsLine},
+        Direction, GuardStore as _, Hidden, Mark, MemoryStore, PageQuery,
+        dump::{ConversationLine, GuardLine, MemberLine, UserSettingsLine},
     },
 };
 
@@ -136,6 +136,8 @@ async fn entries_keep_seqs_and_reach_their_partition() {
     take(&mut filling, [Entry::Mark(MarkLine::new(user("bob"), large.clone(), &state))]).await;
     let settings = UserSettings { heartbeat_ms: 9_000, ..UserSettings::default() };
     take(&mut filling, [Entry::Settings(UserSettingsLine::new(user("bob"), &settings))]).await;
+    let ban = |n: u32| GuardLine { kind: 2, name: format!("{n:03}"), value: vec![1], until_ms: None };
+    take(&mut filling, (0..300).map(|n| Entry::Guard(ban(n)))).await;
     let (with_row, without_row) = (message_key(&message(&large, 7)), [8; 16]);
     let expired = message_key(&message(&large, 3));
     take(&mut filling, [key(with_row, 7, 107), key(without_row, 0, 500), key(expired, 3, 103)]).await;
@@ -156,6 +158,8 @@ async fn entries_keep_seqs_and_reach_their_partition() {
     assert_eq!(summary.member_view.unwrap().level, state);
     assert_eq!(store.summary(&small, None).await.unwrap().unwrap().members, 1);
     assert_eq!(store.merge_settings(&user("bob"), UserSettings::default()).await.unwrap(), settings);
+    let guard = store.guard_since(0, 999).await.unwrap();
+    assert_eq!((guard.newest, guard.rows.len(), guard.rows[299].key.name()), (300, 300, "299"));
 }
 
 #[tokio::test]

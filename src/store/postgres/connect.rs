@@ -190,7 +190,7 @@ fn tls(authority: &Path) -> Result<MakeRustlsConnect, PostgresOpenError> {
                 error,
             };
             for certificate in CertificateDer::pem_slice_iter(&pem) {
-                let certificate = certificate.map_err(|error| refused(error.to_string()))?;
+                let certificate = certificate.map_err(|error| refused(private::pem_problem(&error)))?;
                 roots.add(certificate).map_err(|error| refused(error.to_string()))?;
             }
             if roots.is_empty() {

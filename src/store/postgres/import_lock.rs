@@ -17,12 +17,14 @@ const INSERT_MARK: &str = "INSERT INTO import DEFAULT VALUES";
 
 /// Empties the tables that an import fills, and removes the mark. Number blocks are not part of an import.
 const TRUNCATE_TABLES: &str = "
-TRUNCATE partitions, heads, messages, members, stays, devices, memberships, marks, wishes, keys, key_weeks, import";
+TRUNCATE partitions, heads, messages, members, stays, devices, memberships, marks, wishes, revocations, blocks, guard,
+    guard_counts, keys, key_weeks, import";
 
 /// Query that tests whether the tables contain data. A partition that was taken over but never archived does not count.
 const HAS_DATA: &str = "
 SELECT EXISTS (SELECT FROM heads) OR EXISTS (SELECT FROM messages) OR EXISTS (SELECT FROM members)
     OR EXISTS (SELECT FROM devices) OR EXISTS (SELECT FROM marks) OR EXISTS (SELECT FROM wishes)
+    OR EXISTS (SELECT FROM revocations) OR EXISTS (SELECT FROM blocks) OR EXISTS (SELECT FROM guard)
     OR EXISTS (SELECT FROM keys) OR EXISTS (SELECT FROM partitions WHERE log_offset <> 0)";
 
 /// Refuses tables with an unfinished import.

@@ -5,7 +5,10 @@ use std::io::BufReader;
 use serde_json::Value;
 use tidegate::{
     embedded::{Findings, Offline, OfflineError},
-    store::{Hidden, Mark, Personal, Scan, Summary, UserState},
+    store::{
+        GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, Hidden, Mark, Personal, Scan,
+        Summary, UserState,
+    },
 };
 use tidegate_protocol::{
     Code,
@@ -93,8 +96,23 @@ async fn furnished() -> Arc<TestDisk> {
         small.store.save_marks(&[(user("bob"), direct(), change)]).await.unwrap();
     }
     small.store.merge_settings(&user("ann"), user_settings()).await.unwrap();
+    furnish_guard(&small.store).await;
     drop(small);
     disk
+}
+
+/// Stores a ban that ends and a rule, and removes another ban.
+async fn furnish_guard(store: &Arc<dyn Store>) {
+    let put = |kind, name: &str, until_ms| {
+        let key = GuardKey::new(kind, name).unwrap();
+        let entry = GuardEntry::new(key, Bytes::from_static(b"value"), until_ms).unwrap();
+        GuardPut { entry, expected: None }
+    };
+    let ban = |name| put(GuardKind::Ban, name, Some(1 << 50));
+    let batch = GuardBatch::new(vec![ban("a"), put(GuardKind::Rule, "r", None), ban("b")]).unwrap();
+    assert_eq!(store.put_guard(&batch).await, Ok(GuardOutcome::Stored(3)));
+    let removed = store.remove_guard(&GuardKey::new(GuardKind::Ban, "b").unwrap(), None).await;
+    assert_eq!(removed, Ok(GuardOutcome::Stored(4)));
 }
 
 fn export(disk: &TestDisk) -> Vec<u8> {
@@ -136,6 +154,10 @@ async fn export_imports_to_the_same_store_and_seqs_continue() {
     assert_eq!(bob(small.store.summary(&direct(), Some(&user("bob"))).await.unwrap()).level, level);
     let ann = small.store.merge_settings(&user("ann"), UserSettings::default()).await.unwrap();
     assert_eq!(ann, user_settings());
+    let guard = small.store.guard_since(0, 9).await.unwrap().rows;
+    let guard: Vec<_> =
+        guard.iter().map(|row| (row.key.name(), row.value.as_deref(), row.until_ms)).collect();
+    assert_eq!(guard, [("r", Some(&b"value"[..]), None), ("a", Some(&b"value"[..]), Some(1 << 50))]);
     assert_eq!(
         small.append_and_archive(&[chained()]).await,
         [Outcome::RefusedBefore { code: Code::NotAMember }]
@@ -169,7 +191,7 @@ async fn stats_count_the_stored_rows() {
     let counts =
         [stats.conversations, stats.direct, stats.members, stats.rows, stats.messages, stats.recalled];
     assert_eq!(counts, [3, 1, 5, 16, 5, 1]);
-    assert_eq!((stats.keys, stats.marks, stats.settings, stats.format), (16, 1, 1, FORMAT));
+    assert_eq!((stats.keys, stats.marks, stats.settings, stats.guard, stats.format), (16, 1, 1, 2, FORMAT));
     let log = &stats.partitions[0];
     assert_eq!((log.position, log.log_records, log.log_waiting), (18, 1, 0));
     assert!(stats.journal_bytes > 0 && stats.bytes_per_message > 0, "{stats:?}");
@@ -276,7 +298,7 @@ async fn tools_refuse_a_running_node_and_an_empty_directory() {
 #[tokio::test]
 async fn each_planted_fault_is_reported() {
     type Plant = fn(&[fjall::Keyspace; 3]);
-    let plants: [(Plant, &str); 10] = [
+    let plants: [(Plant, &str); 14] = [
         (|[_, rows, _]| rows.remove(b"d:ann:bob\0\0\0\0\0\0\0\0\x02").unwrap(), "rows 2 to 2 are missing"),
         (|[_, rows, _]| rows.remove(b"d:ann:bob\0\0\0\0\0\0\0\0\x03").unwrap(), "rows 3 to 3 are missing"),
         (|[_, rows, _]| rows.insert(b"d:ann:bob\0\0\0\0\0\0\0\0\x02", b"x").unwrap(), "row 2 can't be read"),
@@ -285,6 +307,13 @@ async fn each_planted_fault_is_reported() {
         (|[state, _, _]| state.remove(b"mg:team\0ann").unwrap(), "it has 1 members, its head says 2"),
         (|[state, _, _]| state.insert(b"mg:team\0ann", b"").unwrap(), "a stored value can't be read"),
         (|[state, _, _]| state.insert(b"zz", b"").unwrap(), "unknown kind 0x7a"),
+        (|[state, _, _]| state.insert(b"g\x02a", b"").unwrap(), "a stored value can't be read"),
+        (
+            |[state, _, _]| state.remove(b"g\x01r").unwrap(),
+            "the guard has 0 entries of kind 1, 1 are counted",
+        ),
+        (|[state, _, _]| state.remove(b"q\x02").unwrap(), "2 entries of kind 2 that are not counted"),
+        (|[state, _, _]| state.remove(b"n\0\0\0\0\0\0\0\x02").unwrap(), "does not agree with them"),
         (
             |[_, _, keys]| {
                 let mut all = keys.iter().map(|entry| entry.into_inner().unwrap());

@@ -12,16 +12,19 @@ use async_trait::async_trait;
 use tidegate::{
     figures::{CodesRow, FiguresPage, FiguresQuery, Flow, FlowsRow, StatsRow},
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, Link, LinkError,
-        PartitionOffset, PeerPush, PublishedMark, RoutedSession, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
+        ConnectionPage, ConnectionQuery, Landing, Link, LinkError, PartitionOffset, PeerPush, PublishedMark,
+        RoutedSession, Target,
     },
+    revocation::Revocation,
     routes::NodeBoot,
+    storms::{StormDetails, StormParts, StormView, StormsPage, StormsQuery},
     trace::{Facts, Step, TraceEvent, TraceFilter},
 };
-use tidegate_protocol::machine::ledger::Outcome;
+use tidegate_protocol::machine::{ledger::Outcome, storm::StormPhase};
 use tokio::sync::Semaphore;
 
-use crate::{node, user};
+use crate::{group, node, user};
 
 /// Epoch of connections that are on this node.
 pub(super) const HERE: u64 = 7;
@@ -48,6 +51,12 @@ pub(super) struct End {
     pub(super) looks: Mutex<Vec<TraceFilter>>,
     /// Queries for figures.
     pub(super) figures_queries: Mutex<Vec<FiguresQuery>>,
+    /// Queries for storms.
+    pub(super) storms_queries: Mutex<Vec<StormsQuery>>,
+    /// Calls about connections.
+    pub(super) queries: Mutex<Vec<ConnectionQuery>>,
+    pub(super) orders: Mutex<Vec<CloseOrder>>,
+    pub(super) revocations: Mutex<Vec<Revocation>>,
     /// Errors of the next deliveries.
     pub(super) fails: Mutex<Vec<LinkError>>,
     /// Deliveries wait until it is closed, if it is set.
@@ -77,6 +86,27 @@ pub(super) fn figures() -> FiguresPage {
         codes_next: 5,
         flows: vec![FlowsRow { at_ms: 1_000, flows }, FlowsRow { at_ms: 2_000, flows: Vec::new() }],
     }
+}
+
+/// Returns a watch in each phase, with and without a storm.
+pub(super) fn storms() -> StormsPage {
+    let view = |name: &str, phase, storm| StormView {
+        conversation: group(name),
+        phase,
+        count: u32::MAX,
+        threshold: 100,
+        window_ms: 60_000,
+        storm,
+    };
+    let storm = |profile| StormDetails { seq: u64::MAX, since_ms: 1_763_712_000_123, peak: 7, profile };
+    let profile = StormParts { start_ms: 1_763_711_940_000, part_ms: 2_000, counts: (0..600).collect() };
+    let storms = vec![
+        view("a", StormPhase::Storm, Some(storm(Some(profile)))),
+        view("b", StormPhase::Cooling, Some(storm(None))),
+        view("c", StormPhase::Quiet, None),
+        view("d", StormPhase::Unknown, None),
+    ];
+    StormsPage { storms, total: u64::MAX }
 }
 
 /// Returns the status of a record by its offset.
@@ -200,5 +230,25 @@ impl Link for End {
     async fn figures(&self, _: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
         self.figures_queries.lock().unwrap().push(query);
         Ok(figures())
+    }
+
+    async fn storms(&self, _: &NodeBoot, query: StormsQuery) -> Result<StormsPage, LinkError> {
+        self.storms_queries.lock().unwrap().push(query);
+        Ok(storms())
+    }
+
+    async fn connections(&self, _: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
+        self.queries.lock().unwrap().push(query);
+        Ok(super::connections::page())
+    }
+
+    async fn close_connections(&self, _: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
+        self.orders.lock().unwrap().push(order);
+        Ok(3)
+    }
+
+    async fn revoke(&self, _: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {
+        self.revocations.lock().unwrap().push(revocation);
+        Ok(4)
     }
 }

@@ -37,7 +37,7 @@ fn registration(name: &str, at: &NodeBoot) -> Registration {
         at: at.clone(),
         above: 0,
         only_if: None,
-        devices_max: 0,
+        policy: tidegate::routes::DevicePolicy::default(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Scattered rows: of many conversations, or seqs without neighbours, in one call each.
 
-use std::sync::Arc;
+use std::{array, sync::Arc};
 
-use tidegate::store::{ConversationSeq, GroupMembers, Page, ReadClass, Store};
+use tidegate::store::{ConversationSeq, GroupMembers, Page, ReadClass, Store, message_rows_max};
 use tidegate_protocol::{
     id::ConversationId,
     record::{Body, MemberAction, Prune},
@@ -67,6 +67,36 @@ pub(super) async fn times_are_those_of_the_rows(store: &Arc<dyn Store>) {
     let times = store.times(&rows).await.unwrap();
     assert_eq!(times, [Some(6_000), None, None, Some(7_000), None]);
     assert_eq!(store.times(&[]).await.unwrap(), []);
+}
+
+pub(super) async fn message_times_are_those_of_the_newest_messages(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[change("g", MemberAction::Create, &["ann"], "r1")]).await;
+    for (id, time) in [("m2", 5_000), ("m3", 7_000), ("m4", 6_000)] {
+        owner.time = time;
+        owner.run(&[message(&group("g"), "ann", id, 0, "text")]).await;
+    }
+    owner.run(&[change("g", MemberAction::Join, &["bob"], "r2")]).await;
+    owner.time = 9_000;
+    owner.run(&[message(&group("g"), "ann", "m6", 0, ""), say("other")]).await;
+    let ends = [at(group("g"), u64::MAX), at(group("none"), 9), at(direct(), 2), at(group("g"), 4)];
+    let times = async |limit| -> Vec<Vec<(u64, u64)>> {
+        let found = store.message_times(&ends, limit).await.unwrap();
+        found.iter().map(|all| all.iter().map(|it| (it.seq, it.received_ms)).collect()).collect()
+    };
+    let all = [(6, 9_000), (4, 6_000), (3, 7_000), (2, 5_000)];
+    assert_eq!(times(9).await, [all.to_vec(), vec![], vec![(1, 9_000)], all[2..].to_vec()]);
+    assert_eq!(times(2).await, [all[..2].to_vec(), vec![], vec![(1, 9_000)], all[2..].to_vec()]);
+    assert_eq!(times(0).await, vec![Vec::<(u64, u64)>::new(); 4]);
+    owner.run(&[Body::Prune(Prune { conversation: group("g"), up_to: 3 })]).await;
+    assert_eq!(times(9).await[0], all[..2], "removed messages are not returned");
+    assert_eq!(store.message_times(&[], 1).await.unwrap(), Vec::<Vec<_>>::new());
+    const ROWS: usize = message_rows_max(1);
+    let join = |n: usize| change("g", MemberAction::Join, &[&format!("u{n}")], &format!("j{n}"));
+    owner.run(&array::from_fn::<_, ROWS, _>(join)).await;
+    let ends = [at(group("g"), 6 + ROWS as u64), at(group("g"), u64::MAX)];
+    let found = store.message_times(&ends, 1).await.unwrap();
+    assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0], "more rows are not read");
 }
 
 pub(super) async fn summaries_are_those_of_single_calls(store: &Arc<dyn Store>) {

@@ -6,9 +6,11 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tidegate::{
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, GrpcLink, Landing,
-        Link, LinkError, PartitionOffset, PeerPush, PublishedMark, RoutedSession, SentBy, Target,
+        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, AskKey, BestEffortMessage, CloseOrder,
+        ConnectionPage, ConnectionQuery, GrpcLink, Landing, Link, LinkError, PartitionOffset, PeerPush,
+        PublishedMark, RoutedSession, SentBy, Target,
     },
+    revocation::Revocation,
     routes::NodeBoot,
     trace::{Facts, Step, TraceEvent, TraceFilter},
 };
@@ -17,6 +19,8 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::Outcome,
 };
+
+use super::access;
 
 const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -32,16 +36,15 @@ impl End {
     }
 
     /// Asserts that each call arrived once and unchanged; streams have no order among each other.
-    pub(crate) fn check(&self) {
+    pub(crate) fn check(&self, mut expected: Vec<String>) {
         let mut asked = self.asked.lock().clone();
-        let mut expected = calls(&super::caller());
         asked.sort();
         expected.sort();
         assert_eq!(asked, expected);
     }
 }
 
-fn user(name: &str) -> UserId {
+pub(super) fn user(name: &str) -> UserId {
     UserId::new(name).expect("an id")
 }
 
@@ -49,7 +52,7 @@ fn conversation(key: &str) -> ConversationId {
     ConversationId::parse(key).expect("a key")
 }
 
-fn answers() -> Vec<Answer> {
+pub(super) fn answers() -> Vec<Answer> {
     let outcomes = [
         Outcome::Accepted { seq: 300, ordinal: u64::MAX, time: 1_763_712_000_000 },
         Outcome::Duplicate { seq: 1, time: 2 },
@@ -116,6 +119,8 @@ fn best_effort() -> Vec<BestEffortMessage> {
         BestEffortMessage::RoomMessage {
             room: conversation("r:hall"),
             push: b"\x0a\x06r:hall".as_slice().into(),
+            class: 0,
+            left_out: 0,
         },
         BestEffortMessage::RoomLoss { room: conversation("r:hall"), count: 5 },
         BestEffortMessage::Signal {
@@ -263,5 +268,20 @@ impl Link for End {
     async fn traces(&self, _: &NodeBoot, query: TraceFilter) -> Result<Vec<TraceEvent>, LinkError> {
         self.note(format!("{query:?}"));
         Ok(steps())
+    }
+
+    async fn connections(&self, _: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
+        self.note(format!("{query:?}"));
+        Ok(access::page())
+    }
+
+    async fn close_connections(&self, _: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
+        self.note(format!("{order:?}"));
+        Ok(access::CLOSED)
+    }
+
+    async fn revoke(&self, _: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {
+        self.note(format!("{revocation:?}"));
+        Ok(access::CLOSED)
     }
 }

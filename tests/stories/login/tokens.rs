@@ -1,12 +1,8 @@
-//! Tokens of every algorithm, of remote keys and with grants, on a whole node.
+//! Tokens of every algorithm and with grants, on a whole node.
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener},
     path::PathBuf,
-    sync::{Arc, Mutex},
-    thread,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -16,21 +12,21 @@ use aws_lc_rs::{
     signature::KeyPair as _,
 };
 use data_encoding::{BASE64, BASE64URL_NOPAD};
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData as _};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
 use serde_json::{Value, json};
 use tidegate::{auth::SigningKey, config::Config};
 use tidegate_protocol::{Code, codec::Wire};
 
 use crate::{
     assign::raw,
-    support::{ServerBody, TestNode, ask, code, eventually, hello, send, unique_name},
+    support::{ServerBody, TestNode, ask, code, hello, send, unique_name},
 };
 
-fn now(later: i64) -> i64 {
+pub(super) fn now(later: i64) -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_secs() as i64 + later
 }
 
-fn pem(pair: &KeyPair) -> SigningKey {
+pub(super) fn pem(pair: &KeyPair) -> SigningKey {
     SigningKey::from_pem(pair.serialize_pem().as_bytes()).expect("a supported kind")
 }
 
@@ -74,7 +70,7 @@ impl Drop for Keys {
 }
 
 /// Returns code and text of the refusal of a login.
-fn refused(node: &TestNode, token: &str) -> (Code, String) {
+pub(super) fn refused(node: &TestNode, token: &str) -> (Code, String) {
     let mut client = node.connect(Wire::JsonLine);
     let id = client.say(ask::hello(hello(token, "phone")));
     match client.reply(id) {
@@ -170,98 +166,6 @@ fn each_fault_has_its_text_and_counter() {
         assert!(message.contains(text), "{message}");
         assert!(node.metric(&name).expect("a series") > before, "{name}");
     }
-}
-
-/// Server of a set of keys. An empty answer means that it accepts and never answers.
-struct KeyServer {
-    address: SocketAddr,
-    body: Arc<Mutex<Vec<u8>>>,
-}
-
-impl KeyServer {
-    fn start(body: &[u8]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a sound part of the test");
-        let (address, body) =
-            (listener.local_addr().expect("a sound part of the test"), Arc::new(Mutex::new(body.to_vec())));
-        let shared = Arc::clone(&body);
-        thread::spawn(move || {
-            let mut silent = Vec::new();
-            for stream in listener.incoming() {
-                let Ok(mut stream) = stream else { return };
-                let body = shared.lock().expect("a sound part of the test").clone();
-                if body.is_empty() {
-                    silent.push(stream);
-                    continue;
-                }
-                drop(stream.read(&mut [0; 4_096]));
-                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-                drop(stream.write_all(&[head.as_bytes(), &body].concat()));
-            }
-        });
-        Self { address, body }
-    }
-
-    fn set(&self, body: &[u8]) {
-        *self.body.lock().expect("a sound part of the test") = body.to_vec();
-    }
-}
-
-fn jwk(kid: &str, pair: &KeyPair) -> Vec<u8> {
-    let x = BASE64URL_NOPAD.encode(pair.der_bytes());
-    json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "use": "sig", "kid": kid, "x": x}]})
-        .to_string()
-        .into_bytes()
-}
-
-#[test]
-fn remote_keys_rotate_and_survive_a_broken_server() {
-    let made = || KeyPair::generate_for(&PKCS_ED25519).expect("a sound part of the test");
-    let (first, second) = (made(), made());
-    let server = KeyServer::start(b"<html>garbage</html>");
-    let url = format!("http://{}/jwks.json", server.address);
-    let set = |config: &mut Config| {
-        config.auth.jwks_url = url.clone();
-        config.auth.jwks_refresh_s = 1;
-        config.auth.jwks_cooldown_s = 1;
-        config.auth.jwks_timeout_ms = 300;
-        config.limits.address_logins_per_second = 0;
-    };
-    let node = TestNode::start(set);
-    let token = |kid: &str, pair: &KeyPair| {
-        pem(pair).sign(Some(kid), &json!({"sub": "alice", "exp": now(60)})).expect("a sound part of the test")
-    };
-    let (one, two) = (token("one", &first), token("two", &second));
-    assert_eq!(
-        refused(&node, &one).0,
-        Code::Overloaded,
-        "keys that were never loaded are no fault of the client"
-    );
-    let logs_in = |node: &TestNode, token: &str| {
-        let mut client = node.connect(Wire::Tcp);
-        let id = client.say(ask::hello(hello(token, "phone")));
-        matches!(client.reply(id), ServerBody::Welcome(_))
-    };
-    let in_time = |node: &TestNode, token: &str| {
-        eventually("the key is loaded", || logs_in(node, token).then_some(()));
-    };
-    server.set(&jwk("one", &first));
-    in_time(&node, &one);
-    assert_eq!(refused(&node, &two), (Code::TokenInvalid, "no key has the token's kid".into()));
-    server.set(&jwk("two", &second));
-    in_time(&node, &two);
-    assert!(logs_in(&node, &one), "a vanished key stays valid for a time");
-    let huge = vec![b' '; 1 << 20];
-    for broken in [&b"{\"keys\":[]}"[..], b"garbage", b"", &huge] {
-        server.set(broken);
-        let before = node.metric("tidegate_jwks_failures_total").expect("a series");
-        let is_counted =
-            || (node.metric("tidegate_jwks_failures_total").expect("a series") > before).then_some(());
-        eventually("the failure is counted", is_counted);
-        assert!(logs_in(&node, &two), "the last good set stays in force");
-    }
-    let data = node.stop();
-    let again = TestNode::start_on(&data, set);
-    assert!(logs_in(&again, &two), "the copy on the disk is used while the server is broken");
 }
 
 #[test]

@@ -24,8 +24,8 @@ public class Mint {
         byte[] key = HexFormat.of().parseHex(Files.readString(Path.of(args[0])).strip());
         // Ids have no character that JSON escapes.
         String device = args.length > 2 ? ",\"dev\":\"" + args[2] + "\"" : "";
-        long exp = Instant.now().getEpochSecond() + 3600;
-        String claims = "{\"sub\":\"" + args[1] + "\",\"exp\":" + exp + device + "}";
+        long now = Instant.now().getEpochSecond();
+        String claims = "{\"sub\":\"" + args[1] + "\",\"iat\":" + now + ",\"exp\":" + (now + 3600) + device + "}";
         String signed = encode("{\"alg\":\"HS256\",\"typ\":\"JWT\"}") + "." + encode(claims);
         Mac mac = Mac.getInstance("HmacSHA256");
         mac.init(new SecretKeySpec(key, "HmacSHA256"));

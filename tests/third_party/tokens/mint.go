@@ -38,7 +38,8 @@ func encode(part any) string {
 }
 
 func mint(key []byte, user string, device []string) string {
-	claims := map[string]any{"sub": user, "exp": time.Now().Unix() + 3600}
+	now := time.Now().Unix()
+	claims := map[string]any{"sub": user, "iat": now, "exp": now + 3600}
 	if len(device) > 0 {
 		claims["dev"] = device[0]
 	}

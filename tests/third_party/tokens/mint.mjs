@@ -10,7 +10,8 @@ const readKey = (path) => Buffer.from(readFileSync(path, "ascii").trim(), "hex")
 const encode = (value) => Buffer.from(JSON.stringify(value)).toString("base64url");
 
 function mint(key, user, device, seconds = 3600) {
-  const claims = { sub: user, exp: Math.floor(Date.now() / 1000) + seconds };
+  const now = Math.floor(Date.now() / 1000);
+  const claims = { sub: user, iat: now, exp: now + seconds };
   if (device !== undefined) claims.dev = device;
   const signed = `${encode({ alg: "HS256", typ: "JWT" })}.${encode(claims)}`;
   const signature = createHmac("sha256", key).update(signed).digest("base64url");

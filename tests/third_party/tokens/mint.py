@@ -22,7 +22,8 @@ def encode(data):
 
 
 def mint(key, user, device=None, seconds=3600):
-    claims = {"sub": user, "exp": int(time.time()) + seconds}
+    now = int(time.time())
+    claims = {"sub": user, "iat": now, "exp": now + seconds}
     if device is not None:
         claims["dev"] = device
     head = {"alg": "HS256", "typ": "JWT"}

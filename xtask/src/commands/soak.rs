@@ -19,7 +19,10 @@ use super::fuzz;
 use crate::{
     interrupt,
     shell::{self, Shell},
-    steps::{chaos, compile, counts, rehearse},
+    steps::{
+        chaos, compile, counts, rehearse,
+        security::{self, Extent},
+    },
 };
 
 /// File of results, with a line for each item of each run.
@@ -48,6 +51,7 @@ const ITEMS: &[Item] = &[
     Item { name: "simulation", share: 0, run: simulation },
     Item { name: "world", share: 0, run: world },
     Item { name: "overlays", share: 0, run: overlays },
+    Item { name: "security", share: 0, run: attack },
     Item { name: "fuzz", share: 25, run: fuzz_all },
     Item {
         name: "node",
@@ -209,6 +213,12 @@ fn world(shell: &Shell, _: Duration, seed: u64, row: &mut Figures) -> anyhow::Re
 fn overlays(shell: &Shell, _: Duration, _: u64, row: &mut Figures) -> anyhow::Result<()> {
     OVERLAYS.iter().try_for_each(|folder| rehearse::run(shell, folder))?;
     row.insert("rollouts".to_owned(), json!(OVERLAYS.len()));
+    Ok(())
+}
+
+/// Looks at nodes as an attacker does.
+fn attack(shell: &Shell, _: Duration, _: u64, row: &mut Figures) -> anyhow::Result<()> {
+    row.insert("checks".to_owned(), json!(security::run(shell, Extent::Full)?));
     Ok(())
 }
 

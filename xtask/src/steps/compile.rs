@@ -59,7 +59,7 @@ fn test_programs(shell: &Shell, words: &[&str]) -> anyhow::Result<Value> {
     let mut list = shell.command(tools::nextest(shell)?);
     list.args(["nextest", "list", "--list-type", "binaries-only", "--message-format", "json"]);
     list.args(["--cargo-profile", shell.profile, "--locked"]).args(words);
-    list.env("CARGO_TARGET_DIR", &shell.target);
+    shell.set_build(&mut list);
     let text = shell::stdout(&mut list)?;
     serde_json::from_str(&text).context("nextest lists its programs as JSON")
 }

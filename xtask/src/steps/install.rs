@@ -15,11 +15,13 @@ pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
     tools::check_jsonschema(shell)?;
     tools::kubernetes(shell)?;
     tools::hadolint(shell)?;
+    tools::schemathesis(shell)?;
     tools::buf(shell)?;
     tools::node(shell)?;
     tools::ensure_program(shell, "chromium", "chromium")?;
     tools::ensure_program(shell, "haproxy", "haproxy")?;
     tools::ensure_program(shell, "nginx", "nginx")?;
+    tools::ensure_program(shell, "testssl", "testssl.sh")?;
     if !shell::have("kubectl") {
         tools::kustomize(shell)?;
     }

@@ -34,8 +34,10 @@ pub(crate) fn rustdoc(shell: &Shell) -> anyhow::Result<()> {
     shell.cargo(&[&["test", "--doc", "--profile", shell.profile, "--locked"], ALL, FEATURES].concat())
 }
 
-/// Checks that the fuzz crate compiles. It is a separate workspace, because libFuzzer needs a nightly toolchain.
+/// Checks that the fuzz crate compiles. It is a separate workspace, because libFuzzer needs a nightly toolchain; its
+/// dependencies are those that clippy has checked.
 pub(crate) fn fuzz(shell: &Shell) -> anyhow::Result<()> {
-    let manifest = ["--manifest-path", "fuzz/Cargo.toml"];
-    shell.cargo(&[&["check", "--locked", "--bins"], &manifest[..]].concat())
+    let words =
+        ["check", "--profile", shell.profile, "--locked", "--bins", "--manifest-path", "fuzz/Cargo.toml"];
+    shell.cargo(&words)
 }

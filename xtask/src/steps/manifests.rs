@@ -5,6 +5,7 @@
 mod agree;
 mod monitoring;
 mod network;
+mod notifications;
 mod plants;
 pub(crate) mod render;
 
@@ -17,7 +18,14 @@ use self::render::Settings;
 use crate::{shell, shell::Shell, tools};
 
 /// The folders of `k8s/`, all of which are rendered.
-const ALL: &[&str] = &["base", "overlays/prod", "overlays/dev", "overlays/deployment", "overlays/backends"];
+const ALL: &[&str] = &[
+    "base",
+    "overlays/prod",
+    "overlays/dev",
+    "overlays/deployment",
+    "overlays/backends",
+    "overlays/identity",
+];
 
 /// The oldest version of Kubernetes that README names, and the newest that the validator knows.
 const KUBERNETES: &[&str] = &["1.30", "1.37"];
@@ -43,6 +51,7 @@ pub(crate) struct ManifestFacts {
 pub(crate) fn run(shell: &Shell) -> anyhow::Result<()> {
     let scratch = shell.scratch("manifests")?;
     lint(shell, &scratch)?;
+    notifications::check(shell, &scratch)?;
     let mut tried = BTreeSet::new();
     let mut is_monitored = false;
     for name in ALL {
@@ -110,7 +119,7 @@ impl ManifestFacts {
             let named = cells.filter_map(|cell| cell.split('`').nth(1).map(str::to_owned));
             named.collect::<BTreeSet<String>>()
         };
-        let mut names = columns(4);
+        let mut names = columns(5);
         names.extend(["TIDEGATE_CONFIG", "TIDEGATE_DATA", "TIDEGATE_LOG"].map(str::to_owned));
         let routes = read("src/api/monitor.rs")?;
         let paths =

@@ -27,13 +27,9 @@ const CLIENT_WITH_NODE: &[&str] = &[
     "test/chaos.test.mjs",
     "test/browser/tabs.test.mjs",
 ];
-/// Tests of the console in a browser, with nodes of their own.
-const CONSOLE_WITH_NODE: &[&str] = &[
-    "tests/browser/try.test.mjs",
-    "tests/browser/views.test.mjs",
-    "tests/browser/states.test.mjs",
-    "tests/browser/river.test.mjs",
-];
+/// Tests of the console in a browser, with nodes of their own. The first file waits for timers of the protocol, the second
+/// has those that compute and share a browser.
+const CONSOLE_WITH_NODE: &[&str] = &["tests/browser/try.test.mjs", "tests/browser/pages.test.mjs"];
 /// Tests of the console in a browser, with a cluster.
 const CONSOLE_WITH_CLUSTER: &[&str] = &["tests/browser/cluster.test.mjs"];
 
@@ -56,8 +52,14 @@ pub(crate) fn clients(shell: &Shell) -> anyhow::Result<usize> {
     lock.lock()?;
     shell::run(&mut script_of(shell, CLIENT, "build")?)?;
     drop(lock);
-    let passed = kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?;
-    Ok(passed + node_tests(tests_with_node(shell, CLIENT, CLIENT_WITH_NODE)?)?)
+    let with_node = tests_with_node(shell, CLIENT, CLIENT_WITH_NODE)?;
+    // Both wait for timers of the client most of the time.
+    thread::scope(|scope| {
+        let kits = scope.spawn(|| anyhow::Ok(kit(shell, "adapter.mjs")? + kit(shell, "browser.mjs")?));
+        let with_node = node_tests(with_node);
+        let kits = kits.join().map_err(|_| anyhow!("the conformance kit panicked"))?;
+        Ok(kits? + with_node?)
+    })
 }
 
 /// Tests of the page that the nodes serve, in Chromium. Those with one node run while the servers of the cluster start.
@@ -88,7 +90,7 @@ pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
 /// Returns the command that runs tests of a package with the built programs.
 fn tests_with_node(shell: &Shell, package: &str, files: &[&str]) -> anyhow::Result<Command> {
     let mut node = shell.command("node");
-    node.args(["--test", "--test-concurrency=2"]).args(files);
+    node.args(["--test", "--test-concurrency=2", "--test-reporter=spec"]).args(files);
     node.current_dir(tools::node_modules(shell, package)?);
     node.env("TIDEGATE_BIN", shell.built("tidegate")).env("TIDEGATE_LAB", shell.built("tidegate-lab"));
     Ok(node)

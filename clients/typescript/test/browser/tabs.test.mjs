@@ -25,14 +25,17 @@ after(async () => {
 });
 
 /** Opens a tab with a client `window.client` whose events are in `window.seen`. */
-async function tab(user, options) {
+async function tab(user, options, at = node) {
   const page = await browser.more();
-  const all = { addresses: [`ws://127.0.0.1:${node.port}`], token: node.token(user), user, ...options };
+  const all = { addresses: [`ws://127.0.0.1:${at.port}`], tokens: [at.token(user)], user, ...options };
   await page.evaluate(async (it) => {
     const { connect } = await import('/dist/browser.js');
     window.seen = [];
-    window.client = connect(it);
-    for (const name of ['message', 'sent', 'state', 'synced']) window.client.on(name, (value) => window.seen.push({ name, value }));
+    const { tokens, spread, ...options } = it;
+    window.asked = 0;
+    const token = () => tokens[Math.min(window.asked++, tokens.length - 1)];
+    window.client = connect({ ...options, token, ...(spread ? { random: () => spread } : {}) });
+    for (const name of ['message', 'sent', 'state', 'synced', 'refresh']) window.client.on(name, (value) => window.seen.push({ name, value }));
     await window.client.live();
     if (!window.seen.some((event) => event.name === 'synced')) await window.client.sync();
   }, all);
@@ -46,7 +49,7 @@ const texts = async (page, name, wanted) => {
   await page.waitForFunction(([it, count]) => window.seen.filter((event) => event.name === it).length >= count, [name, wanted.length]);
   assert.deepEqual(await page.evaluate(read, name), wanted);
 };
-const connected = async (user) => (await (await fetch(`${node.admin}/v1/users/${user}/presence`)).json()).devices.map((it) => it.device).sort();
+const connected = async (user, at = node) => (await (await fetch(`${at.admin}/v1/users/${user}/presence`)).json()).devices.map((it) => it.device).sort();
 
 test('tabs share one connection, and another tab takes over', limits, async () => {
   const bob = await tab('bob', { device: 'desk' });
@@ -74,6 +77,19 @@ test('tabs share one connection, and another tab takes over', limits, async () =
   await texts(second, 'sent', ['from the second tab', 'still here']);
   await texts(bob, 'message', ['from the second tab', 'still here']);
   assert.deepEqual(await connected('alice'), ['web']);
+});
+
+test('tabs that share a connection replace its token once, and all of them see that', limits, async () => {
+  const options = { device: 'web', tabs: 'shared', tokens: [node.token('kate', '--ttl', '6'), node.token('kate')], spread: 0.99 };
+  const first = await tab('kate', options);
+  const second = await tab('kate', options);
+  for (const page of [first, second]) {
+    await page.waitForFunction(() => window.seen.some((event) => event.name === 'refresh'));
+    assert.deepEqual(await page.evaluate(() => window.seen.filter((event) => event.name === 'refresh').map((event) => event.value.error)), [undefined]);
+    assert.equal(await page.evaluate(() => window.client.state.name), 'live');
+  }
+  assert.deepEqual(await Promise.all([first, second].map((page) => page.evaluate(() => window.asked))), [2, 0]);
+  assert.equal(await node.metric('tidegate_token_refreshes_total'), 1);
 });
 
 test('a tab that closes its client leaves the calls of the others to the next one', limits, async () => {
@@ -104,6 +120,31 @@ test('tabs have devices of their own, and a name that is free is used again', li
   await first.close();
   await tab('carol', options);
   assert.deepEqual(await connected('carol'), ['web-1', 'web-2']);
+});
+
+test('tabs of a browser do not end each other on a node with one session for each user, but another device ends them all', limits, async () => {
+  const strict = await startNode({ origins: [browser.origin], settings: ['login.devices=user'] });
+  try {
+    const state = (page) => page.evaluate(() => [window.client.state.name, window.client.state.error?.name]);
+    const ended = (page) => page.waitForFunction(() => window.client.state.name === 'closed');
+    const tabs = [];
+    for (const mode of ['shared', 'shared', 'own', 'own']) tabs.push(await tab(mode === 'own' ? 'nina' : 'mike', { device: 'web-7f3a', tabs: mode }, strict));
+    assert.deepEqual([await connected('mike', strict), await connected('nina', strict)], [['web-7f3a'], ['web-7f3a-1', 'web-7f3a-2']]);
+    for (const page of tabs) assert.deepEqual(await state(page), ['live', undefined]);
+    for (const user of ['mike', 'nina']) await tab(user, { device: 'phone' }, strict);
+    for (const page of tabs) {
+      await ended(page);
+      assert.deepEqual(await state(page), ['closed', 'REPLACED']);
+    }
+    assert.deepEqual([await connected('mike', strict), await connected('nina', strict)], [['phone'], ['phone']]);
+    // Without `tabs` a second tab is the same device: it replaces the first one, on any node.
+    const single = await tab('pia', { device: 'web-7f3a' }, strict);
+    await tab('pia', { device: 'web-7f3a' }, strict);
+    await ended(single);
+    assert.deepEqual(await state(single), ['closed', 'REPLACED']);
+  } finally {
+    await strict.stop();
+  }
 });
 
 test('an outbox in IndexedDB outlives the page', limits, async () => {

@@ -7,6 +7,8 @@ export class Machine {
   written = [];
   ended = [];
   events = [];
+  /** Connections that want another token, with the times. */
+  renewals = [];
   #ids = 0;
 
   constructor(options = {}, random = () => 0.5) {
@@ -17,6 +19,7 @@ export class Machine {
         write: (conn, frame) => this.written.push({ conn, ...JSON.parse(JSON.stringify(frame)) }),
         end: (conn) => this.ended.push(conn),
         judged() {},
+        renew: (conn) => this.renewals.push({ conn, at: this.now }),
         newId: () => `m${++this.#ids}`,
         random,
         answered() {},
@@ -52,8 +55,8 @@ export class Machine {
     return this.written.filter((it) => it[kind]);
   }
 
-  open(token = 't1') {
-    if (this.session.authorized(this.now, this.conn, token)) this.session.opened(this.now, this.conn);
+  open(token = 't1', claims = {}) {
+    if (this.session.authorized(this.now, this.conn, token, claims)) this.session.opened(this.now, this.conn);
     this.#drain();
   }
 
@@ -79,8 +82,8 @@ export class Machine {
   }
 
   /** Logs in, and answers the sync with these states. */
-  login(welcome = {}, states = []) {
-    this.open();
+  login(welcome = {}, states = [], ...token) {
+    this.open(...token);
     this.frame({ id: this.frames('hello').at(-1).id, welcome: { session: 's1', node: 'n1', heartbeatMs: 30_000, ...welcome } });
     const { id } = this.frames('sync').at(-1);
     for (const conversationState of states) this.frame({ id, conversationState });
@@ -92,6 +95,12 @@ export class Machine {
     this.session.send(this.now, to.includes(':') ? { conversation: to } : { toUser: to }, { text }, { chained: true, msgId }, (sent) => (outcome.sent = sent), (error) => (outcome.error = error));
     this.#drain();
     return outcome;
+  }
+
+  /** The application answers a renewal. */
+  renewed(token, exp, error) {
+    this.session.renewed(this.now, this.conn, token, { exp }, error);
+    this.#drain();
   }
 
   push(seq, more = {}) {

@@ -14,9 +14,10 @@ const BIN = process.env.TIDEGATE_BIN;
 export const limits = { skip: BIN ? false : 'TIDEGATE_BIN names no binary', timeout: 60_000 };
 
 /** Runs the node, and resolves with its process and ports once it listens. */
-async function run(data, listen, origins) {
+async function run(data, listen, origins, settings) {
   const args = ['serve', '--data', data, '--listen', listen, '--admin', '127.0.0.1:0'];
   if (origins.length > 0) args.push('--set', `listen.origins=${JSON.stringify(origins)}`);
+  for (const it of settings) args.push('--set', it);
   const child = spawn(BIN, args, { stdio: ['ignore', 'pipe', 'ignore'] });
   let port;
   let admin;
@@ -30,10 +31,10 @@ async function run(data, listen, origins) {
   return { child, port: Number(port), admin };
 }
 
-/** Starts a node on free ports with a data directory of its own. */
-export async function startNode({ origins = [] } = {}) {
+/** Starts a node on free ports with a data directory of its own; `settings` are such as `login.devices=user`. */
+export async function startNode({ origins = [], settings = [] } = {}) {
   const data = mkdtempSync(join(tmpdir(), 'tidegate-ts-'));
-  let running = await run(data, '127.0.0.1:0', origins);
+  let running = await run(data, '127.0.0.1:0', origins, settings);
   const kill = async () => {
     running.child.kill('SIGKILL');
     await once(running.child, 'exit');
@@ -45,7 +46,12 @@ export async function startNode({ origins = [] } = {}) {
     get admin() {
       return running.admin;
     },
-    token: (user) => execFileSync(BIN, ['token', user, '--data', data], { encoding: 'utf8' }).trim(),
+    token: (user, ...more) => execFileSync(BIN, ['token', user, '--data', data, ...more], { encoding: 'utf8' }).trim(),
+    /** Returns the value of a metric without labels. */
+    async metric(name) {
+      const text = await (await fetch(`${running.admin}/metrics`)).text();
+      return Number(new RegExp(`^${name} (.+)$`, 'm').exec(text)?.[1]);
+    },
     async api(path, body) {
       const response = await fetch(`${running.admin}${path}`, {
         method: 'POST',
@@ -58,7 +64,7 @@ export async function startNode({ origins = [] } = {}) {
     /** Kills the node, and starts it again on its data and port. */
     async restart() {
       await kill();
-      running = await run(data, `127.0.0.1:${running.port}`, origins);
+      running = await run(data, `127.0.0.1:${running.port}`, origins, settings);
     },
     async stop() {
       await kill();

@@ -1,6 +1,9 @@
 //! All connections of a load generator: few words for each connection, and one read buffer for all.
 
-use super::source::{Source, connecting};
+use super::{
+    source::{Source, connecting},
+    tls::{Decrypted, TlsClients},
+};
 use crate::bench::{
     orders::{Peer, Setup},
     poller::{Poller, Ready},
@@ -39,7 +42,7 @@ pub(super) struct Conn {
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The kernel is shaking hands.
+    /// The kernel is shaking hands, or TLS is.
     Connecting,
     /// Connected; the WebSocket upgrade or the first byte of a raw loop is awaited.
     Upgrading,
@@ -53,7 +56,7 @@ pub(super) enum Phase {
 
 /// An event of a connection.
 pub(super) enum ConnEvent<'a> {
-    /// It can be written to; reported at least once, after the handshake of the kernel.
+    /// It can be written to; reported at least once, after the handshakes of the kernel and of TLS.
     Writable,
     /// Bytes of a server that uses no frames, or of an upgrade.
     Bytes(&'a [u8]),
@@ -78,6 +81,7 @@ pub(super) struct Connections {
     addresses: Vec<SocketAddrV4>,
     framed: bool,
     transport: BenchTransport,
+    pub(super) tls: TlsClients,
     /// Number of `recv` calls that returned bytes.
     pub(super) reads: u64,
 }
@@ -93,6 +97,7 @@ impl Connections {
             addresses: addresses(&setup.address)?,
             framed: !matches!(setup.peer, Peer::Reply { .. } | Peer::Echo { .. }),
             transport: setup.transport,
+            tls: TlsClients::new(setup)?,
             reads: 0,
         })
     }
@@ -115,10 +120,14 @@ impl Connections {
         self.conns.iter().enumerate().filter_map(|(slot, conn)| conn.as_ref().map(|conn| (slot, conn)))
     }
 
-    /// Starts connecting `slot` as `user`, to `address` or to the server.
+    /// Starts connecting `slot` as `user`, to `address` without TLS or to the server.
     pub(super) fn open(&mut self, slot: usize, user: usize, address: Option<SocketAddrV4>) -> Result<()> {
         let next = self.addresses.get(slot % self.addresses.len().max(1)).copied();
         let fd = connecting(&mut self.source, address.or(next).context("no address")?)?;
+        match address {
+            Some(_) => self.tls.close(slot),
+            None => self.tls.open(slot)?,
+        }
         self.poller.add_edge(&fd, slot)?;
         if slot >= self.conns.len() {
             self.conns.resize_with(slot + 1, || None);
@@ -139,6 +148,7 @@ impl Connections {
 
     pub(super) fn close(&mut self, slot: usize) {
         self.unsent.remove(&slot);
+        self.tls.close(slot);
         if let Some(conn) = self.conns.get_mut(slot) {
             *conn = None;
         }
@@ -147,10 +157,19 @@ impl Connections {
     pub(super) fn hang_up(&mut self) {
         self.conns.clear();
         self.unsent.clear();
+        self.tls.clear();
     }
 
-    /// Sends `bytes`. Those that the kernel does not take now are sent later, in order.
+    /// Sends `bytes`, encrypted if the connection has TLS.
     pub(super) fn send(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
+        match self.tls.encrypt(slot, bytes)? {
+            Some(records) => self.send_encrypted(slot, &records),
+            None => self.send_encrypted(slot, bytes),
+        }
+    }
+
+    /// Sends `bytes` as they are. Those that the kernel does not take now are sent later, in order.
+    fn send_encrypted(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
         if let Some(unsent) = self.unsent.get_mut(&slot) {
             ensure!(unsent.len() + bytes.len() <= UNSENT_MAX, "connection {slot}: the server does not read");
             unsent.extend_from_slice(bytes);
@@ -217,10 +236,10 @@ impl Connections {
     ) -> Result<()> {
         let slot = ready.slot;
         let Some(conn) = self.conns[slot].as_mut() else { return Ok(()) };
-        if conn.phase == Phase::Connecting {
+        let (mut replies, mut records) = (Vec::new(), Vec::new());
+        if conn.phase == Phase::Connecting && !self.tls.is_handshaking(slot, &mut records)? {
             on_event(slot, conn, ConnEvent::Writable)?;
         }
-        let mut replies = Vec::new();
         loop {
             let count = match recv(&conn.fd, &mut self.buffer[..], RecvFlags::empty()) {
                 Ok((0, _)) => return on_event(slot, conn, ConnEvent::Closed),
@@ -232,8 +251,16 @@ impl Connections {
                 Err(error) => return Err(error.into()),
             };
             self.reads += 1;
-            let bytes = &self.buffer[..count];
-            if self.framed && conn.phase != Phase::Upgrading {
+            let mut bytes = &self.buffer[..count];
+            if let Some(Decrypted { is_opened, content }) = self.tls.receive(slot, bytes, &mut records)? {
+                if is_opened {
+                    on_event(slot, conn, ConnEvent::Writable)?;
+                }
+                bytes = content;
+            }
+            if bytes.is_empty() {
+                // Records of the handshake.
+            } else if self.framed && conn.phase != Phase::Upgrading {
                 frames(self.transport, slot, conn, bytes, &mut replies, on_event)?;
             } else {
                 on_event(slot, conn, ConnEvent::Bytes(bytes))?;
@@ -242,6 +269,9 @@ impl Connections {
             if count < self.buffer.len() && !ready.hangup {
                 break;
             }
+        }
+        if !records.is_empty() {
+            self.send_encrypted(slot, &records)?;
         }
         if replies.is_empty() { Ok(()) } else { self.send(slot, &replies) }
     }

@@ -2,12 +2,16 @@
 
 use super::connections::{Conn, ConnEvent, Connections, Phase};
 use crate::bench::{
-    admin, host,
+    admin,
+    credentials::Signer,
+    host,
+    login_kind::LoginAlgorithm,
     orders::{Outcome, Peer, Setup},
     wire::{self, BenchTransport, View, kind},
 };
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
+    borrow::Cow,
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
     time::Duration,
@@ -29,17 +33,25 @@ pub(super) struct Plan {
     parallel: usize,
     keep: bool,
     pub(super) room: Option<String>,
+    /// First bytes of each user, if they are prepared.
+    greetings: Vec<Vec<u8>>,
 }
 
 impl Plan {
     /// Plans logins of users `prefix0`… who stay.
     pub(super) const fn keep(prefix: &'static str, count: usize, parallel: usize) -> Self {
-        Self { prefix, first: 0, count, parallel, keep: true, room: None }
+        Self { prefix, first: 0, count, parallel, keep: true, room: None, greetings: Vec::new() }
     }
 
     /// Plans logins of users `prefix0`… who leave once they are logged in.
     pub(super) const fn leave(prefix: &'static str, count: usize, parallel: usize) -> Self {
-        Self { prefix, first: 0, count, parallel, keep: false, room: None }
+        Self { prefix, first: 0, count, parallel, keep: false, room: None, greetings: Vec::new() }
+    }
+
+    /// Prepares the first bytes of the users, with tokens of this algorithm.
+    pub(super) fn sign(&mut self, setup: &Setup, algorithm: LoginAlgorithm) -> Result<()> {
+        self.greetings = greetings(setup, self, algorithm)?;
+        Ok(())
     }
 }
 
@@ -69,7 +81,7 @@ struct Work<'a> {
     opening: Opening,
     transport: BenchTransport,
     upgrade: Vec<u8>,
-    greetings: Vec<Vec<u8>>,
+    greetings: Cow<'a, [Vec<u8>]>,
     base: usize,
     waiting: VecDeque<usize>,
     /// Users to try again, by time.
@@ -170,7 +182,12 @@ impl<'a> Work<'a> {
             Peer::Echo { .. } | Peer::Log => Opening::None,
             Peer::Reply { .. } | Peer::Tidegate { .. } => Opening::Greet,
         };
-        let greetings = if opening == Opening::Greet { greetings(setup, plan)? } else { Vec::new() };
+        let greetings = match opening {
+            Opening::Greet if plan.greetings.is_empty() => {
+                Cow::Owned(greetings(setup, plan, LoginAlgorithm::Hs256)?)
+            }
+            _ => Cow::Borrowed(&plan.greetings[..]),
+        };
         let request_bytes = greetings.first().map_or(0, Vec::len);
         Ok(Self {
             plan,
@@ -267,16 +284,19 @@ impl<'a> Work<'a> {
 }
 
 /// Returns the first bytes of each user. Their tokens are signed before the measurement.
-fn greetings(setup: &Setup, plan: &Plan) -> Result<Vec<Vec<u8>>> {
-    let key = match &setup.peer {
-        Peer::Tidegate { key } => admin::hex(key)?,
+fn greetings(setup: &Setup, plan: &Plan, algorithm: LoginAlgorithm) -> Result<Vec<Vec<u8>>> {
+    let signer = match (&setup.peer, algorithm) {
+        (Peer::Tidegate { key }, LoginAlgorithm::Hs256) => Signer::Shared(admin::hex(key)?),
+        (Peer::Tidegate { .. }, _) => {
+            Signer::read(setup.credentials.as_deref().context("no keys that sign tokens")?, algorithm)?
+        }
         // A raw loop ignores the token, which only needs the same length.
-        _ => vec![0; 32],
+        _ => Signer::Shared(vec![0; 32]),
     };
     let tidegate_ws = setup.transport == BenchTransport::Ws && matches!(setup.peer, Peer::Tidegate { .. });
     (0..plan.count)
         .map(|user| {
-            let token = admin::token(&key, &format!("{}{}", plan.prefix, plan.first + user));
+            let token = signer.token(&format!("{}{}", plan.prefix, plan.first + user))?;
             let mut out = if tidegate_ws { Vec::new() } else { b"TG/1\n".to_vec() };
             let transport = if tidegate_ws { BenchTransport::Ws } else { BenchTransport::Tcp };
             wire::put_client(transport, &wire::hello(1, &token, "bench"), &mut out);

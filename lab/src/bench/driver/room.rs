@@ -19,6 +19,9 @@ const AHEAD: u64 = 2;
 /// Time without a frame after which no more are expected.
 const IDLE_TIMEOUT_NS: u64 = 1_500_000_000;
 
+/// Code of a message that a room over its rate leaves out.
+const LEFT_OUT: u64 = 4023;
+
 /// Observations of the receivers.
 struct Tally {
     users: usize,
@@ -29,6 +32,11 @@ struct Tally {
     accepted: u64,
     refused: u64,
     shed: u64,
+    left_out: u64,
+    /// Accepted messages of the first publisher, and copies of them that arrived.
+    important: u64,
+    important_count: u64,
+    important_latency: Histogram<u64>,
     latency: Histogram<u64>,
     measuring: bool,
     /// Time of the last frame, taken once per turn.
@@ -42,6 +50,7 @@ impl Driver {
         rate: Option<f64>,
         warm_ms: u64,
         measure_ms: u64,
+        important_every: Option<u64>,
     ) -> Result<Outcome> {
         let mut publisher = self.publisher.take().context("no publisher is connected")?;
         let mut tally = Tally::new(self.users, &publisher)?;
@@ -65,7 +74,7 @@ impl Driver {
                 break;
             }
             while let Some(time) = pace.due(host::now_ns(), &tally) {
-                let who = (pace.sent - 1) as usize % publisher.numbers.len();
+                let who = speaker(pace.sent - 1, important_every, publisher.numbers.len());
                 publisher.publish(&mut self.connections, who, conversation, time)?;
             }
             self.receive_events(&mut tally, &publisher, pace.wait(host::now_ns()))?;
@@ -127,6 +136,15 @@ impl Driver {
     }
 }
 
+/// Returns the publisher of message number `nth`.
+fn speaker(nth: u64, important_every: Option<u64>, publishers: usize) -> usize {
+    match important_every {
+        Some(every) if nth.is_multiple_of(every) => 0,
+        Some(_) => 1 + nth as usize % (publishers - 1).max(1),
+        None => nth as usize % publishers,
+    }
+}
+
 /// Schedule of the messages.
 struct Pace {
     rate: Option<f64>,
@@ -172,6 +190,10 @@ impl Tally {
             accepted: 0,
             refused: 0,
             shed: 0,
+            left_out: 0,
+            important: 0,
+            important_count: 0,
+            important_latency: Histogram::new_with_bounds(1, 120_000_000, 3)?,
             latency: Histogram::new_with_bounds(1, 120_000_000, 3)?,
             measuring: false,
             now: 0,
@@ -196,11 +218,13 @@ impl Tally {
             }
             kind::SEND_ACK => {
                 self.accepted += 1;
+                self.important += u64::from(slot == self.users);
                 Ok(())
             }
             // A room that is over its rate refuses messages, which are counted.
             kind::ERROR if slot >= self.users => {
                 self.refused += 1;
+                self.left_out += u64::from(wire::number_of(view.body, 1) == LEFT_OUT);
                 Ok(())
             }
             _ => surprise(slot, event),
@@ -222,11 +246,16 @@ impl Tally {
         *last = stamp.number;
         conn.received += 1;
         self.delivered += 1;
+        self.important_count += u64::from(who == 0);
         if self.measuring {
             if self.now == 0 || self.delivered & 0xf == 0 {
                 self.now = host::now_ns();
             }
-            self.latency.saturating_record((self.now.saturating_sub(stamp.time) / 1000).max(1));
+            let time_us = (self.now.saturating_sub(stamp.time) / 1000).max(1);
+            self.latency.saturating_record(time_us);
+            if who == 0 {
+                self.important_latency.saturating_record(time_us);
+            }
         }
         Ok(())
     }
@@ -235,6 +264,9 @@ impl Tally {
         outcome.offered = sent;
         outcome.refused = self.refused;
         outcome.shed = self.shed;
+        outcome.left_out = self.left_out;
+        (outcome.important, outcome.important_count) = (self.important, self.important_count);
+        outcome.important_p99_us = self.important_latency.value_at_quantile(0.99);
         outcome.p50_us = self.latency.value_at_quantile(0.5);
         outcome.p99_us = self.latency.value_at_quantile(0.99);
         outcome.max_us = self.latency.max();

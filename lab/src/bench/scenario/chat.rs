@@ -6,14 +6,14 @@ use super::{
     rival, rows,
 };
 use crate::bench::{
-    Args,
+    Args, Scenario,
     child::Launcher,
     host,
     orders::{Chat, Order, Outcome, Peer, To, Until},
     report::{FigureTarget, Section, median},
     wire::BenchTransport,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use std::{fs::File, io::Write as _, path::Path};
 
 /// Number and bytes of the appends that measure the cost of a sync on this disk.
@@ -22,13 +22,13 @@ const PROBE_BYTES: usize = 4096;
 
 /// Parameters of the scenario.
 #[derive(Clone, Copy)]
-pub(super) struct Load {
-    pub(super) conns: usize,
+struct Load {
+    conns: usize,
     /// Unanswered messages of each connection.
-    pub(super) in_flight: usize,
-    pub(super) seconds: f64,
+    in_flight: usize,
+    seconds: f64,
     /// Messages per second; `None` measures the largest rate, and half of it.
-    pub(super) rate: Option<f64>,
+    rate: Option<f64>,
 }
 
 /// Returns a launcher whose nodes keep their messages on the disk.
@@ -88,7 +88,9 @@ impl Sides {
 }
 
 /// Adds one section, for TCP, as the raw loop has no upgrade.
-pub(super) fn run(launcher: &Launcher, args: &Args, what: Load, out: Sink<'_>) -> Result<()> {
+pub(super) fn run(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
+    let Scenario::Chat { conns, in_flight, seconds, rate } = *scenario else { bail!("not this scenario") };
+    let what = Load { conns, in_flight, seconds, rate };
     let quick = Load { conns: 8, seconds: 0.3, ..what };
     let Load { conns, in_flight, seconds, rate } = if args.quick { quick } else { what };
     ensure!(conns >= 2 && conns.is_multiple_of(2), "an even number of connections");

@@ -19,7 +19,7 @@ const DELIVERIES: usize = 200_000;
 /// Group of all users.
 const GROUP: &str = "bench";
 /// Number of members above that of groups whose clients must confirm each message.
-const QUICK_MEMBERS: usize = 600;
+pub(super) const QUICK_MEMBERS: usize = 600;
 
 /// Adds one section for each transport and number of members.
 pub(super) fn run(launcher: &Launcher, args: &Args, members: &[usize], out: Sink<'_>) -> Result<()> {
@@ -32,13 +32,13 @@ pub(super) fn run(launcher: &Launcher, args: &Args, members: &[usize], out: Sink
     Ok(())
 }
 
-fn order(args: &Args, members: usize) -> Order {
+pub(super) fn order(args: &Args, members: usize) -> Order {
     let messages = if args.quick { 20 } else { (DELIVERIES / members).max(10) as u32 };
     Order::Fanout { conversation: format!("g:{GROUP}"), messages }
 }
 
 /// Starts a node with a group of connected `members`, and a publisher who is a member, too.
-fn node(
+pub(super) fn node(
     launcher: &Launcher,
     args: &Args,
     shards: usize,

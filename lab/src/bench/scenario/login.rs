@@ -4,12 +4,16 @@ use super::{Side, Sink, each, in_turns, load, rival};
 use crate::bench::{
     Args,
     child::Launcher,
+    login_kind::{LoginAlgorithm, LoginHandshake},
     orders::{Order, Outcome, Peer},
     report::{FigureTarget, Section},
     wire::BenchTransport,
 };
 use anyhow::Result;
 use std::{thread, time::Duration};
+
+/// Logins of a round by default.
+const COUNT: usize = 10_000;
 
 /// Bytes of a reply without a node to learn it from.
 const REPLY: usize = 96;
@@ -19,17 +23,17 @@ pub(super) fn run(
     launcher: &Launcher,
     args: &Args,
     conns: usize,
-    count: usize,
+    count: Option<usize>,
     parallel: usize,
     out: Sink<'_>,
 ) -> Result<()> {
-    let (conns, count) = if args.quick { (300, 200) } else { (conns, count) };
-    let order = Order::Logins { count, parallel };
+    let (conns, count) = if args.quick { (300, 200) } else { (conns, count.unwrap_or(COUNT)) };
+    let order = order(count, parallel);
     let (mut right, reply) = if args.raw_twice {
         (raw(launcher, REPLY)?, REPLY)
     } else {
         let mut side = Side::tidegate(launcher, "login", 1, BenchTransport::Tcp, 0)?;
-        let reply = side.ask(&Order::Logins { count: 1, parallel: 1 })?.reply_bytes;
+        let reply = side.ask(&self::order(1, 1))?.reply_bytes;
         (side, reply)
     };
     let mut left = raw(launcher, reply)?;
@@ -59,7 +63,13 @@ pub(super) fn run(
     Ok(())
 }
 
-fn raw(launcher: &Launcher, reply: usize) -> Result<Side> {
+fn order(count: usize, parallel: usize) -> Order {
+    let (handshake, algorithm) = (LoginHandshake::None, LoginAlgorithm::Hs256);
+    Order::Logins { count, parallel, handshake, algorithm }
+}
+
+/// Starts the raw accept loop without TLS.
+pub(super) fn raw(launcher: &Launcher, reply: usize) -> Result<Side> {
     let arguments = ["raw-accept", "--reply", &reply.to_string()];
     Side::raw_reply(launcher, &arguments, Peer::Reply { bytes: reply }, BenchTransport::Tcp)
 }

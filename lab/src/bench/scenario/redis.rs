@@ -133,7 +133,7 @@ async fn register(routes: &RedisRoutes, users: &[UserId]) -> Result<()> {
             at: at.clone(),
             above: 0,
             only_if: None,
-            devices_max: 0,
+            policy: tidegate::routes::DevicePolicy::default(),
         };
         routes.register(wish).await?;
     }

@@ -33,6 +33,7 @@ impl Shape {
             rate,
             warm_ms: 300,
             measure_ms: (seconds * 1000.0) as u64,
+            important_every: None,
         }
     }
 }
@@ -98,7 +99,7 @@ fn compare(launcher: &Launcher, args: &Args, shape: Shape, transport: BenchTrans
     section.rounds("raw server busy", each(&raw, Outcome::server_busy), "%", None);
     section.rounds("latency p50 when hot", each(&ours, |o| o.p50_us as f64 / 1e3), "ms", None);
     section.rounds("latency p99 when hot", each(&ours, |o| o.p99_us as f64 / 1e3), "ms", None);
-    section.rounds("shed, and told", each(&ours, shed_share), "% of offered", None);
+    section.rounds("shed, and reported", each(&ours, shed_share), "% of offered", None);
     section.rounds("refused to the publisher", each(&ours, |o| o.refused as f64), "messages", None);
     if !args.raw_twice {
         part_load(&mut right, shape, &ours, &mut section)?;

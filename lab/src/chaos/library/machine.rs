@@ -39,6 +39,9 @@ const RESTORE_TIME: Duration = Duration::from_secs(5);
 /// reported the entry.
 const AGAIN_TIME: Duration = Duration::from_secs(1);
 
+/// Time in which a node may complete a login that a crash overtook; it then replaces the next client.
+const LATE_LOGIN_TIME: Duration = Duration::from_secs(30);
+
 /// Level of libraries that have live rooms.
 const ROOMS: &str = "L3";
 
@@ -73,6 +76,10 @@ pub(super) struct LibraryClient {
     node: String,
     /// Whether the adapter was killed and is not started yet.
     is_down: bool,
+    /// Time until which a login of a crashed client may still replace the present one.
+    late_login_until: Duration,
+    /// Whether such a login has closed the present client for ever, so that the user has to start it again.
+    is_replaced: bool,
     room: Option<Room>,
     is_chained: bool,
     is_ordered: bool,
@@ -91,6 +98,8 @@ pub(super) struct LibraryClient {
     /// Entries that were shown within [`AGAIN_TIME`], and those that may be shown again after a kill.
     recent: VecDeque<(Duration, String, u64)>,
     repeatable: BTreeSet<(String, u64)>,
+    /// Own messages that were acked, until a later entry of the conversation is shown.
+    acked: BTreeSet<(String, u64)>,
     /// Messages that the device has sent, by the hashes of their texts.
     own: BTreeMap<u64, String>,
     /// The same by the ids that the library chose, as far as it reports them.
@@ -129,6 +138,8 @@ impl LibraryClient {
             connection: None,
             node: String::new(),
             is_down: false,
+            late_login_until: Duration::ZERO,
+            is_replaced: false,
             room: has_rooms.then(|| Room::new(&profile.room)),
             is_chained,
             is_ordered: can(ORDERED),
@@ -144,6 +155,7 @@ impl LibraryClient {
             shown: BTreeMap::new(),
             recent: VecDeque::new(),
             repeatable: BTreeSet::new(),
+            acked: BTreeSet::new(),
             own: BTreeMap::new(),
             ids: BTreeMap::new(),
             credit: 0.0,
@@ -210,6 +222,9 @@ impl LibraryClient {
         if self.is_down {
             return;
         }
+        if mem::take(&mut self.is_replaced) {
+            self.restart(now);
+        }
         self.credit += TICK_INTERVAL.as_secs_f64() / self.profile.pace.as_secs_f64();
         if phase != Phase::Talk {
             self.is_resolved |= now > *self.resolve_until.get_or_insert(now + RESTORE_TIME);
@@ -243,12 +258,13 @@ impl LibraryClient {
             self.read();
         }
         if self.has_store && self.rng.random_ratio(CRASHES, 10_000) {
-            self.crash(now);
+            self.late_login_until = now + LATE_LOGIN_TIME;
+            self.restart(now);
         }
     }
 
-    /// Drops the client, and starts the next one from its store.
-    fn crash(&mut self, now: Duration) {
+    /// Drops the client as a crash does, and starts the next one from its store.
+    fn restart(&mut self, now: Duration) {
         self.allow_repeats(now);
         self.commands.push(json!({"do": "drop", "client": self.name()}));
         self.end_client();
@@ -258,6 +274,7 @@ impl LibraryClient {
     /// Notes that the adapter was killed, and the client with it.
     pub(super) fn killed(&mut self, now: Duration) {
         self.is_down = true;
+        self.late_login_until = now + LATE_LOGIN_TIME;
         self.allow_repeats(now);
         self.end_client();
     }
@@ -294,6 +311,7 @@ impl LibraryClient {
                 self.left.insert(label, cid);
             }
         }
+        self.is_replaced = false;
         self.crashes += 1;
     }
 

@@ -88,6 +88,27 @@ fn message_in_flight_at_a_crash_is_waited_for_and_named_by_its_id() {
     assert_eq!(client.waiting(), 0, "a command that the crash overtook has no answer");
 }
 
+#[test]
+fn client_that_a_login_from_before_a_crash_replaces_is_started_again() {
+    let mut client = device(&["store"]);
+    until(&mut client, Phase::Talk, "drop");
+    client.handle_event(
+        &json!({"event": "state", "client": "device3/1", "state": "live"}),
+        Duration::ZERO,
+        || 2,
+    );
+    let replaced = json!({"event": "state", "client": "device3/1", "state": "closed", "code": 3500});
+    client.handle_event(&replaced, Duration::ZERO, || 2);
+    assert!(client.failure().is_none());
+    assert_eq!(until(&mut client, Phase::Settle, "connect")["client"], "device3/2");
+    let replaced = json!({"event": "state", "client": "device3/2", "state": "closed", "code": 3500});
+    client.handle_event(&replaced, Duration::from_secs(86_400), || 2);
+    assert!(
+        client.failure().is_some_and(|it| it.contains("closed for ever")),
+        "no login is late for so long"
+    );
+}
+
 /// Takes the messages that were sent: name, conversation and attempt.
 fn take_sends(client: &mut LibraryClient) -> Vec<(String, String, u32)> {
     let sends = client.take_events().into_iter().filter_map(|event| match event {
@@ -160,6 +181,28 @@ fn room_message_that_was_answered_just_before_a_kill_may_be_sent_again() {
 }
 
 #[test]
+fn room_message_whose_answer_arrives_after_its_client_ended_may_be_sent_again() {
+    let mut client = in_the_hall(&["L3"]);
+    let send = loop {
+        let send = until(&mut client, Phase::Talk, "send");
+        if send["to"]["conversation"] == "r:hall" {
+            break send;
+        }
+    };
+    let sent = take_sends(&mut client);
+    let (cid, ..) = sent.iter().rfind(|(_, conv, _)| conv == "r:hall").unwrap();
+    client.killed(Duration::from_secs(9));
+    client.started();
+    let answer =
+        json!({"event": "sent", "client": "device3/0", "as": send["as"], "conversation": "r:hall", "seq": 1});
+    client.handle_event(&answer, Duration::from_secs(9), || 2);
+    let name = client.name();
+    handle_event(&mut client, &json!({"event": "state", "client": name, "state": "live"}));
+    let again = take_sends(&mut client);
+    assert!(again.contains(&(cid.clone(), "r:hall".to_owned(), 1)), "{again:?}");
+}
+
+#[test]
 fn kill_of_the_adapter_excuses_the_repeat_of_what_was_shown_just_before() {
     let mut client = device(&["store", "ordered"]);
     let message = |seq: u64| json!({"event": "message", "conversation": CONV, "seq": seq, "msgId": "x"});
@@ -179,6 +222,42 @@ fn kill_of_the_adapter_excuses_the_repeat_of_what_was_shown_just_before() {
     assert!(!shown(&mut client, 2, 10), "the position may not have been stored");
     assert!(shown(&mut client, 2, 10), "a second repeat is a copy");
     assert!(shown(&mut client, 1, 10), "and so is that of an older entry");
+}
+
+#[test]
+fn entry_that_a_dropped_client_still_showed_may_be_repeated() {
+    let mut client = device(&["store", "ordered"]);
+    let shown = |client: &mut LibraryClient, run: &str, seq| {
+        let message = json!({"event": "message", "client": run, "conversation": CONV, "seq": seq, "msgId": format!("m{seq}")});
+        client.handle_event(&message, Duration::from_secs(10), || 2);
+        client.take_events().iter().any(|it| matches!(it, HistoryEvent::Recv { via: Via::App, .. }))
+    };
+    client.killed(Duration::from_secs(10));
+    client.started();
+    assert!(shown(&mut client, "device3/former", 4), "it was on its way when the client was dropped");
+    let present = client.name();
+    assert!(!shown(&mut client, &present, 4), "the next client may show it, too");
+    assert!(shown(&mut client, &present, 4), "a second time is a copy");
+}
+
+#[test]
+fn kill_of_the_adapter_excuses_the_show_of_an_own_message_that_was_acked_just_before() {
+    let mut client = device(&["store", "ordered"]);
+    let shown = |client: &mut LibraryClient, seq| {
+        let message = json!({"event": "message", "conversation": CONV, "seq": seq, "msgId": "x"});
+        client.handle_event(&message, Duration::from_secs(10), || 2);
+        client.take_events().iter().any(|it| matches!(it, HistoryEvent::Recv { via: Via::App, .. }))
+    };
+    let send = until(&mut client, Phase::Talk, "send");
+    let sent =
+        json!({"event": "sent", "client": "device3/0", "as": send["as"], "conversation": CONV, "seq": 4});
+    client.handle_event(&sent, Duration::from_secs(5), || 2);
+    assert!(shown(&mut client, 5));
+    client.killed(Duration::from_secs(10));
+    client.started();
+    assert!(!shown(&mut client, 4), "its position may not have been stored");
+    assert!(!shown(&mut client, 5), "nor that of the entry after it");
+    assert!(shown(&mut client, 4), "a second one is a copy");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use super::{
     Faults, Members, PlantedFault, Stores, emit,
     machine::Machine,
     pace::{Next, Pace},
+    refresh::{Refreshed, TokenRefresh},
     session::{Link, Move, Session, log_in, next_of, opened, write},
 };
 use crate::link::ClientSocket;
@@ -66,7 +67,9 @@ impl Client {
             (true, true) => Wire::WsBinary,
         };
         let chained = options["chain"] == true;
-        let mut hello = json!({"version": 1, "device": command["device"], "settings": options["settings"]});
+        let mut hello = json!({
+            "version": 1, "device": command["device"], "settings": options["settings"], "features": ["refresh"],
+        });
         if chained {
             let settings = if hello["settings"].is_object() { hello["settings"].take() } else { json!({}) };
             hello["settings"] = settings;
@@ -127,7 +130,7 @@ impl Client {
     fn wait_after(&mut self, close: Option<&Value>) -> Option<Duration> {
         let name = close.and_then(|close| close["name"].as_str()).unwrap_or_default();
         let now = Instant::now();
-        if matches!(name, "TOKEN_EXPIRED" | "TOKEN_INVALID") {
+        if matches!(name, "TOKEN_EXPIRED" | "TOKEN_INVALID" | "TOKEN_REVOKED") {
             if self.faults.contains(&PlantedFault::KeepToken) {
                 return Some(self.pace.back_off());
             }
@@ -206,7 +209,13 @@ impl Client {
         }));
         self.machine.live(welcome, now);
         let heartbeat = Duration::from_millis(welcome["heartbeatMs"].as_u64().unwrap_or(30_000));
-        Session { socket, heartbeat, received: now, sent: now }
+        let refresh = match self.tokens.front() {
+            Some(token) if !self.faults.contains(&PlantedFault::NoRefresh) => {
+                TokenRefresh::new(welcome, token, &self.pace, now)
+            }
+            _ => TokenRefresh::default(),
+        };
+        Session { socket, heartbeat, received: now, sent: now, refresh }
     }
 
     /// Serves a session and those that it moves to.
@@ -267,10 +276,27 @@ impl Client {
         link.session.received = Instant::now();
         if frame["goAway"].is_object() {
             link.plan = self.plan(&frame["goAway"]);
+        } else if let Some(outcome) = link.session.refresh.answered(&frame, Instant::now()) {
+            self.refreshed(&mut link.session, &outcome);
         } else {
             self.machine.frame(&frame, Instant::now());
         }
         None
+    }
+
+    /// Reports the outcome of a refresh, and plans the next one.
+    fn refreshed(&mut self, session: &mut Session, outcome: &Refreshed) {
+        let (code, name) = match outcome {
+            Refreshed::Later => return,
+            Refreshed::Refused(code, name) => (code.clone(), name.clone()),
+            Refreshed::Done => {
+                self.tokens.pop_front();
+                (0.into(), "".into())
+            }
+        };
+        let token = self.tokens.front().cloned().unwrap_or_default();
+        session.refresh.plan(&token, &self.pace, Instant::now());
+        self.event(json!({"event": "refresh", "code": code, "name": name}));
     }
 
     /// Continues on the connection of a move. Returns whether its login succeeded.
@@ -329,6 +355,8 @@ impl Client {
     async fn speak(&mut self, session: &mut Session, now: Instant) -> bool {
         let mut frames = self.machine.take_frames(now);
         let pings = !self.faults.contains(&PlantedFault::NoPing);
+        let id = self.machine.outbox.request_id();
+        frames.extend(session.refresh.request(id, self.tokens.get(1), now));
         if frames.is_empty() && pings && now - session.sent > session.heartbeat.mul_f64(0.7) {
             let id = self.machine.outbox.request_id();
             frames.push(json!({"id": id, "ping": {"positions": self.machine.positions()}}));

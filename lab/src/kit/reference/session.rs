@@ -10,6 +10,7 @@ use serde_json::Value;
 use tidegate_protocol::{codec::Wire, pb};
 use tokio::{io::AsyncReadExt as _, task::JoinHandle};
 
+use super::refresh::TokenRefresh;
 use crate::link::ClientSocket;
 
 /// A connection that is logged in.
@@ -18,6 +19,7 @@ pub(super) struct Session {
     pub(super) heartbeat: Duration,
     pub(super) received: Instant,
     pub(super) sent: Instant,
+    pub(super) refresh: TokenRefresh,
 }
 
 /// Move to another connection that `goAway` asked for.

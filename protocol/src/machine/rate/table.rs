@@ -2,7 +2,10 @@
 
 use super::{RateLimit, RateLog};
 use crate::Time;
-use foldhash::{HashMap, HashMapExt};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+};
 
 /// Entries that are compared to find one to evict.
 const SAMPLED: usize = 16;
@@ -23,7 +26,7 @@ pub struct RateTable {
     limit: RateLimit,
     keys_max: usize,
     /// Positions in `entries`.
-    index: HashMap<u64, u32>,
+    index: HashMap<u64, u32, BuildHasherDefault<KeyHasher>>,
     entries: Vec<Entry>,
     /// Windows of keys without an entry; empty until one is needed.
     shared: Vec<RateLog>,
@@ -41,13 +44,54 @@ struct Entry {
     log: RateLog,
 }
 
+/// Hasher of keys, which are hashes already.
+#[derive(Debug, Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, _: &[u8]) {
+        debug_assert!(false, "keys are written as one number");
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Position of the log in which a key's hits count, as [`RateTable::find`] found it; valid until the table is changed.
+#[derive(Clone, Copy, Debug)]
+pub struct RateSlot {
+    key: u64,
+    /// Position in `entries`; `None` if the key has no entry.
+    at: Option<u32>,
+}
+
+impl RateSlot {
+    /// Returns the key.
+    pub const fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// Returns whether the key has an entry of its own.
+    pub const fn has_entry(&self) -> bool {
+        self.at.is_some()
+    }
+}
+
+/// One cache line for each key whose hits are in few runs.
+const _: () = assert!(size_of::<Entry>() <= 64);
+
 impl RateTable {
     /// Creates a table of at most `keys_max` keys, at least 1, and `shared_max` windows, at least 1, for further ones.
     pub fn new(limit: RateLimit, keys_max: usize, shared_max: usize, seed: u64) -> Self {
         Self {
             limit,
             keys_max: keys_max.clamp(1, u32::MAX as usize),
-            index: HashMap::new(),
+            index: HashMap::default(),
             entries: Vec::new(),
             shared: Vec::new(),
             shared_max: shared_max.max(1),
@@ -57,19 +101,82 @@ impl RateTable {
         }
     }
 
-    /// Returns whether a hit of the key is admitted now; counts nothing.
+    /// Returns whether a hit of the key is admitted now; counts nothing, and makes no entry.
     ///
     /// # Errors
     /// The limit is reached; the error is the earliest time at which a hit is admitted if no other one is before.
     pub fn check(&mut self, key: u64, now: Time) -> Result<(), Time> {
+        self.check_at(self.find(key), now)
+    }
+
+    /// Finds the log of a key, for [`Self::check_at`] and [`Self::commit_at`].
+    pub fn find(&self, key: u64) -> RateSlot {
+        RateSlot { key, at: self.index.get(&key).copied() }
+    }
+
+    /// Does what [`Self::check`] does for a key that was found.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn check_at(&mut self, slot: RateSlot, now: Time) -> Result<(), Time> {
         let limit = self.limit;
-        self.log(key, now).check(&limit, now)
+        self.existing_at(slot).map_or(Ok(()), |log| log.check(&limit, now))
+    }
+
+    /// Does what [`Self::commit`] does for a key that was found, at the time at which [`Self::check_at`] has admitted it.
+    pub fn commit_at(&mut self, slot: RateSlot, now: Time) {
+        let limit = self.limit;
+        match slot.at.and_then(|at| self.entries.get_mut(at as usize)) {
+            Some(entry) => entry.log.commit_checked(&limit, now),
+            None => self.commit(slot.key, now),
+        }
+    }
+
+    /// Replaces the limit of all keys by one with the same window. Hits that count go on to count.
+    pub fn set_limit(&mut self, limit: RateLimit) {
+        self.limit = limit;
+    }
+
+    /// Does what [`Self::check_at`] does, with a limit of the key's own in the same window.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn check_within(&mut self, slot: RateSlot, limit: &RateLimit, now: Time) -> Result<(), Time> {
+        self.existing_at(slot).map_or(Ok(()), |log| log.check(limit, now))
+    }
+
+    /// Does what [`Self::commit_at`] does, with a limit of the key's own in the same window. Returns the number of hits of
+    /// the key that count now. `count_of` returns the limit of a key, which decides whether it may be evicted.
+    pub fn commit_within(
+        &mut self,
+        slot: RateSlot,
+        limit: &RateLimit,
+        now: Time,
+        count_of: impl Fn(u64) -> u32,
+    ) -> u32 {
+        let log = match slot.at {
+            Some(at) if (at as usize) < self.entries.len() => &mut self.entries[at as usize].log,
+            _ => self.log(slot.key, now, count_of),
+        };
+        log.commit(limit, now);
+        log.used(limit, now)
+    }
+
+    /// Returns the number of hits of the key that count now; makes no entry.
+    pub fn used(&mut self, key: u64, now: Time) -> u32 {
+        let limit = self.limit;
+        self.existing(key).map_or(0, |log| log.used(&limit, now))
+    }
+
+    /// Returns whether the key has an entry.
+    pub fn contains(&self, key: u64) -> bool {
+        self.index.contains_key(&key)
     }
 
     /// Counts a hit of the key, which [`Self::check`] has admitted.
     pub fn commit(&mut self, key: u64, now: Time) {
         let limit = self.limit;
-        self.log(key, now).commit(&limit, now);
+        self.log(key, now, |_| limit.count()).commit(&limit, now);
     }
 
     /// Checks a hit of the key, and counts it if it is admitted.
@@ -108,11 +215,29 @@ impl RateTable {
             + self.index.capacity() * (size_of::<(u64, u32)>() + 1)
     }
 
+    /// Returns the log whose hits count for the key; `None` if it has none. A key without an entry would share this log, or
+    /// inherit it with a new entry.
+    fn existing(&mut self, key: u64) -> Option<&mut RateLog> {
+        self.existing_at(self.find(key))
+    }
+
+    fn existing_at(&mut self, slot: RateSlot) -> Option<&mut RateLog> {
+        match slot.at {
+            Some(at) => self.entries.get_mut(at as usize).map(|entry| &mut entry.log),
+            // Most tables share no windows.
+            None if self.shared.is_empty() => None,
+            None => {
+                let shared = self.shared_of(slot.key);
+                self.shared.get_mut(shared)
+            }
+        }
+    }
+
     /// Returns the log in which the key's hits count, after making an entry for it if there is space.
-    fn log(&mut self, key: u64, now: Time) -> &mut RateLog {
+    fn log(&mut self, key: u64, now: Time, count_of: impl Fn(u64) -> u32) -> &mut RateLog {
         let at = match self.index.get(&key) {
             Some(at) => Some(*at as usize),
-            None => self.add(key, now),
+            None => self.add(key, now, count_of),
         };
         match at {
             Some(at) => &mut self.entries[at].log,
@@ -125,13 +250,13 @@ impl RateTable {
     }
 
     /// Makes an entry for a new key and returns its position, `None` if the key has to share a window.
-    fn add(&mut self, key: u64, now: Time) -> Option<usize> {
+    fn add(&mut self, key: u64, now: Time, count_of: impl Fn(u64) -> u32) -> Option<usize> {
         self.sweep(now);
         let at = if self.entries.len() < self.keys_max {
             self.entries.push(Entry { key, log: RateLog::default() });
             self.entries.len() - 1
         } else {
-            let at = self.victim(now)?;
+            let at = self.victim(now, count_of)?;
             let entry = &mut self.entries[at];
             self.forgotten += u64::from(entry.log.used(&self.limit, now));
             self.index.remove(&entry.key);
@@ -168,16 +293,17 @@ impl RateTable {
     }
 
     /// Returns the entry that has used least among some random ones, `None` if each has used half of its limit.
-    fn victim(&mut self, now: Time) -> Option<usize> {
+    fn victim(&mut self, now: Time, count_of: impl Fn(u64) -> u32) -> Option<usize> {
         let mut least = None;
         for _ in 0..SAMPLED {
             let at = (self.draw() % self.entries.len().max(1) as u64) as usize;
-            let used = self.entries.get_mut(at)?.log.used(&self.limit, now);
-            if least.is_none_or(|(_, fewest)| used < fewest) {
+            let entry = self.entries.get_mut(at)?;
+            let used = entry.log.used(&self.limit, now);
+            if least.is_none_or(|(_, fewest)| used < fewest) && used.saturating_mul(2) < count_of(entry.key) {
                 least = Some((at, used));
             }
         }
-        least.filter(|(_, used)| used.saturating_mul(2) < self.limit.count()).map(|(at, _)| at)
+        least.map(|(at, _)| at)
     }
 
     /// Returns the next number of a splitmix64 sequence.

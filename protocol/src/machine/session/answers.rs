@@ -1,12 +1,39 @@
-//! Answers of the broker to submissions: outcomes, refusals and timeouts.
+//! Answers of the broker to submissions: outcomes, refusals and timeouts, and the delays until then.
 
 use super::{Action, Session, SessionLimits, State, SubmitAnswer, SubmitRefusal, send::is_exempt};
 use crate::{
     Code, Time,
+    id::ConversationId,
     pb::{self, server_frame::Body as ServerBody},
 };
+use std::time::Duration;
 
 impl Session {
+    /// Returns the number of unanswered submissions that a gate has admitted.
+    pub const fn gated(&self) -> u32 {
+        self.gated
+    }
+
+    /// Notes that a gate has admitted a submission: its delay begins. The deadline of its answer stays.
+    pub fn admitted(&mut self, ticket: u64, now: Time) {
+        if let Some(flight) = self.flights.unanswered(ticket) {
+            self.gated += u32::from(!flight.gated);
+            (flight.gated, flight.admitted) = (true, now);
+        }
+    }
+
+    /// Returns how long a submission has waited for its answer since a gate has admitted it, `None` if none has, or if it is
+    /// answered.
+    pub fn delay_of(&mut self, ticket: u64, now: Time) -> Option<Duration> {
+        let flight = self.flights.unanswered(ticket).filter(|flight| flight.gated)?;
+        Some(now.since(flight.admitted))
+    }
+
+    /// Returns the conversation of a submission; `None` if it is answered.
+    pub fn conversation_of(&mut self, ticket: u64) -> Option<&ConversationId> {
+        self.flights.unanswered(ticket).map(|flight| &flight.conversation)
+    }
+
     /// Handles the refusal of a submission before it reached the log.
     ///
     /// After a temporary refusal a chained message is expected again, and everything behind it is refused as well, in
@@ -22,6 +49,7 @@ impl Session {
     ) {
         let newest = self.flights.is_newest(ticket);
         let Some(flight) = self.flights.answer(ticket) else { return };
+        self.gated = self.gated.saturating_sub(flight.gated.into());
         let (id, was_exempt) = (flight.id, is_exempt(&flight.conversation));
         let mut given_back = None;
         if flight.next_id.is_some()
@@ -69,6 +97,7 @@ impl Session {
         }
         let stuck = self.ordered.as_ref().is_some_and(|it| it.is_stuck());
         let Some(flight) = self.flights.answer(ticket) else { return };
+        self.gated = self.gated.saturating_sub(flight.gated.into());
         let (id, was_exempt) = (flight.id, is_exempt(&flight.conversation));
         if flight.next_id.is_some() && is_order_broken(&answer) {
             // The ledger accepts no later number of this epoch in that conversation, and this id is not done.

@@ -17,6 +17,10 @@ pub(super) struct Flight {
     /// Whether the client got *unknown*.
     pub(super) unknown: bool,
     pub(super) sent: Time,
+    /// Whether a gate has admitted it.
+    pub(super) gated: bool,
+    /// Time from which its delay counts: it may have waited for a decision before a gate admitted it.
+    pub(super) admitted: Time,
 }
 
 /// Submissions in flight. Tickets rise by one, so the ticket gives the index; the queue is freed when it empties.
@@ -57,13 +61,20 @@ impl Flights {
 
     /// Marks the flight of `ticket` as answered and returns it, `None` if it is unknown or already answered.
     pub(super) fn answer(&mut self, ticket: u64) -> Option<&mut Flight> {
-        let first = self.next_ticket - self.queue.len() as u64;
+        let first = self.oldest_ticket();
         let slot = self.queue.get_mut(usize::try_from(ticket.checked_sub(first)?).ok()?)?;
         if slot.answered {
             return None;
         }
         slot.answered = true;
         Some(&mut slot.flight)
+    }
+
+    /// Returns the unanswered flight of `ticket`.
+    pub(super) fn unanswered(&mut self, ticket: u64) -> Option<&mut Flight> {
+        let first = self.oldest_ticket();
+        let slot = self.queue.get_mut(usize::try_from(ticket.checked_sub(first)?).ok()?)?;
+        (!slot.answered).then_some(&mut slot.flight)
     }
 
     /// Removes and returns the first flight if it is answered.

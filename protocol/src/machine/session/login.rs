@@ -16,6 +16,9 @@ use std::{borrow::Cow, time::Duration};
 /// Supported protocol version.
 const PROTOCOL_VERSION: u32 = 1;
 
+/// Optional parts of the protocol that this version has. Welcome names those that Hello names.
+const FEATURES: [&str; 1] = ["refresh"];
+
 /// Fields of a Hello that Welcome needs.
 #[derive(Debug)]
 pub(super) struct Hello {
@@ -23,6 +26,8 @@ pub(super) struct Hello {
     next_id: Option<MsgId>,
     chain: bool,
     settings: UserSettings,
+    /// Those of [`FEATURES`] that the client uses.
+    features: Vec<&'static str>,
 }
 
 impl Session {
@@ -38,6 +43,14 @@ impl Session {
     /// Returns whether the device declared a chain.
     pub fn has_chain(&self) -> bool {
         self.ordered.is_some()
+    }
+
+    /// Returns when the login in progress began.
+    pub fn logging_in_since(&self) -> Option<Time> {
+        match self.state {
+            State::LoggingIn { since, .. } => Some(since),
+            _ => None,
+        }
     }
 
     /// Returns the user settings of a pending login, else the defaults.
@@ -69,7 +82,7 @@ impl Session {
                 return;
             }
         };
-        let Hello { id, next_id, chain, settings } = *hello;
+        let Hello { id, next_id, chain, settings, features } = *hello;
         self.settings = EffectiveSettings::of(&settings, limits);
         let chained = chain || next_id.is_some();
         let chain = match (login.chain_saved, next_id) {
@@ -92,6 +105,7 @@ impl Session {
             next_id: next_id.to_string(),
             resumed: Some(login.resumed),
             settings: Some(self.settings.for_welcome(chained)),
+            features: features.into_iter().map(str::to_owned).collect(),
         };
         self.push_frame(id, ServerBody::Welcome(welcome), out);
     }
@@ -106,10 +120,21 @@ impl Session {
 
     /// Refuses the login because a rate limit is reached, and closes. Ignored unless a login is pending.
     pub fn login_limited(&mut self, reason: &'static str, wait: Duration, out: &mut Vec<Action>) {
+        self.login_deferred(Code::RateLimited, reason, wait, out);
+    }
+
+    /// Refuses the login for a time, and closes. Ignored unless a login is pending.
+    pub fn login_deferred(
+        &mut self,
+        code: Code,
+        reason: &'static str,
+        wait: Duration,
+        out: &mut Vec<Action>,
+    ) {
         if let State::LoggingIn { hello, .. } = &self.state {
-            let error = Code::RateLimited.error_after(reason, wait);
+            let error = code.error_after(reason, wait);
             self.push_frame(hello.id, ServerBody::Error(error), out);
-            self.close(Code::RateLimited, reason, out);
+            self.close(code, reason, out);
         }
     }
 
@@ -133,7 +158,9 @@ impl Session {
             Ok(user_settings) => user_settings,
             Err(error) => return self.reject(id, Code::BadSetting, error.to_string().into(), out),
         };
-        let pending = Hello { id, next_id, chain: settings.chain, settings: user_settings };
+        let is_used = |feature: &&str| hello.features.iter().any(|used| used == feature);
+        let features = FEATURES.into_iter().filter(is_used).collect();
+        let pending = Hello { id, next_id, chain: settings.chain, settings: user_settings, features };
         self.state = State::LoggingIn { since: now, hello: Box::new(pending) };
         out.push(Action::Login(Box::new(hello)));
     }

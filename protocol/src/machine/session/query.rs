@@ -149,8 +149,13 @@ impl Session {
 
     /// Refuses the open query, which was not started, because a rate limit is reached.
     pub fn query_limited(&mut self, id: u64, wait: Duration, out: &mut Vec<Action>) {
+        self.query_deferred(id, Code::RateLimited.error_after("", wait), out);
+    }
+
+    /// Refuses the open query, which was not started, for the time that the error names.
+    pub fn query_deferred(&mut self, id: u64, error: pb::Error, out: &mut Vec<Action>) {
         if self.query_open && matches!(self.state, State::Live | State::Leaving { .. }) {
-            self.push_frame(id, ServerBody::Error(Code::RateLimited.error_after("", wait)), out);
+            self.push_frame(id, ServerBody::Error(error), out);
             self.finish_append(out);
         }
     }

@@ -35,10 +35,15 @@ impl Session {
 
     /// Refuses an [`Action::Join`], which was not carried out, because a rate limit is reached.
     pub fn join_limited(&mut self, id: u64, room: &RoomId, wait: Duration, out: &mut Vec<Action>) {
+        self.join_deferred(id, room, Code::RateLimited.error_after("", wait), out);
+    }
+
+    /// Refuses an [`Action::Join`], which was not carried out, for the time that the error names.
+    pub fn join_deferred(&mut self, id: u64, room: &RoomId, error: pb::Error, out: &mut Vec<Action>) {
         self.end_join(room);
         if matches!(self.state, State::Live | State::Leaving { .. }) {
             self.forget_room(room);
-            self.push_frame(id, ServerBody::Error(Code::RateLimited.error_after("", wait)), out);
+            self.push_frame(id, ServerBody::Error(error), out);
         }
     }
 
@@ -76,8 +81,10 @@ impl Session {
             ClientBody::Clear(clear) => self.handle_clear(id, &clear, limits, out),
             ClientBody::Hide(hide) => self.handle_hide(id, hide, limits, out),
             ClientBody::Signal(signal) => self.handle_signal(id, signal, limits, now, out),
+            ClientBody::React(react) => self.handle_react(id, &react, limits, now, out),
             ClientBody::Sync(sync) => self.handle_sync(id, &sync, limits, out),
             ClientBody::Pull(pull) => self.handle_pull(id, pull, limits, out),
+            ClientBody::Refresh(refresh) => out.push(Action::Refresh { id, token: refresh.token }),
             // The caller closes the connection on a second Hello.
             ClientBody::Hello(_) => {}
         }

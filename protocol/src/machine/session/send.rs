@@ -325,6 +325,8 @@ impl Session {
             next_id,
             unknown: false,
             sent: now,
+            gated: false,
+            admitted: now,
         });
         submit
     }

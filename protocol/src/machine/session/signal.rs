@@ -1,5 +1,5 @@
-//! Signals, which are volatile frames: validates them and enforces the budget; the driver forwards them (SPEC section
-//! 7).
+//! Signals, which are volatile frames, and reactions to live rooms: validates them and enforces their common budget; the
+//! driver forwards them (SPEC section 7).
 
 use super::{
     Action, Session, SessionLimits, State,
@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     Code, Time,
-    id::{ConversationId, ConversationKind, check_id},
+    id::{ConversationId, ConversationKind, RoomId, check_id},
+    machine::reactions::{REACTION_KIND_BYTES_MAX, ReactionKind},
     pb::{self, server_frame::Body as ServerBody},
 };
 use prost::Message;
@@ -17,7 +18,8 @@ use std::time::Duration;
 const BUDGET_SPAN: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Handles the outcome of an [`Action::Signal`]: whether the connection may signal there, not who received it.
+    /// Handles the outcome of an [`Action::Signal`] or [`Action::React`]: whether the connection may do that there, not who
+    /// received it.
     pub fn signalled(
         &mut self,
         id: u64,
@@ -39,8 +41,13 @@ impl Session {
     /// Handles that a signal was dropped because a rate limit of its user is reached. Only a signal that asks for an
     /// answer gets one.
     pub fn signal_limited(&mut self, id: u64, wait: Duration, out: &mut Vec<Action>) {
+        self.signal_deferred(id, Code::RateLimited.error_after("", wait), out);
+    }
+
+    /// Handles that a signal was dropped for the time that the error names. Only a signal that asks for an answer gets one.
+    pub fn signal_deferred(&mut self, id: u64, error: pb::Error, out: &mut Vec<Action>) {
         if id != 0 && matches!(self.state, State::Live | State::Leaving { .. }) {
-            self.push_frame(id, ServerBody::Error(Code::RateLimited.error_after("", wait)), out);
+            self.push_frame(id, ServerBody::Error(error), out);
         }
     }
 
@@ -67,7 +74,33 @@ impl Session {
         }
     }
 
-    /// Takes one signal from the budget, and returns whether one was left.
+    pub(super) fn handle_react(
+        &mut self,
+        id: u64,
+        react: &pb::React,
+        limits: &SessionLimits,
+        now: Time,
+        out: &mut Vec<Action>,
+    ) {
+        let room = match RoomId::new(&react.room) {
+            Ok(room) => room,
+            Err(error) => return self.refuse(id, Code::BadId, &error.to_string(), limits, out),
+        };
+        let Some(kind) = ReactionKind::new(&react.kind) else {
+            let cure =
+                format!("kind: 1 to {REACTION_KIND_BYTES_MAX} bytes without spaces and control characters");
+            return self.refuse(id, Code::BadId, &cure, limits, out);
+        };
+        if self.may_signal(limits, now) {
+            return out.push(Action::React { id, room, kind });
+        }
+        out.push(Action::SignalDropped);
+        if id != 0 {
+            self.refuse(id, Code::RateLimited, "reaction dropped: send fewer per second", limits, out);
+        }
+    }
+
+    /// Takes one signal or reaction from the budget, and returns whether one was left.
     fn may_signal(&mut self, limits: &SessionLimits, now: Time) -> bool {
         let Some(each) = BUDGET_SPAN.checked_div(limits.signals_per_second) else { return false };
         let until = self.signals_until.max(now) + each;

@@ -5,7 +5,7 @@ use crate::{
     Code, Time,
     code::RETRY_AFTER_MS,
     id::{ConversationId, DeviceId, MsgId, NodeId, RoomId, UserId},
-    machine::{chain::ChainLimits, window::WindowLimits},
+    machine::{chain::ChainLimits, reactions::ReactionKind, window::WindowLimits},
     pb,
     settings::{Retention, Search, Unread, UserSettings, Viewing},
     trace::TraceContext,
@@ -121,7 +121,16 @@ pub enum Action {
         /// Complete signal to forward, sender included.
         signal: Box<pb::Signal>,
     },
-    /// Count a signal that was dropped because it exceeds the budget.
+    /// Add a reaction to the room, then call `signalled`; or `signal_limited`.
+    React {
+        /// Id of the frame to answer.
+        id: u64,
+        /// Room of the reaction.
+        room: RoomId,
+        /// Kind of the reaction.
+        kind: ReactionKind,
+    },
+    /// Count a signal or reaction that was dropped because it exceeds the budget.
     SignalDropped,
     /// Remove the connection from the room. The client already has its answer.
     Leave {
@@ -158,6 +167,13 @@ pub enum Action {
         id: u64,
         /// Query to execute.
         query: Box<Query>,
+    },
+    /// Check the token against that of the connection, then call `refreshed` or `refresh_limited`.
+    Refresh {
+        /// Id of the frame to answer.
+        id: u64,
+        /// Token as the client sent it.
+        token: String,
     },
     /// Send this frame.
     Reply(Box<pb::ServerFrame>),

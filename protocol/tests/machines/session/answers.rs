@@ -41,6 +41,28 @@ fn no_answer_in_time_is_unknown_and_a_late_one_is_dropped() {
 }
 
 #[test]
+fn delay_counts_from_the_gate_and_only_for_what_it_admitted() {
+    let mut conn = Conn::plain();
+    for n in 0..3 {
+        conn.frame(n + 1, ClientBody::Send(send("g:a", &format!("x{n}"))));
+    }
+    conn.pass(1.0);
+    conn.session.admitted(1, conn.now);
+    conn.session.admitted(2, conn.now);
+    conn.session.admitted(2, conn.now);
+    conn.pass(0.5);
+    let delays = [0, 1, 2, 3].map(|ticket| conn.session.delay_of(ticket, conn.now));
+    let half = Some(std::time::Duration::from_millis(500));
+    assert_eq!((conn.session.gated(), delays), (2, [None, half, half, None]));
+    conn.answer(1, accepted(1));
+    assert_eq!((conn.session.gated(), conn.session.in_flight()), (1, 3), "the first one is unanswered");
+    conn.answer(0, accepted(2));
+    assert_eq!((conn.session.gated(), conn.session.in_flight()), (1, 1));
+    conn.pass(4.0);
+    assert_eq!((conn.session.gated(), conn.output().last().map(String::as_str)), (0, Some("3 UNKNOWN")));
+}
+
+#[test]
 fn failed_append_closes_the_connection() {
     let mut conn = Conn::chained();
     conn.link(0);

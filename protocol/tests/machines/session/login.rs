@@ -189,3 +189,42 @@ fn chain_starts_at_the_declared_saved_or_fresh_id() {
     assert_eq!(start("c", false, Some("s")), (welcome("c"), some("c")), "not done: the last saves were lost");
     assert_eq!(start("", true, Some("s")), (welcome("s"), some("s")));
 }
+
+#[test]
+fn welcome_names_the_features_that_both_sides_have() {
+    for (used, named) in [(&["refresh", "later"][..], &["refresh"][..]), (&["later"], &[]), (&[], &[])] {
+        let mut conn = Conn::new();
+        let features = used.iter().map(|name| (*name).to_owned()).collect();
+        conn.frame(1, ClientBody::Hello(pb::Hello { features, ..hello("") }));
+        conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
+        let welcome = conn.actions.iter().find_map(|action| match action {
+            Action::Reply(frame) => match &frame.body {
+                Some(ServerBody::Welcome(welcome)) => Some(welcome.clone()),
+                _ => None,
+            },
+            _ => None,
+        });
+        assert_eq!(welcome.expect("a welcome").features, named, "{used:?}");
+    }
+}
+
+#[test]
+fn refresh_is_answered_by_its_outcome() {
+    let mut conn = Conn::plain();
+    let refresh = |conn: &mut Conn, id| {
+        conn.frame(id, ClientBody::Refresh(pb::Refresh { token: "t".to_owned() }));
+        assert_eq!(conn.output().last(), Some(&format!("{id} refresh t")));
+    };
+    refresh(&mut conn, 1);
+    conn.input(|s, l, _, out| s.refreshed(1, Ok(()), l, out));
+    assert_eq!(conn.output(), ["1 done"]);
+    refresh(&mut conn, 2);
+    conn.input(|s, l, _, out| s.refreshed(2, Err((Code::TokenNotNewer, "")), l, out));
+    assert_eq!(conn.output(), ["2 TOKEN_NOT_NEWER"]);
+    refresh(&mut conn, 3);
+    conn.input(|s, _, _, out| s.refresh_limited(3, "", Duration::from_secs(2), out));
+    assert_eq!(conn.output(), ["3 RATE_LIMITED"]);
+    conn.input(|s, _, _, out| s.close(Code::TokenExpired, "", out));
+    conn.input(|s, l, _, out| s.refreshed(4, Ok(()), l, out));
+    assert_eq!(conn.output(), ["close TOKEN_EXPIRED"], "a late outcome is dropped");
+}

@@ -21,7 +21,7 @@ enum Op {
     Send { to: u8, n: u8 },
     Link { to: u8, n: u8, next: u8 },
     Straight { n: u8 },
-    Other(ClientBody),
+    Other(Box<ClientBody>),
     Nothing,
     Empty,
     SignOfLife,
@@ -62,8 +62,8 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (0..5u8, 0..12u8).prop_map(|(to, n)| Op::Send { to, n }),
         6 => (0..5u8, 0..12u8, 0..12u8).prop_map(|(to, n, next)| Op::Link { to, n, next }),
         20 => (0..12u8).prop_map(|n| Op::Straight { n }),
-        6 => other().prop_map(Op::Other),
-        3 => Just(Op::Other(ClientBody::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 }))),
+        6 => other().prop_map(|body| Op::Other(Box::new(body))),
+        3 => Just(Op::Other(Box::new(ClientBody::Recall(pb::Recall { conversation: "g:a".to_owned(), seq: 1 })))),
         1 => Just(Op::Nothing),
         2 => Just(Op::Empty),
         2 => Just(Op::SignOfLife),
@@ -148,7 +148,7 @@ impl Run {
             Op::Straight { n } => {
                 self.send(chained_send(TARGETS[(n % 2) as usize], &format!("m{n}"), &format!("m{}", n + 1)));
             }
-            Op::Other(body) => conn.frame(self.next_frame, body),
+            Op::Other(body) => conn.frame(self.next_frame, *body),
             Op::Nothing => {
                 let frame = pb::ClientFrame { id: self.next_frame, body: None };
                 conn.input(|s, l, now, out| s.handle_frame(frame, l, now, out));
@@ -264,7 +264,9 @@ impl Run {
                 }
                 other => prop_assert!(self.welcomed, "before Welcome: {other:?}"),
             },
-            Action::Signal { .. } | Action::SignalDropped => prop_assert!(self.welcomed),
+            Action::Signal { .. } | Action::React { .. } | Action::SignalDropped | Action::Refresh { .. } => {
+                prop_assert!(self.welcomed)
+            }
             Action::Leave { .. }
             | Action::Acked { .. }
             | Action::SaveChain { .. }

@@ -217,6 +217,27 @@ fn signal_is_validated_and_limited_by_a_budget() {
 }
 
 #[test]
+fn reaction_is_validated_and_shares_the_budget_of_signals() {
+    let react = |room: &str, kind: &str| {
+        ClientBody::React(pb::React { room: room.to_owned(), kind: kind.to_owned() })
+    };
+    let mut conn = Conn::plain();
+    conn.frame(1, react("no such name", "like"));
+    conn.frame(2, react("hall", ""));
+    conn.frame(3, react("hall", "seventeen-bytes-x"));
+    assert_eq!(conn.output(), ["1 BAD_ID", "2 BAD_ID", "3 BAD_ID"]);
+    for id in 0..10 {
+        conn.frame(id, react("hall", "like"));
+        assert_eq!(conn.output(), [format!("{id} react hall like")]);
+        conn.input(|s, l, _, out| s.signalled(id, Ok(()), l, out));
+        conn.output();
+    }
+    conn.frame(0, react("hall", "like"));
+    conn.frame(7, react("hall", "like"));
+    assert_eq!(conn.output(), ["signal dropped", "signal dropped", "7 RATE_LIMITED"]);
+}
+
+#[test]
 fn frame_has_at_most_1000_positions() {
     let positions = |n| vec![pb::Position { conversation: "g:a".to_owned(), seq: 1 }; n];
     let mut conn = Conn::plain();

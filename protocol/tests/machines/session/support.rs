@@ -171,6 +171,8 @@ pub(crate) fn brief(action: &Action) -> String {
         Action::Login(_) => "login".to_owned(),
         Action::Join { id, room } => format!("{id} join {room}"),
         Action::Signal { id, conversation, signal } => format!("{id} signal {conversation} {}", signal.kind),
+        Action::React { id, room, kind } => format!("{id} react {room} {}", kind.as_str()),
+        Action::Refresh { id, token } => format!("{id} refresh {token}"),
         Action::SignalDropped => "signal dropped".to_owned(),
         Action::Leave { room } => format!("leave {room}"),
         Action::Acked { conversation, seq } => format!("acked {conversation} {seq}"),

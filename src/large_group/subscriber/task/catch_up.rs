@@ -8,6 +8,7 @@ use tidegate_protocol::id::{ConversationId, UserId};
 
 use super::{GroupState, Index, IndexUnavailable, JobResult, MembersRead, SubscriberTask};
 use crate::{
+    directory::Directory,
     large_group::subscriber::members::{self, LocalMembers},
     mail::Audience,
     store::StoreError,
@@ -27,6 +28,11 @@ impl GroupState {
             reading.logged_in.push(user.clone());
         }
         self.index.login(user, as_of)
+    }
+
+    /// Returns whether the group has no local member, perhaps because the index lacks the join of a connected user.
+    pub(super) fn may_lack_join(&self, group: &ConversationId, directory: &Directory) -> bool {
+        self.hint_to > self.index.complete_to() && directory.conversation(group).is_empty()
     }
 }
 
@@ -81,6 +87,29 @@ impl SubscriberTask {
         let is_reading = state.reading.is_some();
         self.groups.insert(group.clone(), state);
         done.and(if is_reading { Err(IndexUnavailable) } else { Ok(()) })
+    }
+
+    /// Brings up the indexes of groups without local members that missed a record: no later one may come. Ends with the
+    /// first one that can't be read; the next tick begins after it, so that its damaged rows delay no other group.
+    pub(super) async fn catch_up_without_members(&mut self) {
+        let mut lacking: Vec<(ConversationId, u64, u64)> = Vec::new();
+        for (group, state) in &self.groups {
+            if state.reading.is_none() && state.may_lack_join(group, &self.directory) {
+                lacking.push((group.clone(), state.index.complete_to(), state.hint_to));
+            }
+        }
+        lacking.sort_unstable();
+        if let Some(failed) = self.catch_up_failed.take() {
+            let next = lacking.partition_point(|(group, ..)| *group <= failed);
+            lacking.rotate_left(next);
+        }
+        for (group, from, to) in lacking {
+            if self.catch_up(&group, from, to).await.is_err() {
+                // If the store does not answer, the others would wait as long.
+                self.catch_up_failed = Some(group);
+                return;
+            }
+        }
     }
 
     /// Notes the local users of a join that precedes the login which created the state: they have no entry of their
@@ -161,10 +190,12 @@ impl SubscriberTask {
                 self.rebuild_index(group, to, &mut state, here, logged_in)
             }
             (_, Err(error)) => {
-                // The membership is unknown, whatever the index says: check the group again.
                 tracing::debug!(%error, %group, "failed to read all members of a large group; retrying");
-                self.undiscovered.insert(group.clone());
-                return;
+                if !state.may_lack_join(group, &self.directory) {
+                    // The membership is unknown, whatever the index says: check the group again.
+                    self.undiscovered.insert(group.clone());
+                    return;
+                }
             }
             (None, Ok(_)) => {}
         }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Interval between rounds, which check all heads and renew interest; the lease of an interest is three times as long.
-const INTEREST_RENEW_INTERVAL: Duration = Duration::from_secs(20);
+pub(super) const INTEREST_RENEW_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Longest wait for published records to be archived before heads are read.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -95,7 +95,11 @@ impl SubscriberTask {
         for hint in missed {
             self.on_record(hint, RecordSource::Peer).await;
         }
+        self.catch_up_without_members().await;
         for (group, state) in sorted(&mut self.groups) {
+            if state.may_lack_join(group, &self.directory) {
+                continue;
+            }
             let hint_to = std::mem::take(&mut state.hint_to);
             if hint_to > state.index.published_to().max(state.hinted_to) {
                 state.hinted_to = hint_to;
@@ -135,7 +139,7 @@ impl SubscriberTask {
         let (directory, shared) = (&self.directory, &self.shared);
         self.groups.retain(|group, state| {
             state.index.retain_users(|user| !directory.user(user).is_empty());
-            let here = !directory.conversation(group).is_empty();
+            let here = !directory.conversation(group).is_empty() || state.may_lack_join(group, directory);
             if !here {
                 shared.declared.remove(group);
             }

@@ -1,4 +1,5 @@
-//! Item `slope` of a soak: under a constant load, a node's memory and open files must not keep growing.
+//! Item `slope` of a soak: under a constant load, a node's memory and open files must not keep growing. Then the node is
+//! attacked, as `cargo xtask security` attacks a fresh one.
 
 use std::{
     fs,
@@ -17,9 +18,11 @@ use serde_json::json;
 use super::Figures;
 use crate::{
     interrupt,
-    server::ServerNode,
     shell::Shell,
-    steps::rehearse::{clients::Talk, plan::Place},
+    steps::{
+        rehearse::{clients::Talk, plan::Place},
+        security::{self, Extent, TargetNode},
+    },
 };
 
 /// Pairs of clients that talk, at 20 messages a second each.
@@ -48,9 +51,8 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     let folder = shell.scratch("slope")?;
     let data = folder.join("data");
-    fs::create_dir_all(&data)?;
-    let node = ServerNode::start(shell, &data)?;
-    let port = node.client.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).context("a port")?;
+    let mut target = TargetNode::start(shell, &folder, &[])?;
+    let port = target.client().rsplit_once(':').and_then(|(_, port)| port.parse().ok()).context("a port")?;
     let endpoints = Arc::new(Mutex::new(vec![port]));
     let place = Place { program: shell.built("tidegate"), folder, keys: data, servers: Vec::new() };
     let talk = Talk::begin(PAIRS, &endpoints, &place)?;
@@ -61,14 +63,15 @@ pub(super) fn run(
     {
         thread::sleep(SAMPLE_INTERVAL);
         let hours = began.elapsed().as_secs_f64() / 3_600.0;
-        let (memory_mib, files) = look(node.pid())?;
+        let (memory_mib, files) = look(target.pid())?;
         samples.push(Sample { hours, memory_mib, files });
     }
     println!("{}", talk.end()?);
-    node.stop()?;
     if interrupt::came() {
         bail!("interrupted");
     }
+    row.insert("checks".to_owned(), json!(security::attack(shell, &mut target, Extent::Full)?));
+    target.stop()?;
     let warm = &samples[(samples.len() as f64 * WARM) as usize..];
     let memory = slope(warm, |sample| sample.memory_mib);
     let files = slope(warm, |sample| sample.files);

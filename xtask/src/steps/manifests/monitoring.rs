@@ -157,7 +157,7 @@ impl Known {
         let rules = documents.iter().filter(|it| it["kind"] == "PrometheusRule");
         let groups = rules.filter_map(|it| it["spec"]["groups"].as_array()).flatten();
         let rules: Vec<&Value> = groups.filter_map(|it| it["rules"].as_array()).flatten().collect();
-        if rules.len() != 12 {
+        if rules.len() != 15 {
             problems.push(format!("there are {} alerts", rules.len()));
         }
         let settings = Settings::of(documents).ok();

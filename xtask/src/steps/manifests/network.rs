@@ -89,6 +89,10 @@ impl Pods<'_> {
                 wanted.extend(named_ports(&value).into_iter().map(|port| (port, false)));
             }
         }
+        for key in ["auth.jwks_url", "hooks.login_url", "hooks.allow_url"] {
+            let url = self.settings.value(key).unwrap_or_default();
+            wanted.extend(port_of_url(&url).map(|port| (port, false)));
+        }
         let missing: Vec<_> = wanted.difference(&let_out).collect();
         if !missing.is_empty() {
             found.push(format!("the NetworkPolicy keeps a node from (port, udp) {missing:?}"));
@@ -139,6 +143,14 @@ fn is_open(rule: &Value, side: &str) -> bool {
             selectors.into_iter().any(is_empty)
                 || ["0.0.0.0/0", "::/0"].iter().any(|all| peer["ipBlock"]["cidr"] == *all)
         })
+}
+
+/// The port of an HTTP server, which its scheme has if the URL names none.
+fn port_of_url(url: &str) -> Option<u64> {
+    let (scheme, rest) = url.split_once("://")?;
+    let own = if scheme == "https" { 443 } else { 80 };
+    let authority = rest.split('/').next().unwrap_or(rest);
+    Some(named_ports(authority).last().copied().unwrap_or(own))
 }
 
 /// The ports in a text of addresses and URLs.

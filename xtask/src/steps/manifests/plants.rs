@@ -14,6 +14,9 @@ const NET: &str = "NetworkPolicy";
 const ADMIN_FOR_ALL: &str = "administration by everybody";
 const ADMIN_ELSEWHERE: &str = "another admin port";
 const ADMIN_WITHOUT_KEYS: &str = "an admin port without keys";
+/// Faults of the way to HTTPS servers, which not every folder has.
+const NO_PROVIDER: &str = "no identity provider";
+const NO_HOOKS: &str = "no hooks";
 const SCALER: &str = "HorizontalPodAutoscaler";
 
 /// A plant: (the fault, the kind of object, the path in it, the value there, a part of the problem that a check has to report); null
@@ -397,6 +400,8 @@ fn of_ways_out() -> Vec<Plant> {
             json!(9093),
             "[(9093, false)], where nothing is",
         ),
+        (NO_PROVIDER, NET, "/spec/egress/3/ports/0/port", json!(444), "keeps a node from (port, udp) [(443,"),
+        (NO_HOOKS, NET, "/spec/egress/3/ports/1/port", json!(444), "keeps a node from (port, udp) [(8443,"),
         (
             "sentinels without their master",
             NET,
@@ -421,6 +426,7 @@ pub(super) fn all_found(documents: &[Value], facts: &ManifestFacts) -> anyhow::R
     let has_admin = ports.any(|port| port["name"] == "admin");
     let fits = |what: &str| match what {
         ADMIN_FOR_ALL | ADMIN_ELSEWHERE | ADMIN_WITHOUT_KEYS => has_admin,
+        NO_PROVIDER | NO_HOOKS => settings.value("auth.jwks_url").is_some(),
         // Only a Deployment leases ids.
         "more pods than ids" => pods == "Deployment",
         "ids on lease for named nodes" => pods == "StatefulSet",

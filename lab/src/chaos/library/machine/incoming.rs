@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use tidegate_protocol::Code;
 
 use super::{Asked, LibraryClient, room::is_room};
 use crate::{
@@ -32,9 +33,13 @@ impl LibraryClient {
                     self.show_in_room(conv, seq, cid, body(event));
                 } else {
                     self.show(now, conv, seq, Some(cid), body(event));
+                    self.note_former(event, seq);
                 }
             }
-            "change" => self.show(now, conv(), seq, None, 0),
+            "change" => {
+                self.show(now, conv(), seq, None, 0);
+                self.note_former(event, seq);
+            }
             "shed" => self.shed(event),
             "stored" => self.kept(event),
             "conversation" => self.state(event, conv()),
@@ -44,6 +49,14 @@ impl LibraryClient {
             }
             "unsupported" => self.failure = Some(format!("unsupported: {}", event["do"])),
             _ => {}
+        }
+    }
+
+    /// Allows the present client to repeat what a former one showed after it was dropped, before the adapter knew of that.
+    fn note_former(&mut self, event: &Value, seq: u64) {
+        let is_former = event["client"].as_str().is_some_and(|client| client != self.name());
+        if let Some(conv) = event["conversation"].as_str().filter(|_| is_former) {
+            self.repeatable.insert((conv.to_owned(), seq));
         }
     }
 
@@ -81,8 +94,9 @@ impl LibraryClient {
                 self.events.push(HistoryEvent::Open { user, device, session });
                 self.repeat_to_room();
             }
-            // A node that was frozen may complete a login that this device had given up on, which replaces the later one.
-            "closed" if event["name"] == "REPLACED" => self.crash(now),
+            "closed" if event["code"] == Code::Replaced.number() && now < self.late_login_until => {
+                self.is_replaced = true;
+            }
             "closed" => self.failure = Some(format!("closed for ever: {event}")),
             _ => {}
         }
@@ -124,8 +138,15 @@ impl LibraryClient {
 
     fn sent(&mut self, event: &Value, now: Duration, seq: u64) {
         let duplicate = event["duplicate"].as_bool().unwrap_or_default();
+        // An own message is not shown after its ack, but perhaps after a kill: the store may lack its position.
+        if let Some(conv) = event["conversation"].as_str().filter(|_| self.is_ordered) {
+            self.forget_older(now);
+            self.recent.push_back((now, conv.to_owned(), seq));
+            self.acked.insert((conv.to_owned(), seq));
+        }
         if let Some(cid) = self.answered_late(event) {
             self.is_repeated_to_room(&cid, now);
+            self.note_late_answer(event, now);
             if !Self::is_nameless(event, &cid) {
                 self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
             }
@@ -205,6 +226,12 @@ impl LibraryClient {
         let is_repeat = !self.repeatable.is_empty() && self.repeatable.remove(&entry);
         let via = if self.is_ordered && !is_repeat { Via::App } else { Via::Pull };
         self.forget_older(now);
+        // The position passes own messages together with the entry.
+        let passed: Vec<_> = self.acked.range((conv.clone(), 0)..entry.clone()).cloned().collect();
+        for (conv, seq) in passed {
+            self.acked.remove(&(conv.clone(), seq));
+            self.recent.push_back((now, conv, seq));
+        }
         self.recent.push_back((now, entry.0, entry.1));
         self.receive(self.profile.device.clone(), conv, seq, cid, body, via);
     }

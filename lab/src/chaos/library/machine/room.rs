@@ -143,6 +143,15 @@ impl LibraryClient {
         message.1 > 0
     }
 
+    /// Notes the answer to a client that is gone: its successor may have the message from the store, and repeats it over
+    /// its first connection.
+    pub(super) fn note_late_answer(&mut self, event: &Value, now: Duration) {
+        let is_of_former = event["as"].is_string() && self.connection.is_none();
+        if let Some(room) = self.room.as_mut().filter(|_| is_of_former) {
+            room.killed(now);
+        }
+    }
+
     /// Returns whether an ack can't be attributed: a room stores nothing by which the id of the library has a name.
     pub(super) fn is_nameless(event: &Value, cid: &str) -> bool {
         event["conversation"].as_str().is_some_and(is_room) && !is_label(cid)

@@ -1,0 +1,99 @@
+//! Admin API of the priorities of users in live rooms.
+
+use axum::{Json, extract::State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidegate_protocol::{Code, id::UserId};
+
+use crate::{
+    api::{
+        Api, Problem,
+        extract::{IdPath, JsonObject},
+    },
+    cluster::{GuardChange, PriorityHandler},
+    priorities::CLASS_MAX,
+    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, InvalidGuard, StoreError},
+};
+
+/// Shortest and longest time of a priority that has an end: 1 s, and about 10 years.
+const TTL_MS_MIN: u64 = 1_000;
+const TTL_MS_MAX: u64 = 315_360_000_000;
+
+/// Body of a change.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(in crate::api) struct PriorityRequest {
+    prio: u8,
+    ttl_ms: Option<u64>,
+}
+
+/// Returns the priority that is set for a user.
+pub(in crate::api) async fn show(
+    State(api): State<Api>,
+    IdPath(user): IdPath<String>,
+) -> Result<Json<Value>, Problem> {
+    let id = parse(&user)?;
+    let set = api.cluster.priorities.of(&id);
+    let set = set.ok_or_else(|| Problem(Code::NotFound, format!("no priority is set for {id}")))?;
+    Ok(Json(json!({"user": id.as_str(), "prio": set.class, "untilMs": set.until_ms})))
+}
+
+/// Sets the priority of a user on all nodes, over that of its tokens.
+pub(in crate::api) async fn set(
+    State(api): State<Api>,
+    IdPath(user): IdPath<String>,
+    JsonObject(request): JsonObject<PriorityRequest>,
+) -> Result<Json<Value>, Problem> {
+    let (id, PriorityRequest { prio, ttl_ms }) = (parse(&user)?, request);
+    if prio > CLASS_MAX {
+        return Err(bad(format!("prio: 0 to {CLASS_MAX}")));
+    }
+    if ttl_ms.is_some_and(|ttl| !(TTL_MS_MIN..=TTL_MS_MAX).contains(&ttl)) {
+        return Err(bad(format!("ttlMs: {TTL_MS_MIN} to {TTL_MS_MAX}; without it, there is no end")));
+    }
+    let until_ms = ttl_ms.map(|ttl| api.cluster.guard.now_ms().saturating_add(ttl));
+    let invalid = |error: InvalidGuard| bad(error.to_string());
+    let entry = GuardEntry::new(key(&id)?, PriorityHandler::encode(prio), until_ms).map_err(invalid)?;
+    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).map_err(invalid)?;
+    let change = api.cluster.put_guard(&batch).await.map_err(unavailable)?;
+    if let GuardOutcome::Full(_) = change.outcome {
+        return Err(Problem(Code::Conflict, "the store has the maximum number of priorities".to_owned()));
+    }
+    let body = json!({"user": id.as_str(), "prio": prio, "untilMs": until_ms});
+    Ok(Json(with_change(body, &change)))
+}
+
+/// Removes the priority of a user: that of its tokens is in force again.
+pub(in crate::api) async fn remove(
+    State(api): State<Api>,
+    IdPath(user): IdPath<String>,
+) -> Result<Json<Value>, Problem> {
+    let id = parse(&user)?;
+    let change = api.cluster.remove_guard(&key(&id)?, None).await.map_err(unavailable)?;
+    let is_removed = matches!(change.outcome, GuardOutcome::Stored(_));
+    Ok(Json(with_change(json!({"user": id.as_str(), "removed": is_removed}), &change)))
+}
+
+/// Adds where the change is in force already.
+fn with_change(mut body: Value, change: &GuardChange) -> Value {
+    body["inForce"] = json!(change.is_in_force);
+    body["pending"] = json!(change.pending);
+    body
+}
+
+fn key(user: &UserId) -> Result<GuardKey, Problem> {
+    GuardKey::new(GuardKind::Priority, user.as_str()).map_err(|error| bad(error.to_string()))
+}
+
+fn parse(user: &str) -> Result<UserId, Problem> {
+    UserId::new(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
+}
+
+fn bad(why: String) -> Problem {
+    Problem(Code::BadContent, why)
+}
+
+fn unavailable(error: StoreError) -> Problem {
+    let code = if matches!(error, StoreError::Unknown(_)) { Code::Unknown } else { Code::StoreUnavailable };
+    Problem(code, error.to_string())
+}

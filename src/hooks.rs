@@ -1,0 +1,155 @@
+//! Hooks: questions to the application's own server, by signed HTTP requests.
+//!
+//! `login` turns a credential that is no token of the node into a user; without an answer the login is refused. `allow`
+//! decides whether a user may join a room, write or signal to a conversation, start one, or recall a message. Answers are
+//! cached, requests are bounded in number, time and size, and a breaker stops them while they fail.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+mod allow;
+mod cache;
+mod client;
+mod login;
+mod reason;
+mod share;
+mod signing;
+
+use self::{
+    allow::AllowSettings,
+    client::{ClientSettings, HookClient},
+    login::{LoginHook, LoginTime},
+    signing::Signer,
+};
+pub use self::{
+    allow::{AllowHook, HookVerdict},
+    login::{IDENTITY_TTL_MAX, LoginFault, LoginOrigin},
+    reason::AppReason,
+};
+use crate::{
+    auth::{TokenIdentity, Verifier},
+    breaker::GuardedService,
+    config::HooksConfig,
+    live::Live,
+    metrics::Metrics,
+};
+
+/// Hooks of one configuration.
+#[derive(Default)]
+pub struct HookSet {
+    login: Option<LoginHook>,
+    allow: Option<Arc<AllowHook>>,
+}
+
+impl HookSet {
+    /// Builds the configured hooks, without a call.
+    ///
+    /// # Errors
+    /// A URL, or the file of the secret or of the authorities, can't be used.
+    pub fn new(config: &HooksConfig, metrics: &Metrics) -> io::Result<Self> {
+        if !config.is_on() {
+            return Ok(Self::default());
+        }
+        let at = |key: &str, file: &PathBuf, error: io::Error| {
+            io::Error::new(error.kind(), format!("{key}: {} can't be used: {error}", file.display()))
+        };
+        let signer = Signer::read(&config.secret_file);
+        let signer = Arc::new(signer.map_err(|error| at("hooks.secret_file", &config.secret_file, error))?);
+        let client = |url: &str, timeout_ms: u64, service| {
+            let settings = ClientSettings {
+                timeout: Duration::from_millis(timeout_ms),
+                in_flight_max: config.in_flight_max,
+                waiting_max: config.waiting_max,
+            };
+            let client = HookClient::new(url, &config.ca_file, Arc::clone(&signer), settings, service);
+            client.map_err(|error| at("hooks.ca_file", &config.ca_file, error))
+        };
+        let login = match config.login_url.as_str() {
+            "" => None,
+            url => Some(LoginHook::new(
+                client(url, config.login_timeout_ms, GuardedService::HookLogin)?,
+                metrics.clone(),
+            )),
+        };
+        let allow = match config.allow_url.as_str() {
+            "" => None,
+            url => {
+                let settings = AllowSettings {
+                    actions: config.actions(),
+                    ttl: config.allow_ttl(),
+                    fails_open: config.fails_open(),
+                };
+                let client = client(url, config.allow_timeout_ms, GuardedService::HookAllow)?;
+                Some(Arc::new(AllowHook::new(client, settings, metrics.clone())))
+            }
+        };
+        Ok(Self { login, allow })
+    }
+}
+
+/// Checks the file of the secret that signs requests.
+///
+/// # Errors
+/// The file can't be used, for the reason given.
+pub(crate) fn check_secret(file: &Path) -> io::Result<()> {
+    Signer::read(file).map(drop)
+}
+
+/// Hooks in force.
+#[derive(Default)]
+pub struct Hooks {
+    set: Live<HookSet>,
+    has_login: AtomicBool,
+    has_allow: AtomicBool,
+}
+
+impl Hooks {
+    /// Replaces the hooks; requests under way end with the former ones.
+    pub fn replace(&self, set: HookSet) {
+        self.has_login.store(set.login.is_some(), Ordering::Relaxed);
+        self.has_allow.store(set.allow.is_some(), Ordering::Relaxed);
+        self.set.set(set);
+    }
+
+    /// Returns whether there is a hook `login`.
+    pub fn has_login(&self) -> bool {
+        self.has_login.load(Ordering::Relaxed)
+    }
+
+    /// Returns the hook `allow`, if there is one.
+    pub fn allow(&self) -> Option<Arc<AllowHook>> {
+        if !self.has_allow.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.set.get().allow.clone()
+    }
+
+    /// Identifies a client by its token, or else by the hook `login` if the credential is none of the node's tokens.
+    ///
+    /// # Errors
+    /// The credential is refused, for the reason given.
+    pub async fn identify(
+        self: Arc<Self>,
+        verifier: Arc<Verifier>,
+        credential: String,
+        from: LoginOrigin,
+        wall_ms: u64,
+    ) -> Result<TokenIdentity, LoginFault> {
+        let set = self.set.get();
+        let Some(hook) = &set.login else { return Ok(verifier.check(credential, wall_ms).await?) };
+        match Arc::clone(&verifier).check(credential.clone(), wall_ms).await {
+            Err(fault) if fault.is_of_another_issuer() => {
+                let at = LoginTime { wall_ms, max_lifetime: verifier.max_lifetime() };
+                Box::pin(hook.identify(&credential, &from, at)).await
+            }
+            other => Ok(other?),
+        }
+    }
+}

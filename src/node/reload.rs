@@ -1,0 +1,184 @@
+//! Reload of the configuration: reads it again, and puts changed settings in force that need no restart.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::{files, keys, ports, settings};
+use crate::{
+    accept::FirstBytesPolicy,
+    api::{access::AdminGate, reload::Reload},
+    auth::Verifier,
+    budget::Admission,
+    cluster::Cluster,
+    config::{Config, ConfigChanges, ConfigError},
+    drain::Drainer,
+    hooks::{HookSet, Hooks},
+    limiter::Limiter,
+    limits::RuleGuard,
+    live::Live,
+    log_limit,
+    metrics::Metrics,
+    net::upgrade,
+    room_rules::RoomRules,
+    shard::{self, ConnSettings},
+};
+
+/// Parts of a node that a reload changes.
+pub(super) struct LiveParts {
+    pub(super) shards: LiveShardParts,
+    pub(super) admission: Arc<Admission>,
+    pub(super) first_bytes: Arc<Live<FirstBytesPolicy>>,
+    pub(super) drainer: Arc<Drainer>,
+    pub(super) gate: Arc<AdminGate>,
+    pub(super) cluster: Arc<Cluster>,
+}
+
+/// Parts of all shards that a reload changes.
+pub(super) struct LiveShardParts {
+    verifier: Arc<Verifier>,
+    limiter: Arc<Limiter>,
+    rules: Arc<RuleGuard>,
+    room_rules: Arc<Live<RoomRules>>,
+    upgrade: Arc<Live<upgrade::Policy>>,
+    conn_settings: Arc<Live<ConnSettings>>,
+    recall_within: Arc<Live<Duration>>,
+    hooks: Arc<Hooks>,
+    metrics: Metrics,
+}
+
+impl LiveShardParts {
+    /// Takes the parts from the context of the shards.
+    pub(super) fn of(context: &shard::Context) -> Self {
+        Self {
+            verifier: Arc::clone(&context.verifier),
+            limiter: Arc::clone(&context.limiter),
+            rules: Arc::clone(&context.rules),
+            room_rules: Arc::clone(&context.room_rules),
+            upgrade: Arc::clone(&context.upgrade),
+            conn_settings: Arc::clone(&context.conn_settings),
+            recall_within: Arc::clone(&context.recaller.within),
+            hooks: Arc::clone(&context.hooks),
+            metrics: context.metrics.clone(),
+        }
+    }
+
+    /// Returns the rules of all shards.
+    pub(super) fn rules(&self) -> &Arc<RuleGuard> {
+        &self.rules
+    }
+}
+
+/// Reloader of a running node.
+pub struct Reloader {
+    /// Settings in force; locked while they are replaced, so that reloads take turns.
+    config: Mutex<Config>,
+    parts: LiveParts,
+}
+
+impl Reloader {
+    /// Creates the reloader of a node that was started with `config`.
+    pub(super) fn new(config: &Config, parts: LiveParts) -> Arc<Self> {
+        Arc::new(Self { config: Mutex::new(config.clone()), parts })
+    }
+
+    /// Returns the guard of the admin port, which a reload changes, too.
+    pub(super) fn gate(&self) -> &Arc<AdminGate> {
+        &self.parts.gate
+    }
+
+    /// Returns the rules of limits, which a reload replaces.
+    pub(super) fn rules(&self) -> &Arc<RuleGuard> {
+        &self.parts.shards.rules
+    }
+
+    /// Puts the settings of the configuration file in force, unless it, or a file that it names, has a problem. `problems`
+    /// are those found before.
+    fn apply(&self, config: &mut Config, mut problems: Vec<String>) -> Result<ConfigChanges, ConfigError> {
+        let (fresh, found) = match config.reread() {
+            Ok(reread) => reread,
+            Err(ConfigError(found)) => {
+                problems.extend(found);
+                // Those of the file are unknown.
+                problems.extend(file_problems(config));
+                return Err(ConfigError(problems));
+            }
+        };
+        problems.extend(found);
+        problems.extend(log_limit::filter(&fresh.log.filter).err().map(|why| format!("log.filter: {why}")));
+        problems.extend(file_problems(&fresh));
+        if !problems.is_empty() {
+            return Err(ConfigError(problems));
+        }
+        let (merged, changes) = config.with_live_settings_of(&fresh)?;
+        // Nothing changes if one of these parts can't be built.
+        let own_keys = ports::token_key(&merged).and_then(|secret| keys::own_keys(&merged.auth, &secret));
+        let own_keys = own_keys.map_err(|error| problems.extend(lines(&error)));
+        let filter = log_limit::filter(&merged.log.filter);
+        let filter = filter.map_err(|why| problems.push(format!("log.filter: {why}")));
+        let hooks = HookSet::new(&merged.hooks, &self.parts.shards.metrics);
+        let hooks = hooks.map_err(|error| problems.push(error.to_string()));
+        let rules = settings::limit_rules(&merged).map_err(|found| problems.extend(found));
+        let (Ok(own_keys), Ok(filter), Ok(hooks), Ok(rules)) = (own_keys, filter, hooks, rules) else {
+            return Err(ConfigError(problems));
+        };
+        let parts = &self.parts;
+        parts.shards.verifier.replace(own_keys, keys::rules(&merged.auth));
+        parts.shards.limiter.set_limits(settings::rate_limits(&merged.limits));
+        settings::report_overlaps(&rules);
+        parts.shards.rules.replace(&rules);
+        parts.shards.room_rules.set(merged.rooms.rules());
+        parts.admission.set_limits(merged.limits.conns_max, merged.limits.conns_per_ip);
+        parts.shards.upgrade.set(settings::upgrade_policy(&merged));
+        parts.shards.conn_settings.set(settings::conn_settings(&merged));
+        parts.shards.recall_within.set(settings::recall_within(&merged.limits));
+        parts.drainer.set_settings(merged.drain_settings());
+        parts.shards.hooks.replace(hooks);
+        parts.cluster.storms.set_rule(merged.storm.rule(), merged.storm.action());
+        parts.cluster.storms.set_room_threshold(merged.storm.room_threshold);
+        settings::set_evidence(&merged, &parts.cluster);
+        parts.first_bytes.set(settings::first_bytes_policy(&merged));
+        if let Some(filter) = filter {
+            log_limit::set_filter(filter);
+        }
+        *config = merged;
+        Ok(changes)
+    }
+}
+
+impl Reload for Reloader {
+    fn reload(&self) -> Result<ConfigChanges, ConfigError> {
+        let began = Instant::now();
+        let keys = self.parts.gate.reload().map_err(|why| format!("admin.keys_file: {why}"));
+        let reloaded = self.apply(&mut self.config.lock(), keys.err().into_iter().collect());
+        match &reloaded {
+            Ok(ConfigChanges { live, needs_restart }) => {
+                let took = began.elapsed();
+                tracing::info!(changed = ?live, ?needs_restart, ?took, "configuration read again");
+            }
+            Err(error) => tracing::error!(
+                problems = ?error.0,
+                "the configuration can't be used; the former one stays in force"
+            ),
+        }
+        reloaded
+    }
+}
+
+/// Returns the problems of all files that the configuration names, except the file of admin keys and the audit file.
+fn file_problems(config: &Config) -> Vec<String> {
+    let mut problems = files::problems(config);
+    if !config.auth.key_file.as_os_str().is_empty() {
+        problems.extend(ports::token_key(config).err().iter().flat_map(lines));
+    }
+    problems.extend(keys::own_keys(&config.auth, &[]).err().iter().flat_map(lines));
+    problems
+}
+
+/// Returns the problems of an error, one a line, each with its causes.
+fn lines(error: &anyhow::Error) -> Vec<String> {
+    format!("{error:#}").lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,249 @@
+//! Decisions about sends, joins and signals: the block list of the recipient first, then the hook `allow`. A request for
+//! which an answer has to be fetched is held, and what the connection sends after it keeps its order.
+
+use std::sync::Arc;
+
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, ConversationKind, RoomId},
+    machine::session::{Action, Submit, SubmitRefusal},
+    pb::{self, server_frame::Body as FrameBody},
+};
+
+use crate::{
+    cluster::BlockVerdict,
+    config::AllowAction,
+    hooks::AppReason,
+    limits::LimitWaits,
+    log_limit::log_limited,
+    mail::{ConnKey, Decision, Mail},
+    net::io::Io,
+    shard::{
+        Shard,
+        actions::blocks::look_up_block,
+        conn::{AskingLogin, AskingRequest, Conn, DecidedRequest, Held, HeldRequest},
+    },
+};
+
+/// Text of a refusal by the hook that gives no reason.
+const NOT_ALLOWED: &str = "the application does not allow this";
+
+/// Key in `Error.detail` of the application's own code; with it the message is the application's.
+const APP_DETAIL: &str = "app";
+
+impl<I: Io> Shard<I> {
+    /// Passes a send on, refuses it, or holds it until the store or the hook has answered. The hook is not asked about a
+    /// send to a user who blocks the sender.
+    pub(in crate::shard) fn decide_send(&mut self, conn: &mut Conn, submit: Submit) {
+        let blocked = match submit.conversation.kind() {
+            ConversationKind::Room(_) => BlockVerdict::Allowed,
+            _ => self.block_verdict(conn, &submit.conversation),
+        };
+        let Some(login) = &conn.login else { return self.submit_allowed(conn, submit, true) };
+        let (user, conversation) = (&login.route.user, &submit.conversation);
+        let hook = self.context.hooks.allow();
+        let decided = match (blocked, &hook) {
+            (BlockVerdict::Blocked, _) => Some(Decision::Blocked),
+            (BlockVerdict::Allowed, None) => Some(Decision::Allowed),
+            (BlockVerdict::Allowed, Some(hook)) => hook.may_write(user, conversation).map(Decision::from),
+            (BlockVerdict::Unknown, _) => None,
+        };
+        if let Some(decision) = decided {
+            return self.carry_out(conn, DecidedRequest::Send(submit), &decision);
+        }
+        // Before the hook is asked, which would cost a call for nothing; the rules count the message once it is allowed.
+        if hook.is_some()
+            && let Some(refusal) = self.refuses_send(conn, &submit)
+        {
+            return self.turn_away(conn, submit, &refusal.into());
+        }
+        let (user, conversation) = (user.clone(), conversation.clone());
+        let lookup = (blocked == BlockVerdict::Unknown)
+            .then(|| look_up_block(&self.context, user.clone(), conversation.clone()));
+        let (store, pauses) = (Arc::clone(&self.context.cluster.ports.store), hook.is_some());
+        let decision = async move {
+            if let Some(lookup) = lookup {
+                match lookup.await {
+                    Ok(BlockVerdict::Allowed) => {}
+                    Ok(BlockVerdict::Blocked | BlockVerdict::Unknown) => return Decision::Blocked,
+                    Err(code) => return Decision::Unavailable(code),
+                }
+            }
+            let Some(hook) = hook else { return Decision::Allowed };
+            // If the store is unavailable, the stricter question is asked.
+            let has_messages =
+                async { store.summary(&conversation, None).await.is_ok_and(|summary| summary.is_some()) };
+            hook.decide_write(&user, &conversation, has_messages).await.into()
+        };
+        self.hold(conn, DecidedRequest::Send(submit).into(), pauses, decision);
+    }
+
+    /// Joins a room, refuses the join, or holds it until the hook has answered.
+    pub(in crate::shard) fn decide_join(&mut self, conn: &mut Conn, id: u64, room: RoomId) {
+        let (hook, login) = (self.context.hooks.allow(), conn.login.as_ref());
+        let (Some(hook), Some(login)) = (hook, login) else { return self.join_allowed(conn, id, &room) };
+        let user = login.route.user.clone();
+        let decided = hook.may_join(&user, &room).map(Decision::from);
+        let decided = decided.or_else(|| conn.held.is_some().then_some(Decision::Unavailable(Code::Busy)));
+        if let Some(decision) = decided {
+            return self.carry_out(conn, DecidedRequest::Join { id, room }, &decision);
+        }
+        let asked = room.clone();
+        let decision = async move { hook.decide_join(&user, &asked).await.into() };
+        self.hold(conn, DecidedRequest::Join { id, room }.into(), true, decision);
+    }
+
+    /// Broadcasts a signal, refuses it, or holds it until the hook has answered.
+    pub(in crate::shard) fn decide_signal(
+        &mut self,
+        conn: &mut Conn,
+        id: u64,
+        conversation: ConversationId,
+        signal: Box<pb::Signal>,
+    ) {
+        let (hook, login) = (self.context.hooks.allow(), conn.login.as_ref());
+        let (Some(hook), Some(login)) = (hook, login) else {
+            return self.signal_allowed(conn, id, conversation, *signal);
+        };
+        let user = login.route.user.clone();
+        let decided = hook.may_signal(&user, &conversation).map(Decision::from);
+        let decided = decided.or_else(|| conn.held.is_some().then_some(Decision::Unavailable(Code::Busy)));
+        let asked = conversation.clone();
+        let request = DecidedRequest::Signal { id, conversation, signal };
+        match decided {
+            Some(decision) => self.carry_out(conn, request, &decision),
+            None => {
+                let decision = async move { hook.decide_signal(&user, &asked).await.into() };
+                self.hold(conn, request.into(), true, decision);
+            }
+        }
+    }
+
+    /// Keeps a request until its decision. If `pauses`, nothing further of the connection is handled meanwhile.
+    pub(in crate::shard) fn hold(
+        &mut self,
+        conn: &mut Conn,
+        request: HeldRequest,
+        pauses: bool,
+        decision: impl Future<Output = Decision> + Send + 'static,
+    ) {
+        conn.held = Some(Box::new(Held { request, pauses }));
+        let key = conn.key;
+        let mail = move |decision| Mail::Decided(key, decision);
+        if pauses {
+            // Neither a question to the hook nor a wait is ready at once.
+            self.context.run_later(decision, mail);
+        } else if let Some(decision) = self.context.ask(decision, mail) {
+            self.on_decision(conn, &decision);
+        }
+    }
+
+    /// Handles the decision that the request of a connection waits for.
+    pub(in crate::shard) fn take_decision(&mut self, key: ConnKey, decision: Decision) {
+        let Some(slot) = self.conns.find(key) else { return };
+        self.with_conn(slot, |shard, conn| {
+            if conn.is_open() {
+                shard.on_decision(conn, &decision);
+                shard.act(conn);
+                shard.resume(conn);
+                shard.flush(conn);
+            }
+        });
+    }
+
+    /// Continues the request that waits; the caller applies the actions.
+    fn on_decision(&mut self, conn: &mut Conn, decision: &Decision) {
+        let Some(held) = conn.held.take() else { return };
+        match held.request {
+            HeldRequest::Deciding(request) => self.carry_out(conn, request, decision),
+            HeldRequest::Asking(request, waits) => self.ask_again(conn, request, waits),
+        }
+    }
+
+    fn carry_out(&mut self, conn: &mut Conn, request: DecidedRequest, decision: &Decision) {
+        let Some((code, message)) = refusal(decision) else {
+            return match request {
+                DecidedRequest::Send(submit) => self.submit_allowed(conn, submit, true),
+                // It waits once, so that no wait is longer than its limit says.
+                DecidedRequest::Delayed(submit) => self.submit_allowed(conn, submit, false),
+                DecidedRequest::Join { id, room } => self.join_allowed(conn, id, &room),
+                DecidedRequest::Signal { id, conversation, signal } => {
+                    self.signal_allowed(conn, id, conversation, *signal);
+                }
+            };
+        };
+        if *decision == Decision::Blocked {
+            self.context.metrics.blocked.increment(1);
+        }
+        let (limits, out) = (&conn.settings.limits, &mut self.buffers.actions);
+        let (before, action) = (out.len(), request.action());
+        match request {
+            DecidedRequest::Send(submit) | DecidedRequest::Delayed(submit) => {
+                // After a temporary refusal the chain goes back to the client, which sends the message again.
+                let refusal = SubmitRefusal { message, ..code.into() };
+                conn.session.submit_refused(submit.ticket, refusal, limits, self.now, out);
+            }
+            DecidedRequest::Join { id, room } => {
+                conn.session.joined(id, &room, Err((code, message)), limits, self.now, out);
+            }
+            DecidedRequest::Signal { id, .. } => {
+                conn.session.signalled(id, Err((code, message)), limits, out);
+            }
+        }
+        if let Decision::Denied(reason) = decision {
+            log_denial(conn, action, reason.as_deref());
+            if let Some(reason) = reason {
+                mark_reason(&mut out[before..], reason);
+            }
+        }
+    }
+
+    /// Decides again about a request whose ask for permits has ended.
+    fn ask_again(&mut self, conn: &mut Conn, request: AskingRequest, waits: LimitWaits) {
+        self.asking_since = waits.asking_since;
+        match request {
+            AskingRequest::Send(submit) => self.submit_allowed(conn, submit, waits.for_space),
+            AskingRequest::Login(login) => {
+                let AskingLogin { device, asked_at, identity } = *login;
+                self.log_in(conn, &device, asked_at, Ok(identity));
+            }
+            AskingRequest::Query { id, query } => self.start_query(conn, id, *query),
+            AskingRequest::Join { id, room } => self.join_room(conn, id, &room),
+        }
+        self.asking_since = None;
+    }
+}
+
+/// Returns the code and the text of a refusal; `None` if the request is allowed.
+pub(in crate::shard) fn refusal(decision: &Decision) -> Option<(Code, &str)> {
+    match decision {
+        Decision::Allowed => None,
+        // The text does not tell the reason.
+        Decision::Blocked => Some((Code::Forbidden, "")),
+        Decision::Denied(reason) => {
+            let message = reason.as_deref().map(|reason| &*reason.message).filter(|it| !it.is_empty());
+            Some((Code::Forbidden, message.unwrap_or(NOT_ALLOWED)))
+        }
+        Decision::Unavailable(code) => Some((*code, "")),
+    }
+}
+
+/// Logs a refusal by the hook `allow`. The target and the application's text are left out: both may name people.
+pub(in crate::shard) fn log_denial(conn: &Conn, action: AllowAction, reason: Option<&AppReason>) {
+    let connection = format_args!("{:x}", conn.key.pack());
+    let user = conn.login.as_ref().map(|login| login.route.user.as_str());
+    let (action, code) = (action.name(), reason.map(|it| &*it.code).filter(|it| !it.is_empty()));
+    log_limited!(info, %connection, user, action, code, "hook `allow` refused a request");
+}
+
+/// Marks the lasting refusals among the actions as the application's, with its own code.
+pub(in crate::shard) fn mark_reason(actions: &mut [Action], reason: &AppReason) {
+    for action in actions {
+        if let Action::Reply(frame) = action
+            && let Some(FrameBody::Error(error)) = &mut frame.body
+            && !error.temporary
+        {
+            error.detail.insert(APP_DETAIL.to_owned(), reason.code.to_string());
+        }
+    }
+}
