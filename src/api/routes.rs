@@ -17,7 +17,9 @@ mod openapi;
 use super::{
     Api, Problem,
     access::{self, AdminGate, AdminRoute, Effect, RouteNeed},
-    blocks, console, dev, events, flows, groups, nodes, presence, reload, stats, trace,
+    blocks, console, dev, groups, nodes,
+    observe::{events, flows, trace},
+    presence, reload, stats,
 };
 use crate::keys::Scope;
 

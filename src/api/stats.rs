@@ -33,7 +33,7 @@ use self::{
 };
 use super::{
     Api,
-    flows::FlowsCache,
+    observe::flows::FlowsCache,
     peer_figures::{self, PeerFigures},
     refusal,
 };

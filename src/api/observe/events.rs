@@ -11,7 +11,7 @@ use axum::{
 use serde::Deserialize;
 use tidegate_protocol::Code;
 
-use super::{Api, Problem};
+use super::super::{Api, Problem};
 use crate::events::Cursor;
 
 /// Most events in one response.
@@ -23,7 +23,7 @@ const WAIT_MAX_MS: u64 = 25_000;
 /// Parameters of a request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct EventsQuery {
+pub(in crate::api) struct EventsQuery {
     /// Cursor to start after, or `end`; `None` starts at the oldest event that is kept.
     after: Option<String>,
     /// How long to wait if there is no event, in ms.
@@ -32,7 +32,7 @@ pub(super) struct EventsQuery {
 }
 
 /// Returns the events after a cursor.
-pub(super) async fn follow(
+pub(in crate::api) async fn follow(
     State(api): State<Api>,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {

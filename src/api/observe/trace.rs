@@ -17,7 +17,7 @@ use tidegate_protocol::{
     id::{MsgId, UserId},
 };
 
-use super::{Api, Problem, extract::JsonObject};
+use super::super::{Api, Problem, extract::JsonObject};
 use crate::{
     cluster::Cluster,
     trace::{FOUND_TRACES, TraceEvent, TraceFilter as StepsQuery, WATCH_MS},
@@ -29,7 +29,7 @@ const STEPS_MAX: usize = 10_000;
 /// Parameters of a request; at least one is required.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct TraceQuery {
+pub(in crate::api) struct TraceQuery {
     msg: Option<String>,
     user: Option<String>,
     /// Trace ids of 32 hex digits each, separated by commas.
@@ -37,7 +37,7 @@ pub(super) struct TraceQuery {
 }
 
 /// Returns the recorded steps of the requested traces, sorted by time.
-pub(super) async fn steps(
+pub(in crate::api) async fn steps(
     State(api): State<Api>,
     query: Result<Query<TraceQuery>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
@@ -46,7 +46,7 @@ pub(super) async fn steps(
 }
 
 /// Returns the steps as [`steps`] does, and makes all nodes watch the message or user from now on.
-pub(super) async fn watch(
+pub(in crate::api) async fn watch(
     State(api): State<Api>,
     JsonObject(query): JsonObject<TraceQuery>,
 ) -> Result<Json<Value>, Problem> {
@@ -87,7 +87,7 @@ async fn collect(
     let steps: Result<Vec<Value>, _> = steps.iter().map(|(node, step)| with_node(node, step)).collect();
     let names = msg.as_deref().into_iter().chain(user.as_deref());
     let watched_ms =
-        if is_watched { WATCH_MS } else { api.cluster.trace.watched_for(super::now_ms(), names) };
+        if is_watched { WATCH_MS } else { api.cluster.trace.watched_for(super::super::now_ms(), names) };
     Ok(Json(json!({
         "node": api.cluster.me.node.as_str(),
         "watchedMs": watched_ms,

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tidegate_protocol::{Code, id::NodeId};
 
-use super::{Api, Problem, peer_figures};
+use super::super::{Api, Problem, peer_figures};
 use crate::figures::{
     FLOWS_EVERY_MS, FLOWS_KEEP_MS, FLOWS_ROWS_MAX, FiguresPage, FiguresQuery, Flow, FlowsRow,
 };
@@ -29,14 +29,14 @@ const SHARED_FOR: Duration = Duration::from_millis(500);
 /// Parameters of a request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct FlowsQuery {
+pub(in crate::api) struct FlowsQuery {
     /// Time after which rows are wanted, in ms since 1970.
     #[serde(default)]
     since: u64,
 }
 
 /// Returns the flows of all nodes after a time.
-pub(super) async fn list(
+pub(in crate::api) async fn list(
     State(api): State<Api>,
     query: Result<Query<FlowsQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
@@ -59,7 +59,7 @@ pub(super) async fn list(
 
 /// Answers of all nodes that a few requests share, so that many requests query the peers no more often than one.
 #[derive(Default)]
-pub(super) struct FlowsCache {
+pub(in crate::api) struct FlowsCache {
     /// Locked during a query: requests that come meanwhile wait for its answers.
     newest: tokio::sync::Mutex<Option<Answers>>,
 }
