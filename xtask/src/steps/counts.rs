@@ -63,7 +63,11 @@ struct Limit {
 }
 
 /// The tables of a profile in `benches/counts.toml`, and the function inside which instructions count for each.
-const TABLES: &[(&str, Option<&str>)] = &[("instructions", None), ("shard", Some("counts::counted"))];
+const TABLES: &[(&str, Option<&str>)] = &[
+    ("instructions", None),
+    ("shard", Some("counts::counted")),
+    ("rules", Some("counts::counted_admission")),
+];
 
 fn read_limits(text: &str, profile: &str) -> anyhow::Result<Vec<Limit>> {
     let file: toml::Table = text.parse()?;
@@ -108,16 +112,16 @@ mod tests {
 
     #[test]
     fn limits_and_counts_are_read() {
-        let limits = read_limits("# why\n[ci.instructions]\nencode = 400\n[ci.shard]\nfan = 7\n", "ci")
-            .expect("two tables");
+        let limits = read_limits("# why\n[ci.instructions]\nencode = 400\n[ci.shard]\nfan = 7\n[ci.rules]\n", "ci")
+            .expect("all tables");
         assert_eq!(
             limits.iter().map(|it| (it.name.as_str(), it.limit)).collect::<Vec<_>>(),
             [("encode", 400), ("fan", 7)]
         );
         assert!(limits[0].within.is_none() && limits[1].within.is_some());
         assert!(read_limits("[ci.instructions]\nencode = 400", "ci").is_err());
-        assert!(read_limits("[ci.instructions]\nencode = 400\n[ci.shard]", "dist").is_err());
-        assert!(read_limits("[ci.shard]\n[ci.instructions]\nencode = -1", "ci").is_err());
+        assert!(read_limits("[ci.instructions]\nencode = 400\n[ci.shard]\n[ci.rules]", "dist").is_err());
+        assert!(read_limits("[ci.shard]\n[ci.rules]\n[ci.instructions]\nencode = -1", "ci").is_err());
         assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 215377\n"), Some(215_377));
         assert_eq!(collected("==7== nothing"), None);
     }
