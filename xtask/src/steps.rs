@@ -228,9 +228,9 @@ pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
     &[&["tests"], &["clippy", "manifests", "fuzz-build"]],
     &[
-        &["chaos", "rehearsal", "autobahn", "third-party", "user"],
+        &["chaos", "rehearsal", "autobahn", "third-party"],
         &["cluster", "brokers"],
-        &["security", "clients", "counts", "browser"],
+        &["user", "security", "clients", "counts", "browser"],
         &["rustdoc"],
     ],
     &[&["rolling"]],
