@@ -270,6 +270,7 @@ impl RuleGuard {
             self.count_refusal(binding, false, subjects, now);
             refusal
         })?;
+        note_refusals(&hits);
         // Nothing else asks for a subject whose requests all end here.
         if let Some(board) = &self.board {
             list_asks(board, &mut hits, true);
