@@ -11,11 +11,7 @@ use crate::{
     mail::Delivery,
     net::io::Io,
     room_tallies::ReactionRefusal,
-    shard::{
-        Shard,
-        actions::{limits::mark_limit, token::RECIPIENT_NOT_GRANTED},
-        conn::Conn,
-    },
+    shard::{Shard, conn::Conn},
 };
 
 /// Refusal of a kind that the operator has not listed.
@@ -73,9 +69,12 @@ impl<I: Io> Shard<I> {
         if !self.context.room_rules.get().has_reaction(kind) {
             return Err(UNLISTED);
         }
-        self.context.rooms.tallies().react(room, kind).map_err(|refusal| match refusal {
+        let Some(login) = &conn.login else { return Err((Code::NotAMember, "join the room first")) };
+        let counted = self.context.rooms.tallies().react(room, kind, &login.route.user);
+        counted.map_err(|refusal| match refusal {
             ReactionRefusal::TooManyKinds => KINDS_USED,
             ReactionRefusal::TooManyRooms => ROOMS_USED,
+            ReactionRefusal::TooManyRoomsOfUser => USER_ROOMS_USED,
         })
     }
 
