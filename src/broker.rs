@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -26,6 +26,7 @@ use crate::{
         admin::Admin,
         intake::{Intake, Outlets},
     },
+    limits::RuleGuard,
     load::LoadFigures,
     mail::ShardHandle,
     metrics::Metrics,
@@ -127,6 +128,8 @@ pub struct Broker {
     is_clustered: bool,
     /// Services to other nodes that bypass the log or follow it by topic; `None` unless [`Peering::Clustered`].
     remote: Option<RemoteServices>,
+    /// Rules of the shards, set with their context.
+    rules: OnceLock<Arc<RuleGuard>>,
     devices: DevicePolicy,
     small_group_max: usize,
     metrics: Metrics,
@@ -180,6 +183,7 @@ impl Broker {
             answer_cache: Arc::default(),
             is_clustered,
             remote,
+            rules: OnceLock::new(),
             devices,
             small_group_max,
             metrics,

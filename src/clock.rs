@@ -1,6 +1,6 @@
-//! Time: the wall clock of this machine, and the time of a shard's turn.
+//! Time: the wall clock of this machine, monotonic clocks, and the time of a shard's turn.
 
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use tidegate_protocol::Time;
 use time::{Date, Month, OffsetDateTime};
@@ -12,6 +12,19 @@ pub struct Now {
     pub at: Time,
     /// Wall clock in ms since 1970, for display, times of messages, ages of entries and the expiry of tokens.
     pub wall_ms: u64,
+}
+
+/// Monotonic clock, which tests set.
+pub(crate) type Clock = Box<dyn Fn() -> Time + Send + Sync>;
+
+/// Returns a clock whose times are those since `start`.
+pub(crate) fn clock_since(start: Instant) -> Clock {
+    Box::new(move || time_since(start))
+}
+
+/// Returns the time since `start`.
+pub(crate) fn time_since(start: Instant) -> Time {
+    Time::from_millis(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Returns the wall clock in ms since 1970, which may jump; never for deadlines.

@@ -37,7 +37,7 @@ use crate::{
     audit::AuditFile,
     bans::{BanBoard, BanSubject},
     budget::network_of,
-    clock::{rfc3339, wall_ms},
+    clock::{Clock, rfc3339, wall_ms},
     live::Live,
 };
 
@@ -192,6 +192,11 @@ impl EvidenceBoard {
     /// Creates the board of a node with these bans.
     pub fn new(board: Arc<BanBoard>) -> Self {
         Self { board, ..Self::default() }
+    }
+
+    /// Creates the board of a node with these bans, whose scores decay by this clock.
+    pub fn with_clock(board: Arc<BanBoard>, clock: Clock) -> Self {
+        Self { scores: Mutex::new(SubjectScores::new(clock)), ..Self::new(board) }
     }
 
     /// Returns the scores that evidence of a client raises. The whole address counts, not its network.

@@ -6,11 +6,13 @@
 //! not, and reactions are refused.
 //!
 //! **Memory.** About 300 bytes for a room, 1 KiB more with reactions of 16 kinds, and 560 bytes for each other node that has
-//! reported such ones. At most [`REACTING_ROOMS_MAX`] rooms have reactions. All rooms together hold [`ENTRIES_MAX`] kinds of
+//! reported such ones. At most [`REACTING_ROOMS_MAX`] rooms have reactions, of which
+//! one user has begun [`USER_ROOMS_MAX`] at most. All rooms together hold [`ENTRIES_MAX`] kinds of
 //! other nodes; above that, reactions of a node that is new to a room are not counted until there is space. Each of the runs, at most
 //! 128 of a room with reactions, takes 48 bytes in addition.
 
 use std::{
+    collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     sync::{
         Arc, OnceLock,
@@ -19,10 +21,11 @@ use std::{
 };
 
 use dashmap::{DashMap, Entry, mapref::one::RefMut};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tidegate_protocol::{
     Time,
-    id::ConversationId,
+    id::{ConversationId, UserId},
     machine::{
         reactions::{REACTION_INTERVAL, ReactionCount, ReactionKind, ReactionSum, RoomReactions},
         room_members::RoomMembers,
@@ -42,6 +45,10 @@ const REACTING_ROOMS_MAX: usize = 4_096;
 /// Most kinds of other nodes that are held, one per room, node and kind, of 32 bytes.
 const ENTRIES_MAX: usize = 262_144;
 
+/// Most rooms with reactions on one node that one user has begun, so that it takes no place from others. Fewer than a
+/// connection may join; rooms in which others have reacted first do not count.
+const USER_ROOMS_MAX: u32 = 32;
+
 /// Reason why a reaction is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReactionRefusal {
@@ -49,6 +56,8 @@ pub enum ReactionRefusal {
     TooManyKinds,
     /// Too many rooms of the node have reactions.
     TooManyRooms,
+    /// The user has begun reactions in as many rooms of the node as it may.
+    TooManyRoomsOfUser,
 }
 
 /// Tallies of the rooms with members on this node.
@@ -61,6 +70,8 @@ pub struct RoomTallies {
     /// Number of rooms, and of those with reactions.
     count: AtomicUsize,
     reacting: AtomicUsize,
+    /// Rooms with reactions by the user that has begun them; at most as many users as such rooms.
+    begun: Mutex<HashMap<UserId, u32, RandomState>>,
     /// Number of kinds of other nodes that are held in all rooms.
     entries: AtomicUsize,
     rooms_max: usize,
@@ -76,6 +87,8 @@ struct RoomTally {
     shards: SmallVec<[(usize, u64); 2]>,
     members: Option<RoomMembers>,
     reactions: Option<Box<RoomReactions>>,
+    /// User of this node that has reacted first; `None` if reactions of another node came first.
+    begun_by: Option<UserId>,
     framed_at: Option<Time>,
     /// Whether a shard did not take the last frame.
     is_unposted: bool,
@@ -108,6 +121,7 @@ impl RoomTallies {
             runs: AtomicU64::default(),
             count: AtomicUsize::default(),
             reacting: AtomicUsize::default(),
+            begun: Mutex::default(),
             entries: AtomicUsize::default(),
             rooms_max,
             entries_max: ENTRIES_MAX,
@@ -145,12 +159,22 @@ impl RoomTallies {
         true
     }
 
-    /// Counts a reaction of a connection of this node.
+    /// Counts a reaction of a user of this node.
     ///
     /// # Errors
-    /// The room has too many kinds, or the node too many rooms.
-    pub fn react(&self, room: &ConversationId, kind: ReactionKind) -> Result<(), ReactionRefusal> {
-        let mut tally = self.tally(room, true).ok_or(ReactionRefusal::TooManyRooms)?;
+    /// The room has too many kinds, or the node or the user too many rooms.
+    pub fn react(
+        &self,
+        room: &ConversationId,
+        kind: ReactionKind,
+        user: &UserId,
+    ) -> Result<(), ReactionRefusal> {
+        // A refused one must not take the place of a tally either.
+        let may_create = self.rooms.contains_key(room) || self.may_begin(user)?;
+        let mut tally = self.tally(room, may_create).ok_or(ReactionRefusal::TooManyRooms)?;
+        if tally.reactions.is_none() {
+            self.begin(&mut tally, user)?;
+        }
         let reactions = self.reactions(&mut tally).ok_or(ReactionRefusal::TooManyRooms)?;
         reactions.handle_reaction(kind).then_some(()).ok_or(ReactionRefusal::TooManyKinds)
     }
@@ -217,6 +241,7 @@ impl RoomTallies {
             if !is_kept {
                 self.count.fetch_sub(1, Ordering::Relaxed);
                 if let Some(reactions) = &tally.reactions {
+                    tally.begun_by.take().inspect(|user| self.release(user));
                     self.reacting.fetch_sub(1, Ordering::Relaxed);
                     self.entries.fetch_sub(reactions.entries(), Ordering::Relaxed);
                 }
@@ -248,6 +273,36 @@ impl RoomTallies {
                 let run = self.random.hash_one(self.runs.fetch_add(1, Ordering::Relaxed));
                 Some(entry.insert(RoomTally { run, ..RoomTally::default() }))
             }
+        }
+    }
+
+    fn may_begin(&self, user: &UserId) -> Result<bool, ReactionRefusal> {
+        let is_full = self.begun.lock().get(user).is_some_and(|rooms| *rooms >= USER_ROOMS_MAX);
+        if is_full { Err(ReactionRefusal::TooManyRoomsOfUser) } else { Ok(true) }
+    }
+
+    /// Begins the reactions of a room for a user.
+    fn begin(&self, tally: &mut RoomTally, user: &UserId) -> Result<(), ReactionRefusal> {
+        let mut begun = self.begun.lock();
+        let rooms = begun.get(user).copied().unwrap_or_default();
+        if rooms >= USER_ROOMS_MAX {
+            return Err(ReactionRefusal::TooManyRoomsOfUser);
+        }
+        self.reactions(tally).ok_or(ReactionRefusal::TooManyRooms)?;
+        begun.insert(user.clone(), rooms + 1);
+        tally.begun_by = Some(user.clone());
+        Ok(())
+    }
+
+    /// Releases the place of a room that a user has begun.
+    fn release(&self, user: &UserId) {
+        let mut begun = self.begun.lock();
+        let left = begun.get_mut(user).map_or(0, |rooms| {
+            *rooms -= 1;
+            *rooms
+        });
+        if left == 0 {
+            begun.remove(user);
         }
     }
 
@@ -320,130 +375,4 @@ fn stats(room: &ConversationId, members: Option<u64>, sums: Vec<ReactionSum>) ->
 }
 
 #[cfg(test)]
-mod tests {
-    use tidegate_protocol::machine::reactions::ReactionExchange;
-
-    use super::*;
-
-    fn room(name: &str) -> ConversationId {
-        ConversationId::parse(&format!("r:{name}")).unwrap()
-    }
-
-    fn kind(name: &str) -> ReactionKind {
-        ReactionKind::new(name).unwrap()
-    }
-
-    fn at(ms: u64) -> Time {
-        Time::from_millis(ms)
-    }
-
-    /// Polls with all rooms occupied, and returns what is due for the hall.
-    fn poll(tallies: &RoomTallies, ms: u64) -> (Option<pb::RoomStats>, Option<RoomTallyReport>) {
-        tallies.poll(at(ms), |_| true).pop().map_or((None, None), |due| (due.stats, due.report))
-    }
-
-    #[test]
-    fn members_of_all_shards_and_nodes_are_summed() {
-        let (here, there, hall) = (RoomTallies::default(), RoomTallies::default(), room("hall"));
-        for (shard, members) in [(0, 3), (1, 4), (0, 5)] {
-            here.set_members(&hall, shard, Some(members));
-        }
-        there.set_members(&hall, 0, Some(20));
-        let (stats, report) = poll(&here, 0);
-        assert_eq!((stats, report.as_ref().unwrap().members), (None, Some(9)), "the first frame waits");
-        there.handle_report(&hall, &report.unwrap(), at(0));
-        // A node that is new to another one gets its numbers.
-        let (_, answer) = poll(&there, 1);
-        here.handle_report(&hall, &answer.unwrap(), at(1));
-        assert_eq!(poll(&here, 2_000).0.unwrap().members, Some(29));
-        assert_eq!(here.latest(&hall).unwrap().members, Some(29));
-        let due = there.poll(at(2_000), |_| false).pop().unwrap();
-        here.handle_report(&hall, due.report.as_ref().unwrap(), at(2_000));
-        assert_eq!(poll(&here, 4_000).0.unwrap().members, Some(9), "the other node has none left");
-        assert_eq!(there.rooms.len() + there.count.load(Ordering::Relaxed), 0);
-        here.set_members(&hall, 1, None);
-        assert_eq!(poll(&here, 6_000).0.unwrap().members, Some(5), "one shard counts them still");
-        here.set_members(&hall, 0, None);
-        assert_eq!((poll(&here, 60_000), here.latest(&hall)), ((None, None), None), "no longer counted");
-    }
-
-    #[test]
-    fn reactions_of_two_nodes_are_summed_and_survive_an_empty_room() {
-        let (here, there, hall) = (RoomTallies::default(), RoomTallies::default(), room("hall"));
-        here.react(&hall, kind("like")).unwrap();
-        let first = poll(&here, 0).0.unwrap();
-        assert_eq!((first.reactions[0].sum, first.reactions[0].total), (1, 1));
-        for ms in [20_000, 40_000] {
-            (0..3).for_each(|_| there.react(&hall, kind("like")).unwrap());
-            let due = there.poll(at(ms), |_| false).pop().unwrap();
-            assert_eq!(due.report.as_ref().unwrap().reactions.counts[0].count, 3, "a run of its own");
-            here.handle_report(&hall, due.report.as_ref().unwrap(), at(ms));
-        }
-        let second = poll(&here, 40_000).0.unwrap();
-        assert_eq!((second.reactions[0].sum, second.reactions[0].total), (6, 7));
-        assert_eq!(here.latest(&hall).unwrap().reactions[0].total, 7);
-    }
-
-    #[test]
-    fn frames_are_a_second_apart_and_repeated_if_a_shard_is_full() {
-        let (tallies, hall) = (RoomTallies::default(), room("hall"));
-        tallies.set_members(&hall, 0, Some(1));
-        assert_eq!(poll(&tallies, 0).0, None);
-        tallies.react(&hall, kind("like")).unwrap();
-        assert!(poll(&tallies, 1_500).0.is_some());
-        assert_eq!(poll(&tallies, 2_499).0, None, "the members wait for the second");
-        assert_eq!(poll(&tallies, 2_500).0.unwrap().members, Some(1));
-        tallies.note_unposted(&hall);
-        assert_eq!(poll(&tallies, 3_000).0, None);
-        assert_eq!(poll(&tallies, 3_500).0, tallies.latest(&hall));
-        assert_eq!(poll(&tallies, 4_500).0, None, "once");
-    }
-
-    #[test]
-    fn tallies_are_bounded_in_rooms_and_kinds() {
-        let tallies = RoomTallies::new(2);
-        let is_counted = |name| tallies.set_members(&room(name), 0, Some(1));
-        assert_eq!(["a", "b", "c"].map(is_counted), [true, true, false]);
-        assert!(tallies.set_members(&room("c"), 0, Some(0)) && tallies.set_members(&room("c"), 0, None));
-        assert_eq!(tallies.rooms.len(), 2);
-        assert_eq!(tallies.react(&room("c"), kind("like")), Err(ReactionRefusal::TooManyRooms));
-        for n in 0..16 {
-            tallies.react(&room("a"), kind(&format!("k{n}"))).unwrap();
-        }
-        assert_eq!(tallies.react(&room("a"), kind("like")), Err(ReactionRefusal::TooManyKinds));
-        tallies.poll(at(0), |it| *it == room("b"));
-        assert_eq!(tallies.react(&room("c"), kind("like")), Ok(()), "room a is over");
-        assert_eq!(tallies.reacting.load(Ordering::Relaxed), 1);
-    }
-
-    #[test]
-    fn reports_of_other_nodes_are_bounded_in_kinds() {
-        let (tallies, hall) = (RoomTallies { entries_max: 4, ..RoomTallies::default() }, room("hall"));
-        let report = |run, kinds: &[&str], is_last| {
-            let counts = kinds.iter().map(|name| ReactionCount { kind: kind(name), count: 1 }).collect();
-            let reactions = ReactionExchange { counts, is_first: true, is_last };
-            tallies.handle_report(&hall, &RoomTallyReport { run, members: None, reactions }, at(0))
-        };
-        assert_eq!((report(1, &["a", "b", "c"], false), report(2, &["a", "b"], false)), (0, 2));
-        assert_eq!(report(1, &["a", "b", "c"], true), 0);
-        assert_eq!((tallies.entries.load(Ordering::Relaxed), report(2, &["a", "b"], false)), (0, 0));
-        let listed = RoomRules::default().with_reactions(&["a".to_owned()]).unwrap();
-        tallies.follow_rules(Arc::new(Live::new(listed)));
-        assert_eq!(report(3, &["a", "x"], false), 1, "one is not listed");
-        tallies.poll(at(0), |_| false);
-        assert_eq!(tallies.entries.load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn member_that_joins_gets_totals_of_the_last_frame() {
-        let (tallies, hall) = (RoomTallies::default(), room("hall"));
-        let like = || tallies.react(&hall, kind("like")).unwrap();
-        like();
-        assert_eq!(tallies.latest(&hall), None, "no frame yet");
-        assert!(poll(&tallies, 0).0.is_some());
-        like();
-        assert_eq!(tallies.latest(&hall).unwrap().reactions[0].total, 1);
-        let next = poll(&tallies, 1_000).0.unwrap();
-        assert_eq!((next.reactions[0].sum, next.reactions[0].total), (1, 2));
-    }
-}
+mod tests;

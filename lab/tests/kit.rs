@@ -11,7 +11,7 @@ use support::{LAB, lab, said};
 const SLACK: &str = "4000";
 
 /// Each planted fault, and a case that names it.
-const FAULTS: [(&str, &str); 18] = [
+const FAULTS: [(&str, &str); 19] = [
     ("no-ack", "a push is reported and acknowledged [transport tcp-json]"),
     ("ack-holes", "nothing above a hole is acknowledged"),
     ("keep-attempt", "the ack is lost [cut reset]"),
@@ -30,6 +30,7 @@ const FAULTS: [(&str, &str); 18] = [
     ("chain-answered", "an answered message between unanswered ones"),
     ("no-rejoin", "rooms are joined again [cut reset]"),
     ("no-refresh", "the token is replaced before it ends"),
+    ("ignore-features", "the node has no reactions"),
 ];
 
 fn kit(faults: &str, slack: &str, arguments: &[&str]) -> Output {

@@ -177,3 +177,6 @@ fn write_copy(file: &Path, text: &[u8]) -> io::Result<()> {
     io::Write::write_all(&mut options.create(true).truncate(true).open(&draft)?, text)?;
     fs::rename(draft, file)
 }
+
+#[cfg(test)]
+mod tests;

@@ -115,6 +115,7 @@ impl Broker {
     pub fn shard_context(&self, settings: ShardSettings) -> shard::Context {
         let me = &self.cluster.me;
         let rules = self.rules(&settings);
+        self.rules.set(Arc::clone(&rules)).ok();
         self.cluster.guard.add_handler(Arc::new(StoredRules::new(Arc::clone(&rules))));
         let keeping =
             profiles::keep_profiles(Arc::clone(&rules), Arc::clone(&self.cluster), self.metrics.clone());

@@ -12,12 +12,13 @@ use tokio_util::sync::CancellationToken;
 use super::Broker;
 use crate::{
     bus::Bus,
-    cluster::{follow_blocks, follow_guard},
+    cluster::{Cluster, follow_blocks, follow_guard},
     delivery::{notices::NoticeSender, peer_queue::PeerQueues, router::Router},
     fault::planted::{Planted, is_planted},
-    guard::Sentinel,
+    guard::{Sentinel, profiles},
     ingest::{appender, intake::Outlets, recovery},
     large_group::publisher::GroupPublisher,
+    limits::RuleGuard,
     login,
     mail::ConnKey,
     partition::{
@@ -32,6 +33,11 @@ use crate::{
 
 /// Time for the owners to archive, publish and release their partitions.
 const RELEASE_MAX: Duration = Duration::from_secs(3);
+
+/// Time to store the histories of limits, while the owners release their partitions.
+const HISTORIES_MAX: Duration = Duration::from_secs(2);
+
+const _: () = assert!(HISTORIES_MAX.as_millis() <= RELEASE_MAX.as_millis());
 
 /// Time for the log to confirm pending appends, and before that for node topics and queues to peers.
 const APPENDS_FLUSH_MAX: Duration = Duration::from_secs(1);
@@ -55,6 +61,9 @@ pub struct RunningTasks {
     group_publisher: Option<Arc<GroupPublisher>>,
     /// Queues of pushes and replies to peers; `None` unless owners run on a node with peers.
     peer_queues: Option<Arc<PeerQueues>>,
+    /// Rules whose histories are stored at the end; `None` without shards.
+    rules: Option<Arc<RuleGuard>>,
+    cluster: Arc<Cluster>,
 }
 
 impl Broker {
@@ -111,7 +120,8 @@ impl Broker {
             };
             supervised::spawn("the owners", assignment::own_all(context))
         });
-        RunningTasks { append, recovery, owners, shutdown, group_publisher, peer_queues }
+        let (rules, cluster) = (self.rules.get().cloned(), Arc::clone(&self.cluster));
+        RunningTasks { append, recovery, owners, shutdown, group_publisher, peer_queues, rules, cluster }
     }
 
     /// Starts to answer logins on a clustered node, where no owner knows all memberships. Returns the logins on a
@@ -164,9 +174,17 @@ impl RunningTasks {
     }
 
     /// Stops the broker once all sends are appended. The owners archive, publish and release their partitions, so that
-    /// other nodes take over at once, then queues to peers, node topics and the log are flushed. Takes at most [`STOP_MAX`].
+    /// other nodes take over at once, then queues to peers, node topics and the log are flushed. Meanwhile
+    /// the histories of limits are stored. Takes at most [`STOP_MAX`].
     pub async fn stop(mut self, bus: &dyn Bus) {
-        if time::timeout(RELEASE_MAX, self.release()).await.is_err() {
+        let (rules, cluster) = (self.rules.take(), Arc::clone(&self.cluster));
+        let histories = async {
+            if let Some(rules) = rules {
+                profiles::store_last(&rules, &cluster, HISTORIES_MAX).await;
+            }
+        };
+        let (released, ()) = tokio::join!(time::timeout(RELEASE_MAX, self.release()), histories);
+        if released.is_err() {
             tracing::warn!(
                 "partitions not released in time; other nodes take them over after the session timeout"
             );
@@ -208,3 +226,6 @@ impl RunningTasks {
         tasks.into_iter().flatten().for_each(JoinHandle::abort);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,13 +8,16 @@ use std::{
 };
 
 use tidegate_protocol::{
-    Time,
     id::UserId,
     machine::score::{Judgement, Population, SCORE_MAX, ScoredEvidence, Scores},
 };
 
 use super::EvidenceRow;
-use crate::{bans::BanSubject, networks::Network};
+use crate::{
+    bans::BanSubject,
+    clock::{Clock, clock_since},
+    networks::Network,
+};
 
 /// Most subjects that have a score.
 const SUBJECTS_MAX: usize = 65_536;
@@ -73,17 +76,12 @@ pub(super) struct SubjectScores {
     scores: Scores<BanSubject>,
     spared: VecDeque<Spared>,
     hasher: RandomState,
-    start: Instant,
+    clock: Clock,
 }
 
 impl Default for SubjectScores {
     fn default() -> Self {
-        Self {
-            scores: Scores::new(SUBJECTS_MAX),
-            spared: VecDeque::new(),
-            hasher: RandomState::new(),
-            start: Instant::now(),
-        }
+        Self::new(clock_since(Instant::now()))
     }
 }
 
@@ -94,8 +92,9 @@ pub fn scored_network(address: IpAddr) -> BanSubject {
 }
 
 impl SubjectScores {
-    fn now(&self) -> Time {
-        Time::from_millis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    /// Creates scores that decay by this clock.
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { scores: Scores::new(SUBJECTS_MAX), spared: VecDeque::new(), hasher: RandomState::new(), clock }
     }
 
     /// Adds evidence to the score of a subject. Without `decides`, nothing is decided and the score goes on rising; without
@@ -117,7 +116,7 @@ impl SubjectScores {
             BanSubject::User(_) | BanSubject::Device(..) if decides && may_ban => Population::Single,
             _ => Population::Shared(usize::MAX),
         };
-        let now = self.now();
+        let now = (self.clock)();
         match self.scores.handle_evidence(subject, ScoredEvidence { weight, offender }, population, now) {
             Judgement::Banned { length, former } => ScoreVerdict::Banned { length, former },
             Judgement::Spared { offenders, .. } if decides => match subject {
@@ -130,7 +129,7 @@ impl SubjectScores {
 
     /// Raises the score of a network to twice that of a ban, because it decays until [`Self::decide`] decides about it.
     pub(super) fn suspect(&mut self, subject: &BanSubject) {
-        let now = self.now();
+        let now = (self.clock)();
         let weight = (2 * SCORE_MAX).saturating_sub(self.scores.score(subject, now));
         let evidence = ScoredEvidence { weight, offender: None };
         self.scores.handle_evidence(subject, evidence, Population::Shared(usize::MAX), now);
@@ -138,7 +137,7 @@ impl SubjectScores {
 
     /// Decides about a network with these connected users.
     pub(super) fn decide(&mut self, subject: &BanSubject, users: &HashSet<UserId>) -> ScoreVerdict {
-        let now = self.now();
+        let now = (self.clock)();
         let is_healthy = |user: &&UserId| !self.scores.is_offender(subject, self.hasher.hash_one(*user), now);
         let healthy = users.iter().filter(is_healthy).count();
         let nothing = ScoredEvidence { weight: 0, offender: None };
@@ -158,12 +157,12 @@ impl SubjectScores {
 
     pub(super) fn score(&self, subject: &BanSubject) -> SubjectScore {
         let spared = self.spared.iter().find(|spared| spared.subject == *subject).cloned();
-        let (score, former) = (self.scores.score(subject, self.now()), self.scores.former_bans(subject));
+        let (score, former) = (self.scores.score(subject, (self.clock)()), self.scores.former_bans(subject));
         SubjectScore { score, former, spared }
     }
 
     pub(super) fn top(&self, limit: usize) -> Vec<(BanSubject, u32)> {
-        self.scores.top(limit, self.now())
+        self.scores.top(limit, (self.clock)())
     }
 
     /// Forgets a subject, and all that it covers.
@@ -175,14 +174,24 @@ impl SubjectScores {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    };
+
+    use tidegate_protocol::Time;
+
     use super::*;
 
     #[test]
     fn suspected_network_is_decided_about_in_a_later_second() {
-        let (mut scores, wide) = (SubjectScores::default(), "network:2001:db8::/56".parse().unwrap());
+        let ms = Arc::new(AtomicU64::new(0));
+        let of_scores = Arc::clone(&ms);
+        let clock = Box::new(move || Time::from_millis(of_scores.load(Ordering::SeqCst)));
+        let (mut scores, wide) = (SubjectScores::new(clock), "network:2001:db8::/56".parse().unwrap());
         (0..3).for_each(|_| scores.suspect(&wide));
         assert_eq!(scores.score(&wide).score, 2 * SCORE_MAX, "it does not rise each time");
-        scores.start -= Duration::from_secs(5);
+        ms.store(5_000, Ordering::SeqCst);
         let verdict = scores.decide(&wide, &HashSet::new());
         assert!(matches!(verdict, ScoreVerdict::Banned { former: 0, .. }), "{verdict:?}");
     }

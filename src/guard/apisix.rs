@@ -13,8 +13,9 @@ use hyper::{Method, Request, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tidegate_protocol::id::NodeId;
-use tokio::time::{self, timeout};
+use tokio::time::timeout;
 
+use super::looks;
 use crate::{
     bans::{BanBoard, BanKind, BanSubject},
     cluster::{Cluster, Peers},
@@ -27,9 +28,6 @@ use crate::{
 
 /// Most networks of the rule; those that are banned for the longest time come first.
 const NETWORKS_MAX: usize = 5_000;
-
-/// Interval of the looks at the bans.
-const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time after which a rule is written again that this node has not changed.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
@@ -91,10 +89,9 @@ impl ApisixBans {
 
     /// Writes changed bans for as long as the node runs.
     pub async fn run(mut self) {
-        let mut tick = time::interval(INTERVAL);
-        tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut looks = looks();
         loop {
-            tick.tick().await;
+            looks.tick().await;
             self.look().await;
         }
     }

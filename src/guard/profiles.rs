@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::{
     cluster::Cluster,
@@ -46,6 +46,13 @@ pub async fn keep_profiles(rules: Arc<RuleGuard>, cluster: Arc<Cluster>, metrics
                 metrics.limit_history_errors.increment(1);
             }
         }
+    }
+}
+
+/// Stores the profiles that have changed, before the node ends. Takes at most `most`.
+pub async fn store_last(rules: &RuleGuard, cluster: &Cluster, most: Duration) {
+    if !timeout(most, store(rules, cluster)).await.is_ok_and(|is_stored| is_stored) {
+        tracing::warn!("what limits have learnt in the last minute was not stored");
     }
 }
 
@@ -149,7 +156,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        fault::{FaultPlan, Faulty},
+        fault::{Fault, FaultPlan, Faulty, Gate},
         limits::{LimitCall, LimitLevel, LimitRefusal, LimitSubjects, RuleSet},
         link::LocalLink,
         metrics,
@@ -226,6 +233,21 @@ mod tests {
         keep(&restarted, &cluster, 3).await;
         assert!(weeks(&restarted).contains("history 0.5") && weeks(&restarted).ends_with("2 weeks"));
         assert_eq!(plan.calls("guard_get"), 2, "once for each run");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn histories_are_stored_before_the_node_ends_without_a_wait_for_a_silent_store() {
+        let (plan, cluster) = cluster();
+        let rules = rules();
+        learn(&rules, &cluster, &["acme"], 0).await;
+        plan.plan("put_guard", Fault::Hold(Gate::new()));
+        let began = tokio::time::Instant::now();
+        store_last(&rules, &cluster, Duration::from_secs(2)).await;
+        assert_eq!((began.elapsed(), rules.changed_profiles().len()), (Duration::from_secs(2), 1));
+        store_last(&rules, &cluster, Duration::from_secs(2)).await;
+        assert_eq!(rules.changed_profiles().len(), 0);
+        let stored = cluster.ports.store.guard_since(0, 9).await.unwrap();
+        assert_eq!(stored.rows.len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

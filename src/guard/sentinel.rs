@@ -12,12 +12,12 @@ use std::{
 
 use bytes::Bytes;
 use tidegate_protocol::Time;
-use tokio::time;
 
 use self::lines::LineUpkeep;
 use super::{
     candidates::Candidates,
     decisions::{AUTHOR, Decision, Decisions},
+    looks,
     order_faults::OrderFaults,
     wide_bans,
 };
@@ -37,9 +37,6 @@ use crate::{
 };
 
 mod lines;
-
-/// Interval of the looks at new evidence.
-const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Outcome of a decision at the store.
 enum Stored {
@@ -86,10 +83,9 @@ impl Sentinel {
 
     /// Acts on evidence for as long as the node runs.
     pub async fn run(mut self) {
-        let mut tick = time::interval(INTERVAL);
-        tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut looks = looks();
         loop {
-            tick.tick().await;
+            looks.tick().await;
             self.look().await;
         }
     }

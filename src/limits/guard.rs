@@ -30,7 +30,11 @@ use super::{
     subjects::LimitSubjects,
     windows::{RuleUse, RuleWindows, Stripe, SubjectState, add_one, counters},
 };
-use crate::{live::Live, metrics::Metrics};
+use crate::{
+    clock::{clock_since, time_since},
+    live::Live,
+    metrics::Metrics,
+};
 
 /// Rules of a node, shared by its shards and its admin port.
 pub struct RuleGuard {
@@ -118,8 +122,7 @@ impl RuleGuard {
     /// Creates the guard of a node with others, by the hash of its id. The caller carries the asks of rules in cluster scope
     /// to Redis.
     pub fn clustered(rules: &RuleSet, metrics: Metrics, start: Instant, node: u64) -> Self {
-        let clock = Box::new(move || time_since(start));
-        Self::with(rules, metrics, start, Some(PermitBoard::new(node, clock)))
+        Self::with(rules, metrics, start, Some(PermitBoard::new(node, clock_since(start))))
     }
 
     pub(super) fn with(
@@ -267,6 +270,7 @@ impl RuleGuard {
             self.count_refusal(binding, false, subjects, now);
             refusal
         })?;
+        note_refusals(&hits);
         // Nothing else asks for a subject whose requests all end here.
         if let Some(board) = &self.board {
             list_asks(board, &mut hits, true);
@@ -434,10 +438,6 @@ impl RuleGuard {
         uses.sort_by(|a, b| a.rule.id.cmp(&b.rule.id));
         uses
     }
-}
-
-fn time_since(start: Instant) -> Time {
-    Time::from_millis(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Returns the window with the longest wait among those that refuse a request, and the refusal.

@@ -13,7 +13,7 @@ use super::{
     permit_table::{KeyAsk, PermitPlan},
     windows::RuleWindows,
 };
-use crate::live::Live;
+use crate::{clock::Clock, live::Live};
 
 /// Cluster scope of all rules of a node.
 pub(super) struct PermitBoard {
@@ -21,11 +21,9 @@ pub(super) struct PermitBoard {
     state: Mutex<BoardState>,
     /// Notified when a key waits for an ask.
     pub(super) asked: Notify,
+    /// Clock of the node: the time base of its shards.
     clock: Clock,
 }
-
-/// Monotonic clock of a node: the time base of its shards.
-pub(super) type Clock = Box<dyn Fn() -> Time + Send + Sync>;
 
 #[derive(Default)]
 struct BoardState {

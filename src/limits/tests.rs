@@ -14,15 +14,15 @@ use tidegate_protocol::Time;
 use super::{LimitCall, LimitContent, LimitLevel, LimitRefusal, LimitSubjects, RuleGuard, RuleSet};
 use crate::metrics;
 
-fn at(ms: u64) -> Time {
+pub(super) fn at(ms: u64) -> Time {
     Time::from_millis(ms)
 }
 
-fn set(text: &str) -> RuleSet {
+pub(super) fn set(text: &str) -> RuleSet {
     RuleSet::parse(text, Duration::from_secs(2)).unwrap()
 }
 
-fn guard(text: &str) -> RuleGuard {
+pub(super) fn guard(text: &str) -> RuleGuard {
     RuleGuard::new(&set(text), metrics::install().0, Instant::now())
 }
 

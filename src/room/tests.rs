@@ -8,7 +8,11 @@ use std::{
     },
 };
 
-use tidegate_protocol::{Time, id::NodeId, machine::reactions::ReactionKind};
+use tidegate_protocol::{
+    Time,
+    id::{NodeId, UserId},
+    machine::reactions::ReactionKind,
+};
 use tokio::runtime::Handle;
 
 use super::*;
@@ -340,7 +344,9 @@ async fn tallies_leave_mailboxes_to_messages() {
     let halls: Vec<ConversationId> =
         (0..300).map(|n| ConversationId::parse(&format!("r:hall-{n}")).unwrap()).collect();
     let like = ReactionKind::new("like").unwrap();
-    let react = || halls.iter().for_each(|hall| rooms.rooms.tallies().react(hall, like).unwrap());
+    let users: Vec<UserId> = (0..300).map(|n| UserId::new(&format!("u{n}")).unwrap()).collect();
+    let tallies = rooms.rooms.tallies();
+    let react = || halls.iter().zip(&users).for_each(|(hall, user)| tallies.react(hall, like, user).unwrap());
     halls.iter().for_each(|hall| rooms.directory.hold_conversation(hall, 0));
     let message = || Mail::RoomFrames(vec![crate::mail::Delivery::left_out(&halls[0], 1)]);
     let waiting = (0..).take_while(|_| handle.has_half_for_rooms() && handle.try_post(message())).count();
@@ -375,7 +381,7 @@ async fn slow_routes_do_not_delay_tallies() {
     world.plan.plan("interested", Fault::Hold(Gate::new()));
     let like = ReactionKind::new("like").unwrap();
     for _ in 0..3 {
-        a.rooms.tallies().react(&hall(), like).unwrap();
+        a.rooms.tallies().react(&hall(), like, &UserId::new("ann").unwrap()).unwrap();
         time::sleep(Duration::from_millis(1_300)).await;
         assert!(mailbox.take_room_frames().is_some());
     }

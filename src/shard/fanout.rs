@@ -199,19 +199,7 @@ impl<I: Io> Shard<I> {
         let mut written = 0;
         for index in start..end {
             let Some(slot) = self.hub.member(group, index) else { continue };
-            let hot = &self.conns.hot[slot as usize];
-            let direct = plain && hot.flags & (LIVE | WAITING | DIRTY) == LIVE && !origins.contains(&slot);
-            let Some(stream) = hot.stream.as_ref().filter(|_| direct) else {
-                self.serve_via_conn(slot, batch);
-                continue;
-            };
-            let (bytes, len) = slices.of(hot.wire);
-            let result = self.io.write_slices(stream, bytes);
-            written += batch.len() as u64;
-            match result {
-                Ok(taken) if taken == len => {}
-                other => self.serve_rest(slot, batch, other),
-            }
+            written += self.serve_member(slot, &slices, plain && !origins.contains(&slot));
         }
         self.context.metrics.pushes.increment(written);
     }
@@ -248,18 +236,8 @@ impl<I: Io> Shard<I> {
                 without_any += 1;
                 continue;
             }
-            let direct = hot.flags & (LIVE | WAITING | DIRTY) == LIVE && !is_origin;
-            let Some(stream) = hot.stream.as_ref().filter(|_| direct) else {
-                self.serve_via_conn(slot, batch);
-                continue;
-            };
-            let (bytes, len) = slices[class].get_or_init(|| BatchSlices::new(batch)).of(hot.wire);
-            let result = self.io.write_slices(stream, bytes);
-            written += batch.len() as u64;
-            match result {
-                Ok(taken) if taken == len => {}
-                other => self.serve_rest(slot, batch, other),
-            }
+            let slices = slices[class].get_or_init(|| BatchSlices::new(batch));
+            written += self.serve_member(slot, slices, !is_origin);
         }
         self.context.metrics.pushes.increment(written);
         for (delivery, origin) in all.iter().zip(origins).filter(|(delivery, _)| delivery.is_message()) {
@@ -268,6 +246,24 @@ impl<I: Io> Shard<I> {
             self.context.metrics.count_shed(delivery.class, skipped - u64::from(is_own));
         }
         without_any
+    }
+
+    /// Writes a batch to a member at once if it may, and nothing waits for it; else by its connection. Returns the number of
+    /// pushes that were written at once.
+    #[inline]
+    fn serve_member(&mut self, slot: u32, slices: &BatchSlices<'_>, may_write: bool) -> u64 {
+        let hot = &self.conns.hot[slot as usize];
+        let is_direct = may_write && hot.flags & (LIVE | WAITING | DIRTY) == LIVE;
+        let Some(stream) = hot.stream.as_ref().filter(|_| is_direct) else {
+            self.serve_via_conn(slot, slices.batch);
+            return 0;
+        };
+        let (bytes, len) = slices.of(hot.wire);
+        match self.io.write_slices(stream, bytes) {
+            Ok(taken) if taken == len => {}
+            other => self.serve_rest(slot, slices.batch, other),
+        }
+        slices.batch.len() as u64
     }
 
     /// Reports what members of low classes missed in rooms that are quiet since.

@@ -51,24 +51,7 @@ impl<I: Io> Shard<I> {
         conversation: ConversationId,
         signal: Box<pb::Signal>,
     ) {
-        if self.drop_suspended(conn, id) {
-            return;
-        }
-        if !Self::may_write(conn, &conversation) {
-            return self.answer_signal(conn, id, Err(RECIPIENT_NOT_GRANTED));
-        }
-        if let Some(login) = &conn.login {
-            let limiter = || self.context.limiter.signal(&login.route.user, self.now);
-            let admitted = self.admit_request(conn, LimitCall::Signal, Some(&conversation), limiter);
-            if let Err(refusal) = admitted {
-                self.context.metrics.signals_dropped.increment(1);
-                let out = &mut self.buffers.actions;
-                let before = out.len();
-                conn.session.signal_limited(id, refusal.wait, out);
-                return mark_limit(&mut out[before..], &refusal);
-            }
-        }
-        if !self.enter_signal(conn, id) {
+        if !self.admit_signal(conn, id, LimitCall::Signal, &conversation, Some(&conversation)) {
             return;
         }
         match self.block_verdict(conn, &conversation) {
@@ -84,6 +67,37 @@ impl<I: Io> Shard<I> {
             }
         }
         self.decide_signal(conn, id, conversation, signal);
+    }
+
+    /// Returns whether the connection may send a signal or a reaction by its suspension, its token, the limits and the load;
+    /// otherwise it is refused or dropped. Rules for conversations count it in `counted`.
+    pub(super) fn admit_signal(
+        &mut self,
+        conn: &mut Conn,
+        id: u64,
+        call: LimitCall,
+        conversation: &ConversationId,
+        counted: Option<&ConversationId>,
+    ) -> bool {
+        if self.drop_suspended(conn, id) {
+            return false;
+        }
+        if !Self::may_write(conn, conversation) {
+            self.answer_signal(conn, id, Err(RECIPIENT_NOT_GRANTED));
+            return false;
+        }
+        if let Some(login) = &conn.login {
+            let limiter = || self.context.limiter.signal(&login.route.user, self.now);
+            if let Err(refusal) = self.admit_request(conn, call, counted, limiter) {
+                self.context.metrics.signals_dropped.increment(1);
+                let out = &mut self.buffers.actions;
+                let before = out.len();
+                conn.session.signal_limited(id, refusal.wait, out);
+                mark_limit(&mut out[before..], &refusal);
+                return false;
+            }
+        }
+        self.enter_signal(conn, id)
     }
 
     /// Broadcasts a signal that the connection may send, if it is a member of the conversation.

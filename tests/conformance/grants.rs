@@ -1,42 +1,16 @@
 //! The suite of permits, a part of `Scratch`, and the script of Redis against the cases of the model.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use serde::Deserialize;
-use tidegate::{
-    fault::{FaultPlan, Faulty},
-    scratch::{MemoryScratch, PermitCall, RedisScratch, Scratch},
-};
+use tidegate::scratch::{PermitCall, RedisScratch, Scratch as _};
 use tidegate_protocol::machine::permit::{Grant, PermitAsk, PermitRule};
 
 use super::{
-    redis::{Server, Version, cluster, cluster_config},
+    redis::{Server, Version},
+    scratch::{World, faultless, memory, on_a_cluster, on_redis},
     time::{WAIT_MAX, eventually_async},
 };
-
-pub(crate) struct World {
-    scratch: Arc<dyn Scratch>,
-    /// Servers of the store, which end with the world.
-    _servers: Vec<Server>,
-}
-
-fn memory() -> World {
-    let now_ms = || {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        u64::try_from(since.as_millis()).unwrap()
-    };
-    World::over(Arc::new(MemoryScratch::new(1 << 20, now_ms)))
-}
-
-fn faultless() -> World {
-    World::over(Arc::new(Faulty::new(memory().scratch, FaultPlan::none())))
-}
-
-fn on_redis(version: Version) -> World {
-    let server = Server::start(version);
-    let scratch = Arc::new(RedisScratch::connect(&server.patient()).unwrap());
-    World { _servers: vec![server], ..World::over(scratch) }
-}
 
 suite! {
     {
@@ -58,10 +32,6 @@ fn call(rule: &str, subject: u128, limit: u32, want: u32, charge: u32) -> Permit
 }
 
 impl World {
-    pub(crate) fn over(scratch: Arc<dyn Scratch>) -> Self {
-        Self { scratch, _servers: Vec::new() }
-    }
-
     async fn ask(&self, call: PermitCall) -> Grant {
         let answers = self.scratch.grant_permits(&[call]).await.unwrap();
         assert_eq!(answers.grants.len(), 1);
@@ -105,9 +75,7 @@ async fn keys_of_many_slots_are_answered_in_order(world: &World) {
 
 #[tokio::test]
 async fn permits_of_many_slots_on_a_redis_cluster() {
-    let servers = cluster(Version::V7);
-    let scratch = Arc::new(RedisScratch::connect(&cluster_config(&servers)).unwrap());
-    let world = World { _servers: servers, ..World::over(scratch) };
+    let world = on_a_cluster(Version::V7);
     keys_of_many_slots_are_answered_in_order(&world).await;
     limit_is_granted_once_in_a_window(&world).await;
 }
@@ -172,11 +140,11 @@ fn s32_s34_script_agrees_with_the_model() {
 #[tokio::test]
 async fn s33_permits_continue_after_a_flush_of_scripts() {
     let server = Server::start(Version::V7);
-    let scratch = Arc::new(RedisScratch::connect(&server.patient()).unwrap());
-    let world = World::over(scratch);
-    assert_eq!(world.ask(call("r", 7, 10, 6, 0)).await.granted, 6);
+    let scratch = RedisScratch::connect(&server.patient()).unwrap();
+    let ask = async || scratch.grant_permits(&[call("r", 7, 10, 6, 0)]).await.unwrap().grants[0];
+    assert_eq!(ask().await.granted, 6);
     let _: String = server.ask(&["SCRIPT", "FLUSH"]);
-    assert_eq!(world.ask(call("r", 7, 10, 6, 0)).await.granted, 4);
+    assert_eq!(ask().await.granted, 4);
     let left: u64 = server.ask(&["PTTL", "tg:limit:{l07}:r:00000000000000000000000000000007"]);
     assert!((1..=1_052).contains(&left), "S35: it expires in {left} ms");
 }

@@ -2,19 +2,14 @@
 //!
 //! The server's clock is that of this machine, so messages get the age that a case needs when they are added.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::Duration;
 
-use tidegate::{
-    fault::{FaultPlan, Faulty},
-    scratch::{MIRROR_MEMBERS_MAX, MemoryScratch, RedisScratch, Scratch, WindowEntry, WindowUpdate},
-};
+use tidegate::scratch::{MIRROR_MEMBERS_MAX, RedisScratch, Scratch as _, WindowEntry, WindowUpdate};
 
 use super::{
     group,
     redis::{Server, Version},
+    scratch::{World, faultless, memory, now_ms, on_redis},
     time::{WAIT_MAX, eventually_async},
 };
 
@@ -24,31 +19,6 @@ const WINDOW: Duration = Duration::from_secs(60);
 const KEYS: [&str; 2] = ["tg:storm:{g:tea}", "tg:storm:{g:tea}:seconds"];
 const OTHER_PREFIX: &str = "im:group_msg_events:";
 const OTHER_KEYS: [&str; 2] = ["im:group_msg_events:tea", "{im:group_msg_events:tea}:seconds"];
-
-pub(crate) struct World {
-    scratch: Arc<dyn Scratch>,
-    /// Server of the store, which ends with the world.
-    _server: Option<Server>,
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    u64::try_from(since.as_millis()).unwrap()
-}
-
-fn memory() -> World {
-    World::over(Arc::new(MemoryScratch::new(1 << 20, now_ms)))
-}
-
-fn faultless() -> World {
-    World::over(Arc::new(Faulty::new(memory().scratch, FaultPlan::none())))
-}
-
-fn on_redis(version: Version) -> World {
-    let server = Server::start(version);
-    let scratch = Arc::new(RedisScratch::connect(&server.patient()).unwrap());
-    World { scratch, _server: Some(server) }
-}
 
 suite! {
     {
@@ -80,10 +50,6 @@ fn update(name: &str, seqs: std::ops::RangeInclusive<u64>, received_ms: u64) -> 
 }
 
 impl World {
-    pub(crate) fn over(scratch: Arc<dyn Scratch>) -> Self {
-        Self { scratch, _server: None }
-    }
-
     async fn add_within(&self, window: Duration, update: WindowUpdate) -> u64 {
         let counts = self.scratch.mirror_windows(window, &[update]).await.unwrap();
         assert_eq!(counts.len(), 1);

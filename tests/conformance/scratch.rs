@@ -1,6 +1,9 @@
 //! The suite of `Scratch`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tidegate::{
     fault::{FaultPlan, Faulty},
@@ -17,28 +20,34 @@ use super::{
     user,
 };
 
-struct World {
-    scratch: Arc<dyn Scratch>,
+/// Store of what may be lost, for this suite and for those of its parts.
+pub(crate) struct World {
+    pub(crate) scratch: Arc<dyn Scratch>,
     /// Servers of the store, which end with the world.
     _servers: Vec<Server>,
 }
 
-fn memory() -> World {
-    World { scratch: Arc::new(MemoryScratch::new(1 << 20, || 0)), _servers: Vec::new() }
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
 }
 
-fn faultless() -> World {
+pub(crate) fn memory() -> World {
+    World { scratch: Arc::new(MemoryScratch::new(1 << 20, now_ms)), _servers: Vec::new() }
+}
+
+pub(crate) fn faultless() -> World {
     let world = memory();
     World { scratch: Arc::new(Faulty::new(world.scratch, FaultPlan::none())), ..world }
 }
 
-fn on_redis(version: Version) -> World {
+pub(crate) fn on_redis(version: Version) -> World {
     let server = Server::start(version);
     let scratch = Arc::new(RedisScratch::connect(&server.patient()).unwrap());
     World { scratch, _servers: vec![server] }
 }
 
-fn on_a_cluster(version: Version) -> World {
+pub(crate) fn on_a_cluster(version: Version) -> World {
     let servers = redis::cluster(version);
     let scratch = Arc::new(RedisScratch::connect(&redis::cluster_config(&servers)).unwrap());
     World { scratch, _servers: servers }
@@ -251,9 +260,8 @@ async fn over_a_cluster_of(version: Version) {
     s37_save_of_an_older_conn_changes_nothing(&world).await;
     s37_each_device_has_its_own_chain(&world).await;
     assert!(world.advance(5, 2, ChainChange::ExpectedDone, 2).await);
-    let mirror = mirror::World::over(Arc::clone(&world.scratch));
-    mirror::windows_of_groups_are_separate(&mirror).await;
-    mirror::s31_ten_thousand_messages_of_one_ms_are_counted(&mirror).await;
+    mirror::windows_of_groups_are_separate(&world).await;
+    mirror::s31_ten_thousand_messages_of_one_ms_are_counted(&world).await;
 }
 
 /// Measures at the server what 1,000 messages of a chain cost that remembers as many and as long ids as it can.

@@ -5,6 +5,7 @@ mod guard;
 pub(super) mod owner;
 mod pages;
 mod personal;
+mod profiles;
 mod revocations;
 mod scattered;
 
@@ -46,6 +47,7 @@ use self::{
         s23_s24_marks_only_move_forward_in_the_member_view, stays_with_equal_start_are_all_kept,
         user_settings_are_kept_one_by_one,
     },
+    profiles::history_of_a_subject_survives_a_restart_of_its_node,
     revocations::{
         cleared_revocations_are_removed_and_followed, revocations_are_numbered_in_the_order_of_their_storage,
         revocations_of_a_user_are_bounded_and_replaced,
@@ -123,6 +125,7 @@ suite! {
         ended_guard_entries_are_not_returned_and_removed_by_later_puts
         guard_kinds_are_bounded_and_pages_too
         reader_misses_no_guard_entry_of_concurrent_writers
+        history_of_a_subject_survives_a_restart_of_its_node
     }
 }
 

@@ -36,23 +36,16 @@ fn login(
     who: (&str, &str),
     address: Option<IpAddr>,
 ) -> Result<Client, Duration> {
-    let mut client = Memory::connect(shards);
-    shards.accept_from(shard, address);
-    shards.turn(shard);
-    client.say(ask::hello(hello(&shards.token(who.0), who.1)));
-    for _ in 0..3 {
-        shards.turn(shard);
-        shards.answer_logins(shard, &[]);
-    }
-    match client.reply(1) {
-        ServerBody::Welcome(_) => Ok(client),
-        ServerBody::Error(error) => {
+    let token = shards.token(who.0);
+    match shards.log_in(shard, &token, who.1, address) {
+        (client, ServerBody::Welcome(_)) => Ok(client),
+        (mut client, ServerBody::Error(error)) => {
             let close = client.take("a close", |frame| matches!(frame.body, Some(ServerBody::Close(_))));
             let Some(ServerBody::Close(close)) = close.body else { panic!("a close") };
             assert_eq!((close.code, close.after_ms), (error.code, error.retry_after_ms));
             Err(wait_of(&error))
         }
-        other => panic!("{other:?}"),
+        (_, other) => panic!("{other:?}"),
     }
 }
 
@@ -63,12 +56,7 @@ fn ask_for(
     client: &mut Client,
     body: ClientBody,
 ) -> Result<(), Duration> {
-    let id = client.say(body);
-    let ping = client.say(ask::ping());
-    (0..5).for_each(|_| shards.turn(shard));
-    client.reply(ping);
-    let answer = client.inbox.iter().position(|frame| frame.id == id).and_then(|at| client.inbox.remove(at));
-    match answer.and_then(|frame| frame.body) {
+    match shards.ask(shard, client, body) {
         Some(ServerBody::Error(error)) => Err(wait_of(&error)),
         Some(ServerBody::Done(_) | ServerBody::SyncEnd(_) | ServerBody::Pong(_)) | None => Ok(()),
         other => panic!("{other:?}"),

@@ -1,6 +1,11 @@
 //! Transports under the stories: sockets of this machine, and pipes in memory.
 
-use std::{collections::VecDeque, net::SocketAddr, task::Waker};
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, SocketAddr},
+    task::Waker,
+    time::Instant,
+};
 
 use tidegate::{
     config,
@@ -11,7 +16,7 @@ use tidegate_protocol::codec::{Framing, Wire};
 use crate::{
     manual_shards::{ManualShards, Sockets, Transport},
     pipes::{self, ClientEnd, Pipes, Received, ShardEnd},
-    support::{Client, Incoming, Link, MemoryLink, cut},
+    support::{Client, ClientBody, Incoming, Link, MemoryLink, ServerBody, ask, cut, hello},
 };
 
 /// Bytes that a connection in memory holds for the shard, as the receive buffer of a socket.
@@ -69,6 +74,51 @@ impl Memory {
     pub(crate) fn pipes(&self, shard: usize) -> &Pipes {
         &self.shards[shard].1
     }
+}
+
+impl ManualShards<Memory> {
+    /// Connects a client from an address, without its login.
+    pub(crate) fn connect_from(&mut self, shard: usize, address: Option<IpAddr>) -> Client {
+        let client = Memory::connect(self);
+        self.accept_from(shard, address);
+        self.turn(shard);
+        client
+    }
+
+    /// Connects a client from an address, which logs in with a token; returns it with the answer.
+    pub(crate) fn log_in(
+        &mut self,
+        shard: usize,
+        token: &str,
+        device: &str,
+        address: Option<IpAddr>,
+    ) -> (Client, ServerBody) {
+        let mut client = self.connect_from(shard, address);
+        client.say(ask::hello(hello(token, device)));
+        for _ in 0..3 {
+            self.turn(shard);
+            self.answer_logins(shard, &[]);
+        }
+        let answer = client.reply(1);
+        (client, answer)
+    }
+
+    /// Sends a request, and returns its answer once the shard has handled it; `None` if it has none here, as an admitted
+    /// send.
+    pub(crate) fn ask(&mut self, shard: usize, client: &mut Client, body: ClientBody) -> Option<ServerBody> {
+        let id = client.say(body);
+        let ping = client.say(ask::ping());
+        (0..5).for_each(|_| self.turn(shard));
+        client.reply(ping);
+        answer_to(client, id)
+    }
+}
+
+/// Takes the first answer to a request; `None` if none has come.
+pub(crate) fn answer_to(client: &mut Client, id: u64) -> Option<ServerBody> {
+    while client.pump(Instant::now()) {}
+    let at = client.inbox.iter().position(|frame| frame.id == id)?;
+    client.inbox.remove(at)?.body
 }
 
 impl Transport for Memory {

@@ -189,6 +189,30 @@ fn room_that_goes_quiet_reports_what_was_left_out() {
 }
 
 #[test]
+fn user_that_reacts_first_in_many_rooms_is_refused_and_others_are_not() {
+    let mut shards: ManualShards<Memory> = ManualShards::new(1, |_, _| ());
+    let [mut ann, mut bob] = ["ann", "bob"].map(|user| login(&mut shards, 0, user, &[]));
+    let react = |shards: &mut ManualShards<Memory>, client: &mut Client, room: &str| {
+        join(shards, 0, client, room);
+        let request = client.say(ask::react(room, "like"));
+        shards.turn(0);
+        shards.now = shards.now + Duration::from_millis(200);
+        match client.reply(request) {
+            ServerBody::Done(_) => None,
+            ServerBody::Error(error) => Some((error.name, error.message)),
+            other => panic!("{other:?}"),
+        }
+    };
+    for n in 0..32 {
+        assert_eq!(react(&mut shards, &mut ann, &format!("own-{n}")), None);
+    }
+    let (name, why) = react(&mut shards, &mut ann, "one-more").expect("a refusal");
+    assert!(name == "BUSY" && why.contains("react after others"), "{name}: {why}");
+    assert_eq!(react(&mut shards, &mut bob, "one-more"), None);
+    assert_eq!(react(&mut shards, &mut ann, "one-more"), None, "another one has begun");
+}
+
+#[test]
 fn reaction_counts_for_members_only_and_is_bounded_in_kinds() {
     let mut rooms = None;
     let mut shards: ManualShards<Memory> = ManualShards::new(1, |context, _| {

@@ -24,7 +24,7 @@ use tidegate_protocol::{
 
 use crate::{
     manual_shards::{KEY, ManualShards},
-    network::{Memory, Network as _},
+    network::{Memory, answer_to},
     pipes::Received,
     support::{Client, ClientBody, ServerBody, ask, code, eventually, hello, send},
 };
@@ -52,14 +52,6 @@ fn ruled(text: &str, rates: RateLimits) -> (ManualShards<Memory>, Arc<RuleGuard>
     (shards, guard.expect("the context was built"))
 }
 
-/// Connects from the address, and returns the client before its login.
-fn connect(shards: &mut ManualShards<Memory>, shard: usize, address: [u8; 4]) -> Client {
-    let client = Memory::connect(shards);
-    shards.accept_from(shard, Some(IpAddr::from(address)));
-    shards.turn(shard);
-    client
-}
-
 /// Logs in with the claims `org` and `chan`; returns the error of a refusal.
 fn login(
     shards: &mut ManualShards<Memory>,
@@ -67,18 +59,12 @@ fn login(
     user: &str,
     device: &str,
 ) -> Result<Client, pb::Error> {
-    let mut client = connect(shards, shard, ADDRESS);
     let claims = json!({"sub": user, "exp": 4_000_000_000_u64, "org": "acme", "chan": "app"});
     let token = SigningKey::Secret(KEY.to_vec()).sign(None, &claims).expect("a secret signs");
-    client.say(ask::hello(hello(&token, device)));
-    for _ in 0..3 {
-        shards.turn(shard);
-        shards.answer_logins(shard, &[]);
-    }
-    match client.reply(1) {
-        ServerBody::Welcome(_) => Ok(client),
-        ServerBody::Error(error) => Err(error),
-        other => panic!("{other:?}"),
+    match shards.log_in(shard, &token, device, Some(ADDRESS.into())) {
+        (client, ServerBody::Welcome(_)) => Ok(client),
+        (_, ServerBody::Error(error)) => Err(error),
+        (_, other) => panic!("{other:?}"),
     }
 }
 
@@ -89,21 +75,10 @@ fn ask_for(
     client: &mut Client,
     body: ClientBody,
 ) -> Result<(), pb::Error> {
-    let id = client.say(body);
-    let ping = client.say(ask::ping());
-    (0..5).for_each(|_| shards.turn(shard));
-    client.reply(ping);
-    match answer_to(client, id) {
+    match shards.ask(shard, client, body) {
         Some(ServerBody::Error(error)) => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Takes the first answer to a request; `None` if none has come.
-fn answer_to(client: &mut Client, id: u64) -> Option<ServerBody> {
-    while client.pump(Instant::now()) {}
-    let at = client.inbox.iter().position(|frame| frame.id == id)?;
-    client.inbox.remove(at)?.body
 }
 
 /// Returns the level, the rule and the wait of a refusal.
@@ -232,7 +207,7 @@ fn other_requests_count_in_their_rules() {
     let error = login(&mut shards, 1, "ann", "laptop").err().expect("the second login");
     assert_eq!(named(&error), ("user", Some("logins"), 10_001));
     // The two connections before are from the same address.
-    let mut third = connect(&mut shards, 0, ADDRESS);
+    let mut third = shards.connect_from(0, Some(ADDRESS.into()));
     let fourth = Memory::connect_raw(&mut shards, b"");
     shards.accept_from(0, Some(IpAddr::from(ADDRESS)));
     (0..3).for_each(|_| shards.turn(0));
@@ -293,7 +268,7 @@ fn answer_ask(
 fn login_waits_for_a_permit_of_the_cluster() {
     let (mut shards, guard) = clustered("user", "[\"login\"]");
     for (shard, wait) in [(0, None), (1, Some(7_000 * MS))] {
-        let mut client = connect(&mut shards, shard, ADDRESS);
+        let mut client = shards.connect_from(shard, Some(ADDRESS.into()));
         client.say(ask::hello(hello(&shards.token("ann"), &format!("d{shard}"))));
         for _ in 0..3 {
             shards.turn(shard);

@@ -107,6 +107,7 @@ export function createDriver({ connect, makeStore, makeFile, webSocket, emit, tr
     leave: (client, { conversation, room }) => client.leave(conversation ?? (room.startsWith('r:') ? room : `r:${room}`)),
     join: (client, { room }) => client.join(room),
     sync: (client) => client.sync(),
+    react: (client, { room, kind }) => client.react(room, kind),
     signal: (client, { to, kind, content }) => client.signal(to, kind, content && contentIn(content)),
     async pull(client, { conversation, cursor, direction, limit, seqs, time }) {
       return { page: await client.pull(conversation, JSON.parse(JSON.stringify({ cursor, direction, limit, seqs, time }))) };
@@ -121,7 +122,7 @@ export function createDriver({ connect, makeStore, makeFile, webSocket, emit, tr
       if (!entry.over) emit({ event: 'done', client, as, ...result });
     } catch (error) {
       entry.names.add(error);
-      if (entry.over || (isEnd(error) && what !== 'signal')) return;
+      if (entry.over || (isEnd(error) && what !== 'signal' && what !== 'react')) return;
       emit({ event: 'failed', client, as, code: error.code ?? 0, name: error.name, temporary: error.temporary ?? false });
     }
   }

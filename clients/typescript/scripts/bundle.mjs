@@ -10,7 +10,7 @@ const MAX = 12 * 1024;
 const INTERNAL = [
   'accepted acked again alternate answer answered ask attempts authorized body bytes conn continueAt counting declaration deliver dial doneBy due emit',
   'end events exhausted exists fail failed feed floor flush frame frameId fromStart gap gone held hold idle inbox inform isInDoubt isOwn isStale judged lost',
-  'marked moved movedUntil newId once opened own part persistent phase position pulling pump pushed readyAt rejoin release renew renewed removed request restore rooms run',
+  'marked moved movedUntil newId once opened own part persistent phase position pulling pump pushed reacts readyAt rejoin release renew renewed removed request restore rooms run',
   'socket soonest store stored syncStarted synced target tick timers tries write',
 ].join(' ');
 

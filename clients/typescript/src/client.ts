@@ -231,7 +231,7 @@ export class Client {
     return this.#call('signal', target(to), kind, content === undefined ? undefined : contentOf(content));
   }
 
-  /** Adds a reaction such as `like` to a live room that the client is in; rejects when the client is not live. */
+  /** Adds a reaction such as `like` to a live room that the client is in; rejects when the client is not live, or its node has no reactions. */
   react(room: string, kind: string): Promise<void> {
     return this.#call('react', room, kind);
   }

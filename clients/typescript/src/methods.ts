@@ -99,6 +99,9 @@ export const METHODS = {
     await ask(engine, { body: { signal }, once: 'always' });
   },
   async react(engine: Engine, [room, kind]: [string, string]): Promise<void> {
+    engine.run((_, session) => {
+      if (session.reacts === false) throw local('UNSUPPORTED', 'No reactions here');
+    });
     await ask(engine, { body: { react: { room: room.replace(/^r:/, ''), kind } }, once: 'always' });
   },
   async sync(engine: Engine): Promise<void> {

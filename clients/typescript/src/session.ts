@@ -73,6 +73,8 @@ export class Session {
   readonly outbox: Outbox;
   readonly rooms: Rooms;
   state: State = { name: 'offline' };
+  /** Whether the node of the last login has reactions. */
+  reacts: boolean | undefined;
   #requests: Requests;
   #options: SessionOptions;
   #port: SessionPort;
@@ -284,7 +286,7 @@ export class Session {
     const { device, chain } = this.#options;
     // Absent fields are undefined, which JSON omits.
     const settings = chain ? { ...this.#options.settings, chain } : this.#options.settings;
-    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings, features: ['refresh'] };
+    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings, features: ['refresh', 'react'] };
     this.#write(link, { id: ++this.#frames, hello });
   }
 
@@ -405,7 +407,9 @@ export class Session {
     this.#beat(link);
     this.timers.clear('refresh');
     this.#ahead = (welcome.serverTime || now) - now;
-    if (welcome.features?.includes('refresh')) this.#planRefresh(link);
+    const has = (feature: string) => !!welcome.features?.includes(feature);
+    this.reacts = has('react');
+    if (has('refresh')) this.#planRefresh(link);
   }
 
   /**

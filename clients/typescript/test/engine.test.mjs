@@ -222,6 +222,29 @@ test('asks the application for another token while it is connected, and goes on 
   }
 });
 
+test('sends reactions only to a node that has them', limits, async () => {
+  for (const features of [undefined, ['refresh'], ['react']]) {
+    const client = await open();
+    await assert.rejects(client.react('r:hall', 'like'), { name: 'OFFLINE' });
+    const socket = FakeSocket.all.at(-1);
+    socket.onopen();
+    const { hello, id } = socket.sent[0];
+    socket.frame({ id, welcome: { session: 's', node: 'n1', nextId: hello.nextId, features } });
+    const outcome = client.react('r:hall', 'like').catch((error) => error);
+    await settle();
+    const sent = socket.sent.filter((it) => it.react);
+    for (const { id } of sent) socket.frame({ id, done: {} });
+    const error = await outcome;
+    client.drop();
+    if (features?.includes('react')) {
+      assert.deepEqual([error, sent.map((it) => it.react)], [undefined, [{ room: 'hall', kind: 'like' }]]);
+    } else {
+      assert.deepEqual([error.name, error.code, sent], ['UNSUPPORTED', 0, []]);
+      assert.match(error.cure, /version/);
+    }
+  }
+});
+
 test('refuses what is no message, without a hole in the chain', limits, async () => {
   const client = await open();
   const socket = login();

@@ -226,7 +226,8 @@ test('keeps no alternates while the application keeps it offline', () => {
   assert.deepEqual(machine.opens[1].alternates, []);
 });
 
-test('stays where it is when the move fails, also if the node had replaced it by then', () => {
+/** A machine whose move to another node has failed, and its connection. */
+function afterFailedMove() {
   const machine = new Machine();
   machine.login();
   const [old] = machine.opens;
@@ -234,6 +235,11 @@ test('stays where it is when the move fails, also if the node had replaced it by
   machine.tick(0);
   machine.open();
   machine.lost();
+  return { machine, old };
+}
+
+test('stays where it is when the move fails, also if the node had replaced it by then', () => {
+  const { machine, old } = afterFailedMove();
   machine.send('still here');
   assert.equal(machine.frames('send').at(-1).conn, old.conn);
   machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } }, old.conn);
@@ -242,13 +248,7 @@ test('stays where it is when the move fails, also if the node had replaced it by
 
 test('closes when another client replaces it long after a move that failed', () => {
   for (const [wait, state] of [[29_000, 'waiting'], [31_000, 'closed']]) {
-    const machine = new Machine();
-    machine.login();
-    const [old] = machine.opens;
-    machine.frame({ goAway: { alternates: ['ws://b'] } });
-    machine.tick(0);
-    machine.open();
-    machine.lost();
+    const { machine, old } = afterFailedMove();
     machine.tick(wait);
     machine.frame({ close: { code: 3500, name: 'REPLACED', reconnect: 'RECONNECT_NEVER' } }, old.conn);
     assert.equal(machine.session.state.name, state);
@@ -511,7 +511,7 @@ test('asks for none if the node has no refresh, or the end of the token is unkno
   const foreign = expiring('soon', undefined, ['refresh'], 30_000);
   foreign.tick(25_000);
   assert.ok(Number.isFinite(foreign.session.timers.due()), 'no timer for a time that is no number');
-  assert.deepEqual(opaque.frames('hello')[0].hello.features, ['refresh']);
+  assert.deepEqual(opaque.frames('hello')[0].hello.features, ['refresh', 'react']);
 });
 
 test('replaces the token of the connection, and later that one', () => {

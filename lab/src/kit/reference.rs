@@ -74,6 +74,8 @@ pub enum PlantedFault {
     NoRejoin,
     /// The token of a connection is not replaced.
     NoRefresh,
+    /// Parts of the protocol that the node does not have are used.
+    IgnoreFeatures,
 }
 
 /// Arguments of the command.
@@ -107,7 +109,7 @@ async fn serve(faults: Faults) -> Result<()> {
                 "event": "description", "name": "reference", "version": env!("CARGO_PKG_VERSION"),
                 "levels": ["L0", "L1", "L2", "L3"],
                 "transports": ["tcp-json", "ws-json", "tcp-proto", "ws-proto"],
-                "can": ["random", "store", "tabs", "online", "refresh"],
+                "can": ["random", "store", "tabs", "online", "refresh", "react"],
             })),
             "connect" => hub.connect(command),
             "drop" => hub.leave(&command).await,

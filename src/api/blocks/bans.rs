@@ -189,10 +189,8 @@ async fn put_ban(
     reason: String,
     ttl_ms: Option<u64>,
 ) -> Result<Json<Value>, Problem> {
-    if ttl_ms.is_some_and(|ttl| !(TTL_MS_MIN..=TTL_MS_MAX).contains(&ttl)) {
-        return Err(bad(format!("ttlMs: {TTL_MS_MIN} to {TTL_MS_MAX}; without it, there is no end")));
-    }
-    put(api, caller, EntryToPut { kind: guard_kind(kind), subject, reason, ttl_ms }).await
+    let (kind, ttls) = (guard_kind(kind), TTL_MS_MIN..=TTL_MS_MAX);
+    put(api, caller, EntryToPut { kind, subject, reason, ttl_ms, ttls }).await
 }
 
 async fn remove(api: &Api, kind: BanKind, subject: BanSubject) -> Result<Json<Value>, Problem> {

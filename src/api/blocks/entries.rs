@@ -1,5 +1,7 @@
 //! Entries of bans, allowed networks and suspensions in the admin API: pages, changes and their form.
 
+use std::ops::RangeInclusive;
+
 use axum::{
     Json,
     extract::{Query, rejection::QueryRejection},
@@ -61,11 +63,16 @@ pub(super) struct EntryToPut {
     pub(super) reason: String,
     /// Time until it ends; `None` if it does not.
     pub(super) ttl_ms: Option<u64>,
+    /// Times that it may have.
+    pub(super) ttls: RangeInclusive<u64>,
 }
 
 /// Stores an entry, and puts it in force.
 pub(super) async fn put(api: &Api, caller: &Caller, entry: EntryToPut) -> Result<Json<Value>, Problem> {
-    let EntryToPut { kind, subject, reason, ttl_ms } = entry;
+    let EntryToPut { kind, subject, reason, ttl_ms, ttls } = entry;
+    if ttl_ms.is_some_and(|ttl| !ttls.contains(&ttl)) {
+        return Err(bad(format!("ttlMs: {} to {}; without it, there is no end", ttls.start(), ttls.end())));
+    }
     let is_reason = (1..=REASON_BYTES_MAX).contains(&reason.len()) && !reason.contains(char::is_control);
     if !is_reason {
         return Err(bad(format!("reason: 1 to {REASON_BYTES_MAX} bytes without control characters")));

@@ -7,7 +7,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::entries::{BanListQuery, EntryToPut, bad, bad_id, key, page_of, page_request, put, removed, view};
+use super::entries::{BanListQuery, EntryToPut, bad_id, key, page_of, page_request, put, removed, view};
 use crate::{
     api::{
         Api, Problem,
@@ -49,11 +49,8 @@ pub(in crate::api) async fn suspend(
     JsonObject(request): JsonObject<SuspensionRequest>,
 ) -> Result<Json<Value>, Problem> {
     let SuspensionRequest { subject, reason, ttl_ms } = request;
-    let subject = sender(&subject)?;
-    if ttl_ms.is_some_and(|ttl| !(TTL_MS_MIN..=TTL_MS_MAX).contains(&ttl)) {
-        return Err(bad(format!("ttlMs: {TTL_MS_MIN} to {TTL_MS_MAX}; without it, there is no end")));
-    }
-    put(&api, &caller, EntryToPut { kind: GuardKind::Suspend, subject, reason, ttl_ms }).await
+    let (kind, subject, ttls) = (GuardKind::Suspend, sender(&subject)?, TTL_MS_MIN..=TTL_MS_MAX);
+    put(&api, &caller, EntryToPut { kind, subject, reason, ttl_ms, ttls }).await
 }
 
 /// Lifts a suspension.

@@ -1,22 +1,20 @@
 //! Tests of limits that follow the load: their exact counts, what they report, and how rules are written.
 
-use std::{
-    sync::mpsc,
-    time::{Duration, Instant},
-};
+use std::{sync::mpsc, time::Duration};
 
 use proptest::prelude::*;
 use tidegate_protocol::{
-    Time,
     machine::threshold::{LoadPressure, PressureSignal, Threshold},
     pb,
 };
 
 use super::{
-    super::{LimitCall, LimitLevel, LimitRefusal, LimitSubjects, RuleForm, RuleGuard, RuleSet},
+    super::{
+        LimitCall, LimitLevel, LimitRefusal, LimitSubjects, RuleForm, RuleGuard, RuleSet,
+        tests::{at, guard, set},
+    },
     RecentUse,
 };
-use crate::metrics;
 
 const RULE: &str =
     "[[rule]]\nid = \"r\"\nlevel = \"user\"\ncalls = [\"send\"]\nwindow = \"1s\"\nlimit = 100\n";
@@ -24,18 +22,6 @@ const BOUNDS: &str = "dynamic = { min = 5, max = 150 }\n";
 
 /// Monday 09:00.
 const WALL_MS: u64 = (4 * 24 + 9) * 3_600_000;
-
-fn at(ms: u64) -> Time {
-    Time::from_millis(ms)
-}
-
-fn set(text: &str) -> RuleSet {
-    RuleSet::parse(text, Duration::from_secs(2)).unwrap()
-}
-
-fn guard(text: &str) -> RuleGuard {
-    RuleGuard::new(&set(text), metrics::install().0, Instant::now())
-}
 
 fn busy(value: f64) -> LoadPressure {
     LoadPressure { signal: PressureSignal::ShardBusy, shard: Some(0), value, target: 0.9 }
@@ -94,6 +80,21 @@ fn dynamic_rule_keeps_within_its_bounds() {
         "it is reached, so it may rise above its base"
     );
     assert_eq!(flood(&guard, "ann", 900_000), 110);
+}
+
+#[test]
+fn refusals_before_the_hook_let_a_reached_limit_rise() {
+    let guard = guard(&(RULE.to_owned() + BOUNDS));
+    let ann = LimitSubjects { user: Some("ann"), ..LimitSubjects::default() };
+    for second in 0..120 {
+        let ms = second * 2_000;
+        // The check in advance is the only one that refuses.
+        while guard.refuses(LimitCall::Send, &ann, at(ms)).is_none() {
+            send(&guard, "ann", ms).unwrap();
+        }
+        follow(&guard, 0.1);
+    }
+    assert_eq!(threshold(&guard, "ann").load_hundredths, 120);
 }
 
 #[test]

@@ -11,11 +11,7 @@ use crate::{
     mail::Delivery,
     net::io::Io,
     room_tallies::ReactionRefusal,
-    shard::{
-        Shard,
-        actions::{limits::mark_limit, token::RECIPIENT_NOT_GRANTED},
-        conn::Conn,
-    },
+    shard::{Shard, conn::Conn},
 };
 
 /// Refusal of a kind that the operator has not listed.
@@ -27,29 +23,19 @@ const KINDS_USED: (Code, &str) = (Code::Busy, "reaction: the room has as many ki
 /// Refusal of a reaction to one room more.
 const ROOMS_USED: (Code, &str) = (Code::Busy, "reaction: too many rooms of the node have reactions");
 
+/// Refusal of a reaction that would begin those of one room more for the user.
+const USER_ROOMS_USED: (Code, &str) = (
+    Code::Busy,
+    "reaction: you have reacted first in as many rooms as you may; leave one, or react after others",
+);
+
 impl<I: Io> Shard<I> {
     /// Counts a reaction of a connection to a room that it is in.
     pub(in crate::shard) fn react(&mut self, conn: &mut Conn, id: u64, room: &RoomId, kind: ReactionKind) {
-        if self.drop_suspended(conn, id) {
-            return;
-        }
         let room = ConversationId::room(room);
-        if !Self::may_write(conn, &room) {
-            return self.answer_signal(conn, id, Err(RECIPIENT_NOT_GRANTED));
-        }
         // One that is not in the room must not use up what the rules admit for its members.
-        let counted_room = Some(&room).filter(|room| self.hub.is_in(room, conn.key.slot));
-        if let Some(login) = &conn.login {
-            let limiter = || self.context.limiter.signal(&login.route.user, self.now);
-            if let Err(refusal) = self.admit_request(conn, LimitCall::React, counted_room, limiter) {
-                self.context.metrics.signals_dropped.increment(1);
-                let out = &mut self.buffers.actions;
-                let before = out.len();
-                conn.session.signal_limited(id, refusal.wait, out);
-                return mark_limit(&mut out[before..], &refusal);
-            }
-        }
-        if !self.enter_signal(conn, id) {
+        let counted = Some(&room).filter(|room| self.hub.is_in(room, conn.key.slot));
+        if !self.admit_signal(conn, id, LimitCall::React, &room, counted) {
             return;
         }
         let outcome = self.count_reaction(conn, &room, kind);
@@ -73,9 +59,12 @@ impl<I: Io> Shard<I> {
         if !self.context.room_rules.get().has_reaction(kind) {
             return Err(UNLISTED);
         }
-        self.context.rooms.tallies().react(room, kind).map_err(|refusal| match refusal {
+        let Some(login) = &conn.login else { return Err((Code::NotAMember, "join the room first")) };
+        let counted = self.context.rooms.tallies().react(room, kind, &login.route.user);
+        counted.map_err(|refusal| match refusal {
             ReactionRefusal::TooManyKinds => KINDS_USED,
             ReactionRefusal::TooManyRooms => ROOMS_USED,
+            ReactionRefusal::TooManyRoomsOfUser => USER_ROOMS_USED,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Access over nodes as processes: what ends connections and messages elsewhere, and how nodes authenticate each other.
 
+mod attack;
 mod devices;
 mod ending;
 mod limits;

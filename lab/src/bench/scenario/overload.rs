@@ -13,9 +13,6 @@ use anyhow::{Result, bail, ensure};
 /// Rate that no node takes, at which its capacity is measured.
 const FLAT_OUT: f64 = 1e6;
 
-/// Most runs in which no message is accepted.
-const RUNS_MAX: usize = 20;
-
 /// Parts of the capacity at which the knee is searched, highest first.
 const KNEES: [f64; 7] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6];
 
@@ -46,7 +43,8 @@ pub(super) fn run(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Si
     let mut without = node(launcher, args, conns, false)?;
     // The first run of a node finds its caches cold.
     without.ask(&short(FLAT_OUT))?;
-    let capacity = capacity(|| without.ask(&short(FLAT_OUT)))?;
+    let capacity = without.ask(&short(FLAT_OUT))?.rate();
+    ensure!(capacity > 0.0, "no message was accepted");
     let half = without.ask(&short(capacity / 2.0))?;
     let (knee, at_knee) = knee(capacity, &half, |rate| without.ask(&short(rate)))?;
     let twice = 2.0 * capacity;
@@ -70,17 +68,6 @@ pub(super) fn run(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Si
     report(&mut section, "without gates", &unguarded, knee, &half, [None, None]);
     out(section);
     Ok(())
-}
-
-/// Returns the rate of accepts flat out. A disk that stalls may leave a short run without any, which says nothing.
-fn capacity(mut ask: impl FnMut() -> Result<Outcome>) -> Result<f64> {
-    for _ in 0..RUNS_MAX {
-        let rate = ask()?.rate();
-        if rate > 0.0 {
-            return Ok(rate);
-        }
-    }
-    bail!("no message was accepted in {RUNS_MAX} runs")
 }
 
 /// Returns the knee with its outcome: half the capacity if p99 is too long at all higher rates.

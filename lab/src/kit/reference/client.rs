@@ -68,7 +68,8 @@ impl Client {
         };
         let chained = options["chain"] == true;
         let mut hello = json!({
-            "version": 1, "device": command["device"], "settings": options["settings"], "features": ["refresh"],
+            "version": 1, "device": command["device"], "settings": options["settings"],
+            "features": ["refresh", "react"],
         });
         if chained {
             let settings = if hello["settings"].is_object() { hello["settings"].take() } else { json!({}) };

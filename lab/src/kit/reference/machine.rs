@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use super::{Faults, PlantedFault, conversation::Conversation, outbox::Outbox};
 
 /// Commands that a client takes between `connect` and `drop`.
-pub(super) const COMMANDS: [&str; 11] =
-    ["send", "read", "recall", "clear", "hide", "leave", "join", "signal", "pull", "online", "close"];
+pub(super) const COMMANDS: [&str; 12] = [
+    "send", "read", "recall", "clear", "hide", "leave", "join", "signal", "react", "pull", "online", "close",
+];
 
 /// Fields of commands that are no fields of the request.
 const COMMAND_FIELDS: [&str; 4] = ["do", "client", "as", "to"];
@@ -24,6 +25,8 @@ pub(super) struct Machine {
     whole: bool,
     conversations: BTreeMap<String, Conversation>,
     rooms: BTreeSet<String>,
+    /// Whether the node of the last login has reactions.
+    has_reactions: bool,
     room_messages: BTreeSet<(String, String)>,
     /// Pulls of holes under way, by request.
     pulls: BTreeMap<u64, String>,
@@ -43,6 +46,7 @@ impl Machine {
             whole,
             conversations: BTreeMap::new(),
             rooms: BTreeSet::new(),
+            has_reactions: false,
             room_messages: BTreeSet::new(),
             pulls: BTreeMap::new(),
             acks: BTreeMap::new(),
@@ -81,6 +85,11 @@ impl Machine {
     /// Notes a request of the application.
     pub(super) fn command(&mut self, command: &Value, now: Instant) {
         let kind = command["do"].as_str().unwrap_or_default();
+        if kind == "react" && !self.has_reactions && !self.has(PlantedFault::IgnoreFeatures) {
+            self.events
+                .push(json!({"event": "failed", "as": command["as"], "code": 0, "name": "UNSUPPORTED"}));
+            return;
+        }
         let mut body = command.clone();
         if let Value::Object(fields) = &mut body {
             COMMAND_FIELDS.iter().for_each(|field| drop(fields.remove(*field)));
@@ -106,6 +115,8 @@ impl Machine {
     /// Notes a login, and prepares the first frames.
     pub(super) fn live(&mut self, welcome: &Value, now: Instant) {
         self.outbox.welcomed(welcome["nextId"].as_str().unwrap_or_default());
+        let mut features = welcome["features"].as_array().into_iter().flatten();
+        self.has_reactions = features.any(|feature| feature == "react");
         if !self.has(PlantedFault::NoRejoin) {
             for room in self.rooms.clone() {
                 let id = self.outbox.request_id();
@@ -326,7 +337,7 @@ impl Machine {
         }
         let kind = self.outbox.kind(id).unwrap_or_default();
         let repeats = match kind {
-            "signal" => false,
+            "signal" | "react" => false,
             "pull" => error["name"] != "NOT_YET",
             _ => true,
         };

@@ -164,7 +164,7 @@ impl Outbox {
         let mut lost = Vec::new();
         for mut item in std::mem::take(&mut self.items) {
             if item.request > 0 && item.request <= up_to && item.due.is_none() {
-                if item.kind == "signal" {
+                if matches!(item.kind.as_str(), "signal" | "react") {
                     lost.push(item);
                     continue;
                 }

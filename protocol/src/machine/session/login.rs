@@ -17,7 +17,7 @@ use std::{borrow::Cow, time::Duration};
 const PROTOCOL_VERSION: u32 = 1;
 
 /// Optional parts of the protocol that this version has. Welcome names those that Hello names.
-const FEATURES: [&str; 1] = ["refresh"];
+const FEATURES: [&str; 2] = ["refresh", "react"];
 
 /// Fields of a Hello that Welcome needs.
 #[derive(Debug)]

@@ -192,7 +192,13 @@ fn chain_starts_at_the_declared_saved_or_fresh_id() {
 
 #[test]
 fn welcome_names_the_features_that_both_sides_have() {
-    for (used, named) in [(&["refresh", "later"][..], &["refresh"][..]), (&["later"], &[]), (&[], &[])] {
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["react", "refresh", "later"], &["refresh", "react"]),
+        (&["react"], &["react"]),
+        (&["later"], &[]),
+        (&[], &[]),
+    ];
+    for (used, named) in cases {
         let mut conn = Conn::new();
         let features = used.iter().map(|name| (*name).to_owned()).collect();
         conn.frame(1, ClientBody::Hello(pb::Hello { features, ..hello("") }));
