@@ -22,9 +22,10 @@ pub(crate) fn clock_since(start: Instant) -> Clock {
     Box::new(move || time_since(start))
 }
 
-/// Returns the time since `start`.
+/// Returns the time since `start`, by the clock of the runtime, which a simulation sets.
 pub(crate) fn time_since(start: Instant) -> Time {
-    Time::from_millis(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    let elapsed = tokio::time::Instant::from_std(start).elapsed();
+    Time::from_millis(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Returns the wall clock in ms since 1970, which may jump; never for deadlines.

@@ -4,13 +4,14 @@ use std::{
     collections::{HashSet, VecDeque},
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tidegate_protocol::{
     id::UserId,
     machine::score::{Judgement, Population, SCORE_MAX, ScoredEvidence, Scores},
 };
+use tokio::time::Instant;
 
 use super::EvidenceRow;
 use crate::{

@@ -66,7 +66,8 @@ struct Member {
 /// Access of one node to the log.
 pub(crate) struct NodeBus {
     log: SharedLog,
-    me: Mutex<Option<u64>>,
+    /// Member numbers of the run, the present one last.
+    members: Mutex<Vec<u64>>,
 }
 
 struct Seat {
@@ -88,7 +89,7 @@ impl SharedLog {
     }
 
     pub(crate) fn node(&self) -> Arc<NodeBus> {
-        Arc::new(NodeBus { log: self.clone(), me: Mutex::default() })
+        Arc::new(NodeBus { log: self.clone(), members: Mutex::default() })
     }
 
     /// Evicts a member, as after its session timeout: its partitions move now. The member learns of it by
@@ -180,7 +181,13 @@ impl State {
 impl NodeBus {
     /// Returns its member number in the group, if it has joined.
     pub(crate) fn member(&self) -> Option<u64> {
-        *self.me.lock().expect("no panic while the lock is held")
+        self.members().last().copied()
+    }
+
+    /// Returns all its member numbers. A join whose answer was lost leaves one that nobody uses, and to which the group
+    /// assigns partitions until its session times out.
+    pub(crate) fn members(&self) -> Vec<u64> {
+        self.members.lock().expect("no panic while the lock is held").clone()
     }
 
     fn bounds_of(partition: &Partition) -> Bounds {
@@ -260,7 +267,7 @@ impl Bus for NodeBus {
         state.members.insert(me, Member::default());
         state.share();
         drop(state);
-        *self.me.lock().expect("no panic while the lock is held") = Some(me);
+        self.members.lock().expect("no panic while the lock is held").push(me);
         self.log.0.changed.notify_waiters();
         Ok(Box::new(Seat { log: self.log.clone(), me }))
     }

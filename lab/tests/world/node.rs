@@ -270,6 +270,11 @@ impl Node {
         self.bus.member()
     }
 
+    /// Returns all member numbers that the run had in the group.
+    pub(crate) fn members(&self) -> Vec<u64> {
+        self.bus.members()
+    }
+
     /// Keeps the answer to the next archive from its owner until the gate opens.
     pub(crate) fn hold_archive(&self, gate: Gate) {
         self.plans[1].plan("archive", fault::Fault::HoldAnswer(gate));

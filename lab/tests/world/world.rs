@@ -65,7 +65,7 @@ pub(crate) struct World {
     held_archive: Option<(usize, Gate)>,
     /// Gate of a node that was evicted meanwhile, and when it opens.
     opening: Option<(Gate, Duration)>,
-    /// Members of the group of owners that have crashed, and when the group notices.
+    /// Members of the group of owners whose runs have ended, and when the group notices.
     crashed: Vec<(u64, Duration)>,
 }
 
@@ -307,7 +307,14 @@ impl World {
     fn kill(&mut self, nth: usize) {
         let Some(node) = self.nodes[nth].take() else { return };
         self.history.push(nanos(self.now), HistoryEvent::Down { node: node.me.node.to_string() });
-        self.crashed.extend(node.member().map(|member| (member, self.now + OWNER_SESSION)));
+        self.end_sessions(&node);
+    }
+
+    /// Lets the sessions of a run that has ended time out in the group of owners. The group does not depend on the
+    /// runtime of the node for that: also a member that the run lost, as with the answer to its join, holds partitions.
+    fn end_sessions(&mut self, node: &Node) {
+        let until = self.now + OWNER_SESSION;
+        self.crashed.extend(node.members().into_iter().map(|member| (member, until)));
     }
 
     fn start(&mut self, nth: usize) {
@@ -320,8 +327,8 @@ impl World {
     fn replace_ended(&mut self) {
         for nth in 0..NODES {
             if self.nodes[nth].as_ref().is_some_and(Node::has_ended) {
-                if self.nodes[nth].as_ref().is_some_and(Node::is_leaving) {
-                    self.nodes[nth] = None;
+                if let Some(node) = self.nodes[nth].take_if(|node| node.is_leaving()) {
+                    self.end_sessions(&node);
                 } else {
                     self.kill(nth);
                 }
