@@ -83,6 +83,9 @@ impl Targets {
         if value.get().starts_with('[') {
             let each = |value: &RawValue| self.single(route, name, value);
             serde_json::Deserializer::from_str(value.get()).deserialize_seq(EachValue(each)).ok();
+        } else if value.get().starts_with(|first: char| first.is_ascii_digit()) {
+            // A time.
+            self.field(route, name, value.get());
         } else {
             self.single(route, name, value);
         }
@@ -102,7 +105,6 @@ impl Targets {
                     id.iter().for_each(|id| self.field(route, name, id));
                 });
             }
-            Some(b'0'..=b'9') => self.field(route, name, value.get()),
             _ => {}
         }
     }

@@ -81,10 +81,10 @@ pub(in crate::api) async fn send(
         return Err(Problem(Code::BadContent, why.to_owned()));
     }
     let sender: Arc<MessageSender> = Arc::clone(&api.messages);
-    let prepare = |item: &Box<RawValue>| -> Result<OutgoingMessage, ProblemDetails> {
+    let prepare = |item: &RawValue| -> Result<OutgoingMessage, ProblemDetails> {
         Ok(sender.prepare(parse_object::<SendMessage>(item.get().as_bytes())?)?)
     };
-    let prepared = body.messages.iter().map(prepare).collect();
+    let prepared = body.messages.iter().map(|item| prepare(item.as_ref())).collect();
     let outcomes = send_all(&sender, &source, prepared, body.ordered).await?;
     Ok(response(outcomes, |_, outcome| outcome))
 }
