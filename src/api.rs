@@ -1,4 +1,4 @@
-//! Admin port: groups, nodes, presence, traces, events, storms, health, metrics and the console over HTTP. It refuses web pages of
+//! Admin port: messages, groups, nodes, presence, traces, events, storms, health, metrics and the console over HTTP. It refuses web pages of
 //! other origins, and callers without a key if it has keys.
 
 use std::{
@@ -7,9 +7,9 @@ use std::{
 };
 
 use axum::{
-    Extension, Json,
+    Json,
     body::Bytes,
-    extract::{Query, State, rejection::QueryRejection},
+    extract::{DefaultBodyLimit, Query, State, rejection::QueryRejection},
     http::StatusCode,
     middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -31,18 +31,26 @@ pub mod dev;
 mod extract;
 mod groups;
 pub mod http_server;
-pub mod monitor;
+pub mod messages;
 mod nodes;
 mod observe;
 mod peer_figures;
 mod presence;
+mod problem;
 pub mod reload;
 pub mod routes;
 mod same_origin;
 pub mod stats;
-pub mod waiting;
 
-use self::{access::AdminGate, console::Console, dev::DevTools, reload::Reload, stats::StatsFeed};
+use self::{
+    access::AdminGate,
+    console::Console,
+    dev::DevTools,
+    messages::MessageSender,
+    problem::{Problem, ProblemDetails, refusal},
+    reload::Reload,
+    stats::StatsFeed,
+};
 use crate::{
     assign::Assigner, budget::Admission, cluster::Cluster, connections::Connections, drain::Drainer,
     ingest::admin::Admin, limits::RuleGuard, load::LoadFigures, net::tls::Certificates,
@@ -63,6 +71,8 @@ pub struct Api {
     pub metrics: PrometheusHandle,
     /// Drain of the node, for `/readyz` and `/v1/drain`.
     pub drainer: Arc<Drainer>,
+    /// Sender of messages.
+    pub messages: Arc<MessageSender>,
     /// Connections of all nodes.
     pub connections: Arc<Connections>,
     /// Time after which every token that was issued before has expired; `None` if tokens may be valid for any time. A
@@ -84,9 +94,6 @@ pub struct Api {
     pub dev: Option<Arc<DevTools>>,
 }
 
-/// Refusal of a request; the code determines the HTTP status and the cure.
-struct Problem(Code, String);
-
 /// Serves the admin port until `stop` is done, over TLS if it has certificates.
 pub async fn serve(
     listener: TcpListener,
@@ -101,6 +108,8 @@ pub async fn serve(
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&api.console), console::refuse_changes))
         .layer(from_fn_with_state(port, same_origin::check))
+        // The server has read and bounded the body.
+        .layer(DefaultBodyLimit::disable())
         .layer(from_fn(access::with_request_id))
         .with_state(api);
     let stopping = async {
@@ -113,8 +122,9 @@ pub async fn serve(
     }
 }
 
-async fn wrong_method() -> (StatusCode, Problem) {
-    (StatusCode::METHOD_NOT_ALLOWED, Problem(Code::NotFound, "no such method here; see docs/http.md".into()))
+async fn wrong_method() -> ProblemDetails {
+    Problem(Code::NotFound, "no such method here; see docs/http.md".into())
+        .with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 async fn healthz(State(api): State<Api>) -> Json<Value> {
@@ -231,41 +241,4 @@ fn into_seq(answer: SubmitAnswer) -> Result<(u64, bool), Problem> {
 
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let Self(code, message) = self;
-        let status = match code {
-            Code::NotFound => StatusCode::NOT_FOUND,
-            Code::AlreadyExists
-            | Code::Conflict
-            | Code::TooManyRevocations
-            | Code::TooManyBlocks
-            | Code::TooManyBans => StatusCode::CONFLICT,
-            Code::KeyInvalid => StatusCode::UNAUTHORIZED,
-            Code::Forbidden | Code::NotAMember | Code::ScopeMissing => StatusCode::FORBIDDEN,
-            code if code.temporary() => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::BAD_REQUEST,
-        };
-        let message = if message.is_empty() { code.what() } else { &message };
-        refusal(status, code, message, code.cure()).into_response()
-    }
-}
-
-/// Builds the response that all errors of the API have in common. The audit log reads the code of it.
-fn refusal(
-    status: StatusCode,
-    code: Code,
-    message: &str,
-    cure: &str,
-) -> (StatusCode, Extension<Code>, Json<Value>) {
-    let body = json!({
-        "code": code.number(),
-        "name": code.name(),
-        "message": message,
-        "temporary": code.temporary(),
-        "cure": cure,
-    });
-    (status, Extension(code), Json(body))
 }

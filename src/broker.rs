@@ -28,7 +28,7 @@ use crate::{
     },
     limits::RuleGuard,
     load::LoadFigures,
-    mail::ShardHandle,
+    mail::{ShardHandle, ShardHandles},
     metrics::Metrics,
     peer::Peer,
     room::Rooms,
@@ -232,6 +232,11 @@ impl Broker {
     /// Returns the handles of all shards; empty until [`Self::build_shards`].
     pub fn shards(&self) -> &[ShardHandle] {
         self.local.handles.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the handles of all shards, shared with the parts that post to them.
+    pub fn shard_handles(&self) -> ShardHandles {
+        Arc::clone(&self.local.handles)
     }
 
     /// Returns the index of the users and members that are connected to this node.

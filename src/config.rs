@@ -27,7 +27,7 @@ mod tls;
 mod trace;
 
 pub use self::{
-    admin::{AdminConfig, ConsoleMode},
+    admin::{AdminConfig, ApiConfig, ConsoleMode},
     assign::AssignConfig,
     auth::AuthConfig,
     drain::DrainConfig,
@@ -79,6 +79,8 @@ pub struct Config {
     pub tls: TlsConfig,
     /// Keys, audit log and console of the admin port, and rights that only a node for development has.
     pub admin: AdminConfig,
+    /// Messages that back ends send by the admin API.
+    pub api: ApiConfig,
     /// Verification of client tokens.
     pub auth: AuthConfig,
     /// Questions to the application's own server: who a credential is, and who may write where; see docs/hooks.md.

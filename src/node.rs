@@ -246,7 +246,7 @@ impl Node {
         let parts =
             LiveParts { shards: live, admission: admitting, first_bytes, drainer: drain, gate, cluster };
         let reloader = Reloader::new(loaded, parts);
-        let api = api(config, &token_key, broker, admission, &drainer, rendered, &reloader);
+        let api = api(config, &token_key, broker, admission, &drainer, rendered, &reloader)?;
         let apis = serve_apis(sockets.admin, sockets.monitor, api)?;
         let node_file = node_file::write(&config.node.data, &addresses)?;
         Ok(Self {
@@ -441,19 +441,20 @@ fn api(
     drainer: &Arc<Drainer>,
     metrics: PrometheusHandle,
     reloader: &Arc<Reloader>,
-) -> Api {
+) -> anyhow::Result<Api> {
     let console = Arc::new(Console::new(config));
     let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
     let counts = broker.metrics();
     let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), counts, directory, ack_times);
     let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
-    Api {
+    Ok(Api {
         admin: broker.admin.clone(),
         cluster: Arc::clone(&broker.cluster),
         assigner: Arc::clone(&broker.assigner),
         admission,
         metrics,
         drainer: Arc::clone(drainer),
+        messages: reloader.message_sender(config, broker)?,
         connections: Arc::clone(&broker.connections),
         token_lifetime: keys::token_lifetime(&config.auth),
         stats: Arc::new(stats),
@@ -463,7 +464,7 @@ fn api(
         reload: Arc::clone(reloader) as Arc<dyn Reload>,
         dev: console.is_development.then(tools),
         console,
-    }
+    })
 }
 
 /// Creates the data directory or restricts an existing one to this account, checks the files with secrets, and

@@ -92,6 +92,14 @@ impl Caller {
         self.actor.id()
     }
 
+    /// Returns the id of the key; `None` if the port has no keys.
+    pub(super) fn key(&self) -> Option<&str> {
+        match &self.actor {
+            Actor::Key { id, .. } => Some(id),
+            _ => None,
+        }
+    }
+
     /// Checks that the caller has the right.
     pub(super) fn require(&self, need: RouteNeed) -> Result<(), Refused> {
         match (need, &self.scopes) {
@@ -141,11 +149,7 @@ impl AdminGate {
         channel: Option<&str>,
     ) -> Result<(), Refused> {
         let Some(call) = LimitCall::of_api(route.method) else { return Ok(()) };
-        let key = match &caller.actor {
-            Actor::Key { id, .. } => Some(&**id),
-            _ => None,
-        };
-        let subjects = LimitSubjects { key, address, channel, ..LimitSubjects::default() };
+        let subjects = LimitSubjects { key: caller.key(), address, channel, ..LimitSubjects::default() };
         let mut waits = LimitWaits::default();
         loop {
             let now = self.rules.now();
@@ -256,7 +260,7 @@ fn bearer(headers: &HeaderMap) -> Option<&HeaderValue> {
 const CHANNEL_HEADER: &str = "tidegate-channel";
 
 /// Returns the channel of a request, of the form of the claim `chan`.
-fn channel_of(headers: &HeaderMap) -> Option<String> {
+pub(super) fn channel_of(headers: &HeaderMap) -> Option<String> {
     let channel = headers.get(CHANNEL_HEADER)?.to_str().ok()?;
     check_id(channel).ok().map(|()| channel.to_owned())
 }

@@ -112,6 +112,10 @@ pub(super) async fn token(
     own_account(ends)?;
     let JsonObject(TokenWish { user, device, ttl_ms }) = wish?;
     let (user, device) = ids(&user, device.as_deref())?;
+    if api.messages.is_system(&user) {
+        let why = "this user is reserved for messages of the admin API (api.system_user)";
+        return Err(Problem(Code::Forbidden, why.into()).into());
+    }
     let ttl_ms = ttl_ms.unwrap_or(TTL_MAX_MS);
     if !(TTL_MIN_MS..=TTL_MAX_MS).contains(&ttl_ms) {
         let message = format!("ttlMs: between {TTL_MIN_MS} and {TTL_MAX_MS}");

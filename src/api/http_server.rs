@@ -22,18 +22,25 @@ use axum::{
     http::StatusCode,
     response::IntoResponse as _,
 };
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Body as _, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
     time,
 };
 use tokio_util::sync::CancellationToken;
 
+pub mod monitor;
 mod secure;
 mod stall_guard;
+pub mod waiting;
 
 use self::stall_guard::StallGuard;
 use super::{Problem, caller::Ends};
@@ -52,6 +59,14 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for the body of a request, and the most bytes of it.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
+
+/// Paths whose requests have lists of messages, and the most bytes of their bodies.
+const LARGE_BODY_PATHS: [&str; 2] = ["/v1/messages/batch", "/v1/messages/broadcast"];
+const LARGE_BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// Most bodies above [`BODY_BYTES_MAX`] of one port at a time; a further one is refused `BUSY`. They have to announce their
+/// size.
+const LARGE_BODIES_MAX: usize = 4;
 
 /// Time for a handler to begin its response. Handlers have shorter limits of their own.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -72,6 +87,13 @@ struct Connection {
     is_busy: Arc<AtomicBool>,
     /// Ends the connection after the request that is being served, if there is one.
     ending: CancellationToken,
+}
+
+/// What serves the requests of a port.
+#[derive(Clone)]
+struct PortApp {
+    router: Router,
+    large_bodies: Arc<Semaphore>,
 }
 
 /// Open connections, oldest first, and those that are being closed.
@@ -113,6 +135,7 @@ pub(super) async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let (mut known, mut connections) = (Connections::default(), JoinSet::new());
+    let large_bodies = Arc::new(Semaphore::new(LARGE_BODIES_MAX));
     let mut stop = std::pin::pin!(stop);
     loop {
         let has_room = known.has_room();
@@ -125,7 +148,8 @@ pub(super) async fn serve(
         match accepted {
             Ok((stream, peer)) => {
                 if let Some(connection) = known.add() {
-                    let serving = serve_connection(stream, peer, tls.clone(), router.clone(), connection);
+                    let app = PortApp { router: router.clone(), large_bodies: Arc::clone(&large_bodies) };
+                    let serving = serve_connection(stream, peer, tls.clone(), app, connection);
                     supervised::spawn_in(&mut connections, "a connection of an API port", serving);
                 }
             }
@@ -143,19 +167,19 @@ async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
     tls: Option<Arc<Certificates>>,
-    router: Router,
+    app: PortApp,
     connection: Connection,
 ) {
     let ends = stream.local_addr().ok().map(|node| Ends { caller: peer, node });
     let stream = StallGuard::new(stream, STALL_TIMEOUT);
-    let Some(tls) = tls else { return serve_stream(stream, peer, ends, router, connection).await };
+    let Some(tls) = tls else { return serve_stream(stream, peer, ends, app, connection).await };
     let handshake = time::timeout(HEADER_TIMEOUT, secure::accept(stream, &tls));
     let secured = tokio::select! {
         secured = handshake => secured.unwrap_or_else(|late| Err(late.into())),
         () = connection.ending.cancelled() => return,
     };
     match secured {
-        Ok(stream) => Box::pin(serve_stream(stream, peer, ends, router, connection)).await,
+        Ok(stream) => Box::pin(serve_stream(stream, peer, ends, app, connection)).await,
         Err(error) => tracing::debug!(%error, %peer, "TLS handshake of an API port failed"),
     }
 }
@@ -164,15 +188,19 @@ async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     peer: SocketAddr,
     ends: Option<Ends>,
-    router: Router,
+    app: PortApp,
     connection: Connection,
 ) {
     let Connection { is_busy, ending } = connection;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (router, is_busy) = (router.clone(), Arc::clone(&is_busy));
+        let (PortApp { router, large_bodies }, is_busy) = (app.clone(), Arc::clone(&is_busy));
         async move {
+            let limit = match body_limit(&request, large_bodies) {
+                Ok(limit) => limit,
+                Err(refusal) => return Ok(refusal.into_response()),
+            };
             // A caller that sends no body is as silent as one that sends no head.
-            let mut request = match with_body(request).await {
+            let mut request = match with_body(request, limit.bytes).await {
                 Ok(request) => request,
                 Err(refusal) => return Ok::<_, Infallible>(refusal),
             };
@@ -201,22 +229,43 @@ async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
+/// Limit of the body of a request, with its place among the large ones until the response.
+struct BodyLimit {
+    bytes: usize,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+/// Returns the limit of a body; refuses it if too many large ones are there already.
+fn body_limit(request: &hyper::Request<Incoming>, large: Arc<Semaphore>) -> Result<BodyLimit, Problem> {
+    let size = request.body().size_hint().exact().unwrap_or(0);
+    let is_large = LARGE_BODY_PATHS.contains(&request.uri().path()) && size > BODY_BYTES_MAX as u64;
+    if !is_large {
+        return Ok(BodyLimit { bytes: BODY_BYTES_MAX, _place: None });
+    }
+    let busy = |_| Problem(Code::Busy, "too many large requests at a time; repeat this one".into());
+    let place = large.try_acquire_owned().map_err(busy)?;
+    Ok(BodyLimit { bytes: LARGE_BODY_BYTES_MAX, _place: Some(place) })
+}
+
 /// Reads the body of a request; returns the response to one that is late or too large.
-async fn with_body(request: hyper::Request<Incoming>) -> Result<Request, axum::response::Response> {
+async fn with_body(
+    request: hyper::Request<Incoming>,
+    bytes_max: usize,
+) -> Result<Request, axum::response::Response> {
     let (head, body) = request.into_parts();
-    let read = body::to_bytes(Body::new(body), BODY_BYTES_MAX);
+    let read = body::to_bytes(Body::new(body), bytes_max);
     match time::timeout(BODY_TIMEOUT, read).await {
         Ok(Ok(bytes)) => Ok(Request::from_parts(head, Body::from(bytes))),
         Ok(Err(_)) => {
             let problem = Problem(
                 Code::ContentTooLarge,
-                format!("the body was cut off, or has more than {BODY_BYTES_MAX} bytes; send it in parts"),
+                format!("the body was cut off, or has more than {bytes_max} bytes; send it in parts"),
             );
-            Err((StatusCode::PAYLOAD_TOO_LARGE, problem).into_response())
+            Err(problem.with_status(StatusCode::PAYLOAD_TOO_LARGE).into_response())
         }
         Err(_) => {
             let problem = Problem(Code::FrameTimeout, "the body did not arrive within 5 s; repeat it".into());
-            Err((StatusCode::REQUEST_TIMEOUT, problem).into_response())
+            Err(problem.with_status(StatusCode::REQUEST_TIMEOUT).into_response())
         }
     }
 }
@@ -228,11 +277,11 @@ async fn respond(mut router: Router, request: Request) -> axum::response::Respon
         Ok(Ok(Err(never))) => match never {},
         Ok(Err(_panicked)) => {
             let problem = Problem(Code::Internal, "the request failed by an error of the broker".into());
-            (StatusCode::INTERNAL_SERVER_ERROR, problem).into_response()
+            problem.with_status(StatusCode::INTERNAL_SERVER_ERROR).into_response()
         }
         Err(_) => {
             let problem = Problem(Code::StoreUnavailable, "no answer in time; repeat the request".into());
-            (StatusCode::GATEWAY_TIMEOUT, problem).into_response()
+            problem.with_status(StatusCode::GATEWAY_TIMEOUT).into_response()
         }
     }
 }

@@ -57,8 +57,7 @@ fn refused(problems: &[String]) -> Response {
     let message =
         format!("the configuration has {} problem(s); the former one stays in force", problems.len());
     let cure = "Correct the named settings or files, and reload again.";
-    let (status, code, Json(mut body)) =
-        super::refusal(StatusCode::BAD_REQUEST, Code::BadSetting, &message, cure);
-    body["fields"] = fields.into();
-    (status, code, Json(body)).into_response()
+    super::refusal(StatusCode::BAD_REQUEST, Code::BadSetting, &message, cure)
+        .with("fields", fields)
+        .into_response()
 }

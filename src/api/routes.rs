@@ -17,9 +17,13 @@ mod openapi;
 use super::{
     Api, Problem,
     access::{self, AdminGate, AdminRoute, Effect, RouteNeed},
-    blocks, console, dev, groups, nodes,
+    blocks, console, dev, groups,
+    messages::{self, batch, recall},
+    nodes,
     observe::{events, flows, trace},
-    presence, reload, stats,
+    presence,
+    problem::codes,
+    reload, stats,
 };
 use crate::keys::Scope;
 
@@ -70,6 +74,7 @@ routes! {
     get "/livez" Open Query [] super::livez;
     get "/readyz" Open Query [] super::readyz;
     get "/metrics" Open Query [] super::metrics;
+    get "/errors/{code}" Open Query [] codes::show;
     get "/v1/console" Open Query [] console::about;
     get "/v1/key" AnyKey Query [] access::own_key;
     get "/v1/keys" Operate Query [] access::keys::list;
@@ -125,6 +130,10 @@ routes! {
     get "/v1/connections" Read Query [] presence::connections::list;
     get "/v1/connections/{id}" Read Query [] presence::connections::one;
     delete "/v1/connections/{id}" Users Change ["reconnect"] presence::connections::close_one;
+    post "/v1/messages" Messages Change ["to" "from"] messages::send;
+    post "/v1/messages/batch" Messages Change ["messages" "to" "from"] batch::send;
+    post "/v1/messages/broadcast" Messages Change ["to" "from"] batch::broadcast;
+    delete "/v1/conversations/{conversation}/messages/{seq}" Messages Change ["by"] recall::recall;
     get "/v1/trace" Read Query [] trace::steps;
     post "/v1/trace" Operate Change ["msg" "user"] trace::watch;
     get "/v1/events" Read Query [] events::follow;
@@ -161,6 +170,6 @@ mod tests {
             assert_eq!(route.map(|it| it.need), Some(need), "{method} {path}");
         }
         let open: Vec<_> = ROUTES.iter().filter(|it| it.need == RouteNeed::Open).map(|it| it.path).collect();
-        assert_eq!(open, ["/healthz", "/livez", "/readyz", "/metrics", "/v1/console"]);
+        assert_eq!(open, ["/healthz", "/livez", "/readyz", "/metrics", "/errors/{code}", "/v1/console"]);
     }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_protocol::machine::session;
+use tidegate_protocol::{id::UserId, machine::session};
 use tokio::runtime::Handle;
 
 use super::Broker;
@@ -65,6 +65,8 @@ pub struct ShardSettings {
     pub hooks: Arc<Hooks>,
     /// Time within which a sender may recall a message.
     pub recall_within: Duration,
+    /// User that no client can log in as.
+    pub system_user: UserId,
     /// Message id that triggers a panic in tests; empty for none.
     pub panic_on_msg_id: String,
     /// Whether that panic ends the shard instead of the connection.
@@ -91,6 +93,7 @@ impl ShardSettings {
             verifier: Arc::new(verifier),
             hooks: Arc::default(),
             recall_within: Duration::from_secs(120),
+            system_user: UserId::new("system").expect("a valid id"),
             panic_on_msg_id: String::new(),
             panic_in_shard: false,
         }
@@ -159,6 +162,7 @@ impl Broker {
             best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),
             runtime: Handle::current(),
             metrics: self.metrics.clone(),
+            system_user: settings.system_user,
             panic_on_msg_id: settings.panic_on_msg_id,
             panic_in_shard: settings.panic_in_shard,
         }

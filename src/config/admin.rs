@@ -1,9 +1,11 @@
-//! Section `[admin]`: keys and audit log of the admin port, the console, and whether the node is for development.
+//! Sections `[admin]` and `[api]`: keys and audit log of the admin port, the console, whether the node is for development,
+//! and messages of back ends.
 
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tidegate_protocol::id::check_id;
 
 use super::Config;
 
@@ -40,6 +42,20 @@ pub struct AdminConfig {
     /// Whether the console may crash the node; for `tidegate up`.
     #[serde(skip)]
     pub may_abort: bool,
+}
+
+/// Messages that back ends send by the admin API.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct ApiConfig {
+    /// Sender of messages without `from`; [A-Za-z0-9_.-]{1,64}. No client can log in as this user. The same on all nodes.
+    pub system_user: String,
+}
+
+impl Default for ApiConfig {
+    fn default() -> Self {
+        Self { system_user: "system".into() }
+    }
 }
 
 /// Audit log in the data directory.
@@ -158,6 +174,7 @@ impl Config {
             (1 << 16..=1 << 40).contains(&admin.audit_bytes_max),
             "admin.audit_bytes_max: between 65536 bytes and 1 TiB",
         );
+        need(check_id(&self.api.system_user).is_ok(), "api.system_user: must match [A-Za-z0-9_.-]{1,64}");
         need(
             ["auto", "off", "read", "full"].contains(&admin.console.as_str()),
             "admin.console: `auto`, `off`, `read` or `full`",

@@ -99,6 +99,7 @@ pub const RESTART_REASONS: &[(&str, &[&str])] = &[
             "log.answer",
             "log.archive_first_ms",
             "log.allow_one_copy",
+            "api",
         ],
     ),
     ("Revocations are kept for as long as it says.", &["auth.max_lifetime_s"]),

@@ -6,12 +6,13 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, MsgId, UserId},
     machine::session::SubmitAnswer,
-    record::{Body, MemberAction, MemberChange, Origin, Recall, Record},
+    record::{Body, MemberAction, MemberChange, Message, Origin, Recall, Record},
 };
+use tokio::{sync::oneshot, time::Instant};
 
 use super::intake::Intake;
 use crate::{
-    delivery::pending::{ADMIN_CONN, Pending},
+    delivery::pending::{ADMIN_CONN, Pending, PendingEntry},
     mail::Refusal,
     routes::NodeBoot,
 };
@@ -50,15 +51,32 @@ impl Admin {
         }
         // Dropped, the entry removes itself, also when the caller cancels this future.
         let (entry, answer) = self.pending.begin();
-        let (node, boot) = (self.me.node.clone(), self.me.boot);
-        let origin = Origin { node, boot, conn: ADMIN_CONN, request: entry.request };
-        let record = Record { origin, received_at: now_ms, body, trace: None };
+        let record = self.record(entry.request, body, now_ms);
         let answer = if self.intake.send(record).await {
             tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok().and_then(Result::ok)
         } else {
             None
         };
         answer.unwrap_or(SubmitAnswer::Unknown)
+    }
+
+    /// Queues a message for the log, and returns what waits for the ledger's answer. Messages of one caller are appended in
+    /// the order of its calls, if it makes each after the former one has returned.
+    ///
+    /// # Errors
+    /// The code to refuse the message with, because too much waits for the log or memory is short.
+    pub async fn enqueue(&self, message: Message, now_ms: u64) -> Result<AwaitedAnswer<'_>, Code> {
+        let (entry, answer) = self.pending.begin();
+        let record = self.record(entry.request, Body::Message(message), now_ms);
+        let until = Instant::now() + REPLY_TIMEOUT;
+        let is_queued = self.intake.send_bounded(record).await?;
+        Ok(AwaitedAnswer { _entry: entry, answer: is_queued.then_some(answer), until })
+    }
+
+    fn record(&self, request: u64, body: Body, now_ms: u64) -> Record {
+        let (node, boot) = (self.me.node.clone(), self.me.boot);
+        let origin = Origin { node, boot, conn: ADMIN_CONN, request };
+        Record { origin, received_at: now_ms, body, trace: None }
     }
 
     /// Removes a user from a group at the user's own request.
@@ -87,6 +105,26 @@ impl Admin {
     /// Creates an idempotency key for a request that names none.
     pub fn fresh_request_id() -> MsgId {
         MsgId::new(&uuid::Uuid::now_v7().simple().to_string()).expect("32 hex digits are an id")
+    }
+}
+
+/// Message in flight whose answer a caller waits for. Dropped, the message goes on, and its answer is discarded.
+pub struct AwaitedAnswer<'a> {
+    _entry: PendingEntry<'a>,
+    /// `None` if the node shuts down.
+    answer: Option<oneshot::Receiver<SubmitAnswer>>,
+    until: Instant,
+}
+
+impl AwaitedAnswer<'_> {
+    /// Returns the ledger's answer; *unknown* 5 s after the message was queued.
+    pub async fn answer(self) -> SubmitAnswer {
+        let Some(answer) = self.answer else { return SubmitAnswer::Unknown };
+        tokio::time::timeout_at(self.until, answer)
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .unwrap_or(SubmitAnswer::Unknown)
     }
 }
 

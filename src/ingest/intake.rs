@@ -99,6 +99,20 @@ impl Intake {
     pub async fn send(&self, record: Record) -> bool {
         let reservation = Reservation { intake: self, bytes: weight(&record) };
         self.waiting_bytes.fetch_add(reservation.bytes, Ordering::Relaxed);
+        self.send_reserved(record, reservation).await
+    }
+
+    /// Queues a message that no client sent, if it fits the byte limit, as [`Self::send`] does.
+    ///
+    /// # Errors
+    /// The code to refuse it with.
+    pub async fn send_bounded(&self, record: Record) -> Result<bool, Code> {
+        let bytes = weight(&record);
+        self.reserve(bytes)?;
+        Ok(self.send_reserved(record, Reservation { intake: self, bytes }).await)
+    }
+
+    async fn send_reserved(&self, record: Record, reservation: Reservation<'_>) -> bool {
         let is_sent = self.records.send(vec![record]).await.is_ok();
         if is_sent {
             // Released after the append.

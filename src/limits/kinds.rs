@@ -72,10 +72,11 @@ impl LimitLevel {
         match self {
             Self::Node | Self::Address => true,
             Self::Key => call.is_api(),
-            Self::Content => matches!(call, LimitCall::Send),
+            Self::Content => matches!(call, LimitCall::Send | LimitCall::ApiSend),
             Self::Conversation => matches!(
                 call,
                 LimitCall::Send
+                    | LimitCall::ApiSend
                     | LimitCall::Join
                     | LimitCall::Pull
                     | LimitCall::Signal
@@ -84,6 +85,7 @@ impl LimitLevel {
                     | LimitCall::Change
             ),
             Self::Channel => !matches!(call, LimitCall::Connect),
+            Self::User if matches!(call, LimitCall::ApiSend) => true,
             Self::Organisation | Self::User | Self::Device => {
                 !call.is_api() && !matches!(call, LimitCall::Connect)
             }
@@ -122,11 +124,13 @@ pub enum LimitCall {
     ApiPut,
     /// Request `DELETE` to the admin API.
     ApiDelete,
+    /// Message that a request to the admin API sends; a batch has many.
+    ApiSend,
 }
 
 impl LimitCall {
     /// All calls.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Connect,
         Self::Login,
         Self::Send,
@@ -141,6 +145,7 @@ impl LimitCall {
         Self::ApiPost,
         Self::ApiPut,
         Self::ApiDelete,
+        Self::ApiSend,
     ];
 
     /// Returns the name in rules.
@@ -160,6 +165,7 @@ impl LimitCall {
             Self::ApiPost => "api:post",
             Self::ApiPut => "api:put",
             Self::ApiDelete => "api:delete",
+            Self::ApiSend => "api:send",
         }
     }
 
@@ -170,7 +176,7 @@ impl LimitCall {
 
     /// Returns whether the call is a request to the admin API.
     pub const fn is_api(self) -> bool {
-        matches!(self, Self::ApiGet | Self::ApiPost | Self::ApiPut | Self::ApiDelete)
+        matches!(self, Self::ApiGet | Self::ApiPost | Self::ApiPut | Self::ApiDelete | Self::ApiSend)
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) fn serve_apis(admin: ApiPort, monitor: Option<ApiPort>, api: Api) -> 
         let (admin, monitor) = (listen(admin), monitor.and_then(listen));
         let monitoring = async {
             if let Some((monitor, tls)) = monitor {
-                api::monitor::serve(monitor, tls, api.clone(), stop.cancelled()).await;
+                api::http_server::monitor::serve(monitor, tls, api.clone(), stop.cancelled()).await;
             }
         };
         let administering = async {

@@ -10,11 +10,17 @@ use parking_lot::Mutex;
 use super::{files, keys, ports, settings};
 use crate::{
     accept::FirstBytesPolicy,
-    api::{access::AdminGate, reload::Reload},
+    api::{
+        access::AdminGate,
+        messages::{MessageSender, SenderParts},
+        reload::Reload,
+    },
     auth::Verifier,
+    broker::Broker,
     budget::Admission,
     cluster::Cluster,
     config::{Config, ConfigChanges, ConfigError},
+    conversation::recall::Recaller,
     drain::Drainer,
     hooks::{HookSet, Hooks},
     limiter::Limiter,
@@ -93,6 +99,29 @@ impl Reloader {
     /// Returns the rules of limits, which a reload replaces.
     pub(super) fn rules(&self) -> &Arc<RuleGuard> {
         &self.parts.shards.rules
+    }
+
+    /// Creates the sender of messages of the admin API, whose limits are those of clients.
+    pub(super) fn message_sender(
+        &self,
+        config: &Config,
+        broker: &Broker,
+    ) -> anyhow::Result<Arc<MessageSender>> {
+        let shards = &self.parts.shards;
+        Ok(Arc::new(MessageSender::new(SenderParts {
+            admin: broker.admin.clone(),
+            cluster: Arc::clone(&broker.cluster),
+            rules: Arc::clone(&shards.rules),
+            load: Arc::clone(&broker.load),
+            conn_settings: Arc::clone(&shards.conn_settings),
+            recaller: Recaller { admin: broker.admin.clone(), within: Arc::clone(&shards.recall_within) },
+            rooms: Arc::clone(&broker.rooms),
+            directory: Arc::clone(broker.directory()),
+            shards: broker.shard_handles(),
+            metrics: shards.metrics.clone(),
+            system_user: settings::system_user(config)?,
+            is_gated: config.overload.gates,
+        })))
     }
 
     /// Puts the settings of the configuration file in force, unless it, or a file that it names, has a problem. `problems`

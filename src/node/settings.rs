@@ -7,7 +7,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tidegate_protocol::machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, session, window::WindowLimits};
+use tidegate_protocol::{
+    id::UserId,
+    machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, session, window::WindowLimits},
+};
 
 use super::Addresses;
 use crate::{
@@ -83,6 +86,7 @@ pub(super) fn shards(
         verifier,
         hooks,
         recall_within: recall_within(limits),
+        system_user: system_user(config)?,
         panic_on_msg_id: match fault.panic_in.as_str() {
             "shard" => fault.panic_on_msg_id_in("shard"),
             _ => fault.panic_on_msg_id_in("connection"),
@@ -133,6 +137,11 @@ pub(super) fn conn_settings(config: &Config) -> ConnSettings {
         write_deadline: Duration::from_millis(timing.write_ms),
         linger: Duration::from_millis(timing.linger_ms),
     }
+}
+
+/// Returns the user that messages of the admin API have as their sender.
+pub(super) fn system_user(config: &Config) -> anyhow::Result<UserId> {
+    Ok(UserId::new(&config.api.system_user)?)
 }
 
 /// Returns the time within which a sender may recall a message.

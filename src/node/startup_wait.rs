@@ -14,7 +14,7 @@ use super::{
     ports::{self, BuiltPorts},
 };
 use crate::{
-    api::{self, waiting::StartupStatus},
+    api::{self, http_server::waiting::StartupStatus},
     config::Config,
     metrics::Metrics,
     supervised,
@@ -85,7 +85,7 @@ fn serve_probes(
         let Some((listener, tls)) = port else { continue };
         let listener = tokio::net::TcpListener::from_std(listener.try_clone()?)?;
         let status = StartupStatus { reason: reason.clone(), metrics: rendered.clone() };
-        let serving = api::waiting::serve(listener, tls.clone(), status, is_admin);
+        let serving = api::http_server::waiting::serve(listener, tls.clone(), status, is_admin);
         supervised::spawn("the API port of a waiting node", serving);
     }
     Ok(sender)

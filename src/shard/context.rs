@@ -2,7 +2,10 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use tidegate_protocol::{id::NodeId, machine::session};
+use tidegate_protocol::{
+    id::{NodeId, UserId},
+    machine::session,
+};
 use tokio::runtime::Handle;
 
 use super::outbox::Caps;
@@ -107,6 +110,8 @@ pub struct Context {
     pub runtime: Handle,
     /// Metrics of the node.
     pub metrics: Metrics,
+    /// User that no client can log in as.
+    pub system_user: UserId,
     /// Message id that triggers a panic in tests; empty for none.
     pub panic_on_msg_id: String,
     /// Whether that panic ends the shard instead of the connection.

@@ -215,3 +215,48 @@ fn response_of_an_abort_is_not_needed_for_its_record() {
     end.read_to_string(&mut answer).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
+
+#[test]
+fn messages_need_their_scope_survive_a_kill_and_leave_no_content_in_the_audit_log() {
+    let keys = Keys::new();
+    let (bot, crm) = (keys.add("bot", "messages", &[]), keys.add("crm", "groups,users,operate", &[]));
+    let mut killed = keys.start(&[]);
+    let body = r#"{"to":"bob","from":"ann","content":{"text":"planted secret"},"requestId":"m-1"}"#;
+    assert_eq!(ask(killed.admin(), "POST", "/v1/messages", Some(&crm), body).status, 403);
+    let sent = ask(killed.admin(), "POST", "/v1/messages", Some(&bot), body);
+    assert_eq!(sent.status, 201, "{}", text(&sent.body));
+    let sent: Value = serde_json::from_slice(&sent.body).expect("JSON");
+    killed.signal(Signal::KILL);
+    killed.exit();
+    let node = keys.start(&[]);
+    let again = ask(node.admin(), "POST", "/v1/messages", Some(&bot), body);
+    let repeated: Value = serde_json::from_slice(&again.body).expect("JSON");
+    assert_eq!((again.status, &repeated["seq"], &repeated["time"]), (200, &sent["seq"], &sent["time"]));
+    let batch = format!(
+        r#"{{"messages":[{body},{{"to":"g:team","content":{{"text":"planted secret"}}}},{{"to":"planted secret"}}]}}"#
+    );
+    assert_eq!(ask(node.admin(), "POST", "/v1/messages/batch", Some(&bot), &batch).status, 200);
+    let recall = ask(node.admin(), "DELETE", "/v1/conversations/d%3Abob%3Aann/messages/1", Some(&bot), "");
+    assert_eq!(recall.status, 200, "{}", text(&recall.body));
+    let lines = audit(&keys.data);
+    let of = |it: &Value| {
+        (it["route"].as_str().expect("a route").to_owned(), it["status"].as_u64(), it["targets"].clone())
+    };
+    let outcomes: Vec<_> = lines.iter().map(of).collect();
+    let one = serde_json::json!({"to": ["bob"], "from": ["ann"]});
+    let two = serde_json::json!({"to": ["bob", "g:team"], "from": ["ann"]});
+    let entry = serde_json::json!({"conversation": ["d:bob:ann"], "seq": ["1"]});
+    assert_eq!(
+        outcomes,
+        [
+            ("/v1/messages".to_owned(), Some(403), one.clone()),
+            ("/v1/messages".to_owned(), Some(201), one.clone()),
+            ("/v1/messages".to_owned(), Some(200), one),
+            ("/v1/messages/batch".to_owned(), Some(200), two),
+            ("/v1/conversations/{conversation}/messages/{seq}".to_owned(), Some(200), entry),
+        ]
+    );
+    assert_eq!(lines[1]["requestId"], "m-1", "{}", lines[1]);
+    let log = fs::read_to_string(keys.data.join("audit.jsonl")).expect("the audit log");
+    assert!(!log.contains("planted"), "{log}");
+}

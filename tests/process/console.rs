@@ -43,13 +43,15 @@ fn page_is_served_at_its_views_and_nowhere_else() {
     let page = get(&node, "/try");
     assert_eq!((page.status, page.field("content-type")), (200, Some("text/html; charset=utf-8")));
     assert!(page.body.starts_with(b"<!doctype html>"));
-    for view in
-        ["/overview", "/messages/m1?user=bob", "/errors/4014", "/people/..%2f..%2fsecret", "/styleguide"]
-    {
+    for view in ["/overview", "/messages/m1?user=bob", "/errors", "/people/..%2f..%2fsecret", "/styleguide"] {
         let reply = get(&node, view);
         assert_eq!((reply.status, &reply.body), (200, &page.body), "{view}");
         assert_eq!(reply.field("cache-control"), Some("no-store"), "{view}");
     }
+    // The page of a code is for browsers; programs get its description.
+    let reply = request(node.admin(), "GET", "/errors/4014", "Accept: text/html,*/*\r\n");
+    assert_eq!((reply.status, &reply.body), (200, &page.body));
+    assert_eq!(get(&node, "/errors/4014").field("content-type"), Some("application/json"));
     for path in ["/index.html", "/tryx", "/TRY", "//try", "/v1/try", "/console", "/dist/index.html"] {
         let reply = get(&node, path);
         assert_eq!((reply.status, refused(&reply).0.as_str()), (404, "NOT_FOUND"), "{path}");

@@ -99,11 +99,11 @@ pub(crate) fn audit(data: &Path) -> Vec<Value> {
 fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
     let keys = Keys::new();
     let (evidence, all) =
-        (keys.add("edge", "evidence", &[]), keys.add("root", "groups,users,operate,evidence", &[]));
+        (keys.add("edge", "evidence", &[]), keys.add("root", "messages,groups,users,operate,evidence", &[]));
     let node = keys.start(&[]);
     let (mut keyless, mut scopeless) = (0.0, 0.0);
     for route in ROUTES {
-        let path = route.path.replace("{user}", "bob").replace("{id}", "team");
+        let path = route.path.replace("{user}", "bob").replace("{id}", "team").replace("{code}", "4005");
         let method = route.method.to_uppercase();
         let named = format!("{method} {path}");
         let ask = |key: Option<&str>| ask(node.admin(), &method, &path, key, "[]");
@@ -151,7 +151,7 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
         serde_json::from_slice(&ask(node.admin(), "GET", "/v1/key", Some(&all), "").body).expect("JSON");
     assert_eq!(
         (&own["name"], &own["scopes"]),
-        (&"root".into(), &serde_json::json!(["groups", "users", "operate", "evidence"]))
+        (&"root".into(), &serde_json::json!(["messages", "groups", "users", "operate", "evidence"]))
     );
 }
 

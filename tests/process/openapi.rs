@@ -76,7 +76,7 @@ fn requests_of_a_wrong_form_get_a_code_and_change_nothing() {
     ] {
         let reply = ask(method, path, body);
         assert_eq!((reply.status, refusal(&reply).0.as_str()), (400, code.name()), "{method} {path} {body}");
-        assert_eq!(reply.field("content-type"), Some("application/json"), "{method} {path} {body}");
+        assert_eq!(reply.field("content-type"), Some("application/problem+json"), "{method} {path} {body}");
     }
     let weight = String::from_utf8(ask("POST", "/v1/weight", "{}").body).expect("text");
     assert_eq!(weight, r#"{"share":null,"weight":100}"#);

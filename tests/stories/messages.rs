@@ -1,5 +1,6 @@
 //! Direct messages: seqs, order, retries, refusals, and every kind of content over every pair of framings.
 
+mod api;
 mod blocks;
 mod limits;
 mod rules;

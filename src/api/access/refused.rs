@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use axum::{
-    http::{
-        HeaderValue, StatusCode,
-        header::{RETRY_AFTER, WWW_AUTHENTICATE},
-    },
+    http::{HeaderValue, StatusCode, header::WWW_AUTHENTICATE},
     response::{IntoResponse as _, Response},
 };
 use tidegate_protocol::Code;
@@ -98,13 +95,9 @@ impl Refused {
     }
 }
 
-/// Returns a response that names the time to wait, rounded up to whole seconds.
+/// Returns a response that names the time to wait.
 fn limited(message: &str, cure: &str, wait: Duration) -> Response {
-    let mut response =
-        refusal(StatusCode::TOO_MANY_REQUESTS, Code::RateLimited, message, cure).into_response();
-    let seconds = u64::try_from(wait.as_millis().div_ceil(1_000)).unwrap_or(60);
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
-    response
+    refusal(StatusCode::TOO_MANY_REQUESTS, Code::RateLimited, message, cure).after(wait).into_response()
 }
 
 fn unauthorized(message: &str) -> Response {

@@ -8,7 +8,7 @@ use axum::{
 };
 use tidegate_protocol::id::check_id;
 
-use crate::keys::KEY_PREFIX;
+use crate::{api::problem::name_instance, keys::KEY_PREFIX};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -36,8 +36,8 @@ pub(in crate::api) async fn with_request_id(mut request: Request, next: Next) ->
         None => format!("{:016x}", rand::random::<u64>()),
     };
     let value = HeaderValue::from_str(&id);
-    request.extensions_mut().insert(RequestId(id));
-    let mut response = next.run(request).await;
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = name_instance(next.run(request).await, &id);
     if let Ok(value) = value {
         response.headers_mut().insert(X_REQUEST_ID, value);
     }

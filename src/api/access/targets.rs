@@ -1,6 +1,6 @@
 //! Ids that a request names, for the audit log: path parameters, and the listed fields of its body or query.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use axum::{
@@ -8,7 +8,11 @@ use axum::{
     extract::{Query, Request},
 };
 use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer as _,
+    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::value::RawValue;
 
 use super::{request_id::is_id, route::AdminRoute};
 use crate::{bans::BanSubject, networks::Network};
@@ -18,6 +22,12 @@ const IDS_MAX: usize = 16;
 
 /// Field with the id that makes a change idempotent.
 const REQUEST_ID: &str = "requestId";
+
+/// Header with the same meaning.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// Field whose list has requests of their own, with their targets.
+const MESSAGES: &str = "messages";
 
 /// Ids that a request names. What has not the form of an id is left out.
 #[derive(Default)]
@@ -47,14 +57,12 @@ impl Targets {
         let bytes = std::mem::take(request.body_mut());
         // It is complete and bounded since the server read it.
         let bytes = body::to_bytes(bytes, usize::MAX).await.unwrap_or_default();
-        if let Ok(Value::Object(fields)) = serde_json::from_slice(&bytes) {
-            for (name, value) in &fields {
-                if let Value::Number(time) = value {
-                    found.field(route, name, &time.to_string());
-                }
-                let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-                values.iter().filter_map(Value::as_str).for_each(|value| found.field(route, name, value));
-            }
+        // What is no JSON has no ids, and is refused later.
+        serde_json::Deserializer::from_slice(&bytes)
+            .deserialize_map(BodyFields { route, found: &mut found })
+            .ok();
+        if let Some(key) = request.headers().get(IDEMPOTENCY_KEY).and_then(|key| key.to_str().ok()) {
+            found.field(route, REQUEST_ID, key.trim().trim_matches('"'));
         }
         *request.body_mut() = Body::from(bytes);
         found
@@ -70,8 +78,39 @@ impl Targets {
         }
     }
 
+    /// Adds the value of a field of the body, or those of its list.
+    fn value(&mut self, route: &AdminRoute, name: &str, value: &RawValue) {
+        if value.get().starts_with('[') {
+            let each = |value: &RawValue| self.single(route, name, value);
+            serde_json::Deserializer::from_str(value.get()).deserialize_seq(EachValue(each)).ok();
+        } else if value.get().starts_with(|first: char| first.is_ascii_digit()) {
+            // A time.
+            self.field(route, name, value.get());
+        } else {
+            self.single(route, name, value);
+        }
+    }
+
+    fn single(&mut self, route: &AdminRoute, name: &str, value: &RawValue) {
+        match value.get().as_bytes().first() {
+            Some(b'"') if name != MESSAGES => {
+                if let Ok(text) = serde_json::from_str::<Cow<'_, str>>(value.get()) {
+                    self.field(route, name, &text);
+                }
+            }
+            Some(b'{') if name == MESSAGES => {
+                let listed: ListedTargets<'_> = serde_json::from_str(value.get()).unwrap_or_default();
+                let (to, from) = (listed.to.as_deref(), listed.from.as_deref());
+                [("to", to), ("from", from)].iter().for_each(|(name, id)| {
+                    id.iter().for_each(|id| self.field(route, name, id));
+                });
+            }
+            _ => {}
+        }
+    }
+
     fn add(&mut self, name: &str, value: &str) {
-        if !is_id(value) && !is_subject(name, value) {
+        if value.is_empty() || (!is_id(value) && !is_subject(name, value)) {
             return;
         }
         if self.ids.values().map(Vec::len).sum::<usize>() == IDS_MAX {
@@ -82,11 +121,67 @@ impl Targets {
     }
 }
 
+/// Visitor of the fields of a body, which keeps no more than their ids.
+struct BodyFields<'a> {
+    route: &'a AdminRoute,
+    found: &'a mut Targets,
+}
+
+impl<'de> Visitor<'de> for BodyFields<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        let Self { route, found } = self;
+        while let Some(name) = fields.next_key::<Cow<'_, str>>()? {
+            let is_id = |id: &&str| id.strip_prefix('#').unwrap_or(id) == name;
+            if name == REQUEST_ID || route.ids.iter().any(is_id) {
+                found.value(route, &name, fields.next_value()?);
+            } else {
+                fields.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Visitor of the values of a list, one after the other.
+struct EachValue<F>(F);
+
+impl<'de, F: FnMut(&RawValue)> Visitor<'de> for EachValue<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut values: A) -> Result<(), A::Error> {
+        while let Some(value) = values.next_element()? {
+            (self.0)(value);
+        }
+        Ok(())
+    }
+}
+
+/// Targets of one request of a list.
+#[derive(Default, Deserialize)]
+struct ListedTargets<'a> {
+    #[serde(borrow, default)]
+    to: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    from: Option<Cow<'a, str>>,
+}
+
 /// Returns whether the value is the subject of a ban or a network, which are no ids.
 fn is_subject(name: &str, value: &str) -> bool {
     match name {
         "subject" => value.parse::<BanSubject>().is_ok(),
         "network" => value.parse::<Network>().is_ok(),
+        // Keys of conversations are ids with colons between them.
+        "to" | "conversation" => value.split(':').count() <= 3 && value.split(':').all(is_id),
         _ => false,
     }
 }
@@ -140,6 +235,26 @@ mod tests {
         assert_eq!(found, (ids.to_owned(), 0, Some("r1".to_owned()), body.to_owned()));
         let found = targets("/v1/groups", "/v1/groups", "no JSON").await;
         assert_eq!(found, ("{}".to_owned(), 0, None, "no JSON".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn targets_of_messages_are_found_and_never_their_contents() {
+        let ids = &["messages", "to", "from"];
+        let route = AdminRoute {
+            method: "post",
+            path: "/v1/messages/batch",
+            need: RouteNeed::AnyKey,
+            effect: Effect::Change,
+            ids,
+        };
+        let body = r#"{"messages":[{"to":"g:team","from":"ann","content":{"text":"to"},"requestId":"r1"},
+            {"to":"not an id"},{"to":7},7,"text",["x"],{"to":"d:a:b:c"}],"to":["bob","d:zoe:ann"],"text":"secret"}"#;
+        let mut request =
+            Request::builder().header("Idempotency-Key", "\"k-1\"").body(Body::from(body)).unwrap();
+        let found = Targets::of(&route, &mut request).await;
+        let ids = r#"{"from":["ann"],"to":["g:team","bob","d:zoe:ann"]}"#;
+        assert_eq!(serde_json::to_string(&found.ids).unwrap(), ids);
+        assert_eq!(found.request_id.as_deref(), Some("k-1"));
     }
 
     #[tokio::test]

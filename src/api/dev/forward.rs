@@ -8,7 +8,7 @@ use axum::{
     extract::State,
     http::{
         HeaderValue, Method, Request, StatusCode,
-        header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+        header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER},
     },
     response::{IntoResponse as _, Response},
 };
@@ -99,7 +99,14 @@ pub(in crate::api) async fn forward(
     let not_yet = |why: &str| Problem(Code::NotYet, why.into()).into();
     match timeout(FORWARD_TIMEOUT, send(address, &peer.info.boot, &wish, caller.authorization)).await {
         Ok(Ok(Answer::Response(status, body))) => {
-            Ok((status, [(CONTENT_TYPE, "application/json")], body).into_response())
+            let is_refusal = status.is_client_error() || status.is_server_error();
+            let media = if is_refusal { "application/problem+json" } else { "application/json" };
+            let mut response = (status, [(CONTENT_TYPE, media)], body).into_response();
+            if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+                // The members of the body have the exact time.
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            Ok(response)
         }
         // The connection of a crashed node ends without a response.
         Ok(Ok(Answer::Ended)) if wish.path == ABORT => {

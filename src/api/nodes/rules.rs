@@ -167,9 +167,8 @@ fn invalid(problems: &[String]) -> Response {
     let message = format!("the rule has {} problem(s): {}", problems.len(), problems.join("; "));
     let cure =
         "Correct the named fields; docs/limits.md describes them, and POST /v1/rules:validate checks a rule.";
-    let (status, code, Json(mut body)) = refusal(StatusCode::BAD_REQUEST, Code::BadContent, &message, cure);
-    body["problems"] = json!(problems);
-    (status, code, Json(body)).into_response()
+    let refusal = refusal(StatusCode::BAD_REQUEST, Code::BadContent, &message, cure);
+    refusal.with("problems", json!(problems)).into_response()
 }
 
 fn refused(error: RuleError) -> Result<Response, Problem> {

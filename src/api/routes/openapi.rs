@@ -162,11 +162,13 @@ fn responses(parts: &ApiParts, route: &AdminRoute, entry: &ApiOperation) -> Resu
     for status in statuses {
         let about = entry.errors.get(status).or_else(|| parts.errors.get(status));
         let about = about.ok_or_else(|| format!("openapi.json: no description of the status {status}"))?;
-        let content = json!({"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}});
-        all.insert(
-            status.to_owned(),
-            json!({"description": about, "headers": headers(status), "content": content}),
-        );
+        let content =
+            json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}});
+        let mut headers = headers(status);
+        if matches!(status, "429" | "503") {
+            headers["Retry-After"] = json!({"$ref": "#/components/headers/RetryAfter"});
+        }
+        all.insert(status.to_owned(), json!({"description": about, "headers": headers, "content": content}));
     }
     for (status, response) in &entry.responses {
         let media = response.r#type.as_deref().unwrap_or("application/json");
@@ -186,10 +188,8 @@ fn headers(status: &str) -> Value {
     if !WITHOUT_ID.contains(&status) {
         all.insert("X-Request-Id".into(), header("RequestId"));
     }
-    match status {
-        "401" => drop(all.insert("WWW-Authenticate".into(), header("Authenticate"))),
-        "429" => drop(all.insert("Retry-After".into(), header("RetryAfter"))),
-        _ => {}
+    if status == "401" {
+        all.insert("WWW-Authenticate".into(), header("Authenticate"));
     }
     Value::Object(all)
 }

@@ -41,6 +41,14 @@ pub(in crate::shard) const RECIPIENT_NOT_GRANTED: (Code, &str) =
 /// Reason of a refusal because token and certificate are of different users.
 const OTHER_USER: &str = "the client certificate names another user than the token; use a certificate and a token of the same user";
 
+/// Reason of a refusal of a name that only the node itself uses as a sender.
+const RESERVED_DEVICE: &str =
+    "device: names that begin with a dot are reserved for the node; name it differently";
+
+/// Reason of a refusal of the user that the admin API sends as.
+const RESERVED_USER: &str =
+    "this user is reserved for messages of the admin API (api.system_user); log in as another one";
+
 impl<I: Io> Shard<I> {
     /// Checks a token, and continues with what it is for: at once if the check is cheap, else when its result returns
     /// as mail.
@@ -186,6 +194,12 @@ impl<I: Io> Shard<I> {
             let reason = "device: name the device, [A-Za-z0-9_.-]{1,64}";
             return refused(self, conn, Code::BadId, reason.into());
         };
+        if device.as_str().starts_with('.') {
+            return refused(self, conn, Code::BadId, RESERVED_DEVICE.into());
+        }
+        if identity.user == self.context.system_user {
+            return refused(self, conn, Code::Forbidden, RESERVED_USER.into());
+        }
         let bans = &self.context.cluster.bans;
         if let Some(refusal) = bans.refusal_of_login(conn.address, &identity.user, &device) {
             return self.refuse_banned(conn, refusal);

@@ -5,6 +5,7 @@ mod devices;
 mod ending;
 mod limits;
 mod link_tls;
+mod messages;
 
 use std::{net::SocketAddr, time::Duration};
 

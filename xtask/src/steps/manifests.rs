@@ -121,7 +121,7 @@ impl ManifestFacts {
         };
         let mut names = columns(5);
         names.extend(["TIDEGATE_CONFIG", "TIDEGATE_DATA", "TIDEGATE_LOG"].map(str::to_owned));
-        let routes = read("src/api/monitor.rs")?;
+        let routes = read("src/api/http_server/monitor.rs")?;
         let paths =
             routes.lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
         let image = read("Dockerfile")?;

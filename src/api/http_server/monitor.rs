@@ -5,8 +5,10 @@ use std::sync::Arc;
 use axum::{Router, http::StatusCode, routing::get};
 use tokio::net::TcpListener;
 
-use super::{Api, Problem, http_server};
-use crate::net::tls::Certificates;
+use crate::{
+    api::{self, Api, Problem, http_server},
+    net::tls::Certificates,
+};
 use tidegate_protocol::Code;
 
 /// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until `stop` is done, over TLS if the port has certificates.
@@ -18,10 +20,10 @@ pub async fn serve(
 ) {
     let not_here = || async { Problem(Code::NotFound, "not on this port; see docs/http.md".into()) };
     let router = Router::new()
-        .route("/healthz", get(super::healthz))
-        .route("/livez", get(super::livez))
-        .route("/readyz", get(super::readyz))
-        .route("/metrics", get(super::metrics))
+        .route("/healthz", get(api::healthz))
+        .route("/livez", get(api::livez))
+        .route("/readyz", get(api::readyz))
+        .route("/metrics", get(api::metrics))
         .fallback(not_here)
         .method_not_allowed_fallback(|| async { StatusCode::METHOD_NOT_ALLOWED })
         .with_state(api);

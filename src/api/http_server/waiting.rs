@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 use tidegate_protocol::{Code, machine::drain::NodePhase};
 use tokio::{net::TcpListener, sync::watch};
 
-use super::{Problem, http_server, same_origin};
-use crate::net::tls::Certificates;
+use crate::{
+    api::{Problem, http_server, same_origin},
+    net::tls::Certificates,
+};
 
 /// State of a node that waits to start.
 #[derive(Clone)]

@@ -1,0 +1,94 @@
+//! Messages that back ends send by the admin API: one, a batch, or one to many conversations; and recalls.
+
+use std::{collections::BTreeMap, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::{FromRequestParts, State},
+    http::{HeaderMap, StatusCode, request::Parts},
+    response::{IntoResponse as _, Response},
+};
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+pub(super) mod batch;
+mod form;
+pub(super) mod recall;
+mod room;
+mod sender;
+
+pub use self::sender::{MessageSender, SenderParts};
+use self::{
+    form::{SendMessage, idempotency_key},
+    sender::SentMessage,
+};
+use super::{
+    Api, ProblemDetails,
+    access::{Caller, channel_of},
+    caller::Ends,
+    extract::JsonObject,
+};
+
+/// Longest wait of a single message for its turn among those of the API.
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Caller on whose behalf messages are sent, as the rules of limits count it.
+pub(super) struct SendSource {
+    key: Option<String>,
+    address: Option<IpAddr>,
+    channel: Option<String>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for SendSource {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let caller = parts.extensions.get::<Caller>();
+        let ends = parts.extensions.get::<Ends>();
+        Ok(Self {
+            key: caller.and_then(Caller::key).map(str::to_owned),
+            address: ends.map(|ends| ends.caller.ip().to_canonical()),
+            channel: channel_of(&parts.headers),
+        })
+    }
+}
+
+impl SentMessage {
+    /// Returns the status of the response to a request that sends this message alone.
+    const fn status(&self) -> StatusCode {
+        match self {
+            Self { is_stored: false, .. } => StatusCode::ACCEPTED,
+            Self { is_duplicate: true, .. } => StatusCode::OK,
+            _ => StatusCode::CREATED,
+        }
+    }
+
+    /// Returns the body of that response.
+    fn body(&self) -> Map<String, Value> {
+        let mut body: BTreeMap<&str, Value> = BTreeMap::from([
+            ("conversation", self.conversation.as_str().into()),
+            ("msgId", self.msg_id.as_str().into()),
+            ("seq", self.seq.into()),
+            ("time", self.time.into()),
+            ("duplicate", self.is_duplicate.into()),
+        ]);
+        if !self.is_stored {
+            body.insert("stored", false.into());
+        }
+        body.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// Sends one message, and answers when a client's send would be acked.
+pub(super) async fn send(
+    State(api): State<Api>,
+    source: SendSource,
+    headers: HeaderMap,
+    JsonObject(body): JsonObject<SendMessage>,
+) -> Result<Response, ProblemDetails> {
+    let sender: Arc<MessageSender> = Arc::clone(&api.messages);
+    let body = body.with_key(idempotency_key(&headers)?)?;
+    let message = sender.prepare(body)?;
+    let sent = sender.send(message, &source, Instant::now() + TURN_TIMEOUT).await?;
+    Ok((sent.status(), Json(Value::Object(sent.body()))).into_response())
+}

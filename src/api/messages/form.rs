@@ -1,0 +1,206 @@
+//! Form of the requests that send messages: targets, contents and the id that makes a request idempotent.
+
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use data_encoding::BASE64_NOPAD;
+use prost::Message as _;
+use serde::Deserialize;
+use tidegate_protocol::{
+    Code,
+    content::Content,
+    id::{ConversationId, MsgId, UserId},
+};
+
+use crate::api::Problem;
+
+/// Header that means the same as the field `requestId`.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// Request for one message.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(in crate::api) struct SendMessage {
+    pub(super) to: String,
+    #[serde(default)]
+    pub(super) from: Option<String>,
+    pub(super) content: ContentForm,
+    #[serde(default)]
+    pub(super) request_id: Option<String>,
+}
+
+/// Content of a message: text, or base64 of data.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct ContentForm {
+    text: Option<String>,
+    data: Option<String>,
+}
+
+impl SendMessage {
+    /// Takes the id of the header, if the request has none of its own.
+    pub(super) fn with_key(mut self, key: Option<String>) -> Result<Self, Problem> {
+        self.request_id = one_id(self.request_id, key)?;
+        Ok(self)
+    }
+}
+
+impl ContentForm {
+    /// Returns the encoded content, of at most `bytes_max` bytes.
+    pub(super) fn encoded(self, bytes_max: usize) -> Result<Bytes, Problem> {
+        let bad = |why: &str| Problem(Code::BadContent, why.to_owned());
+        let content = match (self.text, self.data) {
+            (Some(text), None) => Content::text(text),
+            (None, Some(data)) => {
+                Content::data(decoded(&data).ok_or_else(|| bad("content.data: must be base64"))?)
+            }
+            _ => return Err(bad("content: set exactly one of text and data")),
+        };
+        match content.encoded_len() {
+            len if len > bytes_max => Err(Problem(
+                Code::ContentTooLarge,
+                format!("the content has {len} bytes, encoded; at most {bytes_max} are allowed"),
+            )),
+            _ => Ok(content.encode_to_vec().into()),
+        }
+    }
+}
+
+/// Decodes base64 of either alphabet, with or without padding, as client frames may have it.
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let alphabet = |byte| match byte {
+        b'-' => b'+',
+        b'_' => b'/',
+        byte => byte,
+    };
+    let text: Vec<u8> = text.trim_end_matches('=').bytes().map(alphabet).collect();
+    BASE64_NOPAD.decode(&text).ok()
+}
+
+/// Returns the conversation that a target names, for a message of `sender`. The users of a direct conversation may be in
+/// any order.
+pub(super) fn target(to: &str, sender: &UserId) -> Result<ConversationId, Problem> {
+    let user =
+        |id: &str| UserId::new(id).map_err(|error| Problem(Code::BadId, format!("to: user {id:?}: {error}")));
+    if !to.contains(':') {
+        return Ok(ConversationId::direct(sender, &user(to)?));
+    }
+    conversation(to).map_err(|error| Problem(Code::BadId, format!("to: {error}")))
+}
+
+/// Returns the conversation with the key; the users of a direct one may be in any order.
+pub(super) fn conversation(key: &str) -> Result<ConversationId, String> {
+    let wrong = |error| format!("conversation {key:?}: {error}");
+    if let Some((a, b)) = key.strip_prefix("d:").and_then(|users| users.split_once(':')) {
+        let (a, b) = (UserId::new(a).map_err(wrong)?, UserId::new(b).map_err(wrong)?);
+        return Ok(ConversationId::direct(&a, &b));
+    }
+    ConversationId::parse(key).map_err(wrong)
+}
+
+/// Returns the id of a message from the field `requestId`.
+pub(super) fn message_id(text: &str) -> Result<MsgId, Problem> {
+    MsgId::new(text)
+        .map_err(|_| Problem(Code::BadId, "requestId: must match [A-Za-z0-9_.-]{1,64}".to_owned()))
+}
+
+/// Returns the value of the header `Idempotency-Key`, in quotation marks or not.
+pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let text = value.to_str().ok().filter(|_| values.next().is_none());
+    let text = text.ok_or_else(|| Problem(Code::BadId, "Idempotency-Key: one value of ASCII".to_owned()))?;
+    let text = text.trim();
+    let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    Ok(Some(quoted.unwrap_or(text).to_owned()))
+}
+
+/// Returns the one id that the field and the header give.
+pub(super) fn one_id(field: Option<String>, header: Option<String>) -> Result<Option<String>, Problem> {
+    match (field, header) {
+        (Some(field), Some(header)) if field != header => Err(Problem(
+            Code::BadContent,
+            "requestId and Idempotency-Key differ; send one of them, or the same id in both".to_owned(),
+        )),
+        (field, header) => Ok(field.or(header)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn code<T>(result: Result<T, Problem>) -> Option<Code> {
+        result.err().map(|Problem(code, _)| code)
+    }
+
+    #[test]
+    fn target_is_a_user_or_a_conversation_with_its_users_in_any_order() {
+        let alice = UserId::new("alice").unwrap();
+        for (to, key) in [
+            ("bob", "d:alice:bob"),
+            ("alice", "d:alice:alice"),
+            ("d:alice:bob", "d:alice:bob"),
+            ("d:bob:alice", "d:alice:bob"),
+            ("d:zoe:carl", "d:carl:zoe"),
+            ("g:team", "g:team"),
+            ("r:hall", "r:hall"),
+        ] {
+            let found = target(to, &alice);
+            assert_eq!(found.ok().map(|it| it.as_str().to_owned()), Some(key.to_owned()), "{to}");
+        }
+        for to in ["", "bo b", "d:alice", "d:a:b:c", "d::b", "g:", "x:team", ":", "g:te am", &"u".repeat(65)]
+        {
+            assert_eq!(code(target(to, &alice)), Some(Code::BadId), "{to}");
+        }
+    }
+
+    #[test]
+    fn content_is_text_or_data_and_has_the_bytes_that_a_client_would_send() {
+        let content = |text: &str, max| {
+            let form: ContentForm =
+                serde_json::from_str(text).map_err(|_| Problem(Code::Malformed, String::new()))?;
+            form.encoded(max)
+        };
+        let text: Bytes = Content::text("hi").encode_to_vec().into();
+        assert_eq!(content(r#"{"text":"hi"}"#, 4).ok(), Some(text));
+        let data: Bytes = Content::data(vec![0xfb, 0xff, 0xfe]).encode_to_vec().into();
+        for form in [r#"{"data":"+//+"}"#, r#"{"data":"-__-"}"#] {
+            assert_eq!(content(form, 100).ok(), Some(data.clone()), "{form}");
+        }
+        for form in [r#"{"data":"AA=="}"#, r#"{"data":"AA"}"#] {
+            assert!(content(form, 100).is_ok(), "{form}");
+        }
+        for (form, refused) in [
+            ("{}", Code::BadContent),
+            (r#"{"text":"a","data":""}"#, Code::BadContent),
+            (r#"{"data":"?"}"#, Code::BadContent),
+            (r#"{"text":"hi!"}"#, Code::ContentTooLarge),
+            (r#"{"text":"a","more":1}"#, Code::Malformed),
+        ] {
+            assert_eq!(code(content(form, 4)), Some(refused), "{form}");
+        }
+    }
+
+    #[test]
+    fn header_and_field_are_one_id() {
+        let key = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(IDEMPOTENCY_KEY, HeaderValue::from_static(value));
+            }
+            idempotency_key(&headers)
+        };
+        assert_eq!(key(&[]).ok(), Some(None));
+        for value in ["m-1", "\"m-1\"", " m-1 "] {
+            assert_eq!(key(&[value]).ok(), Some(Some("m-1".to_owned())), "{value}");
+        }
+        assert_eq!(code(key(&["a", "b"])), Some(Code::BadId));
+        let id = |text: &str| Some(text.to_owned());
+        assert_eq!(one_id(id("a"), id("a")).ok(), Some(id("a")));
+        assert_eq!(one_id(None, id("a")).ok(), Some(id("a")));
+        assert_eq!(code(one_id(id("a"), id("b"))), Some(Code::BadContent));
+        assert_eq!(code(message_id("a b")), Some(Code::BadId));
+    }
+}

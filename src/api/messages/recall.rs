@@ -1,0 +1,96 @@
+//! Recall of a message by the admin API: by the operator, or by a user with that user's rights.
+
+use axum::{
+    Json,
+    extract::{Query, State, rejection::QueryRejection},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, ConversationKind, UserId},
+    machine::session::SubmitAnswer,
+    record::Recall,
+};
+
+use super::form::conversation;
+use crate::{
+    api::{Api, Problem, extract::IdPath, now_ms},
+    bus::partition_of,
+    conversation::{read_position::BeyondHead, recall::RecallOutcome},
+};
+
+/// Query of a recall.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct RecallQuery {
+    by: Option<String>,
+}
+
+/// Recalls a message for all users. A message is recalled once, so a repeated request changes nothing.
+pub(in crate::api) async fn recall(
+    State(api): State<Api>,
+    IdPath((key, of)): IdPath<(String, u64)>,
+    query: Result<Query<RecallQuery>, QueryRejection>,
+) -> Result<Json<Value>, Problem> {
+    let Query(query) = query.map_err(|rejection| {
+        Problem(Code::BadContent, format!("only by is allowed: {}", rejection.body_text()))
+    })?;
+    let conversation = conversation(&key).map_err(|error| Problem(Code::BadId, error))?;
+    if matches!(conversation.kind(), ConversationKind::Room(_)) {
+        return Err(Problem(Code::NotFound, "messages of live rooms are not stored".to_owned()));
+    }
+    let by = query.by.as_deref().map(user).transpose()?;
+    let recalled = |seq: u64, time: u64, is_duplicate: bool| {
+        Json(json!({
+            "conversation": conversation.as_str(),
+            "seq": seq,
+            "of": of,
+            "time": time,
+            "duplicate": is_duplicate,
+        }))
+    };
+    if let Some(by) = &by
+        && let Some((seq, time)) = check(&api, by, &conversation, of).await?
+    {
+        return Ok(recalled(seq, time, true));
+    }
+    let recall = Recall { conversation: conversation.clone(), seq: of, by };
+    match api.admin.recall(recall, now_ms()).await {
+        SubmitAnswer::Accepted { seq, time } => Ok(recalled(seq, time, false)),
+        SubmitAnswer::Duplicate { seq, time } => Ok(recalled(seq, time, true)),
+        SubmitAnswer::Refused { code, message } => Err(Problem(code, message.into_owned())),
+        SubmitAnswer::Unknown | SubmitAnswer::AppendFailed => {
+            Err(Problem(Code::Unknown, "repeat the request: a message is recalled only once".to_owned()))
+        }
+    }
+}
+
+/// Checks the rights of a user, also the time limit, which the ledger does not know. Returns seq and time of the recall if
+/// the message is recalled already.
+async fn check(
+    api: &Api,
+    by: &UserId,
+    conversation: &ConversationId,
+    of: u64,
+) -> Result<Option<(u64, u64)>, Problem> {
+    let cluster = &api.cluster;
+    let partition = partition_of(conversation, cluster.ports.bus.partitions());
+    let may_lag = cluster.owned.unarchived().is_allowed() || cluster.ports.store.may_fall_back();
+    let passed = if may_lag { Some(cluster.barrier_of(partition).await) } else { None };
+    let above = match passed {
+        None => BeyondHead::Nothing,
+        Some(Some(below)) => BeyondHead::NothingIfArchived { partition, below },
+        Some(None) => BeyondHead::Unknown,
+    };
+    let (store, recaller) = (&*cluster.ports.store, &api.messages.parts.recaller);
+    let checked = recaller.check(store, by, conversation, of, above, now_ms()).await;
+    match checked.map_err(|(code, message)| Problem(code, message.to_owned()))? {
+        RecallOutcome::Done(ack) => Ok(Some((ack.seq, ack.time))),
+        RecallOutcome::Allowed(_) => Ok(None),
+    }
+}
+
+fn user(id: &str) -> Result<UserId, Problem> {
+    UserId::new(id).map_err(|error| Problem(Code::BadId, format!("by: user {id:?}: {error}")))
+}
