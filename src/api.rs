@@ -27,6 +27,7 @@ pub mod access;
 mod blocks;
 mod caller;
 pub mod console;
+pub mod conversations;
 pub mod dev;
 mod extract;
 mod groups;
@@ -42,7 +43,10 @@ mod same_origin;
 pub mod stats;
 pub mod waiting;
 
-use self::{access::AdminGate, console::Console, dev::DevTools, reload::Reload, stats::StatsFeed};
+use self::{
+    access::AdminGate, console::Console, conversations::ApiReads, dev::DevTools, reload::Reload,
+    stats::StatsFeed,
+};
 use crate::{
     assign::Assigner, budget::Admission, cluster::Cluster, connections::Connections, drain::Drainer,
     ingest::admin::Admin, limits::RuleGuard, load::LoadFigures, net::tls::Certificates,
@@ -74,6 +78,8 @@ pub struct Api {
     pub stats: Arc<StatsFeed>,
     /// Keys, their scopes, and the audit log.
     pub gate: Arc<AdminGate>,
+    /// Bound on reads of conversations, and the devices that changes of marks notify.
+    pub reads: Arc<ApiReads>,
     /// Rules of limits.
     pub rules: Arc<RuleGuard>,
     /// Load of the node, for `/readyz?verbose`.

@@ -82,11 +82,12 @@ impl Targets {
     }
 }
 
-/// Returns whether the value is the subject of a ban or a network, which are no ids.
+/// Returns whether the value is the subject of a ban, a network or a conversation, which are no ids.
 fn is_subject(name: &str, value: &str) -> bool {
     match name {
         "subject" => value.parse::<BanSubject>().is_ok(),
         "network" => value.parse::<Network>().is_ok(),
+        "conversation" => value.split(':').count() <= 3 && value.split(':').all(is_id),
         _ => false,
     }
 }
