@@ -106,7 +106,8 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
             is_named && found.as_ref().is_ok_and(|found| found.page.is_none())
         };
         let may_lag = beyond_head_before_barrier(self.cluster) == BeyondHead::Unknown;
-        if !self.may_be_missing(&found) && !(may_lag && is_beyond(&found)) {
+        let is_in_doubt = self.may_be_missing(&found) || (may_lag && is_beyond(&found));
+        if !is_in_doubt {
             return found;
         }
         let above = beyond_head_after_barrier(self.cluster, &pull.conversation).await;
