@@ -27,6 +27,7 @@ pub mod access;
 mod blocks;
 mod caller;
 pub mod console;
+pub mod conversations;
 pub mod dev;
 mod extract;
 mod groups;
@@ -45,6 +46,7 @@ pub mod stats;
 use self::{
     access::AdminGate,
     console::Console,
+    conversations::ApiReads,
     dev::DevTools,
     messages::MessageSender,
     problem::{Problem, ProblemDetails, refusal},
@@ -84,6 +86,8 @@ pub struct Api {
     pub stats: Arc<StatsFeed>,
     /// Keys, their scopes, and the audit log.
     pub gate: Arc<AdminGate>,
+    /// Bound on reads of conversations, and the devices that changes of marks notify.
+    pub reads: Arc<ApiReads>,
     /// Rules of limits.
     pub rules: Arc<RuleGuard>,
     /// Load of the node, for `/readyz?verbose`.

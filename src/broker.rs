@@ -19,6 +19,7 @@ use crate::{
     clock::wall_ms,
     cluster::{BanHandler, Cluster, ErasureHandler, PriorityHandler, StormHandler, SuspensionHandler},
     connections::Connections,
+    conversation::mark_read::Devices,
     delivery::answer_cache::AnswerCache,
     directory::Directory,
     drain::Drainer,
@@ -242,6 +243,15 @@ impl Broker {
     /// Returns the index of the users and members that are connected to this node.
     pub fn directory(&self) -> &Arc<Directory> {
         &self.local.directory
+    }
+
+    /// Returns a notifier of users' devices, on this node and on others.
+    pub fn devices(&self) -> Devices {
+        Devices {
+            directory: Arc::clone(&self.local.directory),
+            shards: Arc::clone(&self.local.handles),
+            best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),
+        }
     }
 
     /// Starts the drain of the node, which waits for its request; `start` is the time base of the shards. Must run in a

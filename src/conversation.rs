@@ -1,10 +1,14 @@
-//! Conversation queries and personal changes: history, sync, unread counts, marks, recalls, cleared and hidden entries.
+//! Conversation queries and personal changes, by clients and administrators: history, sync, lists, unread counts, marks,
+//! recalls, cleared and hidden entries.
 
 pub mod clear;
+pub mod consistent;
 pub mod group_size;
 pub mod hide;
 pub mod history;
 pub mod mark_read;
+pub mod newest;
+pub mod overview;
 pub mod read_budget;
 pub mod read_position;
 pub mod reader;
@@ -14,3 +18,4 @@ mod seek;
 pub mod sync;
 mod time_search;
 pub mod unread;
+pub mod unread_counts;

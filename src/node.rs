@@ -50,7 +50,10 @@ pub use self::{
 };
 use crate::{
     accept::{AcceptScreen, Stopper},
-    api::{Api, console::Console, dev::DevTools, http_server::ApiThread, reload::Reload, stats::StatsFeed},
+    api::{
+        Api, console::Console, conversations::ApiReads, dev::DevTools, http_server::ApiThread,
+        reload::Reload, stats::StatsFeed,
+    },
     auth::Verifier,
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
     budget::Admission,
@@ -459,6 +462,7 @@ fn api(
         token_lifetime: keys::token_lifetime(&config.auth),
         stats: Arc::new(stats),
         gate: Arc::clone(reloader.gate()),
+        reads: Arc::new(ApiReads::new(broker.devices())),
         rules: Arc::clone(reloader.rules()),
         load: Arc::clone(&broker.load),
         reload: Arc::clone(reloader) as Arc<dyn Reload>,

@@ -15,6 +15,7 @@ use tidegate_protocol::{
 use crate::bus::TopicId;
 
 mod blocks;
+mod conversation_lists;
 pub mod dump;
 mod faulty;
 pub(crate) mod guard;
@@ -27,6 +28,7 @@ mod user_state;
 
 pub use self::{
     blocks::{AddedBlock, BlockEntry, BlockLists, BlockOutcome, BlocksPage},
+    conversation_lists::{ConversationHead, ConversationLists, MembershipsRequest},
     guard::{
         GUARD_BATCH_MAX, GUARD_ENTRIES_MAX, GUARD_NAME_BYTES_MAX, GUARD_PAGE_MAX, GUARD_VALUE_BYTES_MAX,
         GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPage, GuardPut, GuardRow, GuardStore,
@@ -231,7 +233,9 @@ pub enum StoreError {
 
 /// Archive of the log. Reads see only complete, successful archives, and what they have seen never disappears.
 #[async_trait]
-pub trait Store: BlockLists + GuardStore + MessageTimes + RevocationStore + Send + Sync {
+pub trait Store:
+    BlockLists + ConversationLists + GuardStore + MessageTimes + RevocationStore + Send + Sync
+{
     /// Returns whether the store may fall back to an older state while nodes use it, as one that promotes a standby.
     fn may_fall_back(&self) -> bool {
         true

@@ -27,6 +27,8 @@ mod kafka_metrics;
 mod large_groups;
 #[path = "cluster/log.rs"]
 mod log;
+#[path = "cluster/reads/mod.rs"]
+mod reads;
 #[path = "cluster/reaper.rs"]
 mod reaper;
 #[path = "cluster/rebalance.rs"]

@@ -92,6 +92,7 @@ codes! {
     1010 BadContent "BAD_CONTENT" false Never "A Send has no content or no destination." "Set content, and either conversation or toUser."
     1011 TooManyFrames "TOO_MANY_FRAMES" true After "Frames arrive faster than the broker takes them, or too many before welcome." "Send hello first and wait for welcome; read what the broker sends; ping no more often than the heartbeat."
     1012 TlsRequired "TLS_REQUIRED" false Never "This port accepts connections with TLS alone." "Connect with tls:// or wss://."
+    1013 CursorInvalid "CURSOR_INVALID" false Never "The cursor is damaged, or belongs to another list or other filters." "Take the cursor from the last page of the same list, with the same filters; begin without one."
 
     2001 TokenInvalid "TOKEN_INVALID" false Never "The token's signature, algorithm or claims are not accepted." "Get a new token from your backend (or from `tidegate token USER`)."
     2002 TokenExpired "TOKEN_EXPIRED" false Never "The token has expired (`exp`)." "Get a new token and connect again."

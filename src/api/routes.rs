@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::{
     Json, Router,
     middleware::from_fn_with_state,
-    routing::{delete, get, post, put},
+    routing::{delete, get, patch, post, put},
 };
 use serde_json::Value;
 use tidegate_protocol::Code;
@@ -17,7 +17,9 @@ mod openapi;
 use super::{
     Api, Problem,
     access::{self, AdminGate, AdminRoute, Effect, RouteNeed},
-    blocks, console, dev, groups,
+    blocks, console,
+    conversations::{history, lists, marks, newest, of_user, unread},
+    dev, groups,
     messages::{self, batch, recall},
     nodes,
     observe::{events, flows, trace},
@@ -139,6 +141,19 @@ routes! {
     get "/v1/events" Read Query [] events::follow;
     get "/v1/storms" Read Query [] groups::storms::list;
     get "/v1/storms/{group}" Read Query [] groups::storms::of_group;
+    get "/v1/conversations" Read Query [] lists::list;
+    post "/v1/conversations/heads" Read Query [] lists::heads;
+    get "/v1/conversations/{conversation}" Read Query [] lists::one;
+    get "/v1/conversations/{conversation}/messages" Content Query [] history::list;
+    get "/v1/conversations/{conversation}/messages/{seq}" Content Query [] history::one;
+    get "/v1/users/{user}/conversations" Read Query [] of_user::list;
+    post "/v1/users/{user}/conversations/heads" Read Query [] of_user::heads;
+    get "/v1/users/{user}/conversations/{conversation}" Read Query [] of_user::one;
+    patch "/v1/users/{user}/conversations/{conversation}" Messages Change ["readSeq" "minSeq"] marks::change;
+    post "/v1/users/{user}/conversations/{conversation}/hide" Messages Change [] marks::hide;
+    get "/v1/users/{user}/messages" Content Query [] newest::list;
+    get "/v1/users/{user}/unread" Read Query [] unread::of_user;
+    post "/v1/unread" Read Query [] unread::of_users;
     post "/v1/groups" Groups Change ["id" "owner" "members"] groups::create;
     get "/v1/groups/{id}" Read Query [] groups::show;
     delete "/v1/groups/{id}" Groups Change ["by"] groups::end;
@@ -159,8 +174,15 @@ mod tests {
         for route in ROUTES {
             let is_change = matches!(route.effect, Effect::Change | Effect::Crash);
             assert!(!is_change || route.need != RouteNeed::Open, "{route:?}");
-            let only_reads =
-                ["/v1/presence", "/v1/rules:validate", "/v1/evidence/apisix"].contains(&route.path);
+            let only_reads = [
+                "/v1/presence",
+                "/v1/rules:validate",
+                "/v1/evidence/apisix",
+                "/v1/conversations/heads",
+                "/v1/users/{user}/conversations/heads",
+                "/v1/unread",
+            ]
+            .contains(&route.path);
             assert!(route.method == "get" || is_change || only_reads, "{route:?}");
             assert!(route.method != "get" || !is_change, "{route:?}");
             assert!(!is_change || route.need != RouteNeed::Scope(Scope::Read), "{route:?}");

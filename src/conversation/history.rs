@@ -14,7 +14,7 @@ use tidegate_protocol::{
 
 use super::{
     read_position::{BeyondHead, NOT_STORED},
-    reader::Reader,
+    reader::{Reader, Viewer},
     refusal::store_unavailable,
     seek,
     unread::{Span, View},
@@ -47,60 +47,77 @@ pub async fn pull_where(
     pull: &Pull,
     above: BeyondHead,
 ) -> Result<pb::Page, Refusal> {
-    let (view, archived) = view(store, reader, pull, above).await?;
-    let beyond = |view: &View| beyond(view, above, archived);
+    let found = read(store, Viewer::User(reader), pull, PAGE_BYTES, above).await?;
+    let page = found.page.ok_or_else(|| beyond(&found.view, above, found.archived))?;
+    Ok(pb::Page {
+        conversation: pull.conversation.to_string(),
+        messages: page.rows.iter().filter_map(push_of).collect(),
+        recalled: page.recalled,
+        expired: page.expired,
+        complete_to: found.view.max(),
+    })
+}
+
+/// Answer to a pull, with the view from which it was made.
+pub(crate) struct FoundPage {
+    /// Page; `None` if the pull is beyond the last seq of the view.
+    pub(crate) page: Option<HistoryPage>,
+    /// View of the conversation.
+    pub(crate) view: View,
+    /// Offset below which the store had archived the partition when it was read.
+    pub(crate) archived: Option<u64>,
+}
+
+/// Rows of a page, and the seqs of which the viewer gets none.
+#[derive(Debug, Default)]
+pub(crate) struct HistoryPage {
+    /// Messages, membership changes and recalls, in the direction of the page.
+    pub(crate) rows: Vec<StoredRow>,
+    /// Seqs of recalled messages.
+    pub(crate) recalled: Vec<u64>,
+    /// Seqs that are removed, hidden, or outside the view.
+    pub(crate) expired: Vec<pb::SeqRange>,
+}
+
+/// Reads the page that `viewer` requests, with at most about `max_bytes` of content.
+///
+/// # Errors
+/// `NOT_A_MEMBER` if the user never was a member, `NOT_FOUND` or `NOT_YET` if there is no such conversation, and
+/// `NOT_YET` if the store may lack what would change that.
+pub(crate) async fn read(
+    store: &dyn Store,
+    viewer: Viewer<'_>,
+    pull: &Pull,
+    max_bytes: usize,
+    above: BeyondHead,
+) -> Result<FoundPage, Refusal> {
+    let (view, archived) = viewer.view(store, &pull.conversation, above).await?;
     let since = match pull.which {
         Which::Since(time) => Some(seek::since(store, &pull.conversation, &view, time).await?),
         _ => None,
     };
-    if since.is_some_and(|first| first > view.max()) {
-        return Err(beyond(&view));
-    }
-    let limit = pull.limit;
-    let mut page = Paging {
-        store,
-        pull,
-        bytes: 0,
-        page: pb::Page {
-            conversation: pull.conversation.to_string(),
-            complete_to: view.max(),
-            ..pb::Page::default()
-        },
+    let is_beyond = match &pull.which {
+        Which::After(cursor) => *cursor >= view.max(),
+        Which::Before(_) => false,
+        Which::Since(_) => since.is_some_and(|first| first > view.max()),
+        Which::Seqs(seqs) => seqs.iter().all(|seq| *seq > view.max()),
+        Which::Around(seq) => *seq > view.max(),
     };
+    if is_beyond {
+        return Ok(FoundPage { page: None, view, archived });
+    }
+    let mut page = Paging { store, pull, max_bytes, page: HistoryPage::default() };
     match &pull.which {
-        Which::After(cursor) => page.after(&view, *cursor, limit, PAGE_BYTES).await?,
-        Which::Before(cursor) => page.before(&view, *cursor, limit, PAGE_BYTES).await?,
+        Which::After(cursor) => page.after(&view, *cursor, pull.limit, max_bytes).await?,
+        Which::Before(cursor) => page.before(&view, *cursor, pull.limit, max_bytes).await?,
         Which::Seqs(seqs) => page.seqs(&view, seqs).await?,
         Which::Around(seq) => page.around(&view, *seq).await?,
         Which::Since(_) => {
             let cursor = since.map_or(0, |first| first.saturating_sub(1));
-            page.after(&view, cursor, limit, PAGE_BYTES).await?;
+            page.after(&view, cursor, pull.limit, max_bytes).await?;
         }
     }
-    Ok(page.page)
-}
-
-/// Returns the user's view, and the offset below which the store had archived the partition when it was read.
-async fn view(
-    store: &dyn Store,
-    reader: &Reader,
-    pull: &Pull,
-    above: BeyondHead,
-) -> Result<(View, Option<u64>), Refusal> {
-    let summary = store.summary(&pull.conversation, Some(&reader.user)).await.map_err(store_unavailable)?;
-    let Some(summary) = summary else {
-        return Err(above.no_conversation(store, &reader.user, &pull.conversation).await);
-    };
-    let archived = summary.archived;
-    let member_view = summary.member_view.ok_or_else(|| above.not_a_member(archived))?;
-    let view = reader.view(store, &pull.conversation, &summary.head, &member_view).await?;
-    let is_beyond = match &pull.which {
-        Which::After(cursor) => *cursor >= view.max(),
-        Which::Before(_) | Which::Since(_) => false,
-        Which::Seqs(seqs) => seqs.iter().all(|seq| *seq > view.max()),
-        Which::Around(seq) => *seq > view.max(),
-    };
-    if is_beyond { Err(beyond(&view, above, archived)) } else { Ok((view, archived)) }
+    Ok(FoundPage { page: Some(page.page), view, archived })
 }
 
 /// Returns the refusal of a pull beyond the last seq.
@@ -119,8 +136,8 @@ fn beyond(view: &View, above: BeyondHead, archived: Option<u64>) -> Refusal {
 struct Paging<'a> {
     store: &'a dyn Store,
     pull: &'a Pull,
-    bytes: usize,
-    page: pb::Page,
+    max_bytes: usize,
+    page: HistoryPage,
 }
 
 impl Paging<'_> {
@@ -140,11 +157,12 @@ impl Paging<'_> {
         let from = from.max(span.first - 1);
         let rows = self.read(from, Direction::Forward, limit, max_bytes).await?;
         let mut next = cursor + 1;
-        for row in rows.iter().filter(|row| row.row.seq <= span.last) {
+        for row in rows.into_iter().filter(|row| row.row.seq <= span.last) {
             // Seqs before the first row are outside the user's ranges, or removed by retention, perhaps just now.
-            self.expired(next, row.row.seq - 1);
+            let seq = row.row.seq;
+            self.expired(next, seq - 1);
             self.row(view, row);
-            next = row.row.seq + 1;
+            next = seq + 1;
         }
         if next == cursor + 1 {
             self.expired(next, span.last);
@@ -171,10 +189,11 @@ impl Paging<'_> {
         let rows = self.read(last + 1, Direction::Backward, limit, max_bytes).await?;
         let mut next = end;
         let first = span.first.max(view.removed_to() + 1);
-        for row in rows.iter().filter(|row| row.row.seq >= first) {
-            self.expired(row.row.seq + 1, next);
+        for row in rows.into_iter().filter(|row| row.row.seq >= first) {
+            let seq = row.row.seq;
+            self.expired(seq + 1, next);
             self.row(view, row);
-            next = row.row.seq - 1;
+            next = seq - 1;
         }
         if next < view.min() || next == end {
             self.expired(1, next);
@@ -184,12 +203,12 @@ impl Paging<'_> {
 
     /// Adds the entries before `seq`, reversed, and those from `seq` on, so that every seq in between is named.
     async fn around(&mut self, view: &View, seq: u64) -> Result<(), Refusal> {
-        self.before(view, seq, self.pull.limit, PAGE_BYTES / 2).await?;
-        self.page.messages.reverse();
+        self.before(view, seq, self.pull.limit, self.max_bytes / 2).await?;
+        self.page.rows.reverse();
         self.page.recalled.reverse();
         self.page.expired.reverse();
         let is_there = view.sees(seq) && seq > view.removed_to();
-        self.after(view, seq - 1, self.pull.limit + usize::from(is_there), PAGE_BYTES / 2).await
+        self.after(view, seq - 1, self.pull.limit + usize::from(is_there), self.max_bytes / 2).await
     }
 
     /// Adds single seqs, read at once. Seqs that no longer fit are not named, so the client requests them again.
@@ -200,13 +219,13 @@ impl Paging<'_> {
         let found = match shown.is_empty() {
             true => Page { head: None, rows: Vec::new() },
             false => {
-                let found = self.store.rows_at(&self.pull.conversation, &shown, PAGE_BYTES);
+                let found = self.store.rows_at(&self.pull.conversation, &shown, self.max_bytes);
                 found.await.map_err(store_unavailable)?
             }
         };
         // Rows have no holes, so other seqs that are missing did not fit.
         let pruned_to = found.head.map_or(u64::MAX, |head| head.pruned_to);
-        let mut rows = found.rows.iter().peekable();
+        let mut rows = found.rows.into_iter().peekable();
         for seq in wanted {
             match rows.next_if(|row| row.row.seq == seq) {
                 Some(row) => self.row(view, row),
@@ -228,18 +247,14 @@ impl Paging<'_> {
         Ok(self.store.page(&self.pull.conversation, query).await.map_err(store_unavailable)?.rows)
     }
 
-    fn row(&mut self, view: &View, row: &StoredRow) {
-        if !view.shows(row.row.seq) {
-            return self.expired(row.row.seq, row.row.seq);
-        }
-        match push_of(row) {
-            Some(push) => {
-                if let Body::Message(message) = &row.row.body {
-                    self.bytes += message.content.len();
-                }
-                self.page.messages.push(push);
-            }
-            None => self.page.recalled.push(row.row.seq),
+    fn row(&mut self, view: &View, row: StoredRow) {
+        let seq = row.row.seq;
+        if !view.shows(seq) {
+            self.expired(seq, seq);
+        } else if is_pushed(&row) {
+            self.page.rows.push(row);
+        } else {
+            self.page.recalled.push(seq);
         }
     }
 
@@ -253,6 +268,15 @@ impl Paging<'_> {
             Some(range) if last + 1 == range.first => range.first = first,
             _ => self.page.expired.push(pb::SeqRange { first, last }),
         }
+    }
+}
+
+/// Returns whether the row has a push: it is no recalled message.
+pub(super) fn is_pushed(row: &StoredRow) -> bool {
+    match &row.row.body {
+        Body::Message(_) => row.recalled.is_none(),
+        Body::Member(_) | Body::Recall(_) => true,
+        Body::Prune(_) | Body::Rules(_) => false,
     }
 }
 

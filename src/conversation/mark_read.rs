@@ -60,7 +60,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Sends a change to the user's connections other than `actor`. Best effort: a connection that misses it, because
+    /// Sends a change to the user's connections other than `actor`; to all if an administrator made it. Best effort: a connection that misses it, because
     /// of a full mailbox or a lost message to its node, learns of it at its next `sync`.
     pub fn notify(
         &self,
@@ -68,7 +68,7 @@ impl Devices {
         conversation: &ConversationId,
         seq: u64,
         body: FrameBody,
-        actor: ConnKey,
+        actor: Option<ConnKey>,
     ) {
         let frame = PushFrame::new(&pb::ServerFrame { id: 0, body: Some(body) });
         if let Some(best_effort) = &self.best_effort {
@@ -79,7 +79,7 @@ impl Devices {
             seq,
             audience: Audience::Users([user.clone()].into()),
             frame: Arc::new(frame),
-            origin: Some(actor),
+            origin: actor,
             tracked: false,
             class: 0,
         };

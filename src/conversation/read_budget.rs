@@ -1,10 +1,11 @@
-//! Read budget: how many reads of clients run at once, for each user and for the node.
+//! Read budget: how many reads run at once, for each caller and for the node. Callers are users, or keys of the admin port.
 //!
-//! A read waits for its turn among the reads of its user, and then among those of all users, so the devices of one user
+//! A read waits for its turn among the reads of its caller, and then among those of all, so the devices of one user
 //! delay only each other. Logins and owners need no turn: what is left to them is left by this bound.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    hash::Hash,
     sync::Arc,
     time::Duration,
 };
@@ -21,101 +22,110 @@ use crate::mail::Refusal;
 /// Reads of one user that run at once.
 const USER_RUNNING_MAX: usize = 2;
 
-/// Reads of one user that run or wait.
-const USER_READS_MAX: usize = 64;
+/// Reads of one caller that run or wait.
+const CALLER_READS_MAX: usize = 64;
 
-/// Reads of all users that run or wait.
+/// Reads of all callers that run or wait.
 const NODE_READS_MAX: usize = 16_384;
 
 /// How long a read waits for its turn.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Refusal of a read of a user with too many of them.
-const USER_BUSY: Refusal = (Code::Busy, "too many requests of this user are pending");
+/// Refusal of a read of a caller with too many of them.
+const CALLER_BUSY: Refusal = (Code::Busy, "too many requests of this user or key are pending");
 
 /// Refusal of a read while too many others wait.
 const NODE_BUSY: Refusal = (Code::Overloaded, "too many requests are pending on this node");
 
-/// Bound on the reads of clients that use the store at once.
-pub struct ReadBudget {
+/// Bound on the reads that use the store at once.
+pub struct ReadBudget<K: Eq + Hash = UserId> {
     turns: Arc<Semaphore>,
-    state: Mutex<State>,
+    /// Reads of one caller that run at once.
+    caller_running_max: usize,
+    state: Mutex<State<K>>,
 }
 
-#[derive(Default)]
-struct State {
-    /// Users with reads that run or wait.
-    users: HashMap<UserId, UserReads>,
+struct State<K> {
+    /// Callers with reads that run or wait.
+    callers: HashMap<K, CallerReads>,
     /// Reads that run or wait.
     reads: usize,
 }
 
-struct UserReads {
+struct CallerReads {
     turns: Arc<Semaphore>,
     reads: usize,
 }
 
 /// Turn of one read, until it is dropped.
-pub struct ReadTurn {
-    _seat: Seat,
-    _user: OwnedSemaphorePermit,
+pub struct ReadTurn<K: Clone + Eq + Hash = UserId> {
+    _seat: Seat<K>,
+    _caller: OwnedSemaphorePermit,
     _node: OwnedSemaphorePermit,
 }
 
 /// Place of a read that runs or waits.
-struct Seat {
-    budget: Arc<ReadBudget>,
-    user: UserId,
+struct Seat<K: Clone + Eq + Hash> {
+    budget: Arc<ReadBudget<K>>,
+    caller: K,
 }
 
 impl ReadBudget {
-    /// Creates a budget of `running_max` reads at once.
+    /// Creates a budget of `running_max` reads of users at once.
     pub fn new(running_max: usize) -> Self {
-        Self { turns: Arc::new(Semaphore::new(running_max)), state: Mutex::default() }
+        Self::of_callers(running_max, USER_RUNNING_MAX)
+    }
+}
+
+impl<K: Clone + Eq + Hash> ReadBudget<K> {
+    /// Creates a budget of `running_max` reads at once, of which one caller has at most `caller_running_max`.
+    pub fn of_callers(running_max: usize, caller_running_max: usize) -> Self {
+        let state = Mutex::new(State { callers: HashMap::new(), reads: 0 });
+        Self { turns: Arc::new(Semaphore::new(running_max)), caller_running_max, state }
     }
 
     /// Waits for the turn of a read.
     ///
     /// # Errors
-    /// `BUSY` if the user has too many reads; `OVERLOADED` if the node has too many, or the turn does not come in time.
-    pub async fn turn(self: &Arc<Self>, user: &UserId) -> Result<ReadTurn, Refusal> {
-        let (seat, of_user) = self.take_seat(user)?;
+    /// `BUSY` if the caller has too many reads; `OVERLOADED` if the node has too many, or the turn does not come in time.
+    pub async fn turn(self: &Arc<Self>, caller: &K) -> Result<ReadTurn<K>, Refusal> {
+        let (seat, of_caller) = self.take_seat(caller)?;
         // Usually both are free, and no timer is needed.
-        if let Ok(user) = Arc::clone(&of_user).try_acquire_owned()
+        if let Ok(caller) = Arc::clone(&of_caller).try_acquire_owned()
             && let Ok(node) = Arc::clone(&self.turns).try_acquire_owned()
         {
-            return Ok(ReadTurn { _seat: seat, _user: user, _node: node });
+            return Ok(ReadTurn { _seat: seat, _caller: caller, _node: node });
         }
         let until = Instant::now() + WAIT_MAX;
-        let user = timeout_at(until, of_user.acquire_owned()).await.map_err(|_| USER_BUSY)?;
+        let caller = timeout_at(until, of_caller.acquire_owned()).await.map_err(|_| CALLER_BUSY)?;
         let node = timeout_at(until, Arc::clone(&self.turns).acquire_owned()).await.map_err(|_| NODE_BUSY)?;
         // The semaphores are never closed.
-        let (Ok(user), Ok(node)) = (user, node) else { return Err(NODE_BUSY) };
-        Ok(ReadTurn { _seat: seat, _user: user, _node: node })
+        let (Ok(caller), Ok(node)) = (caller, node) else { return Err(NODE_BUSY) };
+        Ok(ReadTurn { _seat: seat, _caller: caller, _node: node })
     }
 
-    fn take_seat(self: &Arc<Self>, user: &UserId) -> Result<(Seat, Arc<Semaphore>), Refusal> {
+    fn take_seat(self: &Arc<Self>, caller: &K) -> Result<(Seat<K>, Arc<Semaphore>), Refusal> {
         let mut state = self.state.lock();
         if state.reads >= NODE_READS_MAX {
             return Err(NODE_BUSY);
         }
-        let new = || UserReads { turns: Arc::new(Semaphore::new(USER_RUNNING_MAX)), reads: 0 };
-        let of_user = state.users.entry(user.clone()).or_insert_with(new);
-        if of_user.reads >= USER_READS_MAX {
-            return Err(USER_BUSY);
+        let new = || CallerReads { turns: Arc::new(Semaphore::new(self.caller_running_max)), reads: 0 };
+        let of_caller = state.callers.entry(caller.clone()).or_insert_with(new);
+        if of_caller.reads >= CALLER_READS_MAX {
+            return Err(CALLER_BUSY);
         }
-        of_user.reads += 1;
-        let turns = Arc::clone(&of_user.turns);
+        of_caller.reads += 1;
+        let turns = Arc::clone(&of_caller.turns);
         state.reads += 1;
-        Ok((Seat { budget: Arc::clone(self), user: user.clone() }, turns))
+        Ok((Seat { budget: Arc::clone(self), caller: caller.clone() }, turns))
     }
 }
 
-impl Drop for Seat {
+impl<K: Clone + Eq + Hash> Drop for Seat<K> {
     fn drop(&mut self) {
         let mut state = self.budget.state.lock();
         state.reads -= 1;
-        if let Entry::Occupied(mut entry) = state.users.entry(self.user.clone()) {
+        if let Entry::Occupied(mut entry) = state.callers.entry(self.caller.clone()) {
             entry.get_mut().reads -= 1;
             if entry.get().reads == 0 {
                 entry.remove();
@@ -155,11 +165,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn x6_reads_of_one_user_delay_no_other() {
         let budget = Arc::new(ReadBudget::new(6));
-        let hostile = start(&budget, 0, USER_READS_MAX).await;
+        let hostile = start(&budget, 0, CALLER_READS_MAX).await;
         let begun = Instant::now();
         let _honest = budget.turn(&user(1)).await.unwrap();
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        assert_eq!(budget.turn(&user(0)).await.err(), Some(USER_BUSY), "the queue of the user is full");
+        assert_eq!(budget.turn(&user(0)).await.err(), Some(CALLER_BUSY), "the queue of the user is full");
         hostile.iter().for_each(|read| read.abort());
     }
 
@@ -187,6 +197,6 @@ mod tests {
             assert!(read.await.is_err());
         }
         let state = budget.state.lock();
-        assert_eq!((state.reads, state.users.len()), (0, 0), "a cancelled read leaves nothing");
+        assert_eq!((state.reads, state.callers.len()), (0, 0), "a cancelled read leaves nothing");
     }
 }

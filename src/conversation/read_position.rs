@@ -58,11 +58,12 @@ impl BeyondHead {
         }
     }
 
-    /// Returns the refusal for a conversation that the store lacks altogether, as a copy from before its creation does.
+    /// Returns the refusal for a conversation that the store lacks altogether, as a copy from before its creation does; `user`
+    /// is `None` for an administrator.
     pub(crate) async fn no_conversation(
         self,
         store: &dyn Store,
-        user: &UserId,
+        user: Option<&UserId>,
         conversation: &ConversationId,
     ) -> Refusal {
         let archived = match self {
@@ -75,12 +76,11 @@ impl BeyondHead {
             }
             _ => None,
         };
-        if self.may_be_more(archived) {
-            NOT_STORED
-        } else if conversation.is_direct_of(user) {
-            NO_MESSAGES
-        } else {
-            (Code::NotAMember, "")
+        match user {
+            _ if self.may_be_more(archived) => NOT_STORED,
+            None => (Code::NotFound, ""),
+            Some(user) if conversation.is_direct_of(user) => NO_MESSAGES,
+            Some(_) => (Code::NotAMember, ""),
         }
     }
 }
@@ -142,7 +142,7 @@ pub(crate) async fn checked_view(
 ) -> Result<View, Refusal> {
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let Some(summary) = summary else {
-        return Err(above.no_conversation(store, user, conversation).await);
+        return Err(above.no_conversation(store, Some(user), conversation).await);
     };
     let member_view = summary.member_view.ok_or(above.not_a_member(summary.archived))?;
     let view = View::new(conversation, &summary.head, &member_view);

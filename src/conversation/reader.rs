@@ -1,4 +1,4 @@
-//! Reader: a user with the settings that limit what the user sees of conversations (SPEC 3).
+//! Reader: a user with the settings that limit what the user sees of conversations (SPEC 3); an administrator sees all.
 //!
 //! A setting narrows the user's own view on each read. It deletes nothing and has no effect for other users (ADR 7).
 
@@ -7,10 +7,12 @@ use std::time::Duration;
 use tidegate_protocol::{
     id::{ConversationId, ConversationKind, UserId},
     machine::ledger::Head,
-    settings::{Retention, Unread, Viewing},
+    settings::{Retention, Unread, UserSettings, Viewing},
 };
 
 use super::{
+    read_position::BeyondHead,
+    refusal::store_unavailable,
     time_search::{TimeSearch, search},
     unread::View,
 };
@@ -34,6 +36,13 @@ impl Reader {
     /// Creates a reader with default settings.
     pub fn new(user: UserId) -> Self {
         Self { user, viewing: Viewing::default(), now_ms: 0 }
+    }
+
+    /// Creates a reader with these stored settings.
+    pub fn with_settings(user: UserId, settings: &UserSettings, now_ms: u64) -> Self {
+        let (unread, retention) =
+            (settings.unread.unwrap_or_default(), settings.retention.unwrap_or_default());
+        Self { user, viewing: Viewing { unread, retention }, now_ms }
     }
 
     /// Returns the conversation as this user sees it now.
@@ -115,5 +124,46 @@ impl Reader {
     /// Returns the time before which entries are too old to be shown.
     fn limit(&self, age: Duration) -> u64 {
         self.now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Viewer of a history.
+#[derive(Clone, Copy, Debug)]
+pub enum Viewer<'a> {
+    /// Administrator, who sees everything that is stored, and no personal state.
+    Admin,
+    /// User.
+    User(&'a Reader),
+}
+
+impl Viewer<'_> {
+    /// Returns the view of the conversation, and the offset below which the store had archived the partition when it was
+    /// read.
+    ///
+    /// # Errors
+    /// `NOT_A_MEMBER` if the user never was a member, `NOT_FOUND` or `NOT_YET` if there is no such conversation, and
+    /// `NOT_YET` if the store may lack what would change that.
+    pub(super) async fn view(
+        self,
+        store: &dyn Store,
+        conversation: &ConversationId,
+        above: BeyondHead,
+    ) -> Result<(View, Option<u64>), Refusal> {
+        let user = match self {
+            Self::Admin => None,
+            Self::User(reader) => Some(&reader.user),
+        };
+        let Some(summary) = store.summary(conversation, user).await.map_err(store_unavailable)? else {
+            return Err(above.no_conversation(store, user, conversation).await);
+        };
+        let archived = summary.archived;
+        let view = match self {
+            Self::Admin => View::of_all(&summary.head),
+            Self::User(reader) => {
+                let member_view = summary.member_view.ok_or_else(|| above.not_a_member(archived))?;
+                reader.view(store, conversation, &summary.head, &member_view).await?
+            }
+        };
+        Ok((view, archived))
     }
 }

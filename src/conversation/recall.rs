@@ -110,7 +110,7 @@ async fn find(
     let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let nothing = (Code::NotFound, "there is no message with this seq");
     let Some(summary) = summary else {
-        let refusal = above.no_conversation(store, user, conversation).await;
+        let refusal = above.no_conversation(store, Some(user), conversation).await;
         return Err(if refusal == NO_MESSAGES { nothing } else { refusal });
     };
     let is_in = summary.member_view.filter(|it| it.member.is_in());

@@ -13,7 +13,12 @@ use tidegate_protocol::{
     record::Body,
 };
 
-use super::{history::push_of, reader::Reader, refusal::store_unavailable, unread::View};
+use super::{
+    history::{is_pushed, push_of},
+    reader::Reader,
+    refusal::store_unavailable,
+    unread::View,
+};
 use crate::{
     mail::Refusal,
     store::{ConversationSeq, Membership, Store, StoredRow},
@@ -70,10 +75,15 @@ pub async fn states(
     let page = store.memberships(&reader.user, after, limit).await.map_err(store_unavailable)?;
     let whole = page.len() < limit;
     let views = reader.views(store, &page).await?;
-    let lasts = last_entries(store, positions, &page, &views).await?;
+    let has_news = |membership: &Membership, view: &View| {
+        positions.get(&membership.conversation).is_none_or(|seq| *seq < view.max())
+    };
+    let lasts = last_entries(store, &page, &views, has_news).await?;
     let (mut states, mut bytes, mut next) = (Vec::with_capacity(page.len()), 0, None);
     let count = page.len();
     for (n, ((membership, view), last)) in page.into_iter().zip(&views).zip(lasts).enumerate() {
+        let last = last.as_ref().and_then(push_of);
+        let last = last.filter(|push| push.encoded_len() <= LAST_ENTRY_BYTES_MAX);
         let state = state(reader, &membership, view, last);
         bytes += state.encoded_len();
         states.push(state);
@@ -105,21 +115,23 @@ fn state(
     }
 }
 
-/// Returns the newest entry of each conversation that can be shown; `None` if the client has it, if it is not among the
-/// last rows, or if it is too large.
-async fn last_entries(
+/// Returns the newest entry of each conversation that can be shown; `None` if it is not wanted, if it is not among the last
+/// rows, or if it is too large.
+///
+/// # Errors
+/// `STORE_UNAVAILABLE` if the store can't be read.
+pub(super) async fn last_entries(
     store: &dyn Store,
-    positions: &Positions,
     page: &[Membership],
     views: &[View],
-) -> Result<Vec<Option<pb::Push>>, Refusal> {
+    is_wanted: impl Fn(&Membership, &View) -> bool + Send,
+) -> Result<Vec<Option<StoredRow>>, Refusal> {
     let end = |(membership, view): (&Membership, &View)| {
-        let has_all = positions.get(&membership.conversation).is_some_and(|seq| *seq >= view.max());
         // Skip hidden entries at the end.
         let hidden = view.user_state().hidden.iter().rev();
         let shown = hidden.fold(view.max(), |end, it| end - u64::from(it.seq == end));
         let conversation = || membership.conversation.clone();
-        (!has_all && shown > view.removed_to())
+        (is_wanted(membership, view) && shown > view.removed_to())
             .then(|| ConversationSeq { conversation: conversation(), seq: shown.saturating_add(1) })
     };
     let ends: Vec<Option<ConversationSeq>> = page.iter().zip(views).map(end).collect();
@@ -134,16 +146,13 @@ async fn last_entries(
     .into_iter();
     let last = |(end, view): (&Option<ConversationSeq>, &View)| {
         end.as_ref()?;
-        last_entry(view, &found.next()?)
+        // There are no rows if the newest is too large.
+        let is_shown = |row: &StoredRow| {
+            view.shows(row.row.seq) && !matches!(row.row.body, Body::Recall(_)) && is_pushed(row)
+        };
+        found.next()?.into_iter().find(is_shown)
     };
     Ok(ends.iter().zip(views).map(last).collect())
-}
-
-/// Returns the newest of `rows` that can be shown. There are none if the newest is too large.
-fn last_entry(view: &View, rows: &[StoredRow]) -> Option<pb::Push> {
-    let is_shown = |row: &&StoredRow| view.shows(row.row.seq) && !matches!(row.row.body, Body::Recall(_));
-    let last = rows.iter().filter(is_shown).find_map(push_of);
-    last.filter(|push| push.encoded_len() <= LAST_ENTRY_BYTES_MAX)
 }
 
 /// Positions of conversations that differ from a client's.

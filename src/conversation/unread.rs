@@ -69,6 +69,25 @@ impl View {
         Self { spans: merged(spans), pruned_to, is_in, message_spans, sent, state }
     }
 
+    /// Creates the view of everything that is stored, without the state of a user.
+    pub fn of_all(head: &Head) -> Self {
+        Self {
+            spans: vec![Span { first: 1, last: head.last_seq }],
+            pruned_to: head.pruned_to,
+            is_in: head.deleted_seq == 0,
+            message_spans: vec![MessageSpan { before: 0, up_to: head.messages }],
+            sent: 0,
+            state: UserState::default(),
+        }
+    }
+
+    /// Returns the highest seq below `seq` that lies in one of the user's ranges and above [`Self::removed_to`].
+    pub fn below(&self, seq: u64) -> Option<u64> {
+        let last = |span: &Span| span.last.min(seq.saturating_sub(1));
+        let span = self.spans.iter().rev().find(|span| span.first < seq && last(span) >= span.first);
+        span.map(last).filter(|found| *found > self.removed_to())
+    }
+
     /// Returns the lowest seq that the user can pull; above [`Self::max`] if there is none.
     pub fn min(&self) -> u64 {
         let first = self.removed_to().saturating_add(1);

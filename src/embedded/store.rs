@@ -13,6 +13,7 @@ use tidegate_protocol::{
     settings::UserSettings,
 };
 
+mod conversation_lists;
 mod guard;
 mod message_times;
 mod revocations;

@@ -171,6 +171,8 @@ impl LimitCall {
 
     /// Returns the call of a request to the admin API.
     pub fn of_api(method: &str) -> Option<Self> {
+        // A PATCH replaces a part, as a PUT does the whole.
+        let method = if method == "patch" { "put" } else { method };
         Self::ALL.into_iter().find(|call| call.name().strip_prefix("api:") == Some(method))
     }
 

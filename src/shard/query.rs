@@ -13,7 +13,7 @@ use std::{
 use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
-    machine::session::{Pull, Query},
+    machine::session::Query,
     pb::{self, server_frame::Body as FrameBody},
 };
 
@@ -26,21 +26,19 @@ use super::{
     conn::{AskingRequest, Conn, OpenQuery},
 };
 use crate::{
-    bus::partition_of,
     clock::wall_ms,
-    cluster::Cluster,
     config::AllowAction,
     conversation::{
-        clear, hide, history, mark_read,
-        read_budget::ReadBudget,
-        read_position::{BeyondHead, NO_MESSAGES},
+        consistent::{ConsistentReads, beyond_head_after_barrier, beyond_head_before_barrier},
+        mark_read,
+        read_position::BeyondHead,
         reader::Reader,
         recall::RecallOutcome,
         sync,
     },
     hooks::HookVerdict,
     limits::LimitRefusal,
-    mail::{Decision, Mail, QueryResult, Refusal},
+    mail::{Decision, Mail, QueryResult},
     net::io::Io,
     supervised,
 };
@@ -75,8 +73,8 @@ impl<I: Io> Shard<I> {
         let (cluster, reads) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.reads));
         let work: Work = match query {
             Query::Pull(pull) => Box::pin(async move {
-                cluster.barrier_in(partition_in(&cluster, &pull.conversation)).await;
-                Ok(QueryResult::Page(Box::new(page(&cluster, &reads, &reader, &pull).await?)))
+                let page = ConsistentReads::new(&cluster, &reads, &user).page(&reader, &pull).await?;
+                Ok(QueryResult::Page(Box::new(page)))
             }),
             Query::Positions(positions) => {
                 let after = conn.login.as_mut().and_then(|login| login.positions_after.take());
@@ -189,14 +187,9 @@ impl<I: Io> Shard<I> {
         };
         let actor = conn.key;
         Box::pin(async move {
-            let first = beyond_head_before_barrier(&cluster);
-            let mut changed = change_personal(&cluster, &reads, &user, &query, first).await;
-            if first == BeyondHead::Unknown && matches!(changed, Err((Code::NotYet, _))) {
-                let above = beyond_head_after_barrier(&cluster, &conversation).await;
-                changed = change_personal(&cluster, &reads, &user, &query, above).await;
-            }
-            if let Some((seq, body)) = changed? {
-                devices.notify(&user, &conversation, seq, body, actor);
+            let reads = ConsistentReads::new(&cluster, &reads, &user);
+            if let Some((seq, body)) = reads.change(&user, &conversation, &query).await? {
+                devices.notify(&user, &conversation, seq, body, Some(actor));
             }
             Ok(QueryResult::Done)
         })
@@ -308,77 +301,4 @@ impl<I: Io> Shard<I> {
         }
         conn.session.query_over(&conn.settings.limits, self.now);
     }
-}
-
-/// Reads a page of a history. A user whom the store does not show as a member is refused permanently only if the store
-/// has everything that was published in the partition.
-async fn page(
-    cluster: &Cluster,
-    reads: &Arc<ReadBudget>,
-    reader: &Reader,
-    pull: &Pull,
-) -> Result<pb::Page, Refusal> {
-    let store = &*cluster.ports.store;
-    let turn = reads.turn(&reader.user).await?;
-    let found = history::pull(store, reader, pull).await;
-    drop(turn);
-    let may_lag = beyond_head_before_barrier(cluster) == BeyondHead::Unknown;
-    let is_missing = matches!(found, Err(refusal) if refusal == NO_MESSAGES || refusal.0 == Code::NotAMember);
-    if !may_lag || !is_missing {
-        return found;
-    }
-    let above = beyond_head_after_barrier(cluster, &pull.conversation).await;
-    let _turn = reads.turn(&reader.user).await?;
-    history::pull_where(store, reader, pull, above).await
-}
-
-fn partition_in(cluster: &Cluster, conversation: &ConversationId) -> u32 {
-    partition_of(conversation, cluster.ports.bus.partitions())
-}
-
-/// Returns what is known of seqs above the store's last one, without the read barrier; lower seqs need no barrier.
-fn beyond_head_before_barrier(cluster: &Cluster) -> BeyondHead {
-    let may_lag = cluster.owned.unarchived().is_allowed() || cluster.ports.store.may_fall_back();
-    if may_lag { BeyondHead::Unknown } else { BeyondHead::Nothing }
-}
-
-/// Passes the read barrier of the partition, then returns what is known of seqs above the store's last one (ADR 16).
-async fn beyond_head_after_barrier(cluster: &Cluster, conversation: &ConversationId) -> BeyondHead {
-    let partition = partition_in(cluster, conversation);
-    match cluster.barrier_of(partition).await {
-        Some(below) => BeyondHead::NothingIfArchived { partition, below },
-        None => BeyondHead::Unknown,
-    }
-}
-
-/// Changes the user's own state of a conversation; returns the frame for the user's other devices, if it changed.
-async fn change_personal(
-    cluster: &Cluster,
-    reads: &Arc<ReadBudget>,
-    user: &UserId,
-    query: &Query,
-    above: BeyondHead,
-) -> Result<Option<(u64, FrameBody)>, Refusal> {
-    let _turn = reads.turn(user).await?;
-    let store = &*cluster.ports.store;
-    Ok(match query {
-        Query::Read { conversation, seq } => {
-            let moved = mark_read::read(store, user, conversation, *seq, above).await?;
-            moved.map(|mark| {
-                cluster.events.read(user, conversation, mark.seq);
-                mark_read::receipt(user, conversation, mark)
-            })
-        }
-        Query::Clear { conversation, seq } => {
-            let moved = clear::clear(store, user, conversation, *seq, above).await?;
-            moved.map(|mark| clear::cleared(conversation, mark))
-        }
-        Query::Hide { conversation, seqs } => {
-            let hidden = hide::hide(store, user, conversation, seqs, above).await?;
-            (!hidden.is_empty()).then(|| hide::hidden(conversation, hidden))
-        }
-        Query::Pull(_) | Query::Sync(_) | Query::Positions(_) | Query::Recall { .. } | Query::Leave(_) => {
-            None
-        }
-    })
 }

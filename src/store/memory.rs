@@ -16,6 +16,7 @@ use tidegate_protocol::{
 };
 
 mod blocks;
+mod conversation_lists;
 mod guard;
 
 use super::{
@@ -329,20 +330,7 @@ impl Store for MemoryStore {
         after: Option<&ConversationId>,
         limit: usize,
     ) -> Result<Vec<Membership>, StoreError> {
-        let state = self.lock();
-        let Some(conversations) = state.of_user.get(user) else { return Ok(Vec::new()) };
-        let range = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        let membership = |id: &ConversationId| {
-            let kept = state.conversations.get(id)?;
-            Some(Membership {
-                conversation: id.clone(),
-                member_view: kept.view(user)?,
-                head: kept.head.clone()?,
-                members: kept.members_in,
-            })
-        };
-        let page = conversations.range::<ConversationId, _>(range).filter_map(membership);
-        Ok(page.take(limit).collect())
+        Ok(self.lock().memberships(user, after, limit))
     }
 
     async fn members(

@@ -8,6 +8,7 @@ mod batcher;
 mod blocks;
 mod codec;
 mod connect;
+mod conversation_lists;
 mod error;
 mod guard;
 mod import_lock;
@@ -49,8 +50,8 @@ use self::{
 };
 pub use self::{connect::PostgresOpenError, import_lock::Importing};
 use super::{
-    ConversationSeq, Fence, GroupMembers, Membership, Page, PageQuery, Personal, ReadClass, Scan, Snapshot,
-    Store, StoreError, StoredRow, Summary, Takeover,
+    ConversationSeq, Fence, GroupMembers, Membership, MembershipsRequest, Page, PageQuery, Personal,
+    ReadClass, Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
 };
 use crate::{
     backoff::Backoff,
@@ -304,8 +305,8 @@ impl Store for PostgresStore {
         after: Option<&ConversationId>,
         limit: usize,
     ) -> Result<Vec<Membership>, StoreError> {
-        let page = MembershipsQuery { user: user.clone(), after: after.cloned(), limit };
-        send(&self.core, page).await
+        let page = MembershipsRequest { user: user.clone(), after: after.cloned(), limit };
+        send(&self.core, MembershipsQuery(page)).await
     }
 
     async fn members(

@@ -46,6 +46,7 @@ mod grants;
 mod ids;
 mod kafka;
 mod link;
+mod lists;
 mod mirror;
 mod numbers;
 #[allow(unreachable_pub, reason = "other test binaries hand it on")]

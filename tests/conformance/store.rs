@@ -2,6 +2,7 @@
 
 mod blocks;
 mod guard;
+mod lists;
 pub(super) mod owner;
 mod pages;
 mod personal;
@@ -35,6 +36,10 @@ use self::{
         guard_batch_is_stored_only_if_all_versions_are_as_expected,
         guard_entries_are_versioned_in_the_order_of_their_storage, guard_kinds_are_bounded_and_pages_too,
         reader_misses_no_guard_entry_of_concurrent_writers, removed_guard_entries_stay_as_tombstones,
+    },
+    lists::{
+        heads_are_listed_by_prefix_in_pages, heads_of_conversations_are_in_order,
+        memberships_of_many_users_are_those_of_single_calls, settings_of_many_users_are_in_order,
     },
     owner::{Owner, change, message},
     pages::{
@@ -115,6 +120,10 @@ suite! {
         message_times_are_those_of_the_newest_messages
         summaries_are_those_of_single_calls
         group_members_are_listed_up_to_a_size
+        memberships_of_many_users_are_those_of_single_calls
+        settings_of_many_users_are_in_order
+        heads_of_conversations_are_in_order
+        heads_are_listed_by_prefix_in_pages
         partitions_advance_independently
         block_lists_change_one_by_one_and_raise_the_version
         block_list_of_a_user_is_bounded

@@ -98,8 +98,10 @@ pub(crate) fn audit(data: &Path) -> Vec<Value> {
 #[test]
 fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
     let keys = Keys::new();
-    let (evidence, all) =
-        (keys.add("edge", "evidence", &[]), keys.add("root", "messages,groups,users,operate,evidence", &[]));
+    let (evidence, all) = (
+        keys.add("edge", "evidence", &[]),
+        keys.add("root", "content,messages,groups,users,operate,evidence", &[]),
+    );
     let node = keys.start(&[]);
     let (mut keyless, mut scopeless) = (0.0, 0.0);
     for route in ROUTES {
@@ -151,7 +153,10 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
         serde_json::from_slice(&ask(node.admin(), "GET", "/v1/key", Some(&all), "").body).expect("JSON");
     assert_eq!(
         (&own["name"], &own["scopes"]),
-        (&"root".into(), &serde_json::json!(["messages", "groups", "users", "operate", "evidence"]))
+        (
+            &"root".into(),
+            &serde_json::json!(["content", "messages", "groups", "users", "operate", "evidence"])
+        )
     );
 }
 

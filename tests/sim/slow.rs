@@ -249,6 +249,9 @@ impl Store for SlowStore {
     }
 }
 
+#[path = "slow/lists.rs"]
+mod lists;
+
 #[async_trait]
 impl MessageTimes for SlowStore {
     async fn message_times(

@@ -17,6 +17,7 @@ export const CURES: Readonly<Record<string, string>> = {
   BAD_CONTENT: 'Set content, and either conversation or toUser.',
   TOO_MANY_FRAMES: 'Send hello first and wait for welcome; read what the broker sends; ping no more often than the heartbeat.',
   TLS_REQUIRED: 'Connect with tls:// or wss://.',
+  CURSOR_INVALID: 'Take the cursor from the last page of the same list, with the same filters; begin without one.',
   TOKEN_INVALID: 'Get a new token from your backend (or from `tidegate token USER`).',
   TOKEN_EXPIRED: 'Get a new token and connect again.',
   FORBIDDEN: 'Ask the owner of the conversation, or use a token with that right; resend the refused content under a new msgId.',

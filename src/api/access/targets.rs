@@ -175,7 +175,7 @@ struct ListedTargets<'a> {
     from: Option<Cow<'a, str>>,
 }
 
-/// Returns whether the value is the subject of a ban or a network, which are no ids.
+/// Returns whether the value is the subject of a ban, a network or a conversation, which are no ids.
 fn is_subject(name: &str, value: &str) -> bool {
     match name {
         "subject" => value.parse::<BanSubject>().is_ok(),

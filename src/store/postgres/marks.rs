@@ -116,10 +116,10 @@ pub(super) async fn save_marks(session: &mut Session, changes: &[Change]) -> Res
 /// Returns the stored settings of each user, in order.
 pub(super) async fn settings(
     session: &mut Session,
-    of: &[&SettingsQuery],
+    users: &[UserId],
 ) -> Result<Vec<UserSettings>, PostgresError> {
-    let users: Vec<&str> = of.iter().map(|it| it.0.as_str()).collect();
-    let mut all = vec![UserSettings::default(); of.len()];
+    let users: Vec<&str> = users.iter().map(UserId::as_str).collect();
+    let mut all = vec![UserSettings::default(); users.len()];
     for row in session.read(&[call(SELECT_SETTINGS, &[&users])]).await?.iter().flatten() {
         let mut reader = Reader::new(row);
         let index = reader.index()?;
@@ -189,6 +189,7 @@ impl BatchedQuery for SettingsQuery {
     }
 
     async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
-        core.run(move || async move { settings(&mut core.readers().await?, batch).await }).await
+        let users = &batch.iter().map(|it| it.0.clone()).collect::<Vec<_>>()[..];
+        core.run(move || async move { settings(&mut core.readers().await?, users).await }).await
     }
 }

@@ -12,7 +12,7 @@ use super::{
     error::{PostgresError, damaged},
     session::{Session, call},
 };
-use crate::store::{Direction, Membership, Page, PageQuery, StoreError, Summary};
+use crate::store::{Direction, Membership, MembershipsRequest, Page, PageQuery, StoreError, Summary};
 
 /// Columns of a member `m` of a conversation, the earlier stays in one array, and the user state `k`.
 macro_rules! member_view {
@@ -117,7 +117,7 @@ const PAGE_BACKWARD: &str = page!("<", "DESC");
 /// Returns a page for each request, in order.
 pub(super) async fn memberships(
     session: &mut Session,
-    requests: &[&MembershipsQuery],
+    requests: &[&MembershipsRequest],
 ) -> Result<Vec<Vec<Membership>>, PostgresError> {
     let users: Vec<&str> = requests.iter().map(|it| it.user.as_str()).collect();
     let after: Vec<&str> = requests.iter().map(|it| it.after.as_ref().map_or("", |id| id.as_str())).collect();
@@ -208,11 +208,7 @@ pub(super) async fn page(
 }
 
 /// Query of one page of a user's conversations.
-pub(super) struct MembershipsQuery {
-    pub(super) user: UserId,
-    pub(super) after: Option<ConversationId>,
-    pub(super) limit: usize,
-}
+pub(super) struct MembershipsQuery(pub(super) MembershipsRequest);
 
 impl BatchedQuery for MembershipsQuery {
     type Reply = Vec<Membership>;
@@ -221,7 +217,7 @@ impl BatchedQuery for MembershipsQuery {
     const BATCH_SIZE_MAX: usize = 32_000;
 
     fn size(&self) -> usize {
-        self.limit
+        self.0.limit
     }
 
     fn batcher(core: &Core) -> &Batcher<Self> {
@@ -229,7 +225,8 @@ impl BatchedQuery for MembershipsQuery {
     }
 
     async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
-        core.run(move || async move { memberships(&mut core.readers().await?, batch).await }).await
+        let requests = &batch.iter().map(|it| &it.0).collect::<Vec<_>>()[..];
+        core.run(move || async move { memberships(&mut core.readers().await?, requests).await }).await
     }
 }
 

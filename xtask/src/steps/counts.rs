@@ -112,8 +112,9 @@ mod tests {
 
     #[test]
     fn limits_and_counts_are_read() {
-        let limits = read_limits("# why\n[ci.instructions]\nencode = 400\n[ci.shard]\nfan = 7\n[ci.rules]\n", "ci")
-            .expect("all tables");
+        let limits =
+            read_limits("# why\n[ci.instructions]\nencode = 400\n[ci.shard]\nfan = 7\n[ci.rules]\n", "ci")
+                .expect("all tables");
         assert_eq!(
             limits.iter().map(|it| (it.name.as_str(), it.limit)).collect::<Vec<_>>(),
             [("encode", 400), ("fan", 7)]

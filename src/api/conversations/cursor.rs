@@ -1,0 +1,218 @@
+//! Cursors of lists: opaque texts with the position after a page. Nodes keep no state for them, so any node accepts them.
+//!
+//! A cursor is base64url of a version, the kind of its position, a hash of the list with its filters, and the position. It
+//! is not signed, because it names only what its holder may read anyway.
+
+use aws_lc_rs::digest::{SHA256, digest};
+use data_encoding::BASE64URL_NOPAD;
+use tidegate_protocol::{Code, id::ConversationId};
+
+use crate::{
+    api::Problem,
+    conversation::{newest::NewestPosition, overview::TimePosition},
+};
+
+const VERSION: u8 = 1;
+
+/// Bytes of the hash of a list.
+const HASH_BYTES: usize = 6;
+
+/// Longest cursor, in characters; the longest key takes 131 bytes.
+const CURSOR_CHARS_MAX: usize = 256;
+
+/// List that a cursor belongs to: its name, and the filters that all its pages share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListName<'a> {
+    pub(super) name: &'a str,
+    pub(super) filters: &'a [&'a str],
+}
+
+/// Position in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CursorPosition {
+    /// Entries before this seq, the newest first.
+    Before(u64),
+    /// Entries after this seq, the oldest first.
+    After(u64),
+    /// Last key that was returned.
+    Key(ConversationId),
+    /// Last conversation of a list by time.
+    Time(TimePosition),
+    /// Last row of the newest messages.
+    Newest(NewestPosition),
+}
+
+impl ListName<'_> {
+    fn hash(&self) -> Vec<u8> {
+        // Neither names nor filters have a zero byte.
+        let text = [&[self.name], self.filters].concat().join("\0");
+        digest(&SHA256, text.as_bytes()).as_ref().iter().copied().take(HASH_BYTES).collect()
+    }
+
+    /// Returns the cursor of a position in this list.
+    pub(super) fn cursor(&self, position: &CursorPosition) -> String {
+        let mut bytes = vec![VERSION, position.kind()];
+        bytes.extend(self.hash());
+        match position {
+            CursorPosition::Before(seq) | CursorPosition::After(seq) => put_number(&mut bytes, *seq),
+            CursorPosition::Key(key) => bytes.extend(key.as_str().bytes()),
+            CursorPosition::Time(position) => {
+                put_number(&mut bytes, position.time);
+                bytes.extend(position.conversation.as_str().bytes());
+            }
+            CursorPosition::Newest(position) => {
+                for number in [position.time, position.seq, position.count as u64] {
+                    put_number(&mut bytes, number);
+                }
+                bytes.extend(position.conversation.as_str().bytes());
+            }
+        }
+        BASE64URL_NOPAD.encode(&bytes)
+    }
+
+    /// Returns the position of a cursor.
+    ///
+    /// # Errors
+    /// `CURSOR_INVALID` if it is damaged, of another list, or of a list with other filters.
+    pub(super) fn position(&self, cursor: &str) -> Result<CursorPosition, Problem> {
+        let found = self.decode(cursor).filter(|found| self.cursor(found) == cursor);
+        found.ok_or_else(|| Problem(Code::CursorInvalid, String::new()))
+    }
+
+    fn decode(&self, cursor: &str) -> Option<CursorPosition> {
+        if cursor.len() > CURSOR_CHARS_MAX {
+            return None;
+        }
+        let bytes = BASE64URL_NOPAD.decode(cursor.as_bytes()).ok()?;
+        let [VERSION, kind, rest @ ..] = &bytes[..] else { return None };
+        let mut rest = rest.strip_prefix(&self.hash()[..])?;
+        match kind {
+            0 => Some(CursorPosition::Before(last_number(rest)?)),
+            1 => Some(CursorPosition::After(last_number(rest)?)),
+            2 => Some(CursorPosition::Key(key(rest)?)),
+            3 => {
+                let time = take_number(&mut rest)?;
+                Some(CursorPosition::Time(TimePosition { time, conversation: key(rest)? }))
+            }
+            4 => {
+                let (time, seq) = (take_number(&mut rest)?, take_number(&mut rest)?);
+                let count = usize::try_from(take_number(&mut rest)?).ok()?;
+                let conversation = key(rest)?;
+                Some(CursorPosition::Newest(NewestPosition { time, conversation, seq, count }))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl CursorPosition {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Before(_) => 0,
+            Self::After(_) => 1,
+            Self::Key(_) => 2,
+            Self::Time(_) => 3,
+            Self::Newest(_) => 4,
+        }
+    }
+}
+
+fn key(bytes: &[u8]) -> Option<ConversationId> {
+    ConversationId::parse(std::str::from_utf8(bytes).ok()?).ok()
+}
+
+/// Appends a number as a varint.
+fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push((number & 0x7f) as u8);
+}
+
+/// Takes a varint from the front.
+fn take_number(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (first, rest) = bytes.split_first()?;
+        *bytes = rest;
+        let part = u64::from(first & 0x7f);
+        if shift == 63 && part > 1 {
+            return None;
+        }
+        number |= part << shift;
+        if first & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+fn last_number(mut bytes: &[u8]) -> Option<u64> {
+    let number = take_number(&mut bytes)?;
+    bytes.is_empty().then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIST: ListName<'static> = ListName { name: "history", filters: &["g:team", ""] };
+
+    fn conversation() -> impl Strategy<Value = ConversationId> {
+        "(g:[A-Za-z0-9_.-]{1,64}|d:a[A-Za-z0-9_.-]{0,63}:b[A-Za-z0-9_.-]{0,63})"
+            .prop_map(|text| ConversationId::parse(&text).unwrap())
+    }
+
+    fn position() -> impl Strategy<Value = CursorPosition> {
+        prop_oneof![
+            any::<u64>().prop_map(CursorPosition::Before),
+            any::<u64>().prop_map(CursorPosition::After),
+            conversation().prop_map(CursorPosition::Key),
+            (any::<u64>(), conversation())
+                .prop_map(|(time, conversation)| CursorPosition::Time(TimePosition { time, conversation })),
+            (any::<u64>(), conversation(), any::<u64>(), any::<u32>()).prop_map(
+                |(time, conversation, seq, count)| {
+                    let count = count as usize;
+                    CursorPosition::Newest(NewestPosition { time, conversation, seq, count })
+                }
+            ),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn cursor_returns_its_position_in_its_own_list_only(position in position()) {
+            let cursor = LIST.cursor(&position);
+            prop_assert!(cursor.len() <= CURSOR_CHARS_MAX);
+            prop_assert_eq!(LIST.position(&cursor).ok(), Some(position));
+            for other in [
+                ListName { name: "other", ..LIST },
+                ListName { filters: &["g:team"], ..LIST },
+                ListName { filters: &["g:other", ""], ..LIST },
+                ListName { filters: &["", "g:team"], ..LIST },
+            ] {
+                prop_assert!(matches!(other.position(&cursor), Err(Problem(Code::CursorInvalid, _))));
+            }
+        }
+
+        #[test]
+        fn damaged_cursor_is_refused_or_another_position(position in position(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let mut bytes = LIST.cursor(&position).into_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(text) = String::from_utf8(bytes)
+                && let Ok(found) = LIST.position(&text)
+            {
+                prop_assert_eq!(LIST.cursor(&found), text, "no two texts have one meaning");
+            }
+        }
+
+        #[test]
+        fn any_text_is_refused_without_a_panic(text in ".{0,300}") {
+            prop_assert!(LIST.position(&text).is_err());
+        }
+    }
+}

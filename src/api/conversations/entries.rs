@@ -1,0 +1,103 @@
+//! Entries of histories and states of conversations as JSON.
+
+use data_encoding::BASE64;
+use prost::Message as _;
+use serde_json::{Map, Value, json};
+use tidegate_protocol::{
+    content::{Content, ContentBody},
+    id::ConversationKind,
+    record::{Body, MemberAction, MemberChange, Message},
+};
+
+use crate::{conversation::overview::Listed, store::StoredRow};
+
+/// Returns an entry of a history. Its kind is `message`, `recall`, or that of a change of the group.
+pub(super) fn entry(row: &StoredRow) -> Map<String, Value> {
+    let mut entry = Map::new();
+    let mut put = |name: &str, value: Value| drop(entry.insert(name.to_owned(), value));
+    put("seq", json!(row.row.seq));
+    put("time", json!(row.row.time));
+    match &row.row.body {
+        Body::Message(message) => put_message(message, &mut put),
+        Body::Member(change) => put_change(change, &mut put),
+        Body::Recall(recall) => {
+            put("kind", json!("recall"));
+            put("sender", json!(recall.by.as_ref().map(|user| user.as_str())));
+            put("of", json!(recall.seq));
+        }
+        // They have no seq.
+        Body::Prune(_) | Body::Rules(_) => {}
+    }
+    entry
+}
+
+fn put_message(message: &Message, put: &mut impl FnMut(&str, Value)) {
+    put("kind", json!("message"));
+    put("sender", json!(message.sender.as_str()));
+    put("device", json!(message.device.as_str()));
+    put("msgId", json!(message.msg_id.as_str()));
+    put("content", content(message));
+}
+
+fn put_change(change: &MemberChange, put: &mut impl FnMut(&str, Value)) {
+    put("kind", json!(kind(change.action)));
+    put("sender", json!(change.by.as_ref().map(|user| user.as_str())));
+    let users: Vec<&str> = change.users.iter().map(|user| user.as_str()).collect();
+    put("users", json!(users));
+    if let Some(role) = change.role {
+        put("role", json!(role.word()));
+    }
+    if !change.settings.is_empty() {
+        put("settings", json!(change.settings));
+    }
+}
+
+/// Returns the kind of a change, as events name it.
+fn kind(action: MemberAction) -> &'static str {
+    match action {
+        MemberAction::Create => "created",
+        MemberAction::Join => "joined",
+        MemberAction::Leave => "left",
+        MemberAction::Kick => "kicked",
+        MemberAction::Role => "role",
+        MemberAction::Settings => "settings",
+        MemberAction::Delete => "deleted",
+        MemberAction::Mute => "muted",
+        MemberAction::Unmute => "unmuted",
+    }
+}
+
+/// Returns the content as `text` or `data`; `null` if it can't be decoded, as in a push. Fields of a newer schema are left out.
+fn content(message: &Message) -> Value {
+    match Content::decode(message.content.clone()).map(|content| content.body) {
+        Ok(Some(ContentBody::Text(text))) => json!({"text": text}),
+        Ok(Some(ContentBody::Data(data))) => json!({"data": BASE64.encode(&data)}),
+        Ok(None) => json!({}),
+        Err(_) => Value::Null,
+    }
+}
+
+/// Returns the state of a user's conversation, with its last entry if `with_last`.
+pub(super) fn state(listed: &Listed, user: &str, with_last: bool) -> Value {
+    let (membership, view) = (&listed.membership, &listed.view);
+    let mut state = Map::new();
+    let mut put = |name: &str, value: Value| drop(state.insert(name.to_owned(), value));
+    put("conversation", json!(membership.conversation.as_str()));
+    if let ConversationKind::Direct(one, other) = membership.conversation.kind() {
+        put("peer", json!(if one == user { other } else { one }));
+    }
+    put("member", json!(view.is_in));
+    put("members", json!(membership.members));
+    put("maxSeq", json!(view.max()));
+    put("minSeq", json!(view.min()));
+    put("readSeq", json!(view.mark().seq));
+    put("clearedSeq", json!(view.user_state().cleared.seq));
+    put("unread", json!(listed.unread));
+    if let Some(time) = listed.time {
+        put("time", json!(time));
+    }
+    if with_last {
+        put("last", json!(listed.last.as_ref().map(entry)));
+    }
+    Value::Object(state)
+}

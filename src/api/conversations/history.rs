@@ -1,0 +1,219 @@
+//! Admin API of the history of a conversation.
+
+use axum::{Extension, Json, extract::State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidegate_protocol::{
+    Code,
+    id::ConversationId,
+    machine::session::{Pull, SEQS_MAX, Which},
+};
+
+use super::{
+    CONTENT_BYTES_MAX, NUMBER_MAX, Parameters, ReadCaller, bad, checked, conversation,
+    cursor::{CursorPosition, ListName},
+    entries::entry,
+    in_time, limit, user,
+};
+use crate::{
+    api::{Api, Problem, access::Caller, extract::IdPath, now_ms},
+    conversation::{
+        history::{FoundPage, HistoryPage},
+        reader::Viewer,
+    },
+};
+
+/// Part of a history that a request asks for.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct HistoryQuery {
+    cursor: Option<String>,
+    direction: Option<PageDirection>,
+    seqs: Option<String>,
+    around: Option<u64>,
+    since: Option<u64>,
+    limit: Option<usize>,
+    r#as: Option<String>,
+}
+
+/// Order of a first page.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PageDirection {
+    /// From the end of the conversation, the newest first.
+    Backward,
+    /// From its beginning, the oldest first.
+    Forward,
+}
+
+/// Query of a single entry.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct EntryQuery {
+    r#as: Option<String>,
+}
+
+/// Returns a page of a history.
+pub(in crate::api) async fn list(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    IdPath(id): IdPath<String>,
+    query: Parameters<HistoryQuery>,
+) -> Result<Json<Value>, Problem> {
+    let (id, query) = (conversation(&id)?, checked(query)?);
+    let as_user = query.r#as.as_deref().unwrap_or_default();
+    let filters = [id.as_str(), as_user];
+    let list = ListName { name: "history", filters: &filters };
+    let pull = pull(&id, &query, &list)?;
+    let found = read(&api, &caller, &pull, query.r#as.as_deref()).await?;
+    Ok(Json(page(&pull, &found, &list)?))
+}
+
+/// Returns one entry of a history.
+pub(in crate::api) async fn one(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    IdPath((id, seq)): IdPath<(String, String)>,
+    query: Parameters<EntryQuery>,
+) -> Result<Json<Value>, Problem> {
+    let (id, query) = (conversation(&id)?, checked(query)?);
+    let bad_seq = || Problem(Code::BadId, "seq: a number from 1 on".into());
+    let seq = seq.parse().ok().filter(|seq| (1..=NUMBER_MAX).contains(seq)).ok_or_else(bad_seq)?;
+    let pull = Pull { conversation: id.clone(), which: Which::Seqs(vec![seq]), limit: 1 };
+    let found = read(&api, &caller, &pull, query.r#as.as_deref()).await?;
+    let page = found.page.unwrap_or_default();
+    let missing = |why: &str| Problem(Code::NotFound, format!("seq {seq}: {why}"));
+    match page.rows.first() {
+        Some(row) => {
+            let mut entry = entry(row);
+            entry.insert("conversation".into(), json!(id.as_str()));
+            Ok(Json(Value::Object(entry)))
+        }
+        None if !page.recalled.is_empty() => Err(missing("the message was recalled")),
+        None if !page.expired.is_empty() => Err(missing("removed, or not visible to this user")),
+        None => Err(missing("not in this conversation")),
+    }
+}
+
+async fn read(api: &Api, caller: &Caller, pull: &Pull, as_user: Option<&str>) -> Result<FoundPage, Problem> {
+    let (key, as_user) = (ReadCaller::new(caller), as_user.map(user).transpose()?);
+    let reads = key.reads(api);
+    let found = in_time(async {
+        let reader = match &as_user {
+            Some(user) => Some(reads.reader(user, now_ms()).await?),
+            None => None,
+        };
+        let viewer = reader.as_ref().map_or(Viewer::Admin, Viewer::User);
+        reads.read(viewer, pull, CONTENT_BYTES_MAX).await
+    });
+    found.await
+}
+
+/// Returns what a request asks for.
+fn pull(id: &ConversationId, query: &HistoryQuery, list: &ListName<'_>) -> Result<Pull, Problem> {
+    let number = |name: &str, value: u64| match value <= NUMBER_MAX {
+        true => Ok(value),
+        false => Err(bad(format!("{name}: at most {NUMBER_MAX}"))),
+    };
+    let limit = limit(query.limit)?;
+    let (which, limit) = match query {
+        HistoryQuery { cursor: None, direction, seqs: None, around: None, since: None, .. } => {
+            let is_forward = *direction == Some(PageDirection::Forward);
+            (if is_forward { Which::After(0) } else { Which::Before(u64::MAX) }, limit)
+        }
+        HistoryQuery {
+            cursor: Some(cursor), direction: None, seqs: None, around: None, since: None, ..
+        } => match list.position(cursor)? {
+            CursorPosition::Before(seq) => (Which::Before(seq), limit),
+            CursorPosition::After(seq) => (Which::After(seq), limit),
+            _ => return Err(Problem(Code::CursorInvalid, String::new())),
+        },
+        HistoryQuery {
+            cursor: None, direction: None, seqs: Some(seqs), around: None, since: None, ..
+        } => (Which::Seqs(parse_seqs(seqs)?), SEQS_MAX),
+        HistoryQuery {
+            cursor: None, direction: None, seqs: None, around: Some(seq), since: None, ..
+        } => {
+            // The limit counts both sides.
+            (Which::Around(number("around", *seq)?.max(1)), (limit / 2).max(1))
+        }
+        HistoryQuery {
+            cursor: None, direction: None, seqs: None, around: None, since: Some(time), ..
+        } => (Which::Since(number("since", *time)?), limit),
+        _ => return Err(bad("use one of cursor, direction, seqs, around, since")),
+    };
+    Ok(Pull { conversation: id.clone(), which, limit })
+}
+
+/// Parses seqs, separated by commas, and sorts them.
+fn parse_seqs(text: &str) -> Result<Vec<u64>, Problem> {
+    let wrong = || bad(format!("seqs: at most {SEQS_MAX} numbers from 1 on, separated by commas"));
+    let seqs = text.split(',').map(|seq| seq.parse().ok().filter(|seq| (1..=NUMBER_MAX).contains(seq)));
+    let mut seqs = seqs.take(SEQS_MAX + 1).collect::<Option<Vec<u64>>>().ok_or_else(wrong)?;
+    if seqs.len() > SEQS_MAX {
+        return Err(wrong());
+    }
+    seqs.sort_unstable();
+    seqs.dedup();
+    Ok(seqs)
+}
+
+/// Returns the response to a pull. A page beyond the end is empty, so that a caller can repeat it until there is more.
+fn page(pull: &Pull, found: &FoundPage, list: &ListName<'_>) -> Result<Value, Problem> {
+    let (view, none) = (&found.view, HistoryPage::default());
+    let page = match (&found.page, &pull.which) {
+        (Some(page), _) => page,
+        // A cursor names a seq that existed.
+        (None, Which::After(cursor)) if *cursor > view.max() && view.is_in => {
+            let why = "the store does not have what this cursor has seen yet; retry";
+            return Err(Problem(Code::NotYet, why.into()));
+        }
+        (None, Which::Around(seq)) => {
+            return Err(Problem(Code::NotFound, format!("seq {seq}: not in this conversation")));
+        }
+        (None, _) => &none,
+    };
+    let mut body = json!({
+        "conversation": pull.conversation.as_str(),
+        "messages": page.rows.iter().map(entry).collect::<Vec<_>>(),
+        "recalled": page.recalled,
+        "expired": page.expired.iter().map(|it| json!({"first": it.first, "last": it.last})).collect::<Vec<_>>(),
+        "completeTo": view.max(),
+    });
+    let (before, after) = ends(pull, page, view.max());
+    if let (Some(before), Some(body)) = (before.filter(|before| *before > 1), body.as_object_mut()) {
+        body.insert("older".into(), json!(list.cursor(&CursorPosition::Before(before))));
+    }
+    // Nothing follows the end of a membership or of the group.
+    let after = after.filter(|after| view.is_in || *after < view.max());
+    if let (Some(after), Some(body)) = (after, body.as_object_mut()) {
+        body.insert("newer".into(), json!(list.cursor(&CursorPosition::After(after))));
+    }
+    Ok(body)
+}
+
+/// Returns the seqs before and after which the neighbouring pages begin; `None` for single seqs.
+fn ends(pull: &Pull, page: &HistoryPage, max: u64) -> (Option<u64>, Option<u64>) {
+    if matches!(pull.which, Which::Seqs(_)) {
+        return (None, None);
+    }
+    let seqs = || {
+        let rows = page.rows.iter().map(|row| row.row.seq).chain(page.recalled.iter().copied());
+        rows.chain(page.expired.iter().flat_map(|range| [range.first, range.last]))
+    };
+    let (first, last) = match pull.which {
+        Which::After(cursor) => (cursor.saturating_add(1), cursor),
+        Which::Before(cursor) => {
+            let last = cursor.saturating_sub(1).min(max);
+            (last.saturating_add(1), last)
+        }
+        Which::Since(_) | Which::Seqs(_) | Which::Around(_) => (max.saturating_add(1), max),
+    };
+    let first = seqs().min().unwrap_or(first);
+    let last = match pull.which {
+        // Entries beyond the first page of a cut one may be missing at its end.
+        Which::Before(_) => last,
+        _ => seqs().max().unwrap_or(last),
+    };
+    (Some(first), Some(last))
+}

@@ -1,0 +1,92 @@
+//! Admin API of unread counts.
+
+use axum::{Extension, Json, extract::State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tidegate_protocol::{Code, code::RETRY_AFTER_MS, id::UserId};
+
+use super::{NAMES_MAX, ReadCaller, bad, in_time, user};
+use crate::{
+    api::{
+        Api, Problem,
+        access::Caller,
+        extract::{IdPath, JsonObject},
+        now_ms,
+    },
+    conversation::unread_counts::{UnreadCount, count},
+};
+
+/// Largest cap of a count.
+const CAP_MAX: u64 = 1_000_000;
+
+/// Users whose unread messages are counted.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct UnreadRequest {
+    users: Vec<String>,
+    cap: Option<u64>,
+}
+
+/// Returns the unread count of one user.
+pub(in crate::api) async fn of_user(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    IdPath(id): IdPath<String>,
+) -> Result<Json<Value>, Problem> {
+    let users = [user(&id)?];
+    let found = counts(&api, &caller, &users, None).await?.pop().flatten();
+    let found = found.ok_or_else(|| Problem(Code::Busy, "the user's conversations took too long".into()))?;
+    Ok(Json(counted(&id, &found)))
+}
+
+/// Returns the unread counts of many users, each with an outcome of its own, in the order of the request.
+pub(in crate::api) async fn of_users(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    JsonObject(UnreadRequest { users, cap }): JsonObject<UnreadRequest>,
+) -> Result<Json<Value>, Problem> {
+    if users.len() > NAMES_MAX {
+        return Err(bad(format!("users: at most {NAMES_MAX} in one request")));
+    }
+    if cap.is_some_and(|cap| !(1..=CAP_MAX).contains(&cap)) {
+        return Err(bad(format!("cap: between 1 and {CAP_MAX}")));
+    }
+    let ids = users.iter().map(|id| user(id)).collect::<Result<Vec<UserId>, Problem>>()?;
+    let found = counts(&api, &caller, &ids, cap).await?;
+    let outcome = |(user, found): (&String, Option<UnreadCount>)| match found {
+        Some(found) => counted(user, &found),
+        None => json!({
+            "user": user,
+            "status": 503,
+            "code": Code::Busy.number(),
+            "title": Code::Busy.name(),
+            "temporary": true,
+            "retryAfterMs": RETRY_AFTER_MS,
+        }),
+    };
+    let outcomes: Vec<Value> = users.iter().zip(found).map(outcome).collect();
+    Ok(Json(json!({"users": outcomes})))
+}
+
+async fn counts(
+    api: &Api,
+    caller: &Caller,
+    users: &[UserId],
+    cap: Option<u64>,
+) -> Result<Vec<Option<UnreadCount>>, Problem> {
+    let key = ReadCaller::new(caller);
+    let reads = key.reads(api);
+    let counts = in_time(async {
+        let _turn = reads.turn_after_barrier().await?;
+        count(reads.store(), users, cap, now_ms()).await
+    });
+    counts.await
+}
+
+fn counted(user: &str, found: &UnreadCount) -> Value {
+    match found.is_capped {
+        // The other conversations were not read.
+        true => json!({"user": user, "unread": found.unread, "capped": true}),
+        false => json!({"user": user, "unread": found.unread, "conversations": found.conversations}),
+    }
+}

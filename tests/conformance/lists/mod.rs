@@ -1,0 +1,5 @@
+//! Lists over all conversations of a user, compared with naive models.
+
+mod newest;
+mod overview;
+mod unread_counts;

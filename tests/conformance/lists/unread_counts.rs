@@ -1,0 +1,85 @@
+//! Unread counts of many users: equal to those of single users, whatever their settings and numbers of conversations.
+
+use std::sync::Arc;
+
+use tidegate::{
+    conversation::{
+        mark_read,
+        read_position::BeyondHead,
+        unread_counts::{UnreadCount, count},
+    },
+    fault::{Fault, FaultPlan, Faulty, Gate},
+    store::{MemoryStore, Store},
+};
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    record::MemberAction,
+    settings::{Unread, UserSettings},
+};
+
+use super::super::{
+    group,
+    store::owner::{Owner, change, message},
+    user,
+};
+
+fn pair(one: &str, other: &str) -> ConversationId {
+    ConversationId::direct(&user(one), &user(other))
+}
+
+/// Returns a store in which many users have written to `busy`, two to `calm`, and one in a group to all.
+async fn talked() -> Arc<dyn Store> {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let mut owner = Owner::take_over(&store, 0, 1).await;
+    for n in 0..300 {
+        let sender = format!("u{n}");
+        owner.run(&[message(&pair(&sender, "busy"), &sender, "m", 0, "text")]).await;
+    }
+    for id in ["m1", "m2"] {
+        owner.run(&[message(&pair("calm", "ann"), "ann", id, 0, "text")]).await;
+    }
+    owner.run(&[change("g", MemberAction::Create, &["busy", "calm", "loud"], "r1")]).await;
+    owner.run(&[message(&group("g"), "loud", "m3", 0, "text")]).await;
+    store
+}
+
+fn counted(unread: u64, conversations: u64) -> Option<UnreadCount> {
+    Some(UnreadCount { unread, conversations, is_capped: false })
+}
+
+#[tokio::test]
+async fn counts_are_in_order_and_follow_marks_and_settings() {
+    let store = talked().await;
+    let only_direct = UserSettings { unread: Some(Unread::Direct), ..UserSettings::default() };
+    store.merge_settings(&user("calm"), only_direct).await.unwrap();
+    let users: Vec<UserId> = ["calm", "eve", "busy", "loud", "calm"].map(user).into();
+    let counts = count(&*store, &users, None, 0).await.unwrap();
+    assert_eq!(counts, [counted(2, 1), counted(0, 0), counted(301, 301), counted(0, 0), counted(2, 1)]);
+    mark_read::read(&*store, &user("calm"), &pair("calm", "ann"), 1, BeyondHead::Nothing).await.unwrap();
+    assert_eq!(count(&*store, &users[..1], None, 0).await.unwrap(), [counted(1, 1)]);
+    let capped = count(&*store, &users, Some(2), 0).await.unwrap();
+    assert_eq!(capped[0], counted(1, 1), "not above the cap");
+    assert!(capped[2].is_some_and(|it| it.is_capped && it.unread == 2));
+}
+
+#[tokio::test]
+async fn thousand_users_are_counted_in_few_calls() {
+    let (store, plan) = (talked().await, FaultPlan::none());
+    let store: Arc<dyn Store> = Arc::new(Faulty::new(store, Arc::clone(&plan)));
+    let users: Vec<UserId> = (0..1_000).map(|n| user(&format!("u{n}"))).collect();
+    let counts = count(&*store, &users, None, 0).await.unwrap();
+    assert!(counts.iter().all(|it| *it == counted(0, 0)));
+    assert_eq!((plan.calls("memberships_of"), plan.calls("settings_of")), (4, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn users_who_do_not_fit_into_two_seconds_get_no_count() {
+    let (store, plan) = (talked().await, FaultPlan::none());
+    let store: Arc<dyn Store> = Arc::new(Faulty::new(store, Arc::clone(&plan)));
+    plan.plan("memberships_of", Fault::None);
+    plan.plan("memberships_of", Fault::Hold(Gate::new()));
+    let users: Vec<UserId> = (0..300).map(|n| user(&format!("u{n}"))).collect();
+    let counts = count(&*store, &users, None, 0).await.unwrap();
+    let (first, rest) = counts.split_at(250);
+    assert!(first.iter().all(Option::is_some) && rest.iter().all(Option::is_none));
+}
