@@ -112,6 +112,11 @@ fn s83_join_that_fails_on_a_node_without_members_is_caught_up() {
     judge(191_626_364);
 }
 
+#[test]
+fn s84_member_who_leaves_before_its_join_is_known_is_notified() {
+    judge(82_856_301);
+}
+
 /// Seeds in which a run ended soon after it joined the group of owners again, because the answer to its join was lost.
 const SEEDS_OF_LOST_JOINS: [u64; 3] = [67, 1_156, 1_561_389_924];
 

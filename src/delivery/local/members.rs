@@ -38,9 +38,12 @@ impl LocalDispatcher {
         self.item(shards, Item::Keep(group.clone(), users));
     }
 
-    /// Notifies local members that pushes up to `seq` were left out.
+    /// Notifies local members that pushes up to `seq` were left out. Named users may have left the group meanwhile.
     pub(crate) fn behind(&mut self, group: &ConversationId, seq: u64, audience: Audience) {
-        let shards = self.directory.conversation(group);
+        let shards = match &audience {
+            Audience::Users(users) => self.shards_of(users),
+            Audience::Members | Audience::Sessions(_) => self.directory.conversation(group),
+        };
         self.item(shards, Item::Behind(Lag { conversation: group.clone(), max_seq: seq, audience }));
     }
 

@@ -78,7 +78,12 @@ impl SubscriberTask {
                         users.into_iter().filter(|user| state.index.is_newer(user, seq)).collect()
                     };
                     self.out.add_members(group, newer(joined));
-                    self.out.remove_members(group, newer(left));
+                    let left = newer(left);
+                    self.out.remove_members(group, Arc::clone(&left));
+                    if !left.is_empty() {
+                        // No later hint is for them, and they may lack pushes up to their last.
+                        self.out.behind(group, seq, Audience::Users(left));
+                    }
                 }
                 state.index.set_indexed(to);
                 Ok(())
@@ -126,7 +131,8 @@ impl SubscriberTask {
         state.late_joiners.extend(users.filter(|user| !self.directory.user(user).is_empty()));
     }
 
-    /// Indexes the noted users who are members now. They get `Behind`, as they may lack every push since their join.
+    /// Indexes the noted users who are members now. They get `Behind`, as they may lack every push since their join. So
+    /// do those who have left since, up to the seq of that.
     pub(super) async fn add_late_joiners(&mut self, group: &ConversationId) -> Result<(), IndexUnavailable> {
         let Some(state) = self.groups.get_mut(group) else { return Ok(()) };
         state.late_joiners.retain(|user| !self.directory.user(user).is_empty());
@@ -136,9 +142,9 @@ impl SubscriberTask {
         let (mut members, mut read_to) = (Vec::new(), 0);
         for (user, summary) in users.into_iter().zip(read) {
             let seq = summary.as_ref().map_or(0, |it| it.head.last_seq);
-            let is_member = summary.is_some_and(|it| {
-                it.head.deleted_seq == 0 && it.member_view.is_some_and(|view| view.member.is_in())
-            });
+            let member = summary.filter(|it| it.head.deleted_seq == 0).and_then(|it| it.member_view);
+            let member = member.map(|view| view.member);
+            let is_member = member.is_some_and(|member| member.is_in());
             if is_member && !state.login(&user, seq) {
                 // The index is newer than this read.
                 continue;
@@ -147,6 +153,8 @@ impl SubscriberTask {
             if is_member {
                 read_to = read_to.max(seq);
                 members.push(user);
+            } else if let Some(member) = member {
+                self.out.behind(group, member.left_seq, Audience::Users([user].into()));
             }
         }
         if !members.is_empty() {

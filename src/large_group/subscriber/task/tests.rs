@@ -136,6 +136,7 @@ async fn posted(task: &mut SubscriberTask, mailbox: &mut Mailbox) -> Vec<String>
     let Some(Mail::Deliver(items)) = mailbox.take() else { return Vec::new() };
     let text = |item: Item| match item {
         Item::Join(_, users) => format!("join of {}", users[0]),
+        Item::Part(_, users) => format!("leave of {}", users[0]),
         Item::Push(delivery) => format!("push {}", delivery.seq),
         Item::Behind(lag) => format!("behind {}", lag.max_seq),
         _ => "another".to_owned(),
@@ -195,4 +196,30 @@ async fn s83_group_that_cannot_be_read_delays_no_other() {
     plan.plan("page", Fault::Fail);
     task.on_tick().await;
     assert_eq!(posted(&mut task, &mut mailbox).await, ["join of ann", "behind 4"]);
+}
+
+#[tokio::test]
+async fn s84_member_who_left_in_a_hole_gets_behind() {
+    let (mut task, mut mailbox, _) = task_with_failed_join().await;
+    let state = GroupState { index: Index::new(1, 1), declared: true, ..GroupState::default() };
+    task.groups.insert(group(), state);
+    task.on_record(record(4, 3, Some("ann")), RecordSource::Peer).await;
+    let expected = ["leave of ann", "behind 2", "join of ann", "push 4", "behind 3"];
+    assert_eq!(posted(&mut task, &mut mailbox).await, expected);
+}
+
+#[tokio::test]
+async fn s84_member_who_left_before_the_record_of_its_join_gets_behind() {
+    let (mut task, mut mailbox, plan) = task_with_failed_join().await;
+    task.directory.add_user(&UserId::new("bob").unwrap(), 0);
+    let state = GroupState { index: Index::new(1, 1), created_as_of: 1, ..GroupState::default() };
+    task.groups.insert(group(), state);
+    plan.plan("summary", Fault::Fail);
+    let join = pb::FanOut::decode(record(1, 0, Some("bob"))).unwrap();
+    assert!(task.dispatch(&group(), &join, RecordSource::Peer).await.is_err());
+    assert_eq!(posted(&mut task, &mut mailbox).await, [""; 0], "the store fails");
+    task.on_tick().await;
+    assert_eq!(posted(&mut task, &mut mailbox).await, ["behind 3"]);
+    task.on_tick().await;
+    assert_eq!(posted(&mut task, &mut mailbox).await, [""; 0]);
 }
