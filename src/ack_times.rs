@@ -5,8 +5,9 @@
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Duration,
 };
+use tokio::time::Instant;
 
 use crate::mail::ConnKey;
 

@@ -4,10 +4,7 @@
 //! unavailable. The client port is the one that clients reach through any load balancer, and a request is authorised by
 //! the token of the login. The admin port is for operators.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
@@ -15,6 +12,7 @@ use tidegate_protocol::{
     id::UserId,
     machine::assign::{self, Candidate},
 };
+use tokio::time::Instant;
 
 use crate::{
     auth::TokenRefusal,

@@ -8,7 +8,7 @@ use std::{
     net::IpAddr,
     ops::Bound,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::{Mutex, RwLock};
@@ -18,6 +18,7 @@ use tidegate_protocol::{
     id::{DeviceId, UserId},
     pb,
 };
+use tokio::time::Instant;
 
 mod networks;
 mod people;

@@ -11,13 +11,13 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
 };
 
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tidegate_protocol::id::{DeviceId, UserId};
+use tokio::time::Instant;
 
 mod erasure;
 mod file;
@@ -66,7 +66,7 @@ pub enum ScoreScope {
 }
 
 /// Origin of a security event, as far as it is known.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EvidenceSource {
     /// Address of the client; of IPv6 the /64 around it.
     pub address: Option<IpAddr>,
@@ -244,7 +244,8 @@ impl EvidenceBoard {
         };
         let row = |((kind, source, scope), count)| EvidenceRow { at_ms, kind, source, count, scope };
         let mut rows: Vec<EvidenceRow> = rows.into_iter().map(row).collect();
-        rows.sort_by_key(|row| (row.kind, row.source.address, row.scope));
+        // By the whole key: the order of the map differs from process to process.
+        rows.sort_unstable_by(|a, b| (a.kind, &a.source, a.scope).cmp(&(b.kind, &b.source, b.scope)));
         recent.extend(rows.iter().cloned());
         let surplus = recent.len().saturating_sub(RECENT_MAX);
         recent.drain(..surplus);

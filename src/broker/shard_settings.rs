@@ -80,7 +80,7 @@ impl ShardSettings {
             rates: RateLimits::default(),
             rules: RuleSet::default(),
             room_rules: RoomRules::default(),
-            start: Instant::now(),
+            start: tokio::time::Instant::now().into_std(),
             caps: Caps { control: 128 * 1024, data: 256 * 1024 },
             gates: GateSettings::default(),
             mailbox_bytes: 1 << 20,

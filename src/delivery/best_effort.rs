@@ -168,7 +168,7 @@ impl BestEffortTask {
                     }
                 }
                 None => {
-                    let message = item.message_for(item.recipients.iter().cloned().collect());
+                    let message = item.message_for(item.recipients.sorted().cloned().collect());
                     peers.iter().for_each(|row| self.queues.send(&row.info.boot, message.clone()));
                 }
             }
@@ -193,7 +193,7 @@ impl QueuedItem {
         by_user: &'a UserSessions,
     ) -> impl Iterator<Item = (&'a NodeBoot, BestEffortMessage)> {
         let mut users: BTreeMap<&NodeBoot, Vec<UserId>> = BTreeMap::new();
-        for (node, session) in self.recipients.iter().filter_map(|user| by_user.get(user)).flatten() {
+        for (node, session) in self.recipients.sorted().filter_map(|user| by_user.get(user)).flatten() {
             let there = users.entry(node).or_default();
             // The sessions of a user follow each other.
             if there.last() != Some(&session.user) {
@@ -235,6 +235,13 @@ impl Recipients {
             Self::Members(members) => ([].as_slice(), Some(members)),
         };
         few.iter().chain(members.into_iter().flat_map(|members| members.iter()))
+    }
+
+    /// Returns the users in order: that of a set differs from process to process.
+    fn sorted(&self) -> impl Iterator<Item = &UserId> {
+        let mut users: Vec<&UserId> = self.iter().collect();
+        users.sort_unstable();
+        users.into_iter()
     }
 }
 

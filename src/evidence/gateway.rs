@@ -1,12 +1,9 @@
 //! Requests to a gateway of the kinds that honest clients cause too, by network and minute.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use foldhash::quality::RandomState;
+use tokio::time::Instant;
 
 use super::EvidenceKind;
 use crate::bans::BanSubject;

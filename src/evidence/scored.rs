@@ -4,7 +4,7 @@ use std::{
     collections::{HashSet, VecDeque},
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tidegate_protocol::{
@@ -12,6 +12,7 @@ use tidegate_protocol::{
     id::UserId,
     machine::score::{Judgement, Population, SCORE_MAX, ScoredEvidence, Scores},
 };
+use tokio::time::Instant;
 
 use super::EvidenceRow;
 use crate::{bans::BanSubject, networks::Network};

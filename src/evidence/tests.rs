@@ -150,3 +150,12 @@ fn suspected_network_is_spared_while_a_user_is_in_it() {
     assert!(matches!(board.decide(&wide, &HashSet::new()), ScoreVerdict::Banned { former: 0, .. }));
     assert_eq!(board.decide(&wide, &HashSet::new()), ScoreVerdict::Watched, "its score begins again");
 }
+
+#[test]
+fn rows_of_an_address_are_in_the_order_of_its_users() {
+    let board = EvidenceBoard::default();
+    let names: Vec<String> = (10..50).map(|n| format!("u{n}")).collect();
+    names.iter().for_each(|name| board.note(EvidenceKind::Probe, of_user(name, "192.0.2.1")));
+    let users: Vec<UserId> = board.take().rows.into_iter().filter_map(|row| row.source.user).collect();
+    assert_eq!(users, names.iter().map(|name| user(name)).collect::<Vec<_>>());
+}

@@ -2,8 +2,9 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    time::{Duration, Instant},
+    time::Duration,
 };
+use tokio::time::Instant;
 
 use crate::bans::BanSubject;
 

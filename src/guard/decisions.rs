@@ -1,9 +1,8 @@
 //! Automatic bans and suspensions that wait for the store, and how many there may be in a minute.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
+
+use tokio::time::Instant;
 
 use crate::{bans::BanSubject, store::GuardKind};
 

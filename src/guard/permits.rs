@@ -36,6 +36,7 @@ pub async fn carry_asks(rules: Arc<RuleGuard>, cluster: Arc<Cluster>, metrics: M
     let in_flight = Arc::new(Semaphore::new(BATCHES_MAX));
     loop {
         tokio::select! {
+            biased;
             () = rules.asked() => {}
             // Without such rules too: the last one may have been removed while shares decided.
             () = sleep(REFRESH_INTERVAL) => refresh(&rules, &cluster).await,

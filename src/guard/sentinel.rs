@@ -3,16 +3,11 @@
 //! Decisions are entries of the store, as those of operators are, so that all nodes have them within 2 s. Each node scores
 //! what it sees itself.
 
-use std::{
-    cmp::Reverse,
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tidegate_protocol::Time;
-use tokio::time;
+use tokio::time::{self, Instant};
 
 use self::lines::LineUpkeep;
 use super::{

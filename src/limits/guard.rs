@@ -437,7 +437,9 @@ impl RuleGuard {
 }
 
 fn time_since(start: Instant) -> Time {
-    Time::from_millis(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    // By the clock of the runtime, which a simulation sets.
+    let elapsed = tokio::time::Instant::from_std(start).elapsed();
+    Time::from_millis(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Returns the window with the longest wait among those that refuse a request, and the refusal.

@@ -40,8 +40,7 @@ fn x21_each_node_gets_only_the_members_that_it_has() {
     for recipients in [members(names.clone()), Recipients::Few(names.map(|name| user(&name)).to_vec())] {
         let mut sent = Vec::new();
         for (node, message) in signal(recipients).by_node(&places) {
-            let BestEffortMessage::Signal { mut users, frame, .. } = message else { panic!("a signal") };
-            users.sort();
+            let BestEffortMessage::Signal { users, frame, .. } = message else { panic!("a signal") };
             sent.push((node.clone(), users, frame));
         }
         let expected = [(node("n2"), vec![user("ann"), user("bob")]), (node("n3"), vec![user("bob")])];
@@ -58,4 +57,15 @@ fn x21_a_lookup_has_few_recipients_or_one_message() {
     assert_eq!(looked_up_together(&[few(), group(LOOKUP_RECIPIENTS_MAX - 2), few()]), 2);
     let groups: Vec<QueuedItem> = (0..40).map(|_| group(500)).collect();
     assert_eq!(looked_up_together(&groups), LOOKUP_RECIPIENTS_MAX / 500);
+}
+
+#[test]
+fn members_of_a_signal_are_in_order() {
+    let names: Vec<String> = (10..50).map(|n| format!("u{n}")).collect();
+    let sessions = |name: &String| (user(name), vec![(node("n2"), session(name, "phone"))]);
+    let places: UserSessions = names.iter().map(sessions).collect();
+    let signal = signal(members(names.clone()));
+    let (_, message) = signal.by_node(&places).next().unwrap();
+    let BestEffortMessage::Signal { users, .. } = message else { panic!("a signal") };
+    assert_eq!(users, names.iter().map(|name| user(name)).collect::<Vec<_>>());
 }

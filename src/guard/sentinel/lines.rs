@@ -3,8 +3,9 @@
 use std::{
     io,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
+use tokio::time::Instant;
 
 use super::Sentinel;
 use crate::{
