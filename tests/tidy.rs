@@ -12,6 +12,8 @@ mod names;
 mod pages;
 #[path = "tidy/rules.rs"]
 mod rules;
+#[path = "tidy/simulation.rs"]
+mod simulation;
 #[path = "tidy/source.rs"]
 mod source;
 #[path = "tidy/words.rs"]
@@ -227,6 +229,14 @@ const PLANTS: &[(&str, &str, &str)] = &[
     ("pure-protocol", "protocol/src/machine/chain.rs", "use tokio::time::Instant;\n"),
     ("pure-protocol", "protocol/src/codec.rs", "use std::{fs, io};\nlet text = fs::read_to_string(path);\n"),
     ("pure-protocol", "protocol/src/machine/chain.rs", "let n = rand::random();\n"),
+    ("deterministic", "src/room.rs", "use std::{sync::Arc, time::Instant};\nlet now = Instant::now();\n"),
+    ("deterministic", "src/room.rs", "let now = std::time::Instant::now();\n"),
+    ("deterministic", "src/room.rs", "let now = SystemTime::now();\n"),
+    (
+        "deterministic",
+        "src/room.rs",
+        "tokio::select! {\n    // Whichever comes first.\n    () = a => {}\n}\n",
+    ),
     ("bounded", "src/shard.rs", "let (tx, rx) = mpsc::unbounded_channel();\n"),
     ("bounded", "src/shard.rs", "let (tx, rx) = std::sync::mpsc::channel();\n"),
     ("bounded", "src/shard.rs", "let (tx, rx) = mpsc::channel::<Vec<u8>>();\n"),
@@ -324,6 +334,9 @@ const CLEAN: &[(&str, &str)] = &[
         "//! Story.\nfn f() {\n    eventually(\"it\", || (is_so() && begun.elapsed() > TICK).then_some(()));\n}\n",
     ),
     ("protocol/src/codec.rs", "//! No tokio, no rand.\nlet operand = 1;\n"),
+    ("src/room.rs", "//! Time.\nuse tokio::time::Instant;\nlet now = Instant::now();\n"),
+    ("src/room.rs", "//! Order.\nselect! {\n    // Fixed.\n    biased;\n    () = a => {}\n}\n"),
+    ("src/cli/tail.rs", "//! A program.\nuse std::time::Instant;\nlet now = Instant::now();\n"),
     (
         "src/config.rs",
         "//! Config.\npub struct C {\n    /// Yes.\n    pub known: u32,\n    pub client: u32,\n}\n",

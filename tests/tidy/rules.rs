@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{cycles, layers, names, pages, source::Source, words};
+use crate::{cycles, layers, names, pages, simulation, source::Source, words};
 
 const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
@@ -43,6 +43,7 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("type-names", names::types),
     ("tuples", |all| each(all, names::tuples)),
     ("pure-protocol", |all| each(all, pure_protocol)),
+    ("deterministic", |all| each(all, simulation::deterministic)),
     ("bounded", |all| each(all, bounded)),
     ("honest-tests", |all| each(all, honest_tests)),
     ("finished", |all| each(all, finished)),
