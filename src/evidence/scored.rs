@@ -82,7 +82,7 @@ pub(super) struct SubjectScores {
 
 impl Default for SubjectScores {
     fn default() -> Self {
-        Self::new(clock_since(Instant::now()))
+        Self::new(clock_since(Instant::now().into_std()))
     }
 }
 

@@ -7,7 +7,7 @@ use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tidegate_protocol::Time;
-use tokio::time::{self, Instant};
+use tokio::time::Instant;
 
 use self::lines::LineUpkeep;
 use super::{
