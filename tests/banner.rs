@@ -288,3 +288,12 @@ fn quickstart_commands_print_what_it_shows() {
     assert!(typed >= 8, "{typed} commands");
     node.interrupt();
 }
+
+#[test]
+fn backend_commands_print_what_their_page_shows() {
+    let checkout = Checkout::fresh();
+    let node = Node::start(&checkout);
+    let typed = type_page(&checkout, &node, &blocks(&page("docs/backend.md"), "## A program"));
+    assert!(typed >= 11, "{typed} commands");
+    node.interrupt();
+}

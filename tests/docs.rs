@@ -4,6 +4,8 @@
 
 #[path = "support/admin_routes.rs"]
 mod admin_routes;
+#[path = "docs/backend.rs"]
+mod backend;
 #[path = "docs/cli.rs"]
 mod cli;
 #[path = "docs/compose.rs"]

@@ -1,6 +1,7 @@
 //! Access over nodes as processes: what ends connections and messages elsewhere, and how nodes authenticate each other.
 
 mod attack;
+mod backend;
 mod devices;
 mod ending;
 mod limits;
