@@ -79,7 +79,7 @@ def main():
 
     for step in range(20):
         if step == 10:
-            # Whoever watches may kill a node now.
+            # A node may be killed now: the test does that.
             print("half", flush=True)
             sys.stdin.readline()
         message = {"to": group, "from": "shop", "content": {"text": f"step {step}"}, "requestId": f"{order}-{step}"}
