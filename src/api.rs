@@ -107,6 +107,10 @@ pub async fn serve(
 ) {
     let port = same_origin::Port::of(&listener, tls.is_some());
     let stats = Arc::clone(&api.stats);
+    let gate = Arc::clone(&api.gate);
+    let may_send_large: http_server::LargeBodyCheck = Arc::new(move |headers, ends| {
+        gate.may_send_messages(headers, ends.map(|ends| ends.caller.ip().to_canonical()))
+    });
     let router = routes::router(&api.gate)
         .fallback(console::page)
         .method_not_allowed_fallback(wrong_method)
@@ -121,7 +125,7 @@ pub async fn serve(
         stats.end();
     };
     tokio::select! {
-        () = http_server::serve(listener, tls, router, stopping) => {}
+        () = http_server::serve(listener, tls, router, Some(may_send_large), stopping) => {}
         () = stats.run() => {}
     }
 }

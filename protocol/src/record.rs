@@ -96,6 +96,12 @@ pub struct SenderOrder {
     pub chained: bool,
 }
 
+impl SenderOrder {
+    /// Position of a message that no session of a client sends: no epoch is newer, so a row that a session left makes it not
+    /// void. It is half of the range, because stores keep signed numbers.
+    pub const WITHOUT_SESSION: Self = Self { epoch: u64::MAX >> 1, n: 0, chained: false };
+}
+
 /// Message to a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {

@@ -21,26 +21,42 @@ use axum::{
 };
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
-use tidegate_protocol::{Code, id::check_id};
-use tokio::{sync::Semaphore, time::timeout};
+use tidegate_protocol::{
+    Code,
+    id::{MsgId, check_id},
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 mod failures;
 pub(super) mod keys;
+mod message_places;
 mod refused;
 mod request_id;
 mod route;
 mod targets;
 
 pub use self::route::{AdminRoute, Effect, RouteNeed};
-use self::{failures::FailureLimit, request_id::RequestId, targets::Targets};
-pub(super) use self::{refused::Refused, request_id::with_request_id};
-use super::{Problem, caller::Ends};
+use self::{
+    failures::FailureLimit,
+    message_places::{MessagePlace, MessagePlaces},
+    request_id::RequestId,
+    targets::Targets,
+};
+pub(super) use self::{
+    refused::Refused,
+    request_id::{idempotency_key, with_request_id},
+};
+use super::{Problem, ProblemDetails, caller::Ends, http_server::LargeBodyPlace};
 use crate::{
     audit::{Actor, AuditEntry, AuditFile},
     clock::wall_ms,
     cluster::Cluster,
     events::Events,
     evidence::{EvidenceBoard, EvidenceKind, EvidenceSource},
+    ingest::admin::Admin,
     keys::{KeyRing, Scope},
     limits::{LimitCall, LimitRefusal, LimitSubjects, LimitWaits, RuleGuard},
     log_limit::LogLimit,
@@ -51,7 +67,7 @@ use crate::{
 /// Longest wait for a line of the audit file.
 const AUDIT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Most changes at a time. They go on after their callers have left, so that each is recorded.
+/// Most changes at a time, except requests for messages. They go on after their callers have left, so that each is recorded.
 const CHANGES_MAX: usize = 64;
 
 /// Entries of refused keys: 60 at once, then one each second, so that strangers push no changes out of the file.
@@ -71,6 +87,7 @@ pub struct AdminGate {
     entries: AtomicU64,
     failures: FailureLimit,
     changes: Arc<Semaphore>,
+    message_places: Arc<MessagePlaces>,
     is_development: bool,
     rules: Arc<RuleGuard>,
     metrics: Metrics,
@@ -131,6 +148,7 @@ impl AdminGate {
             entries: AtomicU64::new(0),
             failures: FailureLimit::new(),
             changes: Arc::new(Semaphore::new(CHANGES_MAX)),
+            message_places: Arc::default(),
             is_development,
             rules,
             metrics,
@@ -165,6 +183,14 @@ impl AdminGate {
         }
     }
 
+    /// Returns whether the caller of a request may send messages, before its body is read.
+    pub(super) fn may_send_messages(&self, headers: &HeaderMap, from: Option<IpAddr>) -> bool {
+        let Some(ring) = &self.ring else { return true };
+        let (Some(authorization), Some(from)) = (bearer(headers), from) else { return false };
+        let holder = ring.check(presented(authorization), from);
+        holder.is_ok_and(|holder| holder.scopes.iter().any(|it| it.includes(Scope::Messages)))
+    }
+
     /// Returns whether callers need keys.
     pub fn has_keys(&self) -> bool {
         self.ring.is_some()
@@ -190,8 +216,7 @@ impl AdminGate {
         let Some(authorization) = bearer(headers) else { return Err(Refused::NoKey) };
         // A connection without an address has just ended.
         let from = from.ok_or(Refused::NoKey)?;
-        let text = authorization.to_str().ok().and_then(|text| text.get(BEARER.len()..)).unwrap_or_default();
-        match ring.check(text.trim_ascii(), from) {
+        match ring.check(presented(authorization), from) {
             Ok(holder) => Ok(Caller {
                 actor: Actor::Key { id: holder.id, name: holder.name },
                 scopes: Some(holder.scopes),
@@ -241,6 +266,9 @@ impl AdminGate {
     }
 }
 
+/// Path of requests for one message.
+const MESSAGE_PATH: &str = "/v1/messages";
+
 /// Scheme of a key in `Authorization`, with the space after it.
 const BEARER: &str = "Bearer ";
 
@@ -254,6 +282,12 @@ fn bearer(headers: &HeaderMap) -> Option<&HeaderValue> {
     };
     let mut found = headers.get_all(AUTHORIZATION).iter().filter(|value| is_bearer(value));
     found.next().filter(|_| found.next().is_none())
+}
+
+/// Returns the key of the header.
+fn presented(authorization: &HeaderValue) -> &str {
+    let text = authorization.to_str().ok().and_then(|text| text.get(BEARER.len()..)).unwrap_or_default();
+    text.trim_ascii()
 }
 
 /// Header with the channel of a request: the product or campaign on whose behalf the caller sends it.
@@ -369,19 +403,58 @@ pub(super) async fn check(
     }
 }
 
-async fn change(draft: Draft, actor: Actor, request: Request, next: Next) -> Response {
+/// Id for the message of a request that names none. The gate makes it, so that it is known whatever becomes of the request.
+#[derive(Clone)]
+pub(super) struct MessageIdForNow(pub(super) MsgId);
+
+/// Place of a change among those of its kind.
+enum ChangePlace {
+    Change(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
+    Message(#[expect(dead_code, reason = "held")] MessagePlace),
+}
+
+impl AdminGate {
+    /// Takes a place for a change; `None` if there is none.
+    fn place(&self, route: &AdminRoute, actor: &Actor) -> Option<ChangePlace> {
+        if route.need != RouteNeed::Scope(Scope::Messages) {
+            return Arc::clone(&self.changes).try_acquire_owned().ok().map(ChangePlace::Change);
+        }
+        let key = match actor {
+            Actor::Key { id, .. } => Some(id.as_str()),
+            _ => None,
+        };
+        self.message_places.take(route.path, key).map(ChangePlace::Message)
+    }
+}
+
+async fn change(draft: Draft, actor: Actor, mut request: Request, next: Next) -> Response {
     let gate = Arc::clone(&draft.gate);
-    let Ok(permit) = Arc::clone(&gate.changes).try_acquire_owned() else {
-        return Problem(Code::Overloaded, "too many changes at a time; repeat the request".into())
+    let Some(place) = gate.place(draft.route, &actor) else {
+        return Problem(Code::Overloaded, "too many requests of this kind at a time; repeat it".into())
             .into_response();
     };
     if !gate.can_record().await {
         gate.metrics.audit_refusals.increment(1);
         return Problem(Code::AuditUnavailable, String::new()).into_response();
     }
-    // A task of its own: the change and its record outlive a caller that leaves.
+    let message_id = (draft.route.path == MESSAGE_PATH).then(|| {
+        let given = draft.targets.request_id.as_deref().and_then(|id| MsgId::new(id).ok());
+        given.unwrap_or_else(Admin::fresh_request_id)
+    });
+    if let Some(id) = &message_id {
+        request.extensions_mut().insert(MessageIdForNow(id.clone()));
+    }
+    let failed = |code, why: &str| {
+        let refusal = ProblemDetails::from(Problem(code, why.to_owned()));
+        match &message_id {
+            Some(id) => refusal.with("msgId", id.as_str()),
+            None => refusal,
+        }
+    };
+    let body_place = request.extensions().get::<LargeBodyPlace>().cloned();
+    // A task of its own: the change and its record outlive a caller that leaves, and so do the places that it takes.
     let changed = supervised::spawn("a change by the admin API", async move {
-        let _permit = permit;
+        let _places = (place, body_place);
         if draft.route.effect == Effect::Crash {
             gate.record(draft.entry(actor.clone(), None, None), true).await;
         }
@@ -395,8 +468,12 @@ async fn change(draft: Draft, actor: Actor, request: Request, next: Next) -> Res
     });
     match changed.await {
         Ok(Ok(response)) => response,
+        Ok(Err(_panicked)) if message_id.is_some() => {
+            let why = "the request failed by an error of the broker; repeat it with this msgId as requestId";
+            failed(Code::Internal, why).with_status(StatusCode::INTERNAL_SERVER_ERROR).into_response()
+        }
         Ok(Err(panicked)) => panicked.resume(),
-        Err(_stopping) => Problem(Code::Unknown, "the node stops".into()).into_response(),
+        Err(_stopping) => failed(Code::Unknown, "the node stops").into_response(),
     }
 }
 

@@ -50,7 +50,11 @@ pub(super) fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, Proble
     parsed.map(|OnlyObject(body)| body).map_err(|error| bad_body(&error.to_string()))
 }
 
+/// Most bytes of what a parser says, which repeats names of the caller. A batch has it for each message.
+const PARSE_ERROR_BYTES_MAX: usize = 300;
+
 fn bad_body(why: &str) -> Problem {
+    let why = &why[..why.floor_char_boundary(PARSE_ERROR_BYTES_MAX)];
     Problem(Code::BadContent, format!("the body has the wrong form: {why}"))
 }
 

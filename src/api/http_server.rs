@@ -19,9 +19,10 @@ use axum::{
     Router,
     body::{self, Body},
     extract::Request,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::IntoResponse as _,
 };
+use futures_util::StreamExt as _;
 use hyper::{
     body::{Body as _, Incoming},
     server::conn::http1,
@@ -64,9 +65,16 @@ const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
 const LARGE_BODY_PATHS: [&str; 2] = ["/v1/messages/batch", "/v1/messages/broadcast"];
 const LARGE_BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Most bodies above [`BODY_BYTES_MAX`] of one port at a time; a further one is refused `BUSY`. They have to announce their
-/// size.
+/// Most requests with bodies above [`BODY_BYTES_MAX`] of one port at a time, from the begin of the body to the end of the work;
+/// a further one is refused `BUSY`. Bodies have to announce such a size, and their callers need the right to send messages.
 const LARGE_BODIES_MAX: usize = 4;
+
+/// Place of a request with a large body, which whatever holds the body or does its work holds, too.
+#[derive(Clone)]
+pub(super) struct LargeBodyPlace(#[expect(dead_code, reason = "held")] Arc<OwnedSemaphorePermit>);
+
+/// Tells whether the caller of a request may send a large body.
+pub(super) type LargeBodyCheck = Arc<dyn Fn(&HeaderMap, Option<Ends>) -> bool + Send + Sync>;
 
 /// Time for a handler to begin its response. Handlers have shorter limits of their own.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -94,6 +102,8 @@ struct Connection {
 struct PortApp {
     router: Router,
     large_bodies: Arc<Semaphore>,
+    /// `None` if the port takes no large bodies.
+    may_send_large: Option<LargeBodyCheck>,
 }
 
 /// Open connections, oldest first, and those that are being closed.
@@ -127,15 +137,16 @@ impl Connections {
 }
 
 /// Serves HTTP/1 until `stop` is done, then ends the connections that are between two requests. With `tls`, all
-/// connections have to be encrypted.
+/// connections have to be encrypted. Large bodies are read of callers that `may_send_large` allows.
 pub(super) async fn serve(
     listener: TcpListener,
     tls: Option<Arc<Certificates>>,
     router: Router,
+    may_send_large: Option<LargeBodyCheck>,
     stop: impl Future<Output = ()>,
 ) {
     let (mut known, mut connections) = (Connections::default(), JoinSet::new());
-    let large_bodies = Arc::new(Semaphore::new(LARGE_BODIES_MAX));
+    let app = PortApp { router, large_bodies: Arc::new(Semaphore::new(LARGE_BODIES_MAX)), may_send_large };
     let mut stop = std::pin::pin!(stop);
     loop {
         let has_room = known.has_room();
@@ -148,8 +159,7 @@ pub(super) async fn serve(
         match accepted {
             Ok((stream, peer)) => {
                 if let Some(connection) = known.add() {
-                    let app = PortApp { router: router.clone(), large_bodies: Arc::clone(&large_bodies) };
-                    let serving = serve_connection(stream, peer, tls.clone(), app, connection);
+                    let serving = serve_connection(stream, peer, tls.clone(), app.clone(), connection);
                     supervised::spawn_in(&mut connections, "a connection of an API port", serving);
                 }
             }
@@ -193,14 +203,10 @@ async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(
 ) {
     let Connection { is_busy, ending } = connection;
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (PortApp { router, large_bodies }, is_busy) = (app.clone(), Arc::clone(&is_busy));
+        let (app, is_busy) = (app.clone(), Arc::clone(&is_busy));
         async move {
-            let limit = match body_limit(&request, large_bodies) {
-                Ok(limit) => limit,
-                Err(refusal) => return Ok(refusal.into_response()),
-            };
             // A caller that sends no body is as silent as one that sends no head.
-            let mut request = match with_body(request, limit.bytes).await {
+            let mut request = match read_request(request, &app, ends).await {
                 Ok(request) => request,
                 Err(refusal) => return Ok::<_, Infallible>(refusal),
             };
@@ -208,7 +214,7 @@ async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(
                 request.extensions_mut().insert(ends);
             }
             is_busy.store(true, Ordering::Release);
-            let response = respond(router, request).await;
+            let response = respond(app.router, request).await;
             is_busy.store(false, Ordering::Release);
             Ok(response)
         }
@@ -229,22 +235,46 @@ async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Limit of the body of a request, with its place among the large ones until the response.
-struct BodyLimit {
-    bytes: usize,
-    _place: Option<OwnedSemaphorePermit>,
-}
-
-/// Returns the limit of a body; refuses it if too many large ones are there already.
-fn body_limit(request: &hyper::Request<Incoming>, large: Arc<Semaphore>) -> Result<BodyLimit, Problem> {
+/// Reads a request; returns the response to one whose body is not read.
+async fn read_request(
+    request: hyper::Request<Incoming>,
+    app: &PortApp,
+    ends: Option<Ends>,
+) -> Result<Request, axum::response::Response> {
     let size = request.body().size_hint().exact().unwrap_or(0);
     let is_large = LARGE_BODY_PATHS.contains(&request.uri().path()) && size > BODY_BYTES_MAX as u64;
-    if !is_large {
-        return Ok(BodyLimit { bytes: BODY_BYTES_MAX, _place: None });
+    let Some(may_send_large) = app.may_send_large.as_ref().filter(|_| is_large) else {
+        return with_body(request, BODY_BYTES_MAX).await;
+    };
+    if !may_send_large(request.headers(), ends) {
+        // The gate refuses it, by its head alone. Strangers take no place and no memory.
+        let (head, body) = request.into_parts();
+        discard(body).await;
+        return Ok(Request::from_parts(head, Body::empty()));
     }
-    let busy = |_| Problem(Code::Busy, "too many large requests at a time; repeat this one".into());
-    let place = large.try_acquire_owned().map_err(busy)?;
-    Ok(BodyLimit { bytes: LARGE_BODY_BYTES_MAX, _place: Some(place) })
+    let Ok(place) = Arc::clone(&app.large_bodies).try_acquire_owned() else {
+        discard(request.into_body()).await;
+        return Err(
+            Problem(Code::Busy, "too many large requests at a time; repeat this one".into()).into_response()
+        );
+    };
+    let mut request = with_body(request, LARGE_BODY_BYTES_MAX).await?;
+    request.extensions_mut().insert(LargeBodyPlace(Arc::new(place)));
+    Ok(request)
+}
+
+/// Reads a body and keeps nothing of it, so that a caller that is still sending gets the response.
+async fn discard(body: Incoming) {
+    let reading = async {
+        let (mut body, mut size) = (Body::new(body).into_data_stream(), 0);
+        while let Some(Ok(part)) = body.next().await {
+            size += part.len();
+            if size > LARGE_BODY_BYTES_MAX {
+                break;
+            }
+        }
+    };
+    time::timeout(BODY_TIMEOUT, reading).await.ok();
 }
 
 /// Reads the body of a request; returns the response to one that is late or too large.

@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
+use tidegate_protocol::id::MsgId;
 use tokio::time::Instant;
 
 pub(super) mod batch;
@@ -18,18 +19,16 @@ mod room;
 mod sender;
 
 pub use self::sender::{MessageSender, SenderParts};
-use self::{
-    form::{SendMessage, idempotency_key},
-    sender::SentMessage,
-};
+use self::{form::SendMessage, sender::SentMessage};
 use super::{
     Api, ProblemDetails,
-    access::{Caller, channel_of},
+    access::{Caller, MessageIdForNow, channel_of, idempotency_key},
     caller::Ends,
     extract::JsonObject,
 };
+use crate::drain::Drainer;
 
-/// Longest wait of a single message for its turn among those of the API.
+/// Longest time until a single message is queued for the log.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Caller on whose behalf messages are sent, as the rules of limits count it.
@@ -37,18 +36,23 @@ pub(super) struct SendSource {
     key: Option<String>,
     address: Option<IpAddr>,
     channel: Option<String>,
+    /// Id of a single message whose request has none.
+    fresh: Option<MsgId>,
+    drainer: Arc<Drainer>,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for SendSource {
+impl FromRequestParts<Api> for SendSource {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Infallible> {
         let caller = parts.extensions.get::<Caller>();
         let ends = parts.extensions.get::<Ends>();
         Ok(Self {
             key: caller.and_then(Caller::key).map(str::to_owned),
             address: ends.map(|ends| ends.caller.ip().to_canonical()),
             channel: channel_of(&parts.headers),
+            fresh: parts.extensions.get::<MessageIdForNow>().map(|MessageIdForNow(id)| id.clone()),
+            drainer: Arc::clone(&api.drainer),
         })
     }
 }
@@ -88,7 +92,13 @@ pub(super) async fn send(
 ) -> Result<Response, ProblemDetails> {
     let sender: Arc<MessageSender> = Arc::clone(&api.messages);
     let body = body.with_key(idempotency_key(&headers)?)?;
-    let message = sender.prepare(body)?;
+    let message = match sender.prepare(body, source.fresh.clone()) {
+        Ok(message) => message,
+        Err(problem) => {
+            sender.count_refused();
+            return Err(problem.into());
+        }
+    };
     let sent = sender.send(message, &source, Instant::now() + TURN_TIMEOUT).await?;
     Ok((sent.status(), Json(Value::Object(sent.body()))).into_response())
 }

@@ -19,6 +19,9 @@ pub(super) mod codes;
 /// Media type of a refusal.
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
+/// Most bytes of what failed. Parsers repeat names that a caller may have made as long as the body.
+const MESSAGE_BYTES_MAX: usize = 4_000;
+
 /// Refusal of a request; the code determines the HTTP status and the cure.
 pub(super) struct Problem(pub(super) Code, pub(super) String);
 
@@ -45,7 +48,11 @@ impl Problem {
 
 impl From<Problem> for ProblemDetails {
     fn from(Problem(code, message): Problem) -> Self {
-        let message = if message.is_empty() { code.what().to_owned() } else { message };
+        let mut message = if message.is_empty() { code.what().to_owned() } else { message };
+        if message.len() > MESSAGE_BYTES_MAX {
+            message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+            message.push('…');
+        }
         Self {
             status: status_of(code),
             code,
@@ -67,6 +74,11 @@ impl ProblemDetails {
     pub(super) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.more.insert(name.to_owned(), value.into());
         self
+    }
+
+    /// Sets the status.
+    pub(super) fn with_status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
     }
 
     /// Sets the time to wait before the next try.
@@ -212,6 +224,13 @@ mod tests {
             let body = body(response).await;
             assert_eq!((&body["retryAfterMs"], &body["msgId"]), (&ms.into(), &"m".into()));
         }
+    }
+
+    #[tokio::test]
+    async fn long_text_of_a_caller_is_cut() {
+        let body = body(Problem(Code::BadContent, "\u{200b}".repeat(100_000)).into_response()).await;
+        let cut = "\u{200b}".repeat(MESSAGE_BYTES_MAX / 3) + "…";
+        assert_eq!((&body["detail"], &body["message"]), (&cut.as_str().into(), &cut.as_str().into()));
     }
 
     #[test]

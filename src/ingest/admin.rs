@@ -10,7 +10,7 @@ use tidegate_protocol::{
 };
 use tokio::{sync::oneshot, time::Instant};
 
-use super::intake::Intake;
+use super::intake::{Intake, IntakeSlot};
 use crate::{
     delivery::pending::{ADMIN_CONN, Pending, PendingEntry},
     mail::Refusal,
@@ -60,17 +60,19 @@ impl Admin {
         answer.unwrap_or(SubmitAnswer::Unknown)
     }
 
-    /// Queues a message for the log, and returns what waits for the ledger's answer. Messages of one caller are appended in
-    /// the order of its calls, if it makes each after the former one has returned.
+    /// Waits for capacity for a message with so many bytes of content. Nothing is sent, also if the call is cancelled.
     ///
     /// # Errors
-    /// The code to refuse the message with, because too much waits for the log or memory is short.
-    pub async fn enqueue(&self, message: Message, now_ms: u64) -> Result<AwaitedAnswer<'_>, Code> {
+    /// The code to refuse the message with, because too much waits for the log, memory is short or the node shuts down.
+    pub async fn slot(&self, content_bytes: usize) -> Result<IntakeSlot<'_>, Code> {
+        self.intake.slot(content_bytes).await
+    }
+
+    /// Queues a message for the log, in the order of the calls, and returns what waits for the ledger's answer.
+    pub fn enqueue(&self, message: Message, slot: IntakeSlot<'_>, now_ms: u64) -> AwaitedAnswer<'_> {
         let (entry, answer) = self.pending.begin();
-        let record = self.record(entry.request, Body::Message(message), now_ms);
-        let until = Instant::now() + REPLY_TIMEOUT;
-        let is_queued = self.intake.send_bounded(record).await?;
-        Ok(AwaitedAnswer { _entry: entry, answer: is_queued.then_some(answer), until })
+        slot.fill(self.record(entry.request, Body::Message(message), now_ms));
+        AwaitedAnswer { _entry: entry, answer, until: Instant::now() + REPLY_TIMEOUT }
     }
 
     fn record(&self, request: u64, body: Body, now_ms: u64) -> Record {
@@ -111,16 +113,14 @@ impl Admin {
 /// Message in flight whose answer a caller waits for. Dropped, the message goes on, and its answer is discarded.
 pub struct AwaitedAnswer<'a> {
     _entry: PendingEntry<'a>,
-    /// `None` if the node shuts down.
-    answer: Option<oneshot::Receiver<SubmitAnswer>>,
+    answer: oneshot::Receiver<SubmitAnswer>,
     until: Instant,
 }
 
 impl AwaitedAnswer<'_> {
     /// Returns the ledger's answer; *unknown* 5 s after the message was queued.
     pub async fn answer(self) -> SubmitAnswer {
-        let Some(answer) = self.answer else { return SubmitAnswer::Unknown };
-        tokio::time::timeout_at(self.until, answer)
+        tokio::time::timeout_at(self.until, self.answer)
             .await
             .ok()
             .and_then(Result::ok)
@@ -151,5 +151,40 @@ mod tests {
         assert_eq!(leave().now_or_never(), None, "waits for an answer");
         assert!(intake.waiting_bytes() > 0, "the record is queued");
         assert_eq!(admin.pending.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn message_that_waits_for_capacity_is_sent_only_with_its_slot() {
+        let (intake, mut outlets) = Intake::new(1_000);
+        let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
+        let admin = Admin::new(me, Arc::clone(&intake), Arc::default());
+        for _ in 0..outlets.records.max_capacity() {
+            intake.offer_records(Vec::new());
+        }
+        assert!(admin.slot(10).now_or_never().is_none(), "the queue is full");
+        assert_eq!((intake.waiting_bytes(), admin.pending.len()), (0, 0), "a cancelled wait holds nothing");
+        assert_eq!(admin.slot(1_000).now_or_never().map(|it| it.err()), Some(Some(Code::Busy)));
+        outlets.records.try_recv().unwrap();
+        drop(admin.slot(10).now_or_never().unwrap());
+        assert_eq!((intake.waiting_bytes(), outlets.records.len()), (0, outlets.records.max_capacity() - 1));
+        let slot = admin.slot(2).now_or_never().unwrap().ok().unwrap();
+        let content = bytes::Bytes::from_static(b"hi");
+        let message = Message {
+            conversation: ConversationId::parse("g:x").unwrap(),
+            sender: UserId::new("alice").unwrap(),
+            device: tidegate_protocol::id::DeviceId::new(".api").unwrap(),
+            msg_id: MsgId::new("m").unwrap(),
+            attempt: 0,
+            body_hash: tidegate_protocol::record::body_hash(&content),
+            content,
+            order: tidegate_protocol::record::SenderOrder { epoch: 0, n: 0, chained: false },
+            flags: 0,
+        };
+        let awaited = admin.enqueue(message, slot, 1);
+        assert_eq!((intake.waiting_bytes() > 0, admin.pending.len()), (true, 1));
+        drop(awaited);
+        assert_eq!((intake.waiting_bytes() > 0, admin.pending.len()), (true, 0), "the record goes on");
+        drop(outlets);
+        assert_eq!(admin.slot(2).now_or_never().map(|it| it.err()), Some(Some(Code::Draining)));
     }
 }

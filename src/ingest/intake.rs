@@ -99,20 +99,6 @@ impl Intake {
     pub async fn send(&self, record: Record) -> bool {
         let reservation = Reservation { intake: self, bytes: weight(&record) };
         self.waiting_bytes.fetch_add(reservation.bytes, Ordering::Relaxed);
-        self.send_reserved(record, reservation).await
-    }
-
-    /// Queues a message that no client sent, if it fits the byte limit, as [`Self::send`] does.
-    ///
-    /// # Errors
-    /// The code to refuse it with.
-    pub async fn send_bounded(&self, record: Record) -> Result<bool, Code> {
-        let bytes = weight(&record);
-        self.reserve(bytes)?;
-        Ok(self.send_reserved(record, Reservation { intake: self, bytes }).await)
-    }
-
-    async fn send_reserved(&self, record: Record, reservation: Reservation<'_>) -> bool {
         let is_sent = self.records.send(vec![record]).await.is_ok();
         if is_sent {
             // Released after the append.
@@ -121,9 +107,38 @@ impl Intake {
         is_sent
     }
 
+    /// Waits for capacity for a message that no client sent, with so many bytes of content.
+    ///
+    /// # Errors
+    /// The code to refuse it with: its bytes do not fit, or the node shuts down. A cancelled call holds no capacity.
+    pub async fn slot(&self, content_bytes: usize) -> Result<IntakeSlot<'_>, Code> {
+        let bytes = content_bytes + OVERHEAD_BYTES;
+        self.reserve(bytes)?;
+        let reservation = Reservation { intake: self, bytes };
+        let permit = self.records.reserve().await.map_err(|_| Code::Draining)?;
+        Ok(IntakeSlot { permit, reservation })
+    }
+
     /// Releases the capacity of records that are appended or refused.
     pub fn release(&self, bytes: usize) {
         self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Capacity for one message, in bytes and in the queue. Dropped, it is free again.
+pub struct IntakeSlot<'a> {
+    permit: mpsc::Permit<'a, Vec<Record>>,
+    reservation: Reservation<'a>,
+}
+
+impl IntakeSlot<'_> {
+    /// Queues the message for which the capacity was taken.
+    pub fn fill(self, record: Record) {
+        let Self { permit, reservation } = self;
+        debug_assert_eq!(weight(&record), reservation.bytes, "capacity of another message");
+        permit.send(vec![record]);
+        // Released after the append.
+        std::mem::forget(reservation);
     }
 }
 
@@ -139,10 +154,11 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// Approximate bytes of ids, origin and similar fields of a record.
+const OVERHEAD_BYTES: usize = 256;
+
 /// Returns the bytes that a record takes of the intake's limit.
 pub fn weight(record: &Record) -> usize {
-    /// Approximate bytes of ids, origin and similar fields.
-    const OVERHEAD_BYTES: usize = 256;
     match &record.body {
         Body::Message(message) => message.content.len() + OVERHEAD_BYTES,
         Body::Member(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => OVERHEAD_BYTES,

@@ -106,7 +106,7 @@ fn calls(raw: &RuleForm, level: Option<LimitLevel>, problems: &mut Vec<String>) 
         if !named.add(name) {
             problems.push(format!(
                 "calls: `{name}` is none of connect, login, send, join, pull, sync, signal, react, recall, change, \
-                 api:get, api:post, api:put, api:delete, api:* and *"
+                 api:get, api:post, api:put, api:delete, api:send, api:* and *"
             ));
         } else if level.is_some_and(|level| !named.iter().any(|call| level.is_in(call))) {
             problems.push(format!("calls: `{name}` has no {}; remove it", raw.level));

@@ -197,12 +197,12 @@ impl CallSet {
         self.0 & other.0 == other.0
     }
 
-    /// Adds the calls that `name` stands for: one, all of the API (`api:*`), or every call (`*`). Returns whether there are
-    /// any.
+    /// Adds the calls that `name` stands for: one, all requests to the API (`api:*`), or every request (`*`). Messages of the
+    /// API are named only by `api:send`, because their requests count already. Returns whether there are any.
     pub fn add(&mut self, name: &str) -> bool {
         let of_name = |call: &LimitCall| match name {
-            "*" => true,
-            "api:*" => call.is_api(),
+            "*" => *call != LimitCall::ApiSend,
+            "api:*" => call.is_api() && *call != LimitCall::ApiSend,
             name => call.name() == name,
         };
         let named = LimitCall::ALL.into_iter().filter(of_name);
@@ -264,5 +264,25 @@ impl KeySet {
     /// Returns the key of a level; `None` if it has no subject or is not computed.
     pub(super) const fn get(&self, level: LimitLevel) -> Option<u64> {
         if self.present & (1 << level as u16) == 0 { None } else { Some(self.keys[level as usize]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_the_api_count_only_in_rules_that_name_them() {
+        for (name, has_posts, has_messages) in
+            [("*", true, false), ("api:*", true, false), ("api:post", true, false), ("api:send", false, true)]
+        {
+            let mut calls = CallSet::default();
+            assert!(calls.add(name));
+            assert_eq!(
+                (calls.has(LimitCall::ApiPost), calls.has(LimitCall::ApiSend)),
+                (has_posts, has_messages),
+                "{name}"
+            );
+        }
     }
 }

@@ -244,7 +244,9 @@ fn messages_need_their_scope_survive_a_kill_and_leave_no_content_in_the_audit_lo
     };
     let outcomes: Vec<_> = lines.iter().map(of).collect();
     let one = serde_json::json!({"to": ["bob"], "from": ["ann"]});
-    let two = serde_json::json!({"to": ["bob", "g:team"], "from": ["ann"]});
+    let two = serde_json::json!({
+        "to": ["bob", "g:team"], "from": ["ann"], "messages": ["3"], "requestId": ["m-1"],
+    });
     let entry = serde_json::json!({"conversation": ["d:bob:ann"], "seq": ["1"]});
     assert_eq!(
         outcomes,
@@ -258,5 +260,9 @@ fn messages_need_their_scope_survive_a_kill_and_leave_no_content_in_the_audit_lo
     );
     assert_eq!(lines[1]["requestId"], "m-1", "{}", lines[1]);
     let log = fs::read_to_string(keys.data.join("audit.jsonl")).expect("the audit log");
-    assert!(!log.contains("planted"), "{log}");
+    let events = text(&ask(node.admin(), "GET", "/v1/events", Some(&crm), "").body);
+    assert!(events.contains("/v1/messages/batch"), "{events}");
+    for (what, content) in [("audit", log), ("log", node.stderr()), ("events", events)] {
+        assert!(!content.contains("planted"), "the {what} has a content: {content}");
+    }
 }

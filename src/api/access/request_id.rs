@@ -2,13 +2,16 @@
 
 use axum::{
     extract::Request,
-    http::{HeaderName, HeaderValue},
+    http::{HeaderMap, HeaderName, HeaderValue},
     middleware::Next,
     response::Response,
 };
-use tidegate_protocol::id::check_id;
+use tidegate_protocol::{Code, id::check_id};
 
-use crate::{api::problem::name_instance, keys::KEY_PREFIX};
+use crate::{
+    api::{Problem, problem::name_instance},
+    keys::KEY_PREFIX,
+};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -28,6 +31,20 @@ pub(super) fn is_id(text: &str) -> bool {
     check_id(text).is_ok() && !text.contains(KEY_PREFIX)
 }
 
+/// Header that means the same as the field `requestId` of a message.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// Returns the value of the header `Idempotency-Key`, in quotation marks or not.
+pub(in crate::api) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let text = value.to_str().ok().filter(|_| values.next().is_none());
+    let text = text.ok_or_else(|| Problem(Code::BadId, "Idempotency-Key: one value of ASCII".to_owned()))?;
+    let text = text.trim();
+    let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    Ok(Some(quoted.unwrap_or(text).to_owned()))
+}
+
 /// Gives the request an id, that of its header if it has the form of one, and names it in the response.
 pub(in crate::api) async fn with_request_id(mut request: Request, next: Next) -> Response {
     let given = request.headers().get(X_REQUEST_ID).and_then(|value| value.to_str().ok());
@@ -42,4 +59,26 @@ pub(in crate::api) async fn with_request_id(mut request: Request, next: Next) ->
         response.headers_mut().insert(X_REQUEST_ID, value);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idempotency_key_is_one_value_in_quotation_marks_or_not() {
+        let key = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(IDEMPOTENCY_KEY, HeaderValue::from_static(value));
+            }
+            idempotency_key(&headers)
+        };
+        assert_eq!(key(&[]).ok(), Some(None));
+        for value in ["m-1", "\"m-1\"", " m-1 "] {
+            assert_eq!(key(&[value]).ok(), Some(Some("m-1".to_owned())), "{value}");
+        }
+        assert_eq!(key(&["\"\"m\"\""]).ok(), Some(Some("\"m\"".to_owned())), "one pair at most");
+        assert_eq!(key(&["a", "b"]).err().map(|Problem(code, _)| code), Some(Code::BadId));
+    }
 }

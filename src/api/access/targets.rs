@@ -10,21 +10,27 @@ use axum::{
 use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use serde::{
     Deserialize, Deserializer as _,
-    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
 
-use super::{request_id::is_id, route::AdminRoute};
+use super::{
+    request_id::{idempotency_key, is_id},
+    route::AdminRoute,
+};
 use crate::{bans::BanSubject, networks::Network};
 
-/// Most ids of an entry.
+/// Most ids of one field in an entry, so that no field hides those of another.
 const IDS_MAX: usize = 16;
+
+/// Most values of a list that are read. No route takes more in a request.
+const LIST_MAX: usize = 1_000;
 
 /// Field with the id that makes a change idempotent.
 const REQUEST_ID: &str = "requestId";
 
-/// Header with the same meaning.
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Routes that take the id from the header, too.
+const IDEMPOTENT_PATHS: [&str; 2] = ["/v1/messages", "/v1/messages/broadcast"];
 
 /// Field whose list has requests of their own, with their targets.
 const MESSAGES: &str = "messages";
@@ -34,7 +40,7 @@ const MESSAGES: &str = "messages";
 pub(super) struct Targets {
     /// Ids by the names of their fields.
     pub(super) ids: BTreeMap<String, Vec<String>>,
-    /// Number of ids beyond [`IDS_MAX`].
+    /// Number of ids beyond [`IDS_MAX`] of their fields.
     pub(super) more: usize,
     /// Value of [`REQUEST_ID`].
     pub(super) request_id: Option<String>,
@@ -61,8 +67,11 @@ impl Targets {
         serde_json::Deserializer::from_slice(&bytes)
             .deserialize_map(BodyFields { route, found: &mut found })
             .ok();
-        if let Some(key) = request.headers().get(IDEMPOTENCY_KEY).and_then(|key| key.to_str().ok()) {
-            found.field(route, REQUEST_ID, key.trim().trim_matches('"'));
+        let is_message = IDEMPOTENT_PATHS.contains(&route.path);
+        if let Ok(Some(key)) = idempotency_key(request.headers())
+            && is_message
+        {
+            found.field(route, REQUEST_ID, &key);
         }
         *request.body_mut() = Body::from(bytes);
         found
@@ -81,8 +90,15 @@ impl Targets {
     /// Adds the value of a field of the body, or those of its list.
     fn value(&mut self, route: &AdminRoute, name: &str, value: &RawValue) {
         if value.get().starts_with('[') {
-            let each = |value: &RawValue| self.single(route, name, value);
+            let mut count = 0;
+            let each = |value: &RawValue| {
+                count += 1;
+                self.single(route, name, value);
+            };
             serde_json::Deserializer::from_str(value.get()).deserialize_seq(EachValue(each)).ok();
+            if name == MESSAGES {
+                self.ids.insert(MESSAGES.to_owned(), vec![count.to_string()]);
+            }
         } else if value.get().starts_with(|first: char| first.is_ascii_digit()) {
             // A time.
             self.field(route, name, value.get());
@@ -100,10 +116,15 @@ impl Targets {
             }
             Some(b'{') if name == MESSAGES => {
                 let listed: ListedTargets<'_> = serde_json::from_str(value.get()).unwrap_or_default();
-                let (to, from) = (listed.to.as_deref(), listed.from.as_deref());
-                [("to", to), ("from", from)].iter().for_each(|(name, id)| {
-                    id.iter().for_each(|id| self.field(route, name, id));
-                });
+                let ListedTargets { to, from, request_id } = &listed;
+                for (name, id) in [("to", to), ("from", from), (REQUEST_ID, request_id)] {
+                    // Each once: a batch in the name of few users names them all.
+                    let is_new =
+                        |id: &&str| self.ids.get(name).is_none_or(|ids| !ids.iter().any(|it| it == id));
+                    if let Some(id) = id.as_deref().filter(is_new) {
+                        self.add(name, id);
+                    }
+                }
             }
             _ => {}
         }
@@ -113,11 +134,12 @@ impl Targets {
         if value.is_empty() || (!is_id(value) && !is_subject(name, value)) {
             return;
         }
-        if self.ids.values().map(Vec::len).sum::<usize>() == IDS_MAX {
+        let ids = self.ids.entry(name.to_owned()).or_default();
+        if ids.len() == IDS_MAX {
             self.more += 1;
-            return;
+        } else {
+            ids.push(value.to_owned());
         }
-        self.ids.entry(name.to_owned()).or_default().push(value.to_owned());
     }
 }
 
@@ -159,10 +181,11 @@ impl<'de, F: FnMut(&RawValue)> Visitor<'de> for EachValue<F> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut values: A) -> Result<(), A::Error> {
-        while let Some(value) = values.next_element()? {
+        for _ in 0..LIST_MAX {
+            let Some(value) = values.next_element()? else { return Ok(()) };
             (self.0)(value);
         }
-        Ok(())
+        Err(A::Error::custom("a longer list is refused"))
     }
 }
 
@@ -173,6 +196,8 @@ struct ListedTargets<'a> {
     to: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     from: Option<Cow<'a, str>>,
+    #[serde(borrow, default, rename = "requestId")]
+    request_id: Option<Cow<'a, str>>,
 }
 
 /// Returns whether the value is the subject of a ban, a network or a conversation, which are no ids.
@@ -252,9 +277,48 @@ mod tests {
         let mut request =
             Request::builder().header("Idempotency-Key", "\"k-1\"").body(Body::from(body)).unwrap();
         let found = Targets::of(&route, &mut request).await;
-        let ids = r#"{"from":["ann"],"to":["g:team","bob","d:zoe:ann"]}"#;
+        let ids = r#"{"from":["ann"],"messages":["7"],"requestId":["r1"],"to":["g:team","bob","d:zoe:ann"]}"#;
         assert_eq!(serde_json::to_string(&found.ids).unwrap(), ids);
-        assert_eq!(found.request_id.as_deref(), Some("k-1"));
+        assert_eq!(found.request_id, None, "a batch does not read the header");
+        for (path, id) in [("/v1/messages", Some("k-1")), ("/v1/groups", Some("r1"))] {
+            let route = AdminRoute { path, ..route };
+            let mut request = Request::builder()
+                .header("Idempotency-Key", "\"k-1\"")
+                .body(Body::from(r#"{"requestId":"r1"}"#))
+                .unwrap();
+            assert_eq!(Targets::of(&route, &mut request).await.request_id.as_deref(), id, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn many_targets_hide_neither_the_sender_nor_later_fields() {
+        let ids = &["messages", "to", "from"];
+        let (need, effect) = (RouteNeed::AnyKey, Effect::Change);
+        let route = AdminRoute { method: "post", path: "/v1/messages/batch", need, effect, ids };
+        let of = async |body: serde_json::Value| {
+            let mut request = Request::builder().body(Body::from(body.to_string())).unwrap();
+            Targets::of(&route, &mut request).await
+        };
+        let to: Vec<String> = (0..40).map(|n| format!("u{n}")).collect();
+        // The fields of a map are in the order of their names, so `to` is put before `from` by hand.
+        let body = format!(r#"{{"to":{},"from":"alice"}}"#, serde_json::json!(to));
+        let mut request = Request::builder().body(Body::from(body)).unwrap();
+        let found = Targets::of(&route, &mut request).await;
+        assert_eq!(
+            (&found.ids["from"][..], found.ids["to"].len(), found.more),
+            (&["alice".to_owned()][..], 16, 24)
+        );
+        let message = |n: usize| {
+            let from = if n == 999 { "alice" } else { "system" };
+            serde_json::json!({"to": format!("u{n}"), "from": from, "requestId": format!("r{n}")})
+        };
+        let messages: Vec<_> = (0..1_000).map(message).collect();
+        let found = of(serde_json::json!({"messages": messages})).await;
+        assert_eq!(found.ids["from"], ["system", "alice"]);
+        assert_eq!((&found.ids["messages"][0][..], found.ids["requestId"].len()), ("1000", 16));
+        let endless: Vec<_> = (0..5_000).map(message).collect();
+        let found = of(serde_json::json!({"messages": endless})).await;
+        assert_eq!((&found.ids["messages"][0][..], found.more), ("1000", 2 * 984), "no more is read");
     }
 
     #[tokio::test]

@@ -27,5 +27,5 @@ pub async fn serve(
         .fallback(not_here)
         .method_not_allowed_fallback(|| async { StatusCode::METHOD_NOT_ALLOWED })
         .with_state(api);
-    http_server::serve(listener, tls, router, stop).await;
+    http_server::serve(listener, tls, router, None, stop).await;
 }

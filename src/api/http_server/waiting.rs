@@ -51,7 +51,7 @@ pub async fn serve(
     if is_admin {
         router = router.layer(from_fn_with_state(port, same_origin::check));
     }
-    http_server::serve(listener, tls, router, wait_ended).await;
+    http_server::serve(listener, tls, router, None, wait_ended).await;
 }
 
 async fn readyz(State(status): State<StartupStatus>) -> (StatusCode, Json<Value>) {

@@ -1,6 +1,5 @@
 //! Form of the requests that send messages: targets, contents and the id that makes a request idempotent.
 
-use axum::http::HeaderMap;
 use bytes::Bytes;
 use data_encoding::BASE64_NOPAD;
 use prost::Message as _;
@@ -12,9 +11,6 @@ use tidegate_protocol::{
 };
 
 use crate::api::Problem;
-
-/// Header that means the same as the field `requestId`.
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// Request for one message.
 #[derive(Clone, Deserialize)]
@@ -79,8 +75,9 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 /// Returns the conversation that a target names, for a message of `sender`. The users of a direct conversation may be in
 /// any order.
 pub(super) fn target(to: &str, sender: &UserId) -> Result<ConversationId, Problem> {
-    let user =
-        |id: &str| UserId::new(id).map_err(|error| Problem(Code::BadId, format!("to: user {id:?}: {error}")));
+    let user = |id: &str| {
+        UserId::new(id).map_err(|error| Problem(Code::BadId, format!("to: user {}: {error}", quoted(id))))
+    };
     if !to.contains(':') {
         return Ok(ConversationId::direct(sender, &user(to)?));
     }
@@ -89,7 +86,7 @@ pub(super) fn target(to: &str, sender: &UserId) -> Result<ConversationId, Proble
 
 /// Returns the conversation with the key; the users of a direct one may be in any order.
 pub(super) fn conversation(key: &str) -> Result<ConversationId, String> {
-    let wrong = |error| format!("conversation {key:?}: {error}");
+    let wrong = |error| format!("conversation {}: {error}", quoted(key));
     if let Some((a, b)) = key.strip_prefix("d:").and_then(|users| users.split_once(':')) {
         let (a, b) = (UserId::new(a).map_err(wrong)?, UserId::new(b).map_err(wrong)?);
         return Ok(ConversationId::direct(&a, &b));
@@ -97,21 +94,21 @@ pub(super) fn conversation(key: &str) -> Result<ConversationId, String> {
     ConversationId::parse(key).map_err(wrong)
 }
 
+/// Most characters of a caller's text in a refusal.
+const QUOTED_MAX: usize = 64;
+
+/// Returns the begin of a text in quotation marks, for a refusal: callers may have put anything there.
+pub(super) fn quoted(text: &str) -> String {
+    match text.char_indices().nth(QUOTED_MAX) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
 /// Returns the id of a message from the field `requestId`.
 pub(super) fn message_id(text: &str) -> Result<MsgId, Problem> {
     MsgId::new(text)
         .map_err(|_| Problem(Code::BadId, "requestId: must match [A-Za-z0-9_.-]{1,64}".to_owned()))
-}
-
-/// Returns the value of the header `Idempotency-Key`, in quotation marks or not.
-pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    let text = value.to_str().ok().filter(|_| values.next().is_none());
-    let text = text.ok_or_else(|| Problem(Code::BadId, "Idempotency-Key: one value of ASCII".to_owned()))?;
-    let text = text.trim();
-    let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-    Ok(Some(quoted.unwrap_or(text).to_owned()))
 }
 
 /// Returns the one id that the field and the header give.
@@ -127,8 +124,6 @@ pub(super) fn one_id(field: Option<String>, header: Option<String>) -> Result<Op
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
-
     use super::*;
 
     fn code<T>(result: Result<T, Problem>) -> Option<Code> {
@@ -185,22 +180,21 @@ mod tests {
 
     #[test]
     fn header_and_field_are_one_id() {
-        let key = |values: &[&'static str]| {
-            let mut headers = HeaderMap::new();
-            for value in values {
-                headers.append(IDEMPOTENCY_KEY, HeaderValue::from_static(value));
-            }
-            idempotency_key(&headers)
-        };
-        assert_eq!(key(&[]).ok(), Some(None));
-        for value in ["m-1", "\"m-1\"", " m-1 "] {
-            assert_eq!(key(&[value]).ok(), Some(Some("m-1".to_owned())), "{value}");
-        }
-        assert_eq!(code(key(&["a", "b"])), Some(Code::BadId));
         let id = |text: &str| Some(text.to_owned());
         assert_eq!(one_id(id("a"), id("a")).ok(), Some(id("a")));
         assert_eq!(one_id(None, id("a")).ok(), Some(id("a")));
         assert_eq!(code(one_id(id("a"), id("b"))), Some(Code::BadContent));
         assert_eq!(code(message_id("a b")), Some(Code::BadId));
+    }
+
+    #[test]
+    fn refusals_repeat_only_the_begin_of_a_long_text() {
+        let long = "\u{200b}".repeat(2_000_000);
+        let alice = UserId::new("alice").unwrap();
+        for to in [long.clone(), format!("d:{long}:bob"), format!("d:bob:{long}"), format!("x:{long}")] {
+            let Err(Problem(_, why)) = target(&to, &alice) else { panic!("a target") };
+            assert!(why.len() < 1_000, "{} bytes", why.len());
+        }
+        assert_eq!(quoted("b b"), "\"b b\"");
     }
 }

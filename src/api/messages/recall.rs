@@ -13,9 +13,12 @@ use tidegate_protocol::{
     record::Recall,
 };
 
-use super::form::conversation;
+use super::{
+    SendSource,
+    form::{conversation, quoted},
+};
 use crate::{
-    api::{Api, Problem, extract::IdPath, now_ms},
+    api::{Api, Problem, ProblemDetails, extract::IdPath, now_ms},
     bus::partition_of,
     conversation::{read_position::BeyondHead, recall::RecallOutcome},
 };
@@ -30,17 +33,22 @@ pub(in crate::api) struct RecallQuery {
 /// Recalls a message for all users. A message is recalled once, so a repeated request changes nothing.
 pub(in crate::api) async fn recall(
     State(api): State<Api>,
+    source: SendSource,
     IdPath((key, of)): IdPath<(String, u64)>,
     query: Result<Query<RecallQuery>, QueryRejection>,
-) -> Result<Json<Value>, Problem> {
+) -> Result<Json<Value>, ProblemDetails> {
     let Query(query) = query.map_err(|rejection| {
         Problem(Code::BadContent, format!("only by is allowed: {}", rejection.body_text()))
     })?;
     let conversation = conversation(&key).map_err(|error| Problem(Code::BadId, error))?;
     if matches!(conversation.kind(), ConversationKind::Room(_)) {
-        return Err(Problem(Code::NotFound, "messages of live rooms are not stored".to_owned()));
+        return Err(Problem(Code::NotFound, "messages of live rooms are not stored".to_owned()).into());
     }
     let by = query.by.as_deref().map(user).transpose()?;
+    api.messages.check_node(&conversation, &source)?;
+    if let Some(by) = &by {
+        api.messages.check_sender(by)?;
+    }
     let recalled = |seq: u64, time: u64, is_duplicate: bool| {
         Json(json!({
             "conversation": conversation.as_str(),
@@ -59,9 +67,10 @@ pub(in crate::api) async fn recall(
     match api.admin.recall(recall, now_ms()).await {
         SubmitAnswer::Accepted { seq, time } => Ok(recalled(seq, time, false)),
         SubmitAnswer::Duplicate { seq, time } => Ok(recalled(seq, time, true)),
-        SubmitAnswer::Refused { code, message } => Err(Problem(code, message.into_owned())),
+        SubmitAnswer::Refused { code, message } => Err(Problem(code, message.into_owned()).into()),
         SubmitAnswer::Unknown | SubmitAnswer::AppendFailed => {
-            Err(Problem(Code::Unknown, "repeat the request: a message is recalled only once".to_owned()))
+            let why = "repeat the request: a message is recalled only once".to_owned();
+            Err(Problem(Code::Unknown, why).into())
         }
     }
 }
@@ -92,5 +101,5 @@ async fn check(
 }
 
 fn user(id: &str) -> Result<UserId, Problem> {
-    UserId::new(id).map_err(|error| Problem(Code::BadId, format!("by: user {id:?}: {error}")))
+    UserId::new(id).map_err(|error| Problem(Code::BadId, format!("by: user {}: {error}", quoted(id))))
 }

@@ -1,7 +1,8 @@
 //! Sender of messages of the API: checks each as a client's send is checked, appends it, and waits for the ledger's answer.
 //!
 //! **Bounds.** [`IN_FLIGHT_MAX`] messages of the API are in flight on a node, [`BATCH_IN_FLIGHT_MAX`] of them from batches.
-//! Others wait for their turn, in the order in which they came, and are refused `BUSY` when their time to begin is over.
+//! Others wait for their turn, in the order in which they came, and are refused `BUSY` when their time to begin is over. That
+//! time ends when a message is queued for the log: whatever it waits for before, nothing of it was sent.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +23,7 @@ use tokio::{
 
 use super::{
     SendSource,
-    form::{ContentForm, SendMessage, message_id, target},
+    form::{ContentForm, SendMessage, message_id, quoted, target},
 };
 use crate::{
     api::{Problem, ProblemDetails, now_ms},
@@ -31,7 +32,7 @@ use crate::{
     directory::Directory,
     ingest::{
         admin::{Admin, AwaitedAnswer},
-        intake,
+        intake::{self, IntakeSlot},
     },
     limits::{LimitCall, LimitContent, LimitRefusal, LimitSubjects, LimitWaits, RuleGuard},
     live::Live,
@@ -40,7 +41,7 @@ use crate::{
     metrics::Metrics,
     room::Rooms,
     shard::ConnSettings,
-    storms::SlowMessage,
+    storms::{SlowAdmission, SlowMessage},
 };
 
 /// Device of messages of the API. No client can have it, because its name begins with a dot.
@@ -54,6 +55,9 @@ const BATCH_IN_FLIGHT_MAX: usize = 96;
 
 /// Longest time for a lookup of a block.
 const BLOCK_LOOKUP_MAX: Duration = Duration::from_secs(3);
+
+/// Longest time for the number of a message to a live room.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest wait that a refusal names to a suspended sender, whose suspension may be lifted before its end.
 const SUSPENDED_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -150,6 +154,15 @@ struct TakenPlaces<'a> {
     _of_batches: Option<SemaphorePermit<'a>>,
 }
 
+/// What a message has taken before it is queued.
+struct AdmittedMessage<'a> {
+    places: TakenPlaces<'a>,
+    /// Capacity in the log; `None` for a live room.
+    slot: Option<IntakeSlot<'a>>,
+    /// Its entry in the slow mode of its group.
+    slowed: Option<SlowAdmission>,
+}
+
 impl MessageDraft {
     /// Returns the message to a target.
     pub(super) fn addressed(self, to: &str) -> Result<OutgoingMessage, Problem> {
@@ -175,9 +188,13 @@ impl MessageSender {
         self.parts.system_user == *user
     }
 
-    /// Checks the form of a message.
-    pub(super) fn prepare(&self, form: SendMessage) -> Result<OutgoingMessage, Problem> {
-        let draft = self.draft(form.from.as_deref(), form.content, form.request_id.as_deref())?;
+    /// Checks the form of a message, whose id is `fresh` or a new one if the caller gave none.
+    pub(super) fn prepare(
+        &self,
+        form: SendMessage,
+        fresh: Option<MsgId>,
+    ) -> Result<OutgoingMessage, Problem> {
+        let draft = self.draft(form.from.as_deref(), form.content, form.request_id.as_deref(), fresh)?;
         draft.addressed(&form.to)
     }
 
@@ -187,15 +204,16 @@ impl MessageSender {
         from: Option<&str>,
         content: ContentForm,
         request_id: Option<&str>,
+        fresh: Option<MsgId>,
     ) -> Result<MessageDraft, Problem> {
         let sender = match from {
             Some(id) => UserId::new(id)
-                .map_err(|error| Problem(Code::BadId, format!("from: user {id:?}: {error}")))?,
+                .map_err(|error| Problem(Code::BadId, format!("from: user {}: {error}", quoted(id))))?,
             None => self.parts.system_user.clone(),
         };
         let given = request_id.map(message_id).transpose()?;
         let attempt = if given.is_some() { MAY_BE_RETRY } else { 0 };
-        let msg_id = given.unwrap_or_else(Admin::fresh_request_id);
+        let msg_id = given.or(fresh).unwrap_or_else(Admin::fresh_request_id);
         let bytes_max = self.parts.conn_settings.get().limits.content_bytes_max as usize;
         Ok(MessageDraft { sender, msg_id, attempt, content: content.encoded(bytes_max)? })
     }
@@ -245,21 +263,31 @@ impl MessageSender {
         outcome
     }
 
+    /// Counts a message that was refused by its form, or because of one before it.
+    pub(super) fn count_refused(&self) {
+        self.parts.metrics.api_messages_refused.increment(1);
+    }
+
     async fn append(
         &self,
         message: OutgoingMessage,
         source: &SendSource,
         until: Instant,
     ) -> Result<BegunMessage<'_>, ProblemDetails> {
-        self.check_sender(&message.sender)?;
-        self.check_node(&message.conversation)?;
-        let places = self.places(message.is_of_batch, until).await?;
-        self.check_block(&message).await?;
-        self.check_limits(&message, source).await?;
-        self.parts.metrics.sends.increment(1);
-        if matches!(message.conversation.kind(), ConversationKind::Room(_)) {
-            return Ok(BegunMessage::Done(self.publish(message).await));
+        self.check_now(&message, source)?;
+        let admitted = timeout_at(until, self.admit(&message, source)).await;
+        let late = |_| Problem(Code::Busy, "too many messages of the API wait; it was not sent".to_owned());
+        let AdmittedMessage { places, slot, slowed } = admitted.map_err(late)??;
+        // The node, its log and the sender's rights may have changed meanwhile. Nothing waits from here to the queue.
+        if let Err(refusal) = self.check_now(&message, source) {
+            slowed.into_iter().for_each(SlowAdmission::withdraw);
+            return Err(refusal);
         }
+        self.parts.metrics.sends.increment(1);
+        let Some(slot) = slot else {
+            let published = timeout_at(until + ROOM_TIMEOUT, self.publish(message)).await;
+            return Ok(BegunMessage::Done(published.map_err(late)?));
+        };
         let OutgoingMessage { conversation, sender, msg_id, attempt, content, .. } = message;
         let record = Message {
             conversation: conversation.clone(),
@@ -269,16 +297,37 @@ impl MessageSender {
             attempt,
             body_hash: body_hash(&content),
             content,
-            order: SenderOrder { epoch: 0, n: 0, chained: false },
+            order: SenderOrder::WITHOUT_SESSION,
             flags: 0,
         };
-        let answer = self.parts.admin.enqueue(record, now_ms()).await;
-        let answer = answer.map_err(|code| Problem(code, String::new()))?;
+        let answer = self.parts.admin.enqueue(record, slot, now_ms());
         Ok(BegunMessage::InFlight(InFlightMessage { conversation, msg_id, answer, _places: places }))
     }
 
+    /// Waits for everything that a message needs before it is queued. The rules come last, so that no refusal by anything
+    /// else counts in them.
+    async fn admit(
+        &self,
+        message: &OutgoingMessage,
+        source: &SendSource,
+    ) -> Result<AdmittedMessage<'_>, ProblemDetails> {
+        let places = self.places(message.is_of_batch).await?;
+        self.check_block(message).await?;
+        let is_stored = !matches!(message.conversation.kind(), ConversationKind::Room(_));
+        let slot = if is_stored { Some(self.parts.admin.slot(message.content.len()).await) } else { None };
+        let slot = slot.transpose().map_err(|code| Problem(code, String::new()))?;
+        let slowed = self.check_limits(message, source).await?;
+        Ok(AdmittedMessage { places, slot, slowed })
+    }
+
+    /// Refuses a message that the node does not take now, or not from its sender.
+    fn check_now(&self, message: &OutgoingMessage, source: &SendSource) -> Result<(), ProblemDetails> {
+        self.check_sender(&message.sender)?;
+        self.check_node(&message.conversation, source)
+    }
+
     /// Refuses a sender that is banned or suspended, as a client would be.
-    fn check_sender(&self, sender: &UserId) -> Result<(), ProblemDetails> {
+    pub(super) fn check_sender(&self, sender: &UserId) -> Result<(), ProblemDetails> {
         let cluster = &self.parts.cluster;
         if cluster.bans.refusal_of_user(sender, Some(&self.device)).is_some() {
             return Err(Problem(Code::Banned, String::new()).into());
@@ -294,7 +343,14 @@ impl MessageSender {
     }
 
     /// Refuses messages while the node or its log can't take them.
-    fn check_node(&self, conversation: &ConversationId) -> Result<(), ProblemDetails> {
+    pub(super) fn check_node(
+        &self,
+        conversation: &ConversationId,
+        source: &SendSource,
+    ) -> Result<(), ProblemDetails> {
+        if source.drainer.is_closing() {
+            return Err(Problem(Code::Draining, "the node drains: send it to another one".to_owned()).into());
+        }
         let SenderParts { cluster, load, is_gated, metrics, .. } = &self.parts;
         if *is_gated && !LoadLevel::admits_at(load.level(), GateClass::New) {
             metrics.gate_sends_refused.increment(1);
@@ -310,14 +366,12 @@ impl MessageSender {
     }
 
     /// Waits for the turn of a message.
-    async fn places(&self, is_of_batch: bool, until: Instant) -> Result<TakenPlaces<'_>, ProblemDetails> {
-        let taken = async {
-            let of_batches = if is_of_batch { Some(self.batch_places.acquire().await.ok()?) } else { None };
-            let of_node = self.places.acquire().await.ok()?;
-            Some(TakenPlaces { _of_node: of_node, _of_batches: of_batches })
-        };
-        let late = || Problem(Code::Busy, "too many messages of the API wait; it was not sent".to_owned());
-        Ok(timeout_at(until, taken).await.ok().flatten().ok_or_else(late)?)
+    async fn places(&self, is_of_batch: bool) -> Result<TakenPlaces<'_>, Problem> {
+        let closed = |_| Problem(Code::Draining, String::new());
+        let of_batches =
+            if is_of_batch { Some(self.batch_places.acquire().await.map_err(closed)?) } else { None };
+        let of_node = self.places.acquire().await.map_err(closed)?;
+        Ok(TakenPlaces { _of_node: of_node, _of_batches: of_batches })
     }
 
     /// Refuses a message to a user who blocks its sender. Nobody blocks the system.
@@ -349,7 +403,7 @@ impl MessageSender {
         &self,
         message: &OutgoingMessage,
         source: &SendSource,
-    ) -> Result<(), ProblemDetails> {
+    ) -> Result<Option<SlowAdmission>, ProblemDetails> {
         let SenderParts { cluster, rules, system_user, .. } = &self.parts;
         let OutgoingMessage { conversation, sender, msg_id, content, .. } = message;
         let is_user = sender != system_user;
@@ -363,18 +417,19 @@ impl MessageSender {
             ..LimitSubjects::default()
         };
         // Slow mode is for users, as their other limits are.
-        let slow = || {
-            if !is_user {
-                return Ok(());
-            }
-            let asked = SlowMessage { group: conversation, user: sender, device: &self.device, msg_id };
-            let admitted = cluster.storms.entries().slow().admit(asked, || false);
-            admitted.map(drop).map_err(LimitRefusal::from)
-        };
+        let mut slowed = None;
         let mut waits = LimitWaits::default();
         loop {
+            let slow = || {
+                if is_user {
+                    let asked =
+                        SlowMessage { group: conversation, user: sender, device: &self.device, msg_id };
+                    slowed = Some(cluster.storms.entries().slow().admit(asked, || false)?);
+                }
+                Ok::<_, LimitRefusal>(())
+            };
             match rules.admit(LimitCall::ApiSend, &subjects, rules.now(), waits, slow) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(slowed),
                 Err(LimitRefusal { asking: Some(asking), .. }) => {
                     waits = asking.waits;
                     asking.answered().await;

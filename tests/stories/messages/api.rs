@@ -1,9 +1,11 @@
 //! Messages of the admin API on a running node: what they are answered, who gets them, and what refuses them.
 
+use std::{io::Write as _, net::TcpStream};
+
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, ServerBody, TestNode, ask, hello, http, send, text_of};
+use crate::support::{Client, ServerBody, TestNode, ask, eventually, hello, http, send, text_of};
 
 fn post(node: &TestNode, path: &str, body: &Value) -> (u16, Value) {
     node.admin("POST", path, body)
@@ -91,6 +93,10 @@ fn header_names_the_message_as_the_field_does() {
     }
     assert_eq!(send("other", &text("bob", "hi", "order-81")).0, 400);
     assert_eq!(send("not an id", &plain).1["title"], "BAD_ID");
+    let broadcast = json!({"to": ["bob"], "content": {"text": "hi"}});
+    let head = "POST /v1/messages/broadcast HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nIdempotency-Key: order-81\r\n";
+    let (status, sent) = http::ask_by(node.admin_address(), head, &broadcast.to_string());
+    assert!(status == 200 && sent.contains(r#""duplicate":true"#), "{sent}");
     let batch = json!({"messages": [plain]});
     let head = "POST /v1/messages/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nIdempotency-Key: a\r\n";
     assert_eq!(http::ask_by(node.admin_address(), head, &batch.to_string()).0, 400);
@@ -208,13 +214,18 @@ fn each_message_of_a_batch_has_the_outcome_that_it_would_have_alone() {
         json!({"messages": [text("bob", "x", "x")], "more": 1}),
         json!({"messages": vec![text("bob", "x", "x"); 1_001]}),
         json!({"ordered": true, "messages": vec![text("bob", "x", "x"); 101]}),
+        json!({"ordered": true, "messages": [text("bob", "x", "x"), {"to": "bob", "content": {"text": "x"}}]}),
+        json!({"ordered": true, "messages": [text("r:hall", "x", "x")]}),
         json!({"messages": {}}),
         json!([]),
     ] {
         assert_eq!(post(&node, "/v1/messages/batch", &bad).0, 400);
     }
     bob.no_push();
-    bob.page(ask::after("d:bob:system", 0, 10));
+    let stored = bob.page(ask::after("d:bob:system", 0, 10)).messages;
+    assert_eq!(stored.iter().map(text_of).collect::<Vec<_>>(), ["1", "3"]);
+    // Those of the wrong form count as well: three in each of both requests.
+    assert!(node.metric("tidegate_api_messages_refused_total") >= Some(6.0));
     assert_eq!(node.metric("tidegate_api_messages_unknown_total"), Some(0.0));
     assert!(node.metric("tidegate_api_messages_accepted_total") >= Some(2.0));
 }
@@ -310,6 +321,11 @@ fn rules_count_each_message_by_its_key_user_and_conversation() {
         reply.head
     );
     assert_eq!(say(&node, &text("carol", "x", "m9")).0, 201, "another conversation");
+    // Rules for requests count no messages, as they did before there were any.
+    let rule = json!({"level": "address", "calls": ["api:*"], "window": "1h", "limit": 500});
+    assert_eq!(node.admin("PUT", "/v1/rules/requests", &rule).0, 200);
+    let list: Vec<Value> = (0..600).map(|n| text(&format!("many{n}"), "x", "m")).collect();
+    assert_eq!(post(&node, "/v1/messages/batch", &json!({"messages": list})).1["failed"], 0);
     let rule = json!({"level": "user", "calls": ["api:send"], "window": "1h", "limit": 1});
     assert_eq!(node.admin("PUT", "/v1/rules/user", &rule).0, 200);
     let from = |n: usize| json!({"to": "zoe", "from": "ann", "content": {"text": "x"}, "requestId": format!("n{n}")});
@@ -358,7 +374,69 @@ fn recall_by_the_api_is_for_the_operator_or_a_user_with_the_right() {
     assert_eq!(bob.expect_push().recall, Some(pb::RecallEvent { seq: 1 }));
     let (_, again) = recall("d:bob:system/messages/1");
     assert_eq!((&again["seq"], &again["duplicate"]), (&json!(3), &json!(true)));
+    let ban = json!({"subject": "user:bob", "reason": "spam"});
+    assert_eq!(node.admin("POST", "/v1/bans", &ban).0, 200);
+    assert_eq!(title(recall("d:bob:system/messages/2?by=bob")), refused(403, Code::Banned));
+    assert_eq!(node.admin("DELETE", "/v1/bans/user:bob", &Value::Null).0, 200);
     let (status, done) = recall("d:bob:system/messages/2?by=bob");
     assert_eq!((status, &done["seq"], &done["of"]), (200, &json!(4), &json!(2)));
     assert_eq!(recall("d:bob:system/messages/2?by=bob").1["duplicate"], true);
+}
+
+#[test]
+fn batch_goes_on_after_its_caller_has_left() {
+    let node = TestNode::start(|_| {});
+    let mut bob = node.login(Wire::Tcp, "bob", "phone");
+    let list: Vec<Value> = (0..300).map(|n| text("bob", &n.to_string(), &format!("m{n}"))).collect();
+    let body = json!({"messages": list}).to_string();
+    let head = format!(
+        "POST /v1/messages/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut caller = TcpStream::connect(node.admin_address()).expect("it listens");
+    caller.write_all((head + &body).as_bytes()).expect("it reads");
+    let mut caller = Some(caller);
+    for n in 0..300 {
+        let push = bob.expect_push();
+        // It has begun.
+        drop(caller.take());
+        assert_eq!((text_of(&push), push.seq), (n.to_string().as_str(), n + 1));
+        bob.ack("d:bob:system", push.seq);
+    }
+}
+
+#[test]
+fn large_bodies_are_few_at_a_time_and_the_refused_caller_gets_its_response() {
+    let node = TestNode::start(|_| {});
+    let head = "POST /v1/messages/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    let begun: Vec<TcpStream> = (0..4)
+        .map(|_| {
+            let mut caller = TcpStream::connect(node.admin_address()).expect("it listens");
+            caller.write_all(format!("{head}Content-Length: 3000000\r\n\r\n").as_bytes()).expect("it reads");
+            caller
+        })
+        .collect();
+    let list: Vec<Value> = (0..100).map(|n| text("bob", &"a".repeat(25_000), &format!("m{n}"))).collect();
+    let body = json!({"messages": list}).to_string();
+    let (status, refusal) = eventually("four bodies are begun", || {
+        Some(http::ask_by(node.admin_address(), head, &body)).filter(|(status, _)| *status != 200)
+    });
+    assert!(status == 503 && refusal.contains("BUSY"), "{status} {refusal}");
+    drop(begun);
+    let (_, sent) = eventually("their places are free", || {
+        Some(http::ask_by(node.admin_address(), head, &body)).filter(|(status, _)| *status == 200)
+    });
+    assert!(sent.contains(r#""failed":0"#), "{}", &sent[sent.len() - 100..]);
+}
+
+#[test]
+fn node_that_drains_refuses_messages_of_the_api_plainly() {
+    let node = TestNode::start(|config| config.drain.spread_ms = 20_000);
+    let _clients: Vec<Client> = (0..5).map(|n| node.login(Wire::Tcp, &format!("u{n}"), "phone")).collect();
+    assert_eq!(node.admin("POST", "/v1/drain", &json!({"until": "exit"})).0, 202);
+    let (status, problem) = eventually("the node drains", || {
+        Some(say(&node, &json!({"to": "bob", "content": {"text": "."}}))).filter(|(status, _)| *status != 201)
+    });
+    assert_eq!((status, &problem["title"]), (503, &json!("DRAINING")), "{problem}");
+    assert!(problem["msgId"].is_string(), "{problem}");
 }

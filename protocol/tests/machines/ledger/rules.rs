@@ -164,6 +164,18 @@ fn retry_in_a_new_epoch_takes_its_chain_number() {
 }
 
 #[test]
+fn message_without_a_session_is_never_void() {
+    let mut it = Partition::new();
+    // A client had the device before its name was reserved.
+    assert_eq!(seq(it.send(chained("m0", u64::from(u32::MAX), 0))), 1);
+    let without =
+        |id: &str| Message { order: SenderOrder::WITHOUT_SESSION, ..message("d:ann:bob", "ann", id) };
+    assert_eq!(seq(it.send(without("a1"))), 2);
+    assert_eq!(seq(it.send(without("a2"))), 3);
+    assert_eq!(it.send(Message { attempt: 1, ..without("a1") }), Outcome::Duplicate { seq: 2, time: 1_000 });
+}
+
+#[test]
 fn first_attempt_compares_with_the_window_retry_with_all_keys() {
     let mut it = Partition::new();
     it.put(Body::Rules(RuleChange { dedup_window: Some(2), ..RuleChange::default() }));
