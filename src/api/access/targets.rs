@@ -49,11 +49,15 @@ impl Targets {
         let bytes = body::to_bytes(bytes, usize::MAX).await.unwrap_or_default();
         if let Ok(Value::Object(fields)) = serde_json::from_slice(&bytes) {
             for (name, value) in &fields {
-                if let Value::Number(time) = value {
-                    found.field(route, name, &time.to_string());
-                }
                 let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-                values.iter().filter_map(Value::as_str).for_each(|value| found.field(route, name, value));
+                for value in values {
+                    match value {
+                        Value::String(value) => found.field(route, name, value),
+                        // Seqs in a list.
+                        Value::Number(value) => found.field(route, name, &value.to_string()),
+                        _ => {}
+                    }
+                }
             }
         }
         *request.body_mut() = Body::from(bytes);
@@ -135,7 +139,7 @@ mod tests {
 
     #[tokio::test]
     async fn ids_of_path_query_and_body_are_found_and_nothing_else() {
-        let body = r#"{"add":["alice","not an id",7],"by":"bob","text":"secret","requestId":"r1"}"#;
+        let body = r#"{"add":["alice","not an id",[7]],"by":"bob","text":"secret","requestId":"r1"}"#;
         let found = targets("/v1/groups/{id}/members", "/v1/groups/team/members?by=carol&x=y", body).await;
         let ids = r#"{"add":["alice"],"by":["carol","bob"],"id":["team"]}"#;
         assert_eq!(found, (ids.to_owned(), 0, Some("r1".to_owned()), body.to_owned()));
@@ -171,6 +175,12 @@ mod tests {
         let found = of(r#"{"before":1763712000000}"#).await.0;
         assert_eq!(found, r#"{"before":["1763712000000"],"user":["ann"]}"#);
         assert_eq!(of(r#"{"before":"now"}"#).await.0, r#"{"before":["now"],"user":["ann"]}"#);
+    }
+
+    #[tokio::test]
+    async fn seqs_of_a_list_are_found() {
+        let found = targets("/v1/hide", "/v1/hide", r#"{"members":[7,3]}"#).await;
+        assert_eq!(found.0, r#"{"members":["7","3"]}"#);
     }
 
     #[tokio::test]
