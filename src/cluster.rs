@@ -36,6 +36,7 @@ mod unarchived;
 
 pub use archive_lag::{LagLimit, Lags};
 pub use bans::BanHandler;
+pub use barrier::PublishedOffsets;
 pub(crate) use blocks::follow_blocks;
 pub use blocks::{BlockVerdict, Blocks};
 pub use erasures::ErasureHandler;

@@ -3,6 +3,7 @@
 
 pub mod clear;
 pub mod consistent;
+pub(crate) mod entry_size;
 pub mod group_size;
 pub mod hide;
 pub mod history;
@@ -13,7 +14,7 @@ pub mod read_budget;
 pub mod read_position;
 pub mod reader;
 pub mod recall;
-mod refusal;
+pub(crate) mod refusal;
 mod seek;
 pub mod sync;
 mod time_search;

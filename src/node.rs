@@ -462,7 +462,7 @@ fn api(
         token_lifetime: keys::token_lifetime(&config.auth),
         stats: Arc::new(stats),
         gate: Arc::clone(reloader.gate()),
-        reads: Arc::new(ApiReads::new(broker.devices())),
+        reads: Arc::new(ApiReads::new(broker.devices(), &broker.cluster.ports.store)),
         rules: Arc::clone(reloader.rules()),
         load: Arc::clone(&broker.load),
         reload: Arc::clone(reloader) as Arc<dyn Reload>,

@@ -4,6 +4,8 @@
 //! in one transaction, so no seq is written twice even if two nodes believe to own the partition (ADR 3, ADR 11; flaws
 //! S6-S12, S20, S21).
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -239,6 +241,12 @@ pub trait Store:
     /// Returns whether the store may fall back to an older state while nodes use it, as one that promotes a standby.
     fn may_fall_back(&self) -> bool {
         true
+    }
+
+    /// Returns this store with a bound of its own on reads, so that those of back ends leave connections to clients and
+    /// logins; `None` if reads do not wait for each other.
+    fn for_back_ends(&self) -> Option<Arc<dyn Store>> {
+        None
     }
 
     /// Returns the wall clock of the store, in ms since 1970; `None` if it has none of its own.

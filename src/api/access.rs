@@ -76,6 +76,10 @@ static REFUSALS: LogLimit = LogLimit::of(60, 1_000);
 /// Entries of requests that rules refused: few, because callers repeat them, and no refused key lacks its entry for them.
 static LIMITED: LogLimit = LogLimit::of(10, 1_000);
 
+/// Entries of reads of content: few, because they are many and push changes out of the file. Each entry has the number of
+/// those that were left out before it.
+static CONTENT_READS: LogLimit = LogLimit::of(60, 1_000);
+
 /// Guard of the routes of a node.
 pub struct AdminGate {
     ring: Option<Arc<KeyRing>>,
@@ -89,6 +93,8 @@ pub struct AdminGate {
     changes: Arc<Semaphore>,
     message_places: Arc<MessagePlaces>,
     is_development: bool,
+    /// Whether reads of content are recorded.
+    records_reads: bool,
     rules: Arc<RuleGuard>,
     metrics: Metrics,
 }
@@ -150,9 +156,16 @@ impl AdminGate {
             changes: Arc::new(Semaphore::new(CHANGES_MAX)),
             message_places: Arc::default(),
             is_development,
+            records_reads: true,
             rules,
             metrics,
         }
+    }
+
+    /// Determines whether reads of content are recorded.
+    #[must_use]
+    pub fn recording_reads(self, records_reads: bool) -> Self {
+        Self { records_reads, ..self }
     }
 
     /// Counts a request in the rules of its key, its address, its channel and the node.
@@ -334,6 +347,14 @@ impl Draft {
         }
     }
 
+    /// Records a read of content.
+    async fn record_read(self, actor: Actor, status: StatusCode, code: Option<Code>) {
+        if let Some(suppressed) = CONTENT_READS.pass() {
+            let entry = self.entry(actor, Some(status), code);
+            self.gate.record(AuditEntry { suppressed, ..entry }, false).await;
+        }
+    }
+
     /// Records and counts a refusal, and returns its response.
     async fn refuse(self, caller: Option<Actor>, refused: Refused) -> Response {
         self.gate.count(&refused, self.address);
@@ -364,7 +385,11 @@ pub(super) async fn check(
     let address = request.extensions().get::<Ends>().map(|ends| ends.caller.ip().to_canonical());
     let is_change = matches!(route.effect, Effect::Change | Effect::Crash);
     let caller = gate.identify(request.headers(), address);
-    let is_known = caller.is_ok();
+    // Whatever the route needs, its response has content only for those who may read it.
+    let is_content_read = route.effect == Effect::ContentRead
+        && gate.records_reads
+        && caller.as_ref().is_ok_and(|it| it.require(RouteNeed::Scope(Scope::Content)).is_ok());
+    let is_named = caller.is_ok() && (is_change || is_content_read);
     let draft = Draft {
         gate: Arc::clone(&gate),
         route,
@@ -372,11 +397,7 @@ pub(super) async fn check(
         method: request.method().as_str().to_owned(),
         request: RequestId::of(&request),
         // Strangers cause no work.
-        targets: if is_known && is_change {
-            Targets::of(route, &mut request).await
-        } else {
-            Targets::default()
-        },
+        targets: if is_named { Targets::of(route, &mut request).await } else { Targets::default() },
         at_ms: wall_ms(),
         began: Instant::now(),
     };
@@ -397,7 +418,13 @@ pub(super) async fn check(
     }
     request.extensions_mut().insert(caller.clone());
     match route.effect {
-        Effect::Query => next.run(request).await,
+        Effect::ContentRead if is_content_read => {
+            let response = next.run(request).await;
+            let (status, code) = (response.status(), response.extensions().get().copied());
+            draft.record_read(caller.actor, status, code).await;
+            response
+        }
+        Effect::Query | Effect::ContentRead => next.run(request).await,
         Effect::Stream => ended_with_key(&gate, caller.actor, next.run(request).await),
         Effect::Change | Effect::Crash => change(draft, caller.actor, request, next).await,
     }

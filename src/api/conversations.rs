@@ -3,14 +3,13 @@
 //! Reads see everything that was acked before (ADR 16). They are bounded in number, in bytes and in time, and use no
 //! connection of owners to the store.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::extract::{Query, rejection::QueryRejection};
 use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, IdError, UserId},
 };
-use tokio::time::timeout;
 
 mod cursor;
 mod entries;
@@ -19,6 +18,7 @@ pub(super) mod lists;
 pub(super) mod marks;
 pub(super) mod newest;
 pub(super) mod of_user;
+mod turns;
 pub(super) mod unread;
 
 use super::{Api, Problem, access::Caller};
@@ -27,22 +27,24 @@ use crate::{
         consistent::ConsistentReads, mark_read::Devices, read_budget::ReadBudget, read_position::NO_MESSAGES,
     },
     mail::Refusal,
+    store::Store,
 };
 
-/// Reads of the admin API that use the store at once, and those of one key. Over Postgres they share the connections of
-/// reads of clients, of which many more may wait, so they take a small part of them.
+/// Reads of the admin API that run at once, those of one key, and those of one key that run or wait: a quarter of the
+/// connections of the port. Over Postgres they wait for a small part of the connections of reads of clients.
 const RUNNING_MAX: usize = 8;
 const KEY_RUNNING_MAX: usize = 4;
+const KEY_READS_MAX: usize = 16;
 
-/// Time after which the store counts as unavailable for a read.
+/// Time after which the store counts as unavailable for a read that has its turn.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Entries of a page without a limit of its own, and the most of any.
 const LIMIT_DEFAULT: usize = 50;
 const LIMIT_MAX: usize = 200;
 
-/// Approximate limit on the bytes of content in one response; the first message is returned whatever its size.
-const CONTENT_BYTES_MAX: usize = 1 << 20;
+/// Approximate limit on the bytes of the entries in one response; the first one is returned whatever its size.
+const ENTRIES_BYTES_MAX: usize = 1 << 20;
 
 /// Most users or conversations that one request names.
 const NAMES_MAX: usize = 1_000;
@@ -56,12 +58,16 @@ pub struct ApiReads {
     devices: Devices,
     /// Bound on the reads, by the id of the key.
     budget: Arc<ReadBudget<Arc<str>>>,
+    /// Store, with a bound of its own on the connections of these reads.
+    store: Arc<dyn Store>,
 }
 
 impl ApiReads {
     /// Creates the reads of a node.
-    pub fn new(devices: Devices) -> Self {
-        Self { devices, budget: Arc::new(ReadBudget::of_callers(RUNNING_MAX, KEY_RUNNING_MAX)) }
+    pub fn new(devices: Devices, store: &Arc<dyn Store>) -> Self {
+        let budget = Arc::new(ReadBudget::of_callers(RUNNING_MAX, KEY_RUNNING_MAX, KEY_READS_MAX));
+        let store = store.for_back_ends().unwrap_or_else(|| Arc::clone(store));
+        Self { devices, budget, store }
     }
 }
 
@@ -74,7 +80,7 @@ impl ReadCaller {
     }
 
     fn reads<'a>(&'a self, api: &'a Api) -> ConsistentReads<'a, Arc<str>> {
-        ConsistentReads::new(&api.cluster, &api.reads.budget, &self.0)
+        ConsistentReads::new(&api.cluster, &api.reads.budget, &self.0).over(&*api.reads.store)
     }
 }
 
@@ -96,14 +102,11 @@ fn limit(requested: Option<usize>) -> Result<usize, Problem> {
     if is_valid { Ok(limit) } else { Err(bad(format!("limit: between 1 and {LIMIT_MAX}"))) }
 }
 
-/// Returns the result of a read, or the refusal if it takes too long.
-async fn in_time<T>(work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Problem> {
-    match timeout(READ_TIMEOUT, work).await {
-        Ok(Ok(found)) => Ok(found),
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
         // A client may wait for the first message of a direct conversation; here it does not exist.
-        Ok(Err(refusal)) if refusal == NO_MESSAGES => Err(Problem(Code::NotFound, String::new())),
-        Ok(Err((code, words))) => Err(Problem(code, words.to_owned())),
-        Err(_) => Err(Problem(Code::StoreUnavailable, "the store did not answer in time".into())),
+        let (code, words) = if refusal == NO_MESSAGES { (Code::NotFound, "") } else { refusal };
+        Self(code, words.to_owned())
     }
 }
 

@@ -8,6 +8,8 @@
 //! in the routes by then. So readers do not wait for those records, and they arrive late. A caller whose change would
 //! be permanent checks that the store shows them too ([`Cluster::barrier_of`]).
 
+use std::collections::HashMap;
+
 use futures_util::future::join_all;
 
 use super::Cluster;
@@ -15,6 +17,47 @@ use crate::{
     link::{ArchivedUpTo, PartitionOffset},
     routes::NodeRow,
 };
+
+/// What nodes reported of all partitions after the read barrier.
+#[derive(Debug, Default)]
+pub struct PublishedOffsets {
+    /// Offset below which its owner has archived each partition, as far as it is known.
+    archived: HashMap<u32, u64>,
+    /// Offsets that ended owners had published but not archived.
+    unarchived: HashMap<u32, u64>,
+    /// Whether each node that may own a partition has replied.
+    have_all_replied: bool,
+    /// Number of partitions.
+    partitions: u32,
+}
+
+impl PublishedOffsets {
+    fn add(&mut self, up_to: &ArchivedUpTo) {
+        for (found, all) in [(&mut self.archived, &up_to.archived), (&mut self.unarchived, &up_to.unarchived)]
+        {
+            for it in all {
+                let offset = found.entry(it.partition).or_default();
+                *offset = it.offset.max(*offset);
+            }
+        }
+    }
+
+    /// Returns whether everything that can have been published is archived below offsets that are known: each partition
+    /// has an owner that has caught up with earlier ones, and no node is silent.
+    pub fn are_complete(&self) -> bool {
+        let is_known = |partition: u32| {
+            let archived = self.archived.get(&partition);
+            archived.is_some() && archived >= self.unarchived.get(&partition)
+        };
+        self.have_all_replied && (0..self.partitions).all(is_known)
+    }
+
+    /// Returns whether a store that has archived partitions below these offsets lacks something that owners have
+    /// archived: it fell back to an older state.
+    pub fn are_above(&self, stored: &HashMap<u32, u64>) -> bool {
+        self.archived.iter().any(|(partition, offset)| stored.get(partition).copied().unwrap_or(0) < *offset)
+    }
+}
 
 impl Cluster {
     /// Waits until the store shows everything that live owners, on all nodes, had published when this was called. A
@@ -71,9 +114,68 @@ impl Cluster {
         archived.filter(|_| archived >= unarchived && !snapshot.may_be_incomplete && !snapshot.stale)
     }
 
+    /// Like [`Self::barrier`]; returns what nodes reported of all partitions.
+    pub async fn barrier_of_all(&self) -> PublishedOffsets {
+        let snapshot = self.peers.snapshot();
+        let replies = join_all(
+            snapshot.others.iter().map(|row| self.peers.barrier_calls.call(&self.ports.link, &row.info.boot)),
+        )
+        .await;
+        let mut published = PublishedOffsets {
+            partitions: self.ports.bus.partitions(),
+            // A node that is not visible may have published anything.
+            have_all_replied: !snapshot.may_be_incomplete && !snapshot.stale,
+            ..PublishedOffsets::default()
+        };
+        published.add(&self.wait_local(None).await);
+        for (row, reply) in snapshot.others.iter().zip(&replies) {
+            match reply {
+                Some(up_to) => published.add(up_to),
+                None => published.have_all_replied &= row.info.owns.is_empty(),
+            }
+        }
+        published
+    }
+
     async fn wait_local(&self, partition: Option<u32>) -> ArchivedUpTo {
         let unarchived = self.owned.unarchived();
         unarchived.wait_archived(&unarchived.published(partition)).await;
         unarchived.archived_up_to()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(archived: &[(u32, u64)], unarchived: &[(u32, u64)]) -> PublishedOffsets {
+        let offsets = |all: &[(u32, u64)]| {
+            all.iter()
+                .map(|(partition, offset)| PartitionOffset { partition: *partition, offset: *offset })
+                .collect()
+        };
+        let mut published =
+            PublishedOffsets { partitions: 2, have_all_replied: true, ..PublishedOffsets::default() };
+        published.add(&ArchivedUpTo { archived: offsets(archived), unarchived: offsets(unarchived) });
+        published
+    }
+
+    #[test]
+    fn offsets_are_complete_only_with_a_caught_up_owner_of_each_partition() {
+        assert!(published(&[(0, 5), (1, 0)], &[]).are_complete());
+        assert!(published(&[(0, 5), (1, 3)], &[(0, 5)]).are_complete());
+        assert!(!published(&[(0, 5)], &[]).are_complete(), "no owner");
+        assert!(!published(&[(0, 5), (1, 3)], &[(1, 4)]).are_complete(), "an ended owner was ahead");
+        let silent = PublishedOffsets { have_all_replied: false, ..published(&[(0, 5), (1, 0)], &[]) };
+        assert!(!silent.are_complete());
+    }
+
+    #[test]
+    fn store_that_fell_back_lacks_what_owners_archived() {
+        let published = published(&[(0, 5), (1, 0)], &[]);
+        assert!(!published.are_above(&HashMap::from([(0, 5)])));
+        assert!(!published.are_above(&HashMap::from([(0, 9), (1, 1)])));
+        assert!(published.are_above(&HashMap::from([(0, 4), (1, 1)])));
+        assert!(published.are_above(&HashMap::new()));
     }
 }

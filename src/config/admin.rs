@@ -31,6 +31,9 @@ pub struct AdminConfig {
     pub audit_file: PathBuf,
     /// Most bytes of the audit log. Its file is rotated at a quarter of them; three older ones are kept.
     pub audit_bytes_max: u64,
+    /// Whether the audit log has reads of what people wrote: 60 lines at once, then one each second, with the number of
+    /// those left out. Refused keys and changes are recorded in any case.
+    pub audit_reads: bool,
     /// Console on `listen.admin`: `off`; `read`: its page changes nothing, except that it traces messages; `full`;
     /// `auto`: `full` on a node for development, `read` elsewhere. Programs are not affected.
     pub console: String,
@@ -93,6 +96,7 @@ impl Default for AdminConfig {
             tls_monitor: false,
             audit_file: PathBuf::new(),
             audit_bytes_max: 32 << 20,
+            audit_reads: true,
             console: "auto".into(),
             development: "auto".into(),
             may_abort: false,

@@ -11,18 +11,18 @@ use tidegate_protocol::{
 
 use super::{
     clear, hide,
-    history::{self, FoundPage},
+    history::{self, FoundPage, PageBytes},
     mark_read,
     read_budget::{ReadBudget, ReadTurn},
     read_position::{BeyondHead, NO_MESSAGES, NOT_STORED},
     reader::{Reader, Viewer},
-    refusal::store_unavailable,
 };
 use crate::{bus::partition_of, cluster::Cluster, mail::Refusal, store::Store};
 
 /// Reads of one caller, each in its turn among those of other callers.
 pub struct ConsistentReads<'a, K: Clone + Eq + Hash = UserId> {
     cluster: &'a Cluster,
+    store: &'a dyn Store,
     budget: &'a Arc<ReadBudget<K>>,
     caller: &'a K,
 }
@@ -30,32 +30,12 @@ pub struct ConsistentReads<'a, K: Clone + Eq + Hash = UserId> {
 impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
     /// Creates the reads of a caller.
     pub fn new(cluster: &'a Cluster, budget: &'a Arc<ReadBudget<K>>, caller: &'a K) -> Self {
-        Self { cluster, budget, caller }
+        Self { cluster, store: &*cluster.ports.store, budget, caller }
     }
 
-    /// Returns the store, which shows everything that live owners published if [`Cluster::barrier`] was passed.
-    pub fn store(&self) -> &dyn Store {
-        &*self.cluster.ports.store
-    }
-
-    /// Waits until the store shows everything that live owners of all partitions have published, and then for a turn.
-    ///
-    /// # Errors
-    /// Those of [`Self::turn`].
-    pub async fn turn_after_barrier(&self) -> Result<ReadTurn<K>, Refusal> {
-        self.cluster.barrier().await;
-        self.turn().await
-    }
-
-    /// Returns a user as a reader, with the settings that the store has.
-    ///
-    /// # Errors
-    /// Those of [`Self::turn`]; `STORE_UNAVAILABLE` if the store can't be read.
-    pub async fn reader(&self, user: &UserId, now_ms: u64) -> Result<Reader, Refusal> {
-        let _turn = self.turn().await?;
-        let settings = self.store().settings_of(std::slice::from_ref(user)).await;
-        let settings = settings.map_err(store_unavailable)?.pop().unwrap_or_default();
-        Ok(Reader::with_settings(user.clone(), &settings, now_ms))
+    /// Uses this handle of the store.
+    pub fn over(self, store: &'a dyn Store) -> Self {
+        Self { store, ..self }
     }
 
     /// Waits for the turn of a read.
@@ -74,47 +54,14 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
     pub async fn page(&self, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
         self.cluster.barrier_in(partition_in(self.cluster, &pull.conversation)).await;
         let turn = self.turn().await?;
-        let found = history::pull(self.store(), reader, pull).await;
+        let found = history::pull(self.store, reader, pull).await;
         drop(turn);
         if !self.may_be_missing(&found) {
             return found;
         }
         let above = beyond_head_after_barrier(self.cluster, &pull.conversation).await;
         let _turn = self.turn().await?;
-        history::pull_where(self.store(), reader, pull, above).await
-    }
-
-    /// Reads a page of a history with at most about `max_bytes` of content, for an administrator or as a user sees it. A
-    /// page beyond the end is empty.
-    ///
-    /// # Errors
-    /// Those of [`Self::turn`]; `NOT_FOUND` or `NOT_A_MEMBER` if the store has everything that was published in the
-    /// partition, and `NOT_YET` if it may not have.
-    pub(crate) async fn read(
-        &self,
-        viewer: Viewer<'_>,
-        pull: &Pull,
-        max_bytes: usize,
-    ) -> Result<FoundPage, Refusal> {
-        self.cluster.barrier_in(partition_in(self.cluster, &pull.conversation)).await;
-        let turn = self.turn().await?;
-        let found = history::read(self.store(), viewer, pull, max_bytes, BeyondHead::Nothing).await;
-        drop(turn);
-        // What a caller names by its seq is said to be missing only if that is known.
-        let is_named = matches!(pull.which, Which::Seqs(_) | Which::Around(_));
-        let is_beyond = |found: &Result<FoundPage, Refusal>| {
-            is_named && found.as_ref().is_ok_and(|found| found.page.is_none())
-        };
-        let may_lag = beyond_head_before_barrier(self.cluster) == BeyondHead::Unknown;
-        let is_in_doubt = self.may_be_missing(&found) || (may_lag && is_beyond(&found));
-        if !is_in_doubt {
-            return found;
-        }
-        let above = beyond_head_after_barrier(self.cluster, &pull.conversation).await;
-        let _turn = self.turn().await?;
-        let found = history::read(self.store(), viewer, pull, max_bytes, above).await;
-        let archived = found.as_ref().ok().and_then(|found| found.archived);
-        if is_beyond(&found) && above.may_be_more(archived) { Err(NOT_STORED) } else { found }
+        history::pull_where(self.store, reader, pull, above).await
     }
 
     /// Changes the user's own state of a conversation; returns the seq and the frame for the user's devices, if it changed.
@@ -143,7 +90,7 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
         above: BeyondHead,
     ) -> Result<Option<(u64, FrameBody)>, Refusal> {
         let _turn = self.turn().await?;
-        let store = self.store();
+        let store = self.store;
         Ok(match query {
             Query::Read { conversation, seq } => {
                 let moved = mark_read::read(store, user, conversation, *seq, above).await?;
@@ -176,6 +123,40 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
     }
 }
 
+/// Reads a page of a history within these limits, for an administrator or as a user sees it; `above` says what the store
+/// may lack. A page beyond the end is empty.
+///
+/// # Errors
+/// `NOT_FOUND` or `NOT_A_MEMBER` if the store has everything that was published in the partition. `NOT_YET` if it may not
+/// have, and that could change the response: the page reaches the end, or there is no such conversation or member.
+pub(crate) async fn read_history(
+    store: &dyn Store,
+    viewer: Viewer<'_>,
+    pull: &Pull,
+    bytes: PageBytes,
+    above: BeyondHead,
+) -> Result<FoundPage, Refusal> {
+    let found = history::read(store, viewer, pull, bytes, above).await?;
+    let is_in_doubt = above.may_be_more(found.archived) && reaches_end(pull, &found);
+    if is_in_doubt { Err(NOT_STORED) } else { Ok(found) }
+}
+
+/// Returns whether entries above the last one of the view could change the page.
+fn reaches_end(pull: &Pull, found: &FoundPage) -> bool {
+    let max = found.view.max();
+    let Some(page) = &found.page else { return true };
+    match &pull.which {
+        // The page before the first seq that is not stored has no more entries than it should.
+        Which::Before(cursor) => *cursor > max.saturating_add(1),
+        Which::Seqs(seqs) => seqs.iter().any(|seq| *seq > max),
+        Which::After(_) | Which::Since(_) | Which::Around(_) => {
+            let rows = page.rows.iter().map(|row| row.row.seq).chain(page.recalled.iter().copied());
+            let mut named = rows.chain(page.expired.iter().map(|range| range.last));
+            named.any(|seq| seq >= max)
+        }
+    }
+}
+
 fn partition_in(cluster: &Cluster, conversation: &ConversationId) -> u32 {
     partition_of(conversation, cluster.ports.bus.partitions())
 }
@@ -184,6 +165,15 @@ fn partition_in(cluster: &Cluster, conversation: &ConversationId) -> u32 {
 pub(crate) fn beyond_head_before_barrier(cluster: &Cluster) -> BeyondHead {
     let may_lag = cluster.owned.unarchived().is_allowed() || cluster.ports.store.may_fall_back();
     if may_lag { BeyondHead::Unknown } else { BeyondHead::Nothing }
+}
+
+/// Returns what is known of seqs above the store's last one for a read of the conversation. Passes the read barrier unless
+/// the store has everything anyway.
+pub(crate) async fn beyond_head(cluster: &Cluster, conversation: &ConversationId) -> BeyondHead {
+    match beyond_head_before_barrier(cluster) {
+        BeyondHead::Unknown => beyond_head_after_barrier(cluster, conversation).await,
+        known => known,
+    }
 }
 
 /// Passes the read barrier of the partition, then returns what is known of seqs above the store's last one (ADR 16).

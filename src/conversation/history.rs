@@ -13,6 +13,7 @@ use tidegate_protocol::{
 };
 
 use super::{
+    entry_size::entry_bytes,
     read_position::{BeyondHead, NOT_STORED},
     reader::{Reader, Viewer},
     refusal::store_unavailable,
@@ -25,8 +26,17 @@ use crate::{
     store::{Direction, Page, PageQuery, Store, StoredRow},
 };
 
-/// Approximate limit on the bytes of content in one page; the first message is returned whatever its size.
-const PAGE_BYTES: usize = 48 * 1024;
+/// Approximate limits on the bytes of one page; the first entry is returned whatever its size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageBytes {
+    /// Bytes of the contents of messages.
+    pub(crate) content: usize,
+    /// Bytes of all entries as JSON.
+    pub(crate) entries: usize,
+}
+
+/// Limits of a page for a client.
+const CLIENT_PAGE: PageBytes = PageBytes { content: 48 * 1024, entries: usize::MAX };
 
 /// Reads the page that `reader` requests, from a store that has everything that was published.
 ///
@@ -47,7 +57,7 @@ pub async fn pull_where(
     pull: &Pull,
     above: BeyondHead,
 ) -> Result<pb::Page, Refusal> {
-    let found = read(store, Viewer::User(reader), pull, PAGE_BYTES, above).await?;
+    let found = read(store, Viewer::User(reader), pull, CLIENT_PAGE, above).await?;
     let page = found.page.ok_or_else(|| beyond(&found.view, above, found.archived))?;
     Ok(pb::Page {
         conversation: pull.conversation.to_string(),
@@ -77,9 +87,11 @@ pub(crate) struct HistoryPage {
     pub(crate) recalled: Vec<u64>,
     /// Seqs that are removed, hidden, or outside the view.
     pub(crate) expired: Vec<pb::SeqRange>,
+    /// Single seqs that were requested and do not fit into the page.
+    pub(crate) left: Vec<u64>,
 }
 
-/// Reads the page that `viewer` requests, with at most about `max_bytes` of content.
+/// Reads the page that `viewer` requests, within these limits.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member, `NOT_FOUND` or `NOT_YET` if there is no such conversation, and
@@ -88,7 +100,7 @@ pub(crate) async fn read(
     store: &dyn Store,
     viewer: Viewer<'_>,
     pull: &Pull,
-    max_bytes: usize,
+    bytes: PageBytes,
     above: BeyondHead,
 ) -> Result<FoundPage, Refusal> {
     let (view, archived) = viewer.view(store, &pull.conversation, above).await?;
@@ -106,15 +118,15 @@ pub(crate) async fn read(
     if is_beyond {
         return Ok(FoundPage { page: None, view, archived });
     }
-    let mut page = Paging { store, pull, max_bytes, page: HistoryPage::default() };
+    let mut page = Paging { store, pull, bytes, page: HistoryPage::default() };
     match &pull.which {
-        Which::After(cursor) => page.after(&view, *cursor, pull.limit, max_bytes).await?,
-        Which::Before(cursor) => page.before(&view, *cursor, pull.limit, max_bytes).await?,
+        Which::After(cursor) => page.after(&view, *cursor, pull.limit, bytes).await?,
+        Which::Before(cursor) => page.before(&view, *cursor, pull.limit, bytes).await?,
         Which::Seqs(seqs) => page.seqs(&view, seqs).await?,
         Which::Around(seq) => page.around(&view, *seq).await?,
         Which::Since(_) => {
             let cursor = since.map_or(0, |first| first.saturating_sub(1));
-            page.after(&view, cursor, pull.limit, max_bytes).await?;
+            page.after(&view, cursor, pull.limit, bytes).await?;
         }
     }
     Ok(FoundPage { page: Some(page.page), view, archived })
@@ -136,7 +148,7 @@ fn beyond(view: &View, above: BeyondHead, archived: Option<u64>) -> Refusal {
 struct Paging<'a> {
     store: &'a dyn Store,
     pull: &'a Pull,
-    max_bytes: usize,
+    bytes: PageBytes,
     page: HistoryPage,
 }
 
@@ -147,7 +159,7 @@ impl Paging<'_> {
         view: &View,
         cursor: u64,
         limit: usize,
-        max_bytes: usize,
+        bytes: PageBytes,
     ) -> Result<(), Refusal> {
         let from = cursor.max(view.removed_to());
         let Some(span) = view.spans.iter().find(|span| span.last > from) else {
@@ -155,7 +167,7 @@ impl Paging<'_> {
             return Ok(());
         };
         let from = from.max(span.first - 1);
-        let rows = self.read(from, Direction::Forward, limit, max_bytes).await?;
+        let rows = self.read(from, Direction::Forward, limit, bytes).await?;
         let mut next = cursor + 1;
         for row in rows.into_iter().filter(|row| row.row.seq <= span.last) {
             // Seqs before the first row are outside the user's ranges, or removed by retention, perhaps just now.
@@ -177,7 +189,7 @@ impl Paging<'_> {
         view: &View,
         cursor: u64,
         limit: usize,
-        max_bytes: usize,
+        bytes: PageBytes,
     ) -> Result<(), Refusal> {
         let end = cursor.saturating_sub(1).min(view.max());
         let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.removed_to();
@@ -186,7 +198,7 @@ impl Paging<'_> {
             return Ok(());
         };
         let last = span.last.min(end);
-        let rows = self.read(last + 1, Direction::Backward, limit, max_bytes).await?;
+        let rows = self.read(last + 1, Direction::Backward, limit, bytes).await?;
         let mut next = end;
         let first = span.first.max(view.removed_to() + 1);
         for row in rows.into_iter().filter(|row| row.row.seq >= first) {
@@ -203,15 +215,17 @@ impl Paging<'_> {
 
     /// Adds the entries before `seq`, reversed, and those from `seq` on, so that every seq in between is named.
     async fn around(&mut self, view: &View, seq: u64) -> Result<(), Refusal> {
-        self.before(view, seq, self.pull.limit, self.max_bytes / 2).await?;
+        let PageBytes { content, entries } = self.bytes;
+        let half = PageBytes { content: content / 2, entries: entries / 2 };
+        self.before(view, seq, self.pull.limit, half).await?;
         self.page.rows.reverse();
         self.page.recalled.reverse();
         self.page.expired.reverse();
         let is_there = view.sees(seq) && seq > view.removed_to();
-        self.after(view, seq - 1, self.pull.limit + usize::from(is_there), self.max_bytes / 2).await
+        self.after(view, seq - 1, self.pull.limit + usize::from(is_there), half).await
     }
 
-    /// Adds single seqs, read at once. Seqs that no longer fit are not named, so the client requests them again.
+    /// Adds single seqs, read at once. Seqs that no longer fit are left.
     async fn seqs(&mut self, view: &View, seqs: &[u64]) -> Result<(), Refusal> {
         let wanted: Vec<u64> = seqs.iter().copied().filter(|seq| *seq <= view.max()).collect();
         let shown: Vec<u64> =
@@ -219,18 +233,18 @@ impl Paging<'_> {
         let found = match shown.is_empty() {
             true => Page { head: None, rows: Vec::new() },
             false => {
-                let found = self.store.rows_at(&self.pull.conversation, &shown, self.max_bytes);
+                let found = self.store.rows_at(&self.pull.conversation, &shown, self.bytes.content);
                 found.await.map_err(store_unavailable)?
             }
         };
         // Rows have no holes, so other seqs that are missing did not fit.
         let pruned_to = found.head.map_or(u64::MAX, |head| head.pruned_to);
-        let mut rows = found.rows.into_iter().peekable();
+        let mut rows = fitting(found.rows, self.bytes.entries).into_iter().peekable();
         for seq in wanted {
             match rows.next_if(|row| row.row.seq == seq) {
                 Some(row) => self.row(view, row),
                 None if seq <= pruned_to || !view.shows(seq) => self.expired(seq, seq),
-                None => return Ok(()),
+                None => self.page.left.push(seq),
             }
         }
         Ok(())
@@ -241,10 +255,11 @@ impl Paging<'_> {
         cursor: u64,
         direction: Direction,
         limit: usize,
-        max_bytes: usize,
+        bytes: PageBytes,
     ) -> Result<Vec<StoredRow>, Refusal> {
-        let query = PageQuery { cursor, direction, limit, max_bytes };
-        Ok(self.store.page(&self.pull.conversation, query).await.map_err(store_unavailable)?.rows)
+        let query = PageQuery { cursor, direction, limit, max_bytes: bytes.content };
+        let found = self.store.page(&self.pull.conversation, query).await.map_err(store_unavailable)?;
+        Ok(fitting(found.rows, bytes.entries))
     }
 
     fn row(&mut self, view: &View, row: StoredRow) {
@@ -269,6 +284,20 @@ impl Paging<'_> {
             _ => self.page.expired.push(pb::SeqRange { first, last }),
         }
     }
+}
+
+/// Returns the first of the rows whose entries fit into these bytes, at least one.
+fn fitting(mut rows: Vec<StoredRow>, max_bytes: usize) -> Vec<StoredRow> {
+    let mut bytes = 0;
+    let mut fits = |row: &&StoredRow| {
+        let is_first = bytes == 0;
+        bytes += entry_bytes(row);
+        is_first || bytes <= max_bytes
+    };
+    let count =
+        if max_bytes == usize::MAX { rows.len() } else { rows.iter().take_while(|row| fits(row)).count() };
+    rows.truncate(count);
+    rows
 }
 
 /// Returns whether the row has a push: it is no recalled message.

@@ -8,15 +8,17 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
+    time::Duration,
 };
 
 use tidegate_protocol::{
-    Code,
     id::{ConversationId, UserId},
     record::Body,
 };
+use tokio::time::Instant;
 
 use super::{
+    entry_size::entry_bytes,
     overview::{Listed, Memberships, all, times},
     reader::Reader,
     refusal::store_unavailable,
@@ -29,17 +31,21 @@ use crate::{
 /// Most messages on all pages together. Older ones are read conversation by conversation.
 pub const NEWEST_MAX: usize = 1_000;
 
-/// Most rows that one page reads; it is returned as far as it is then.
+/// Most rows, bytes, calls and time that one page takes; it is returned as far as it is then.
 const ROWS_MAX: usize = 4_096;
+const BYTES_READ_MAX: usize = 8 << 20;
+const CALLS_MAX: usize = 64;
+const TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Most rows whose times are read to continue after a page. More are only there if as many were sent meanwhile.
+/// Most rows whose times are read to continue after a page. A stream whose next row is not found by then is left out.
 const PROBES_MAX: usize = 16_384;
 
 /// Rows whose times are read in one call, of all streams and of one.
 const PROBES_PER_CALL: usize = 1_024;
 const STREAM_PROBES: usize = 256;
 
-/// Rows and bytes that are read in advance for each of the first streams.
+/// Streams of which rows are read in advance in one call, and their rows and bytes.
+const STREAMS_AHEAD: usize = 64;
 const FIRST_ROWS: usize = 8;
 const FIRST_BYTES: usize = 16 * 1024;
 
@@ -47,9 +53,6 @@ const FIRST_BYTES: usize = 16 * 1024;
 const NEXT_ROWS: usize = 16;
 const NEXT_ROWS_MAX: usize = 256;
 const NEXT_BYTES: usize = 128 * 1024;
-
-/// Refusal of a page whose predecessor is too long ago.
-const TOO_OLD: Refusal = (Code::CursorInvalid, "too much was sent since that page; begin without a cursor");
 
 /// Last row of the page before.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +85,7 @@ pub struct NewestPage {
     pub rows: Vec<StoredRow>,
     /// Position to continue after, if there are more messages and [`NEWEST_MAX`] is not reached.
     pub next: Option<NewestPosition>,
-    /// Whether the user has so many conversations that some are left out.
+    /// Whether some conversations are left out: the user has very many, or very much was sent in them since the page before.
     pub is_cut: bool,
 }
 
@@ -98,6 +101,8 @@ struct Stream {
     /// Time of the next row, at most that of the rows above.
     time: u64,
     rows_at_once: usize,
+    /// Whether its first rows were read in advance.
+    is_ahead: bool,
 }
 
 impl Stream {
@@ -131,22 +136,21 @@ impl Stream {
         Some(next)
     }
 
-    /// Reads rows from the present one on. Returns their number.
-    async fn read(&mut self, store: &dyn Store) -> Result<usize, Refusal> {
+    /// Reads rows from the present one on.
+    async fn read(&mut self, store: &dyn Store) -> Result<(), Refusal> {
         let (cursor, limit) = (self.seq.saturating_add(1), self.rows_at_once);
         let query = PageQuery { cursor, direction: Direction::Backward, limit, max_bytes: NEXT_BYTES };
         let page = store.page(self.conversation(), query).await.map_err(store_unavailable)?;
         self.rows_at_once = (self.rows_at_once * 2).min(NEXT_ROWS_MAX);
         self.rows = page.rows.into();
-        Ok(self.rows.len())
+        Ok(())
     }
 }
 
 /// Reads a page of the user's newest messages.
 ///
 /// # Errors
-/// `STORE_UNAVAILABLE` if the store can't be read; `CURSOR_INVALID` if so much was sent since the page before that its
-/// end can't be found.
+/// `STORE_UNAVAILABLE` if the store can't be read.
 pub async fn newest(
     store: &dyn Store,
     reader: &Reader,
@@ -162,24 +166,36 @@ pub async fn newest(
         request,
         streams: streams(listed, request.only_unread),
         heap: BinaryHeap::new(),
-        rows_read: 0,
+        spent: Spent { until: Instant::now() + TIME_MAX, rows: 0, bytes: 0, calls: 0 },
         bytes: 0,
         last: None,
         rows: Vec::new(),
     };
-    merge.start(after).await?;
+    let is_whole = merge.start(after).await?;
     merge.read_ahead(limit).await?;
     let has_more = merge.run(limit).await?;
     let count = before + merge.rows.len();
     let next = merge.last.take().filter(|_| has_more && count < NEWEST_MAX);
-    Ok(NewestPage { next: next.map(|it| NewestPosition { count, ..it }), rows: merge.rows, is_cut })
+    Ok(NewestPage {
+        next: next.map(|it| NewestPosition { count, ..it }),
+        rows: merge.rows,
+        is_cut: is_cut || !is_whole,
+    })
 }
 
 /// Returns the streams, sorted by conversation.
 fn streams(listed: Vec<Listed>, only_unread: bool) -> Vec<Stream> {
     let stream = |listed: Listed| {
         let floor = if only_unread { listed.view.user_state().floor().seq } else { 0 };
-        Stream { listed, floor, rows: VecDeque::new(), seq: 0, time: 0, rows_at_once: NEXT_ROWS }
+        Stream {
+            listed,
+            floor,
+            rows: VecDeque::new(),
+            seq: 0,
+            time: 0,
+            rows_at_once: NEXT_ROWS,
+            is_ahead: false,
+        }
     };
     let is_wanted = |it: &Listed| !only_unread || it.unread > 0;
     listed.into_iter().filter(is_wanted).map(stream).collect()
@@ -194,6 +210,28 @@ struct Start {
     before: u64,
 }
 
+/// What a page has taken so far.
+struct Spent {
+    until: Instant,
+    rows: usize,
+    bytes: usize,
+    calls: usize,
+}
+
+impl Spent {
+    fn add<'a>(&mut self, rows: impl IntoIterator<Item = &'a StoredRow>) {
+        for row in rows {
+            self.rows += 1;
+            self.bytes += entry_bytes(row);
+        }
+    }
+
+    fn is_all(&self) -> bool {
+        let is_read = self.rows >= ROWS_MAX || self.bytes >= BYTES_READ_MAX || self.calls >= CALLS_MAX;
+        is_read || Instant::now() >= self.until
+    }
+}
+
 /// Merge of the streams of a user.
 struct Merge<'a> {
     store: &'a dyn Store,
@@ -202,7 +240,8 @@ struct Merge<'a> {
     streams: Vec<Stream>,
     /// Streams with a next row, by its time; among equals, the first stream is on top.
     heap: BinaryHeap<(u64, Reverse<usize>)>,
-    rows_read: usize,
+    spent: Spent,
+    /// Bytes of the rows of the page.
     bytes: usize,
     /// Last row that was merged.
     last: Option<NewestPosition>,
@@ -210,8 +249,8 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
-    /// Finds the first row of each stream.
-    async fn start(&mut self, after: Option<&NewestPosition>) -> Result<(), Refusal> {
+    /// Finds the first row of each stream. Returns whether it found those of all.
+    async fn start(&mut self, after: Option<&NewestPosition>) -> Result<bool, Refusal> {
         let start = |(nth, stream): (usize, &Stream)| {
             let (top, before) = match after {
                 None => (u64::MAX, u64::MAX),
@@ -227,7 +266,7 @@ impl Merge<'_> {
         let (mut at_once, mut probed) = (1, 0);
         while !open.is_empty() {
             if probed > PROBES_MAX {
-                return Err(TOO_OLD);
+                return Ok(false);
             }
             let mut probes = Vec::new();
             let mut counts = Vec::with_capacity(open.len());
@@ -255,7 +294,7 @@ impl Merge<'_> {
             // Streams that are not at their newest row are few, or the bound is reached soon.
             at_once = at_once.max(2);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Begins a stream at the first of these rows that was not returned; otherwise returns where the search continues.
@@ -281,22 +320,27 @@ impl Merge<'_> {
         Some(Start { seq, ..start })
     }
 
-    /// Reads the first rows of the streams that come first, in one call.
-    async fn read_ahead(&mut self, limit: usize) -> Result<(), Refusal> {
+    /// Reads the first rows of up to `count` of the streams that come first and have none, in one call.
+    async fn read_ahead(&mut self, count: usize) -> Result<(), Refusal> {
         let mut first: Vec<(u64, Reverse<usize>)> = self.heap.iter().copied().collect();
         first.sort_unstable_by(|one, other| other.cmp(one));
-        first.truncate(limit);
-        let of = |(_, Reverse(nth)): &(u64, Reverse<usize>)| {
+        let is_new = |(_, Reverse(nth)): &(u64, Reverse<usize>)| {
+            self.streams.get(*nth).is_some_and(|stream| !stream.is_ahead).then_some(*nth)
+        };
+        let first: Vec<usize> = first.iter().filter_map(is_new).take(count).collect();
+        let of = |nth: &usize| {
             let stream = self.streams.get(*nth)?;
             let seq = stream.seq.saturating_add(1);
             Some(ConversationSeq { conversation: stream.conversation().clone(), seq })
         };
         let ends: Vec<ConversationSeq> = first.iter().filter_map(of).collect();
         let found = self.store.newest(&ends, FIRST_ROWS, FIRST_BYTES).await.map_err(store_unavailable)?;
-        for ((_, Reverse(nth)), rows) in first.into_iter().zip(found) {
-            self.rows_read += rows.len();
+        self.spent.calls += 1;
+        for (nth, rows) in first.into_iter().zip(found) {
+            self.spent.add(&rows);
             if let Some(stream) = self.streams.get_mut(nth) {
                 stream.rows = rows.into();
+                stream.is_ahead = true;
             }
         }
         Ok(())
@@ -304,32 +348,48 @@ impl Merge<'_> {
 
     /// Merges rows until the page is full. Returns whether there may be more.
     async fn run(&mut self, limit: usize) -> Result<bool, Refusal> {
-        while self.rows.len() < limit && self.rows_read < ROWS_MAX && self.bytes < self.request.max_bytes {
-            let Some((_, Reverse(nth))) = self.heap.pop() else { return Ok(false) };
-            let Some(stream) = self.streams.get_mut(nth) else { continue };
-            if stream.rows.front().is_none_or(|row| row.row.seq != stream.seq) {
-                self.rows_read += stream.read(self.store).await?;
+        while self.rows.len() < limit && self.bytes < self.request.max_bytes {
+            let Some((_, Reverse(nth))) = self.heap.peek().copied() else { return Ok(false) };
+            // Each page merges a row, so that the next one begins after it.
+            if self.last.is_some() && self.spent.is_all() {
+                break;
             }
-            // A row that is not there was removed by retention just now, and so were those below.
-            let Some(row) = stream.rows.front().filter(|row| row.row.seq == stream.seq) else { continue };
-            if stream.returns(row, self.user, self.request.only_unread) {
-                if let Body::Message(message) = &row.row.body {
-                    self.bytes += message.content.len();
-                }
-                self.rows.push(row.clone());
+            if self.streams.get(nth).is_some_and(|stream| !stream.is_ahead) {
+                self.read_ahead(STREAMS_AHEAD).await?;
             }
-            let (time, conversation, seq) = (stream.time, stream.conversation().clone(), stream.seq);
-            self.last = Some(NewestPosition { time, conversation, seq, count: 0 });
-            if stream.advance().is_none() {
-                continue;
-            }
-            if stream.rows.is_empty() {
-                self.rows_read += stream.read(self.store).await?;
-                let Some(row) = stream.rows.front() else { continue };
-                stream.time = stream.time.min(row.row.time);
-            }
-            self.heap.push((stream.time, Reverse(nth)));
+            self.heap.pop();
+            self.merge(nth).await?;
         }
         Ok(!self.heap.is_empty())
+    }
+
+    /// Merges the next row of a stream.
+    async fn merge(&mut self, nth: usize) -> Result<(), Refusal> {
+        let Some(stream) = self.streams.get_mut(nth) else { return Ok(()) };
+        if stream.rows.front().is_none_or(|row| row.row.seq != stream.seq) {
+            stream.read(self.store).await?;
+            self.spent.add(&stream.rows);
+            self.spent.calls += 1;
+        }
+        // A row that is not there was removed by retention just now, and so were those below.
+        let Some(row) = stream.rows.front().filter(|row| row.row.seq == stream.seq) else { return Ok(()) };
+        if stream.returns(row, self.user, self.request.only_unread) {
+            self.bytes += entry_bytes(row);
+            self.rows.push(row.clone());
+        }
+        let (time, conversation, seq) = (stream.time, stream.conversation().clone(), stream.seq);
+        self.last = Some(NewestPosition { time, conversation, seq, count: 0 });
+        if stream.advance().is_none() {
+            return Ok(());
+        }
+        if stream.rows.is_empty() {
+            stream.read(self.store).await?;
+            self.spent.add(&stream.rows);
+            self.spent.calls += 1;
+            let Some(row) = stream.rows.front() else { return Ok(()) };
+            stream.time = stream.time.min(row.row.time);
+        }
+        self.heap.push((stream.time, Reverse(nth)));
+        Ok(())
     }
 }

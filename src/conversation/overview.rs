@@ -1,8 +1,16 @@
 //! Overview: the conversations of a user as an administrator lists them, by key or by the time of their last entry.
 
+use std::cmp::Reverse;
+
 use tidegate_protocol::id::ConversationId;
 
-use super::{reader::Reader, refusal::store_unavailable, sync::last_entries, unread::View};
+use super::{
+    entry_size::entry_bytes,
+    reader::Reader,
+    refusal::store_unavailable,
+    sync::{LAST_ENTRY_BYTES_MAX, last_entries},
+    unread::View,
+};
 use crate::{
     mail::Refusal,
     store::{ConversationHead, ConversationSeq, Membership, Store, StoredRow, Summary},
@@ -130,23 +138,24 @@ pub async fn by_time(
     for (it, time) in listed.iter_mut().zip(times) {
         it.time = Some(time.unwrap_or_default());
     }
+    let is_after =
+        |it: &Listed| after.is_none_or(|after| recency(it) > (Reverse(after.time), &after.conversation));
+    listed.retain(is_after);
+    listed.sort_unstable_by(|one, other| recency(one).cmp(&recency(other)));
+    let has_more = listed.len() > request.limit;
+    listed.truncate(request.limit);
     let position = |it: &Listed| {
         let conversation = it.membership.conversation.clone();
         TimePosition { time: it.time.unwrap_or_default(), conversation }
     };
-    let is_behind = |it: &Listed| after.is_none_or(|after| recency(&position(it)) > recency(after));
-    listed.retain(is_behind);
-    listed.sort_by(|one, other| recency(&position(one)).cmp(&recency(&position(other))));
-    let has_more = listed.len() > request.limit;
-    listed.truncate(request.limit);
     let next = listed.last().filter(|_| has_more).map(position);
     add_last(store, &mut listed, request).await?;
     Ok(TimePage { listed, next, is_cut })
 }
 
 /// Returns the place in a list by time: lower ones come first.
-fn recency(position: &TimePosition) -> (std::cmp::Reverse<u64>, &ConversationId) {
-    (std::cmp::Reverse(position.time), &position.conversation)
+fn recency(it: &Listed) -> (Reverse<u64>, &ConversationId) {
+    (Reverse(it.time.unwrap_or_default()), &it.membership.conversation)
 }
 
 /// Returns the heads of conversations, in order; `None` for one that does not exist.
@@ -252,7 +261,8 @@ async fn add_last(store: &dyn Store, listed: &mut [Listed], request: OverviewReq
     let views: Vec<View> = listed.iter().map(|it| it.view.clone()).collect();
     let lasts = last_entries(store, &memberships, &views, |_, _| true).await?;
     for (it, last) in listed.iter_mut().zip(lasts) {
-        it.last = last;
+        // The store bounds messages only; a change may name many users.
+        it.last = last.filter(|row| entry_bytes(row) <= LAST_ENTRY_BYTES_MAX);
     }
     Ok(())
 }

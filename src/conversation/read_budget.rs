@@ -42,6 +42,8 @@ pub struct ReadBudget<K: Eq + Hash = UserId> {
     turns: Arc<Semaphore>,
     /// Reads of one caller that run at once.
     caller_running_max: usize,
+    /// Reads of one caller that run or wait.
+    caller_reads_max: usize,
     state: Mutex<State<K>>,
 }
 
@@ -64,6 +66,12 @@ pub struct ReadTurn<K: Clone + Eq + Hash = UserId> {
     _node: OwnedSemaphorePermit,
 }
 
+/// Read that has its place, and no turn yet.
+pub struct ReadSeat<K: Clone + Eq + Hash = UserId> {
+    seat: Seat<K>,
+    of_caller: Arc<Semaphore>,
+}
+
 /// Place of a read that runs or waits.
 struct Seat<K: Clone + Eq + Hash> {
     budget: Arc<ReadBudget<K>>,
@@ -73,15 +81,17 @@ struct Seat<K: Clone + Eq + Hash> {
 impl ReadBudget {
     /// Creates a budget of `running_max` reads of users at once.
     pub fn new(running_max: usize) -> Self {
-        Self::of_callers(running_max, USER_RUNNING_MAX)
+        Self::of_callers(running_max, USER_RUNNING_MAX, CALLER_READS_MAX)
     }
 }
 
 impl<K: Clone + Eq + Hash> ReadBudget<K> {
-    /// Creates a budget of `running_max` reads at once, of which one caller has at most `caller_running_max`.
-    pub fn of_callers(running_max: usize, caller_running_max: usize) -> Self {
+    /// Creates a budget of `running_max` reads at once, of which one caller has at most `caller_running_max`, and
+    /// `caller_reads_max` with those that wait.
+    pub fn of_callers(running_max: usize, caller_running_max: usize, caller_reads_max: usize) -> Self {
         let state = Mutex::new(State { callers: HashMap::new(), reads: 0 });
-        Self { turns: Arc::new(Semaphore::new(running_max)), caller_running_max, state }
+        let turns = Arc::new(Semaphore::new(running_max));
+        Self { turns, caller_running_max, caller_reads_max, state }
     }
 
     /// Waits for the turn of a read.
@@ -89,19 +99,16 @@ impl<K: Clone + Eq + Hash> ReadBudget<K> {
     /// # Errors
     /// `BUSY` if the caller has too many reads; `OVERLOADED` if the node has too many, or the turn does not come in time.
     pub async fn turn(self: &Arc<Self>, caller: &K) -> Result<ReadTurn<K>, Refusal> {
+        self.seat(caller)?.turn().await
+    }
+
+    /// Takes a place among the reads that run or wait, before the wait for a turn.
+    ///
+    /// # Errors
+    /// `BUSY` if the caller has too many reads; `OVERLOADED` if the node has too many.
+    pub fn seat(self: &Arc<Self>, caller: &K) -> Result<ReadSeat<K>, Refusal> {
         let (seat, of_caller) = self.take_seat(caller)?;
-        // Usually both are free, and no timer is needed.
-        if let Ok(caller) = Arc::clone(&of_caller).try_acquire_owned()
-            && let Ok(node) = Arc::clone(&self.turns).try_acquire_owned()
-        {
-            return Ok(ReadTurn { _seat: seat, _caller: caller, _node: node });
-        }
-        let until = Instant::now() + WAIT_MAX;
-        let caller = timeout_at(until, of_caller.acquire_owned()).await.map_err(|_| CALLER_BUSY)?;
-        let node = timeout_at(until, Arc::clone(&self.turns).acquire_owned()).await.map_err(|_| NODE_BUSY)?;
-        // The semaphores are never closed.
-        let (Ok(caller), Ok(node)) = (caller, node) else { return Err(NODE_BUSY) };
-        Ok(ReadTurn { _seat: seat, _caller: caller, _node: node })
+        Ok(ReadSeat { seat, of_caller })
     }
 
     fn take_seat(self: &Arc<Self>, caller: &K) -> Result<(Seat<K>, Arc<Semaphore>), Refusal> {
@@ -111,13 +118,36 @@ impl<K: Clone + Eq + Hash> ReadBudget<K> {
         }
         let new = || CallerReads { turns: Arc::new(Semaphore::new(self.caller_running_max)), reads: 0 };
         let of_caller = state.callers.entry(caller.clone()).or_insert_with(new);
-        if of_caller.reads >= CALLER_READS_MAX {
+        if of_caller.reads >= self.caller_reads_max {
             return Err(CALLER_BUSY);
         }
         of_caller.reads += 1;
         let turns = Arc::clone(&of_caller.turns);
         state.reads += 1;
         Ok((Seat { budget: Arc::clone(self), caller: caller.clone() }, turns))
+    }
+}
+
+impl<K: Clone + Eq + Hash> ReadSeat<K> {
+    /// Waits for the turn of the read.
+    ///
+    /// # Errors
+    /// `BUSY` or `OVERLOADED` if the turn does not come in time.
+    pub async fn turn(self) -> Result<ReadTurn<K>, Refusal> {
+        let Self { seat, of_caller } = self;
+        // Usually both are free, and no timer is needed.
+        if let Ok(caller) = Arc::clone(&of_caller).try_acquire_owned()
+            && let Ok(node) = Arc::clone(&seat.budget.turns).try_acquire_owned()
+        {
+            return Ok(ReadTurn { _seat: seat, _caller: caller, _node: node });
+        }
+        let until = Instant::now() + WAIT_MAX;
+        let caller = timeout_at(until, of_caller.acquire_owned()).await.map_err(|_| CALLER_BUSY)?;
+        let node =
+            timeout_at(until, Arc::clone(&seat.budget.turns).acquire_owned()).await.map_err(|_| NODE_BUSY)?;
+        // The semaphores are never closed.
+        let (Ok(caller), Ok(node)) = (caller, node) else { return Err(NODE_BUSY) };
+        Ok(ReadTurn { _seat: seat, _caller: caller, _node: node })
     }
 }
 
@@ -171,6 +201,16 @@ mod tests {
         assert_eq!(begun.elapsed(), Duration::ZERO);
         assert_eq!(budget.turn(&user(0)).await.err(), Some(CALLER_BUSY), "the queue of the user is full");
         hostile.iter().for_each(|read| read.abort());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn x6_seats_of_one_caller_are_bounded_before_their_turns() {
+        let budget = Arc::new(ReadBudget::of_callers(8, 4, 16));
+        let seats: Vec<_> = (0..16).map(|_| budget.seat(&user(0)).unwrap()).collect();
+        assert_eq!(budget.seat(&user(0)).err(), Some(CALLER_BUSY));
+        assert!(budget.turn(&user(1)).await.is_ok());
+        drop(seats);
+        assert!(budget.turn(&user(0)).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

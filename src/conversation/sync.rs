@@ -34,7 +34,7 @@ const STATES_MIN: usize = 8;
 const STATES_BYTES_MAX: usize = 32 * 1024;
 
 /// Largest last entry that is included in a conversation's state.
-const LAST_ENTRY_BYTES_MAX: usize = 4 * 1024;
+pub(super) const LAST_ENTRY_BYTES_MAX: usize = 4 * 1024;
 
 /// Rows searched for a last entry that can be shown.
 const LAST_ENTRY_ROWS: usize = 4;

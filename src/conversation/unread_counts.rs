@@ -11,17 +11,18 @@ use tidegate_protocol::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use super::{reader::Reader, refusal::store_unavailable};
+use super::{reader::Reader, refusal::store_unavailable, unread::View};
 use crate::{
     mail::Refusal,
     store::{MembershipsRequest, Store},
 };
 
-/// Time after which users whose conversations were not read get no count.
-const TIME_MAX: Duration = Duration::from_secs(2);
+/// Users whose conversations are read in the first call; they double with each. The first are few, so that some users are
+/// counted however slow the store is.
+const FIRST_USERS: usize = 8;
 
-/// Users whose conversations are read in one call.
-const USERS_PER_CALL: usize = 250;
+/// Most users whose conversations are read in one call.
+const USERS_PER_CALL: usize = 64;
 
 /// Conversations of one user that are read in one call with many others; most users have fewer.
 const CONVERSATIONS_MIN: usize = 64;
@@ -29,7 +30,7 @@ const CONVERSATIONS_MIN: usize = 64;
 /// Conversations of one user that are read in one call with few others.
 const CONVERSATIONS_MAX: usize = 1_000;
 
-/// Conversations of all users that are read in one call.
+/// Conversations of all users that are read in one call. A call whose caller gives up goes on in the store until then.
 const CONVERSATIONS_PER_CALL: usize = USERS_PER_CALL * CONVERSATIONS_MIN;
 
 /// Unread messages of a user.
@@ -41,6 +42,8 @@ pub struct UnreadCount {
     pub conversations: u64,
     /// Whether the count ended at the cap.
     pub is_capped: bool,
+    /// Whether the time ended before all conversations were read.
+    pub is_partial: bool,
 }
 
 /// User whose conversations are being counted.
@@ -51,8 +54,8 @@ struct Counting {
     count: UnreadCount,
 }
 
-/// Counts the unread messages of each user, in order; `None` for a user who did not fit into two seconds. With a `cap` the
-/// count of a user ends there.
+/// Counts the unread messages of each user, in order, for at most `time_max`; `None` for a user of whom nothing was read by
+/// then. With a `cap` the count of a user ends there.
 ///
 /// # Errors
 /// `STORE_UNAVAILABLE` if the store can't be read.
@@ -61,8 +64,9 @@ pub async fn count(
     users: &[UserId],
     cap: Option<u64>,
     now_ms: u64,
+    time_max: Duration,
 ) -> Result<Vec<Option<UnreadCount>>, Refusal> {
-    let until = Instant::now() + TIME_MAX;
+    let until = Instant::now() + time_max;
     let mut counts = vec![None; users.len()];
     let Ok(settings) = timeout_at(until, settings(store, users)).await else { return Ok(counts) };
     let settings = settings?;
@@ -72,14 +76,18 @@ pub async fn count(
         Counting { place, reader, after: None, count: UnreadCount::default() }
     };
     let mut left: VecDeque<Counting> = users.iter().enumerate().map(counting).collect();
+    let mut users_at_once = FIRST_USERS;
     while !left.is_empty() {
-        let batch: Vec<Counting> = left.drain(..left.len().min(USERS_PER_CALL)).collect();
+        let batch: Vec<Counting> = left.drain(..left.len().min(users_at_once)).collect();
+        users_at_once = (users_at_once * 2).min(USERS_PER_CALL);
         let Ok(counted) = timeout_at(until, count_page(store, batch, cap)).await else { break };
         for (it, is_done) in counted? {
-            match counts.get_mut(it.place) {
-                Some(count) if is_done => *count = Some(it.count),
+            if let Some(count) = counts.get_mut(it.place) {
+                *count = Some(UnreadCount { is_partial: !is_done, ..it.count });
+            }
+            if !is_done {
                 // A user with many conversations delays no other.
-                _ => left.push_back(it),
+                left.push_back(it);
             }
         }
     }
@@ -105,9 +113,10 @@ async fn count_page(
     let pages = store.memberships_of(&requests).await.map_err(store_unavailable)?;
     let mut counted = Vec::with_capacity(batch.len());
     for (mut it, page) in batch.drain(..).zip(pages) {
-        let views = it.reader.views(store, &page).await?;
-        for (membership, view) in page.iter().zip(&views) {
-            let unread = it.reader.unread(&membership.conversation, view);
+        for membership in &page {
+            // What the setting `retention` hides counts as well, so its end is not searched.
+            let view = View::new(&membership.conversation, &membership.head, &membership.member_view);
+            let unread = it.reader.unread(&membership.conversation, &view);
             it.count.unread += unread;
             it.count.conversations += u64::from(unread > 0);
         }

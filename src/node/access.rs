@@ -58,13 +58,16 @@ impl AdminFiles {
         if let Some(ring) = &self.ring {
             supervised::spawn("the keys of the admin port", Arc::clone(ring).follow());
         }
-        Arc::new(AdminGate::new(
-            self.ring,
-            self.audit,
-            &broker.cluster,
-            config.is_development(),
-            rules,
-            self.metrics,
-        ))
+        Arc::new(
+            AdminGate::new(
+                self.ring,
+                self.audit,
+                &broker.cluster,
+                config.is_development(),
+                rules,
+                self.metrics,
+            )
+            .recording_reads(config.admin.audit_reads),
+        )
     }
 }

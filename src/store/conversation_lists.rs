@@ -1,6 +1,8 @@
 //! Part of the port `Store` that lists conversations: of many users, by name, and of none in particular. No call of it delays an
 //! owner.
 
+use std::collections::HashMap;
+
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -60,6 +62,12 @@ pub trait ConversationLists: Send + Sync {
         after: Option<&ConversationId>,
         limit: usize,
     ) -> Result<Vec<ConversationHead>, StoreError>;
+
+    /// Returns the offset below which each partition is archived, by partition; `None` if the store never falls back, so
+    /// that owners' own offsets say the same.
+    async fn archived_offsets(&self) -> Result<Option<HashMap<u32, u64>>, StoreError> {
+        Ok(None)
+    }
 }
 
 #[async_trait]
@@ -89,5 +97,9 @@ impl ConversationLists for Faulty<dyn Store> {
         limit: usize,
     ) -> Result<Vec<ConversationHead>, StoreError> {
         self.call("heads", self.inner.heads(prefix, after, limit)).await
+    }
+
+    async fn archived_offsets(&self) -> Result<Option<HashMap<u32, u64>>, StoreError> {
+        self.call("archived_offsets", self.inner.archived_offsets()).await
     }
 }

@@ -46,12 +46,12 @@ use self::{
     queries::{MembershipsQuery, SummaryQuery},
     row_loader::Load,
     scattered::NewestQuery,
-    session::{ReadPermits, Session},
+    session::{ReadPermits, ReadsOf, Session},
 };
 pub use self::{connect::PostgresOpenError, import_lock::Importing};
 use super::{
-    ConversationSeq, Fence, GroupMembers, Membership, MembershipsRequest, Page, PageQuery, Personal,
-    ReadClass, Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
+    ConversationLists as _, ConversationSeq, Fence, GroupMembers, Membership, MembershipsRequest, Page,
+    PageQuery, Personal, ReadClass, Scan, Snapshot, Store, StoreError, StoredRow, Summary, Takeover,
 };
 use crate::{
     backoff::Backoff,
@@ -81,9 +81,14 @@ const READ_LATE_AFTER: Duration = Duration::from_secs(2);
 /// Connections for readers that reads of clients never use, so that logins don't wait for them.
 const LOGIN_CONNECTIONS: usize = 2;
 
+/// Reads of back ends take one of so many permits for reads of clients, and at least one.
+const BACK_END_SHARE: usize = 4;
+
 /// Store of profile `cluster`.
 pub struct PostgresStore {
     core: Arc<Core>,
+    /// Callers whose reads this handle makes.
+    reads: ReadsOf,
 }
 
 struct Core {
@@ -94,6 +99,8 @@ struct Core {
     readers: Pool,
     /// Permits for reads of clients: fewer than `readers` has connections.
     client_permits: Arc<Semaphore>,
+    /// Permits for reads of back ends, which need one of `client_permits` too.
+    back_end_permits: Arc<Semaphore>,
     /// Breaker of reads of clients, so that a server that is away costs them one timeout and not one each.
     breaker: Arc<ServiceBreaker>,
     /// Timeout of one round trip.
@@ -138,10 +145,12 @@ impl PostgresStore {
 
     fn over(source: &Source, config: &config::PostgresConfig) -> Result<Self, PostgresOpenError> {
         let readers = (config.pool_max / 2).max(1);
+        let client_permits = readers.saturating_sub(LOGIN_CONNECTIONS).max(1);
         let core = Core {
             owners: source.pool(config, config.pool_max.div_ceil(2))?,
             readers: source.pool(config, readers)?,
-            client_permits: Arc::new(Semaphore::new(readers.saturating_sub(LOGIN_CONNECTIONS).max(1))),
+            client_permits: Arc::new(Semaphore::new(client_permits)),
+            back_end_permits: Arc::new(Semaphore::new((client_permits / BACK_END_SHARE).max(1))),
             breaker: ServiceBreaker::new(
                 GuardedService::Postgres,
                 config.connect() + config.statement() + NETWORK_TIME_MAX,
@@ -157,7 +166,7 @@ impl PostgresStore {
             small_archives: Batcher::default(),
             drop_lock: tokio::sync::Mutex::default(),
         };
-        Ok(Self { core: Arc::new(core) })
+        Ok(Self { core: Arc::new(core), reads: ReadsOf::Clients })
     }
 }
 
@@ -172,10 +181,15 @@ impl Core {
         Session::take(&self.readers, self.wait).await
     }
 
-    /// Returns a connection for a read of a client, which leaves [`LOGIN_CONNECTIONS`] to others.
-    async fn client_reads(&self) -> Result<Session, PostgresError> {
-        let (breaker, connections) = (&self.breaker, &self.client_permits);
-        let permits = ReadPermits { breaker, connections, late_after: READ_LATE_AFTER };
+    /// Returns a connection for a read of a client or back end, which leaves [`LOGIN_CONNECTIONS`] to others. Reads of
+    /// back ends leave most of the rest to clients, and their slowness does not open the breaker.
+    async fn client_reads(&self, of: ReadsOf) -> Result<Session, PostgresError> {
+        let both = [&self.back_end_permits, &self.client_permits];
+        let (connections, late_after) = match of {
+            ReadsOf::Clients => (&both[1..], Some(READ_LATE_AFTER)),
+            ReadsOf::BackEnds => (&both[..], None),
+        };
+        let permits = ReadPermits { breaker: &self.breaker, connections, late_after };
         Session::take_permitted(permits, &self.readers, self.wait).await
     }
 
@@ -251,6 +265,10 @@ fn number(partition: u32) -> Result<i32, StoreError> {
 
 #[async_trait]
 impl Store for PostgresStore {
+    fn for_back_ends(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(Self { core: Arc::clone(&self.core), reads: ReadsOf::BackEnds }))
+    }
+
     async fn now_ms(&self) -> Result<Option<u64>, StoreError> {
         let core = &*self.core;
         core.run(move || async move { owner::now_ms(&mut core.owners().await?).await.map(Some) }).await
@@ -306,7 +324,11 @@ impl Store for PostgresStore {
         limit: usize,
     ) -> Result<Vec<Membership>, StoreError> {
         let page = MembershipsRequest { user: user.clone(), after: after.cloned(), limit };
-        send(&self.core, MembershipsQuery(page)).await
+        match self.reads {
+            ReadsOf::Clients => send(&self.core, MembershipsQuery(page)).await,
+            // They share no statement with syncs of clients, which would wait for it.
+            ReadsOf::BackEnds => Ok(self.memberships_of(&[page]).await?.pop().unwrap_or_default()),
+        }
     }
 
     async fn members(
@@ -327,7 +349,11 @@ impl Store for PostgresStore {
         conversation: &ConversationId,
         of: Option<&UserId>,
     ) -> Result<Option<Summary>, StoreError> {
-        send(&self.core, SummaryQuery { conversation: conversation.clone(), of: of.cloned() }).await
+        let query = SummaryQuery { conversation: conversation.clone(), of: of.cloned() };
+        match self.reads {
+            ReadsOf::Clients => send(&self.core, query).await,
+            ReadsOf::BackEnds => Ok(self.summaries_of(&[&query]).await?.pop().flatten()),
+        }
     }
 
     async fn archived_without(
@@ -337,7 +363,8 @@ impl Store for PostgresStore {
     ) -> Result<Option<u64>, StoreError> {
         let (core, partition) = (&*self.core, number(partition)?);
         core.run(move || async move {
-            queries::archived_without(&mut core.client_reads().await?, partition, conversation).await
+            queries::archived_without(&mut core.client_reads(self.reads).await?, partition, conversation)
+                .await
         })
         .await
     }
@@ -362,9 +389,9 @@ impl Store for PostgresStore {
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {
         let core = &*self.core;
-        core.run(
-            move || async move { queries::page(&mut core.client_reads().await?, conversation, query).await },
-        )
+        core.run(move || async move {
+            queries::page(&mut core.client_reads(self.reads).await?, conversation, query).await
+        })
         .await
     }
 
@@ -376,7 +403,7 @@ impl Store for PostgresStore {
     ) -> Result<Page, StoreError> {
         let core = &*self.core;
         core.run(move || async move {
-            scattered::rows_at(&mut core.client_reads().await?, conversation, seqs, max_bytes).await
+            scattered::rows_at(&mut core.client_reads(self.reads).await?, conversation, seqs, max_bytes).await
         })
         .await
     }
@@ -390,12 +417,23 @@ impl Store for PostgresStore {
         if ends.is_empty() {
             return Ok(Vec::new());
         }
-        send(&self.core, NewestQuery { ends: ends.to_vec(), limit, max_bytes }).await
+        let query = NewestQuery { ends: ends.to_vec(), limit, max_bytes };
+        let (core, queries) = match self.reads {
+            ReadsOf::Clients => return send(&self.core, query).await,
+            ReadsOf::BackEnds => (&*self.core, &[&query]),
+        };
+        let once = move || async move {
+            scattered::newest(&mut core.client_reads(self.reads).await?, queries).await
+        };
+        Ok(core.run(once).await?.pop().unwrap_or_default())
     }
 
     async fn times(&self, rows: &[ConversationSeq]) -> Result<Vec<Option<u64>>, StoreError> {
         let core = &*self.core;
-        core.run(move || async move { scattered::times(&mut core.client_reads().await?, rows).await }).await
+        core.run(
+            move || async move { scattered::times(&mut core.client_reads(self.reads).await?, rows).await },
+        )
+        .await
     }
 
     async fn summaries(
@@ -405,9 +443,7 @@ impl Store for PostgresStore {
     ) -> Result<Vec<Option<Summary>>, StoreError> {
         let query = |id: &ConversationId| SummaryQuery { conversation: id.clone(), of: Some(of.clone()) };
         let queries: Vec<SummaryQuery> = conversations.iter().map(query).collect();
-        let (core, queries) = (&*self.core, &queries.iter().collect::<Vec<_>>()[..]);
-        core.run(move || async move { queries::summaries(&mut core.client_reads().await?, queries).await })
-            .await
+        self.summaries_of(&queries.iter().collect::<Vec<_>>()).await
     }
 
     async fn group_members(
@@ -420,7 +456,7 @@ impl Store for PostgresStore {
         core.run(move || async move {
             let mut session = match class {
                 ReadClass::Owner => core.owners().await?,
-                ReadClass::Client => core.client_reads().await?,
+                ReadClass::Client => core.client_reads(self.reads).await?,
             };
             scattered::group_members(&mut session, groups, listed_max).await
         })

@@ -81,6 +81,49 @@ fn changes_are_recorded_before_they_are_answered_and_on_the_events() {
 }
 
 #[test]
+fn reads_of_content_leave_lines_and_only_with_the_scope() {
+    let keys = Keys::new();
+    let (content, read) = (keys.add("desk", "content,groups", &[]), keys.add("list", "read", &[]));
+    let node = keys.start(&[]);
+    let create = r#"{"id":"team","members":["bob"]}"#;
+    assert_eq!(ask(node.admin(), "POST", "/v1/groups", Some(&content), create).status, 201);
+    let get = |key: &str, path: &str| {
+        let reply = ask(node.admin(), "GET", path, Some(key), "");
+        assert_eq!(reply.status, 200, "{path}");
+        serde_json::from_slice::<Value>(&reply.body).expect("JSON")
+    };
+    let one = "/v1/users/bob/conversations/g:team";
+    assert!(get(&content, one).get("last").is_some() && get(&read, one).get("last").is_none());
+    let list = "/v1/users/bob/conversations";
+    assert!(get(&content, list)["conversations"][0].get("last").is_some());
+    assert!(get(&read, list)["conversations"][0].get("last").is_none());
+    get(&content, "/v1/conversations/g:team/messages?as=bob");
+    get(&content, "/v1/conversations/g:team/messages/1");
+    get(&content, "/v1/users/bob/messages");
+    get(&content, "/v1/users/bob/unread");
+    get(&read, "/v1/conversations/g:team");
+    let lines = audit(&keys.data);
+    let reads: Vec<_> = lines[1..].iter().map(|it| (it["name"].clone(), it["targets"].clone())).collect();
+    let by = |targets: Value| (Value::from("desk"), targets);
+    let expected = [
+        by(serde_json::json!({"user": ["bob"], "conversation": ["g:team"]})),
+        by(serde_json::json!({"user": ["bob"]})),
+        by(serde_json::json!({"as": ["bob"], "conversation": ["g:team"]})),
+        by(serde_json::json!({"conversation": ["g:team"], "seq": ["1"]})),
+        by(serde_json::json!({"user": ["bob"]})),
+    ];
+    assert_eq!(reads, expected);
+}
+
+#[test]
+fn reads_of_content_are_not_recorded_if_that_is_off() {
+    let node = Process::start(&["admin.audit_reads=false"]);
+    node.http("GET", "/v1/users/bob/messages", "");
+    node.group("team", &["alice".to_owned()]);
+    assert_eq!(audit(node.data()).len(), 1);
+}
+
+#[test]
 fn changes_without_keys_are_recorded_as_those_of_a_node_for_development() {
     let node = Process::start(&[]);
     node.group("team", &["alice".to_owned()]);

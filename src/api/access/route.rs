@@ -20,6 +20,8 @@ pub enum Effect {
     Query,
     /// Reads for as long as the caller likes, and not longer than its key is in force.
     Stream,
+    /// Reads only, and is recorded if the key may read what people wrote.
+    ContentRead,
     /// Changes something, and is recorded with its outcome.
     Change,
     /// Ends the process, and is recorded before.

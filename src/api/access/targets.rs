@@ -35,6 +35,9 @@ const IDEMPOTENT_PATHS: [&str; 2] = ["/v1/messages", "/v1/messages/broadcast"];
 /// Field whose list has requests of their own, with their targets.
 const MESSAGES: &str = "messages";
 
+/// Field whose list has numbers that name entries.
+const SEQS: &str = "seqs";
+
 /// Ids that a request names. What has not the form of an id is left out.
 #[derive(Default)]
 pub(super) struct Targets {
@@ -114,6 +117,7 @@ impl Targets {
                     self.field(route, name, &text);
                 }
             }
+            Some(b'0'..=b'9') if name == SEQS => self.field(route, name, value.get()),
             Some(b'{') if name == MESSAGES => {
                 let listed: ListedTargets<'_> = serde_json::from_str(value.get()).unwrap_or_default();
                 let ListedTargets { to, from, request_id } = &listed;
@@ -254,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn ids_of_path_query_and_body_are_found_and_nothing_else() {
-        let body = r#"{"add":["alice","not an id",7],"by":"bob","text":"secret","requestId":"r1"}"#;
+        let body = r#"{"add":["alice","not an id",[7]],"by":"bob","text":"secret","requestId":"r1"}"#;
         let found = targets("/v1/groups/{id}/members", "/v1/groups/team/members?by=carol&x=y", body).await;
         let ids = r#"{"add":["alice"],"by":["carol","bob"],"id":["team"]}"#;
         assert_eq!(found, (ids.to_owned(), 0, Some("r1".to_owned()), body.to_owned()));
@@ -349,6 +353,12 @@ mod tests {
         let found = of(r#"{"before":1763712000000}"#).await.0;
         assert_eq!(found, r#"{"before":["1763712000000"],"user":["ann"]}"#);
         assert_eq!(of(r#"{"before":"now"}"#).await.0, r#"{"before":["now"],"user":["ann"]}"#);
+    }
+
+    #[tokio::test]
+    async fn seqs_of_a_list_are_found() {
+        let found = targets("/v1/hide", "/v1/hide", r#"{"members":[7,3]}"#).await;
+        assert_eq!(found.0, r#"{"members":["7","3"]}"#);
     }
 
     #[tokio::test]

@@ -9,7 +9,10 @@ use tidegate_protocol::{Code, id::ConversationId};
 
 use crate::{
     api::Problem,
-    conversation::{newest::NewestPosition, overview::TimePosition},
+    conversation::{
+        newest::{NEWEST_MAX, NewestPosition},
+        overview::TimePosition,
+    },
 };
 
 const VERSION: u8 = 1;
@@ -96,7 +99,8 @@ impl ListName<'_> {
             }
             4 => {
                 let (time, seq) = (take_number(&mut rest)?, take_number(&mut rest)?);
-                let count = usize::try_from(take_number(&mut rest)?).ok()?;
+                let count =
+                    usize::try_from(take_number(&mut rest)?).ok().filter(|count| *count < NEWEST_MAX)?;
                 let conversation = key(rest)?;
                 Some(CursorPosition::Newest(NewestPosition { time, conversation, seq, count }))
             }
@@ -173,9 +177,8 @@ mod tests {
             conversation().prop_map(CursorPosition::Key),
             (any::<u64>(), conversation())
                 .prop_map(|(time, conversation)| CursorPosition::Time(TimePosition { time, conversation })),
-            (any::<u64>(), conversation(), any::<u64>(), any::<u32>()).prop_map(
+            (any::<u64>(), conversation(), any::<u64>(), 0..NEWEST_MAX).prop_map(
                 |(time, conversation, seq, count)| {
-                    let count = count as usize;
                     CursorPosition::Newest(NewestPosition { time, conversation, seq, count })
                 }
             ),
@@ -199,14 +202,14 @@ mod tests {
         }
 
         #[test]
-        fn damaged_cursor_is_refused_or_another_position(position in position(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
-            let mut bytes = LIST.cursor(&position).into_bytes();
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-            if let Ok(text) = String::from_utf8(bytes)
-                && let Ok(found) = LIST.position(&text)
-            {
-                prop_assert_eq!(LIST.cursor(&found), text, "no two texts have one meaning");
+        fn any_position_after_a_right_hash_is_read_without_a_panic(kind in 0..8u8, rest in prop::collection::vec(any::<u8>(), 0..180)) {
+            let mut bytes = vec![VERSION, kind];
+            bytes.extend(LIST.hash());
+            bytes.extend(rest);
+            let text = BASE64URL_NOPAD.encode(&bytes);
+            if let Ok(found) = LIST.position(&text) {
+                prop_assert_eq!(found.kind(), kind);
+                prop_assert!(text.len() <= CURSOR_CHARS_MAX);
             }
         }
 
@@ -214,5 +217,45 @@ mod tests {
         fn any_text_is_refused_without_a_panic(text in ".{0,300}") {
             prop_assert!(LIST.position(&text).is_err());
         }
+    }
+
+    fn text_of(kind: u8, position: &[u8]) -> String {
+        BASE64URL_NOPAD.encode(&[&[VERSION, kind], &LIST.hash()[..], position].concat())
+    }
+
+    #[test]
+    fn position_has_one_text_only() {
+        assert_eq!(LIST.position(&text_of(0, &[5])).ok(), Some(CursorPosition::Before(5)));
+        let max = [&[0xff; 9][..], &[1]].concat();
+        assert_eq!(LIST.position(&text_of(1, &max)).ok(), Some(CursorPosition::After(u64::MAX)));
+        for (kind, position) in [
+            (0, &[0x85, 0][..]),
+            (0, &[]),
+            (0, &[0x85]),
+            (0, &[5, 0]),
+            (0, &[0xff; 11]),
+            (0, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]),
+            (2, b"g:"),
+            (2, b"d:b:a"),
+            (3, b"g:team"),
+            (5, &[5]),
+        ] {
+            assert!(LIST.position(&text_of(kind, position)).is_err(), "{kind} {position:?}");
+        }
+        let mut other = text_of(0, &[0x85, 1]).into_bytes();
+        *other.last_mut().unwrap() += 1;
+        assert!(LIST.position(std::str::from_utf8(&other).unwrap()).is_err(), "unused bits are set");
+    }
+
+    #[test]
+    fn count_beyond_the_depth_of_newest_messages_is_refused() {
+        let of = |count: usize| {
+            let mut position = vec![1, 1];
+            put_number(&mut position, count as u64);
+            position.extend(b"g:team");
+            LIST.position(&text_of(4, &position))
+        };
+        assert!(of(NEWEST_MAX - 1).is_ok());
+        assert!(of(NEWEST_MAX).is_err());
     }
 }

@@ -1,26 +1,33 @@
 //! Admin API of the history of a conversation.
 
+use std::sync::Arc;
+
 use axum::{Extension, Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
-    id::ConversationId,
+    id::{ConversationId, UserId},
     machine::session::{Pull, SEQS_MAX, Which},
 };
 
 use super::{
-    CONTENT_BYTES_MAX, NUMBER_MAX, Parameters, ReadCaller, bad, checked, conversation,
+    ENTRIES_BYTES_MAX, NUMBER_MAX, Parameters, bad, checked, conversation,
     cursor::{CursorPosition, ListName},
     entries::entry,
-    in_time, limit, user,
+    limit,
+    turns::{in_turn, reader},
+    user,
 };
 use crate::{
-    api::{Api, Problem, access::Caller, extract::IdPath, now_ms},
+    api::{Api, Problem, access::Caller, extract::IdPath},
     conversation::{
-        history::{FoundPage, HistoryPage},
+        consistent::{beyond_head, read_history},
+        history::{FoundPage, HistoryPage, PageBytes},
+        read_position::NOT_STORED,
         reader::Viewer,
     },
+    store::Store,
 };
 
 /// Part of a history that a request asks for.
@@ -61,12 +68,13 @@ pub(in crate::api) async fn list(
     query: Parameters<HistoryQuery>,
 ) -> Result<Json<Value>, Problem> {
     let (id, query) = (conversation(&id)?, checked(query)?);
-    let as_user = query.r#as.as_deref().unwrap_or_default();
-    let filters = [id.as_str(), as_user];
-    let list = ListName { name: "history", filters: &filters };
-    let pull = pull(&id, &query, &list)?;
-    let found = read(&api, &caller, &pull, query.r#as.as_deref()).await?;
-    Ok(Json(page(&pull, &found, &list)?))
+    let as_text = query.r#as.clone().unwrap_or_default();
+    let as_user = query.r#as.as_deref().map(user).transpose()?;
+    let pull = pull(&id, &query, &ListName { name: "history", filters: &[id.as_str(), &as_text] })?;
+    let respond = move |pull: &Pull, found: &FoundPage| {
+        page(pull, found, &ListName { name: "history", filters: &[id.as_str(), &as_text] })
+    };
+    read(&api, &caller, pull, as_user, respond).await.map(Json)
 }
 
 /// Returns one entry of a history.
@@ -80,33 +88,44 @@ pub(in crate::api) async fn one(
     let bad_seq = || Problem(Code::BadId, "seq: a number from 1 on".into());
     let seq = seq.parse().ok().filter(|seq| (1..=NUMBER_MAX).contains(seq)).ok_or_else(bad_seq)?;
     let pull = Pull { conversation: id.clone(), which: Which::Seqs(vec![seq]), limit: 1 };
-    let found = read(&api, &caller, &pull, query.r#as.as_deref()).await?;
-    let page = found.page.unwrap_or_default();
-    let missing = |why: &str| Problem(Code::NotFound, format!("seq {seq}: {why}"));
-    match page.rows.first() {
-        Some(row) => {
-            let mut entry = entry(row);
-            entry.insert("conversation".into(), json!(id.as_str()));
-            Ok(Json(Value::Object(entry)))
+    let as_user = query.r#as.as_deref().map(user).transpose()?;
+    let missing = move |why: &str| Problem(Code::NotFound, format!("seq {seq}: {why}"));
+    let respond = move |_: &Pull, found: &FoundPage| {
+        let Some(page) = &found.page else { return Err(missing("not in this conversation")) };
+        match page.rows.first() {
+            Some(row) => {
+                let mut entry = entry(row);
+                entry.insert("conversation".into(), json!(id.as_str()));
+                Ok(Value::Object(entry))
+            }
+            None if !page.recalled.is_empty() => Err(missing("the message was recalled")),
+            None if !page.expired.is_empty() => Err(missing("removed, or not visible to this user")),
+            None => Err(missing("not in this conversation")),
         }
-        None if !page.recalled.is_empty() => Err(missing("the message was recalled")),
-        None if !page.expired.is_empty() => Err(missing("removed, or not visible to this user")),
-        None => Err(missing("not in this conversation")),
-    }
+    };
+    read(&api, &caller, pull, as_user, respond).await.map(Json)
 }
 
-async fn read(api: &Api, caller: &Caller, pull: &Pull, as_user: Option<&str>) -> Result<FoundPage, Problem> {
-    let (key, as_user) = (ReadCaller::new(caller), as_user.map(user).transpose()?);
-    let reads = key.reads(api);
-    let found = in_time(async {
+/// Reads a page, and builds its response in the same turn.
+async fn read(
+    api: &Api,
+    caller: &Caller,
+    pull: Pull,
+    as_user: Option<UserId>,
+    respond: impl FnOnce(&Pull, &FoundPage) -> Result<Value, Problem> + Send + 'static,
+) -> Result<Value, Problem> {
+    let conversation = pull.conversation.clone();
+    let bytes = PageBytes { content: ENTRIES_BYTES_MAX, entries: ENTRIES_BYTES_MAX };
+    let work = move |store: Arc<dyn Store>, above| async move {
         let reader = match &as_user {
-            Some(user) => Some(reads.reader(user, now_ms()).await?),
+            Some(user) => Some(reader(&*store, user).await?),
             None => None,
         };
         let viewer = reader.as_ref().map_or(Viewer::Admin, Viewer::User);
-        reads.read(viewer, pull, CONTENT_BYTES_MAX).await
-    });
-    found.await
+        let found = read_history(&*store, viewer, &pull, bytes, above).await?;
+        respond(&pull, &found)
+    };
+    in_turn(api, caller, beyond_head(&api.cluster, &conversation), work).await
 }
 
 /// Returns what a request asks for.
@@ -164,10 +183,7 @@ fn page(pull: &Pull, found: &FoundPage, list: &ListName<'_>) -> Result<Value, Pr
     let page = match (&found.page, &pull.which) {
         (Some(page), _) => page,
         // A cursor names a seq that existed.
-        (None, Which::After(cursor)) if *cursor > view.max() && view.is_in => {
-            let why = "the store does not have what this cursor has seen yet; retry";
-            return Err(Problem(Code::NotYet, why.into()));
-        }
+        (None, Which::After(cursor)) if *cursor > view.max() && view.is_in => return Err(NOT_STORED.into()),
         (None, Which::Around(seq)) => {
             return Err(Problem(Code::NotFound, format!("seq {seq}: not in this conversation")));
         }
@@ -180,6 +196,9 @@ fn page(pull: &Pull, found: &FoundPage, list: &ListName<'_>) -> Result<Value, Pr
         "expired": page.expired.iter().map(|it| json!({"first": it.first, "last": it.last})).collect::<Vec<_>>(),
         "completeTo": view.max(),
     });
+    if let (false, Some(body)) = (page.left.is_empty(), body.as_object_mut()) {
+        body.insert("left".into(), json!(page.left));
+    }
     let (before, after) = ends(pull, page, view.max());
     if let (Some(before), Some(body)) = (before.filter(|before| *before > 1), body.as_object_mut()) {
         body.insert("older".into(), json!(list.cursor(&CursorPosition::Before(before))));

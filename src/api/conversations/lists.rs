@@ -1,15 +1,18 @@
 //! Admin API of conversations without the view of a user.
 
+use std::sync::Arc;
+
 use axum::{Extension, Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, id::ConversationId};
 
 use super::{
-    Parameters, ReadCaller, bad, checked, conversation, conversations,
+    Parameters, bad, checked, conversation, conversations,
     cursor::{CursorPosition, ListName},
-    in_time, limit,
+    limit,
     of_user::NamedConversations,
+    turns::{Absence, in_turn_of_all},
 };
 use crate::{
     api::{
@@ -17,8 +20,8 @@ use crate::{
         access::Caller,
         extract::{IdPath, JsonObject},
     },
-    conversation::overview,
-    store::ConversationHead,
+    conversation::{overview, read_position::NOT_STORED},
+    store::{ConversationHead, Store},
 };
 
 /// Longest prefix: two ids and the colon.
@@ -58,21 +61,19 @@ pub(in crate::api) async fn list(
         Some(CursorPosition::Key(key)) => Some(key),
         Some(_) => return Err(Problem(Code::CursorInvalid, String::new())),
     };
-    let key = ReadCaller::new(&caller);
-    let reads = key.reads(&api);
-    let mut found = in_time(async {
-        let _turn = reads.turn_after_barrier().await?;
-        overview::heads(reads.store(), &prefix, after.as_ref(), limit + 1).await
-    })
-    .await?;
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let mut body = json!({"conversations": found.iter().map(head).collect::<Vec<_>>()});
-    if let (true, Some(last), Some(body)) = (has_more, found.last(), body.as_object_mut()) {
-        let next = CursorPosition::Key(last.conversation.clone());
-        body.insert("next".into(), json!(list.cursor(&next)));
-    }
-    Ok(Json(body))
+    let work = move |store: Arc<dyn Store>, _| async move {
+        let mut found = overview::heads(&*store, &prefix, after.as_ref(), limit + 1).await?;
+        let has_more = found.len() > limit;
+        found.truncate(limit);
+        let mut body = json!({"conversations": found.iter().map(head).collect::<Vec<_>>()});
+        if let (true, Some(last), Some(body)) = (has_more, found.last(), body.as_object_mut()) {
+            let list = ListName { name: "all", filters: &[&prefix] };
+            let next = CursorPosition::Key(last.conversation.clone());
+            body.insert("next".into(), json!(list.cursor(&next)));
+        }
+        Ok(body)
+    };
+    in_turn_of_all(&api, &caller, work).await.map(Json)
 }
 
 /// Returns the prefix of the keys.
@@ -97,7 +98,7 @@ pub(in crate::api) async fn one(
     IdPath(id): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let id = conversation(&id)?;
-    let found = heads_of(&api, &caller, &[id]).await?.pop().flatten();
+    let found = heads_of(&api, &caller, vec![id]).await?.pop().flatten();
     found.as_ref().map(head).map(Json).ok_or_else(|| Problem(Code::NotFound, String::new()))
 }
 
@@ -108,7 +109,7 @@ pub(in crate::api) async fn heads(
     JsonObject(body): JsonObject<NamedConversations>,
 ) -> Result<Json<Value>, Problem> {
     let named = conversations(&body.conversations)?;
-    let found = heads_of(&api, &caller, &named).await?;
+    let found = heads_of(&api, &caller, named).await?;
     let positions = |it: &ConversationHead| {
         json!({
             "conversation": it.conversation.as_str(),
@@ -123,15 +124,17 @@ pub(in crate::api) async fn heads(
 async fn heads_of(
     api: &Api,
     caller: &Caller,
-    conversations: &[ConversationId],
+    conversations: Vec<ConversationId>,
 ) -> Result<Vec<Option<ConversationHead>>, Problem> {
-    let key = ReadCaller::new(caller);
-    let reads = key.reads(api);
-    let found = in_time(async {
-        let _turn = reads.turn_after_barrier().await?;
-        overview::heads_of(reads.store(), conversations).await
-    });
-    found.await
+    let work = move |store: Arc<dyn Store>, absence: Absence| async move {
+        let found = overview::heads_of(&*store, &conversations).await?;
+        // What is not there must be known not to exist.
+        match found.iter().all(Option::is_some) || absence == Absence::Known {
+            true => Ok(found),
+            false => Err(NOT_STORED.into()),
+        }
+    };
+    in_turn_of_all(api, caller, work).await
 }
 
 fn head(it: &ConversationHead) -> Value {

@@ -1,5 +1,7 @@
 //! Admin API of a user's own state of a conversation: read mark, clears and hidden entries, as clients change them.
 
+use std::time::Duration;
+
 use axum::{Extension, Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,19 +11,26 @@ use tidegate_protocol::{
     machine::session::{Query as ClientQuery, SEQS_MAX},
     pb::server_frame::Body as FrameBody,
 };
+use tokio::time::timeout;
 
 use super::{
     NUMBER_MAX, ReadCaller, bad, conversation,
     entries::state,
-    in_time,
-    of_user::{may_read_content, never_in, read},
+    of_user::{may_read_content, never_in, read_one},
     user,
 };
-use crate::api::{
-    Api, Problem,
-    access::Caller,
-    extract::{IdPath, JsonObject},
+use crate::{
+    api::{
+        Api, Problem,
+        access::Caller,
+        extract::{IdPath, JsonObject},
+    },
+    mail::Refusal,
+    supervised,
 };
+
+/// Time that a change of one mark may take, with its wait for a turn.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Marks that a request moves; they only rise.
 #[derive(Deserialize)]
@@ -54,15 +63,14 @@ pub(in crate::api) async fn change(
     }
     if let Some(seq) = body.read_seq {
         let query = ClientQuery::Read { conversation: conversation.clone(), seq };
-        apply(&api, &caller, &user, &conversation, &query).await?;
+        apply(&api, &caller, &user, &conversation, query).await?;
     }
     if let Some(seq) = body.min_seq {
         let query = ClientQuery::Clear { conversation: conversation.clone(), seq: seq.saturating_sub(1) };
-        apply(&api, &caller, &user, &conversation, &query).await?;
+        apply(&api, &caller, &user, &conversation, query).await?;
     }
     let with_last = may_read_content(&caller);
-    let listed = read(&api, &caller, user.as_str(), &[conversation], with_last).await?;
-    let listed = listed.into_iter().flatten().next().ok_or_else(never_in)?;
+    let listed = read_one(&api, &caller, &user, conversation, with_last).await?;
     Ok(Json(state(&listed, user.as_str(), with_last)))
 }
 
@@ -80,29 +88,45 @@ pub(in crate::api) async fn hide(
     }
     seqs.sort_unstable();
     seqs.dedup();
-    let query = ClientQuery::Hide { conversation: conversation.clone(), seqs };
-    let hidden = match apply(&api, &caller, &user, &conversation, &query).await? {
+    let query = ClientQuery::Hide { conversation: conversation.clone(), seqs: seqs.clone() };
+    let now = match apply(&api, &caller, &user, &conversation, query).await? {
         Some(FrameBody::Hidden(hidden)) => hidden.seqs,
         _ => Vec::new(),
     };
+    // A repeated request returns what the first one hid.
+    let listed = read_one(&api, &caller, &user, conversation.clone(), false).await?;
+    let is_hidden = |seq: &u64| now.contains(seq) || listed.view.user_state().hides(*seq);
+    let hidden: Vec<u64> = seqs.into_iter().filter(is_hidden).collect();
     Ok(Json(json!({"conversation": conversation.as_str(), "user": user.as_str(), "hidden": hidden})))
 }
 
-/// Makes a change of a user's state, and notifies the user's devices.
+/// Makes a change of a user's state, and notifies the user's devices, also if that takes longer than the caller waits.
 async fn apply(
     api: &Api,
     caller: &Caller,
     user: &UserId,
     conversation: &ConversationId,
-    query: &ClientQuery,
+    query: ClientQuery,
 ) -> Result<Option<FrameBody>, Problem> {
-    let key = ReadCaller::new(caller);
-    let changed = in_time(key.reads(api).change(user, conversation, query)).await;
-    let changed = changed.map_err(|problem| match problem {
-        Problem(Code::NotAMember, _) => never_in(),
-        other => other,
-    })?;
-    let Some((seq, body)) = changed else { return Ok(None) };
-    api.reads.devices.notify(user, conversation, seq, body.clone(), None);
-    Ok(Some(body))
+    let (api, key, user, conversation) =
+        (api.clone(), ReadCaller::new(caller), user.clone(), conversation.clone());
+    let work = async move {
+        let changed = key.reads(&api).change(&user, &conversation, &query).await?;
+        let Some((seq, body)) = changed else { return Ok(None) };
+        api.reads.devices.notify(&user, &conversation, seq, body.clone(), None);
+        Ok(Some(body))
+    };
+    // A task of its own: a mark that is stored has its event and its notice.
+    let task = supervised::spawn("a change of marks", supervised::contained(work));
+    match timeout(CHANGE_TIMEOUT, task).await {
+        Ok(Ok(Ok(changed))) => changed.map_err(|refusal: Refusal| match refusal {
+            (Code::NotAMember, _) => never_in(),
+            other => other.into(),
+        }),
+        Ok(Ok(Err(panicked))) => panicked.resume(),
+        Ok(Err(_)) | Err(_) => {
+            let why = "not done in time; it may be done later, and can be repeated";
+            Err(Problem(Code::StoreUnavailable, why.into()))
+        }
+    }
 }

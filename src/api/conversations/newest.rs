@@ -1,20 +1,24 @@
 //! Admin API of a user's newest messages over all conversations.
 
+use std::sync::Arc;
+
 use axum::{Extension, Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, record::Body};
 
 use super::{
-    CONTENT_BYTES_MAX, Parameters, ReadCaller, checked,
+    ENTRIES_BYTES_MAX, Parameters, checked,
     cursor::{CursorPosition, ListName},
     entries::entry,
-    in_time, limit, user,
+    limit,
+    turns::{in_turn_of_all, reader},
+    user,
 };
 use crate::{
-    api::{Api, Problem, access::Caller, extract::IdPath, now_ms},
+    api::{Api, Problem, access::Caller, extract::IdPath},
     conversation::newest::{NewestRequest, newest},
-    store::StoredRow,
+    store::{Store, StoredRow},
 };
 
 /// Part of a user's newest messages that a request asks for.
@@ -35,31 +39,29 @@ pub(in crate::api) async fn list(
 ) -> Result<Json<Value>, Problem> {
     let (user, query) = (user(&id)?, checked(query)?);
     let only_unread = query.unread.unwrap_or_default();
-    let filters = [user.as_str(), if only_unread { "unread" } else { "" }];
-    let list = ListName { name: "newest", filters: &filters };
+    let unread = if only_unread { "unread" } else { "" };
+    let list = ListName { name: "newest", filters: &[user.as_str(), unread] };
     let after = match query.cursor.as_deref().map(|cursor| list.position(cursor)).transpose()? {
         None => None,
         Some(CursorPosition::Newest(position)) => Some(position),
         Some(_) => return Err(Problem(Code::CursorInvalid, String::new())),
     };
-    let request = NewestRequest { limit: limit(query.limit)?, max_bytes: CONTENT_BYTES_MAX, only_unread };
-    let key = ReadCaller::new(&caller);
-    let reads = key.reads(&api);
-    let page = in_time(async {
-        let reader = reads.reader(&user, now_ms()).await?;
-        let _turn = reads.turn_after_barrier().await?;
-        newest(reads.store(), &reader, after.as_ref(), request).await
-    });
-    let page = page.await?;
-    let messages: Vec<Value> = page.rows.iter().map(message).collect();
-    let mut body = json!({"user": user.as_str(), "messages": messages});
-    if let (Some(next), Some(body)) = (page.next, body.as_object_mut()) {
-        body.insert("next".into(), json!(list.cursor(&CursorPosition::Newest(next))));
-    }
-    if let (true, Some(body)) = (page.is_cut, body.as_object_mut()) {
-        body.insert("incomplete".into(), json!(true));
-    }
-    Ok(Json(body))
+    let request = NewestRequest { limit: limit(query.limit)?, max_bytes: ENTRIES_BYTES_MAX, only_unread };
+    let work = move |store: Arc<dyn Store>, _| async move {
+        let reader = reader(&*store, &user).await?;
+        let page = newest(&*store, &reader, after.as_ref(), request).await?;
+        let messages: Vec<Value> = page.rows.iter().map(message).collect();
+        let mut body = json!({"user": user.as_str(), "messages": messages});
+        if let (Some(next), Some(body)) = (page.next, body.as_object_mut()) {
+            let list = ListName { name: "newest", filters: &[user.as_str(), unread] };
+            body.insert("next".into(), json!(list.cursor(&CursorPosition::Newest(next))));
+        }
+        if let (true, Some(body)) = (page.is_cut, body.as_object_mut()) {
+            body.insert("incomplete".into(), json!(true));
+        }
+        Ok(body)
+    };
+    in_turn_of_all(&api, &caller, work).await.map(Json)
 }
 
 /// Returns a message with its conversation.

@@ -1,25 +1,36 @@
 //! Admin API of the conversations of one user.
 
+use std::sync::Arc;
+
 use axum::{Extension, Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate_protocol::{Code, id::ConversationId};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, UserId},
+};
 
 use super::{
-    Parameters, ReadCaller, checked, conversation, conversations,
+    Parameters, checked, conversation, conversations,
     cursor::{CursorPosition, ListName},
     entries::state,
-    in_time, limit, user,
+    limit,
+    turns::{Absence, in_turn_of_all, reader},
+    user,
 };
 use crate::{
     api::{
         Api, Problem,
         access::{Caller, RouteNeed},
         extract::{IdPath, JsonObject},
-        now_ms,
     },
-    conversation::overview::{self, Listed, OverviewRequest},
+    conversation::{
+        overview::{self, Listed, OverviewRequest},
+        read_position::NOT_STORED,
+        reader::Reader,
+    },
     keys::Scope,
+    store::Store,
 };
 
 /// Part of a user's conversations that a request asks for.
@@ -57,50 +68,65 @@ pub(in crate::api) async fn list(
     let (user, query) = (user(&id)?, checked(query)?);
     let (only_unread, is_recent) =
         (query.unread.unwrap_or_default(), query.order == Some(OverviewOrder::Recent));
-    let filters = [user.as_str(), if only_unread { "unread" } else { "" }];
-    let list = ListName { name: if is_recent { "recent" } else { "conversations" }, filters: &filters };
-    let position = query.cursor.as_deref().map(|cursor| list.position(cursor)).transpose()?;
+    let (name, unread) =
+        (if is_recent { "recent" } else { "conversations" }, if only_unread { "unread" } else { "" });
+    let list = ListName { name, filters: &[user.as_str(), unread] };
+    let after = match (query.cursor.as_deref().map(|cursor| list.position(cursor)).transpose()?, is_recent) {
+        (None, _) => None,
+        (Some(found @ CursorPosition::Time(_)), true) | (Some(found @ CursorPosition::Key(_)), false) => {
+            Some(found)
+        }
+        _ => return Err(Problem(Code::CursorInvalid, String::new())),
+    };
     let with_last = may_read_content(&caller);
     let request = OverviewRequest { limit: limit(query.limit)?, only_unread, with_last };
-    let wrong = || Problem(Code::CursorInvalid, String::new());
-    let key = ReadCaller::new(&caller);
-    let reads = key.reads(&api);
-    let (listed, next, is_cut) = if is_recent {
-        let after = match position {
-            None => None,
-            Some(CursorPosition::Time(position)) => Some(position),
-            Some(_) => return Err(wrong()),
-        };
-        let page = in_time(async {
-            let reader = reads.reader(&user, now_ms()).await?;
-            let _turn = reads.turn_after_barrier().await?;
-            overview::by_time(reads.store(), &reader, after.as_ref(), request).await
-        });
-        let page = page.await?;
-        (page.listed, page.next.map(CursorPosition::Time), page.is_cut)
-    } else {
-        let after = match position {
-            None => None,
-            Some(CursorPosition::Key(key)) => Some(key),
-            Some(_) => return Err(wrong()),
-        };
-        let page = in_time(async {
-            let reader = reads.reader(&user, now_ms()).await?;
-            let _turn = reads.turn_after_barrier().await?;
-            overview::by_key(reads.store(), &reader, after.as_ref(), request).await
-        });
-        let page = page.await?;
-        (page.listed, page.next.map(CursorPosition::Key), false)
+    let work = move |store: Arc<dyn Store>, _| async move {
+        let reader = reader(&*store, &user).await?;
+        let OverviewPage { listed, next, is_cut } =
+            overview(&*store, &reader, after, is_recent, request).await?;
+        let states: Vec<Value> = listed.iter().map(|it| state(it, user.as_str(), with_last)).collect();
+        let mut body = json!({"user": user.as_str(), "conversations": states});
+        if let (Some(next), Some(body)) = (next, body.as_object_mut()) {
+            let list = ListName { name, filters: &[user.as_str(), unread] };
+            body.insert("next".into(), json!(list.cursor(&next)));
+        }
+        if let (true, Some(body)) = (is_cut, body.as_object_mut()) {
+            body.insert("incomplete".into(), json!(true));
+        }
+        Ok(body)
     };
-    let states: Vec<Value> = listed.iter().map(|it| state(it, user.as_str(), with_last)).collect();
-    let mut body = json!({"user": user.as_str(), "conversations": states});
-    if let (Some(next), Some(body)) = (next, body.as_object_mut()) {
-        body.insert("next".into(), json!(list.cursor(&next)));
+    in_turn_of_all(&api, &caller, work).await.map(Json)
+}
+
+/// Page of a user's conversations, in either order.
+struct OverviewPage {
+    listed: Vec<Listed>,
+    next: Option<CursorPosition>,
+    is_cut: bool,
+}
+
+async fn overview(
+    store: &dyn Store,
+    reader: &Reader,
+    after: Option<CursorPosition>,
+    is_recent: bool,
+    request: OverviewRequest,
+) -> Result<OverviewPage, Problem> {
+    if is_recent {
+        let after = match after {
+            Some(CursorPosition::Time(position)) => Some(position),
+            _ => None,
+        };
+        let page = overview::by_time(store, reader, after.as_ref(), request).await?;
+        let next = page.next.map(CursorPosition::Time);
+        return Ok(OverviewPage { listed: page.listed, next, is_cut: page.is_cut });
     }
-    if let (true, Some(body)) = (is_cut, body.as_object_mut()) {
-        body.insert("incomplete".into(), json!(true));
-    }
-    Ok(Json(body))
+    let after = match after {
+        Some(CursorPosition::Key(key)) => Some(key),
+        _ => None,
+    };
+    let page = overview::by_key(store, reader, after.as_ref(), request).await?;
+    Ok(OverviewPage { listed: page.listed, next: page.next.map(CursorPosition::Key), is_cut: false })
 }
 
 /// Returns whether the caller may read what people wrote.
@@ -116,8 +142,7 @@ pub(in crate::api) async fn one(
 ) -> Result<Json<Value>, Problem> {
     let (user, conversation) = (user(&id)?, conversation(&of)?);
     let with_last = may_read_content(&caller);
-    let listed = read(&api, &caller, user.as_str(), &[conversation], with_last).await?;
-    let listed = listed.into_iter().flatten().next().ok_or_else(never_in)?;
+    let listed = read_one(&api, &caller, &user, conversation, with_last).await?;
     Ok(Json(state(&listed, user.as_str(), with_last)))
 }
 
@@ -126,22 +151,42 @@ pub(super) fn never_in() -> Problem {
     Problem(Code::NotFound, "the user was never in such a conversation".into())
 }
 
-/// Returns the user's conversations of these names, in order; `None` where the user never was a member.
-pub(super) async fn read(
+/// Returns one conversation of the user.
+///
+/// # Errors
+/// `NOT_FOUND` if the user never was in it.
+pub(super) async fn read_one(
     api: &Api,
     caller: &Caller,
-    of: &str,
-    conversations: &[ConversationId],
+    user: &UserId,
+    conversation: ConversationId,
+    with_last: bool,
+) -> Result<Listed, Problem> {
+    let found = read(api, caller, user, vec![conversation], with_last).await?;
+    found.into_iter().flatten().next().ok_or_else(never_in)
+}
+
+/// Returns the user's conversations of these names, in order; `None` where the user never was a member.
+///
+/// # Errors
+/// `NOT_YET` if there is one that the store may lack.
+async fn read(
+    api: &Api,
+    caller: &Caller,
+    user: &UserId,
+    conversations: Vec<ConversationId>,
     with_last: bool,
 ) -> Result<Vec<Option<Listed>>, Problem> {
-    let (key, user) = (ReadCaller::new(caller), user(of)?);
-    let reads = key.reads(api);
-    let found = in_time(async {
-        let reader = reads.reader(&user, now_ms()).await?;
-        let _turn = reads.turn_after_barrier().await?;
-        overview::of_conversations(reads.store(), &reader, conversations, with_last).await
-    });
-    found.await
+    let user = user.clone();
+    let work = move |store: Arc<dyn Store>, absence: Absence| async move {
+        let reader = reader(&*store, &user).await?;
+        let found = overview::of_conversations(&*store, &reader, &conversations, with_last).await?;
+        match found.iter().all(Option::is_some) || absence == Absence::Known {
+            true => Ok(found),
+            false => Err(NOT_STORED.into()),
+        }
+    };
+    in_turn_of_all(api, caller, work).await
 }
 
 /// Returns positions and unread counts of many conversations of a user, in the order of the request.
@@ -152,7 +197,7 @@ pub(in crate::api) async fn heads(
     JsonObject(body): JsonObject<NamedConversations>,
 ) -> Result<Json<Value>, Problem> {
     let (user, named) = (user(&id)?, conversations(&body.conversations)?);
-    let found = read(&api, &caller, user.as_str(), &named, false).await?;
+    let found = read(&api, &caller, &user, named, false).await?;
     let head = |listed: &Listed| {
         json!({
             "conversation": listed.membership.conversation.as_str(),

@@ -1,20 +1,29 @@
 //! Admin API of unread counts.
 
+use std::{sync::Arc, time::Duration};
+
 use axum::{Extension, Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tidegate_protocol::{Code, code::RETRY_AFTER_MS, id::UserId};
+use tidegate_protocol::{Code, id::UserId};
 
-use super::{NAMES_MAX, ReadCaller, bad, in_time, user};
+use super::{NAMES_MAX, bad, turns::in_turn_of_all, user};
 use crate::{
     api::{
-        Api, Problem,
+        Api, Problem, ProblemDetails,
         access::Caller,
         extract::{IdPath, JsonObject},
         now_ms,
     },
     conversation::unread_counts::{UnreadCount, count},
+    store::Store,
 };
+
+/// Time after which users of a request for many get no count.
+const MANY_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Time after which the count of a single user ends; shorter than the time of a read.
+const ONE_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// Largest cap of a count.
 const CAP_MAX: u64 = 1_000_000;
@@ -33,10 +42,15 @@ pub(in crate::api) async fn of_user(
     Extension(caller): Extension<Caller>,
     IdPath(id): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
-    let users = [user(&id)?];
-    let found = counts(&api, &caller, &users, None).await?.pop().flatten();
-    let found = found.ok_or_else(|| Problem(Code::Busy, "the user's conversations took too long".into()))?;
-    Ok(Json(counted(&id, &found)))
+    let users = vec![user(&id)?];
+    let found = counts(&api, &caller, users, None, ONE_TIME_MAX).await?.pop().flatten();
+    let late = || Problem(Code::StoreUnavailable, "the store did not answer in time".into());
+    let found = found.ok_or_else(late)?;
+    let mut body = counted(&id, &found);
+    if let (true, Some(body)) = (found.is_partial, body.as_object_mut()) {
+        body.insert("incomplete".into(), json!(true));
+    }
+    Ok(Json(body))
 }
 
 /// Returns the unread counts of many users, each with an outcome of its own, in the order of the request.
@@ -52,17 +66,13 @@ pub(in crate::api) async fn of_users(
         return Err(bad(format!("cap: between 1 and {CAP_MAX}")));
     }
     let ids = users.iter().map(|id| user(id)).collect::<Result<Vec<UserId>, Problem>>()?;
-    let found = counts(&api, &caller, &ids, cap).await?;
-    let outcome = |(user, found): (&String, Option<UnreadCount>)| match found {
+    let found = counts(&api, &caller, ids, cap, MANY_TIME_MAX).await?;
+    let outcome = |(user, found): (&String, Option<UnreadCount>)| match found.filter(|it| !it.is_partial) {
         Some(found) => counted(user, &found),
-        None => json!({
-            "user": user,
-            "status": 503,
-            "code": Code::Busy.number(),
-            "title": Code::Busy.name(),
-            "temporary": true,
-            "retryAfterMs": RETRY_AFTER_MS,
-        }),
+        None => {
+            let busy = Problem(Code::Busy, "the user's conversations took too long".into());
+            Value::Object(ProblemDetails::from(busy).with("user", user.as_str()).members())
+        }
     };
     let outcomes: Vec<Value> = users.iter().zip(found).map(outcome).collect();
     Ok(Json(json!({"users": outcomes})))
@@ -71,16 +81,14 @@ pub(in crate::api) async fn of_users(
 async fn counts(
     api: &Api,
     caller: &Caller,
-    users: &[UserId],
+    users: Vec<UserId>,
     cap: Option<u64>,
+    time_max: Duration,
 ) -> Result<Vec<Option<UnreadCount>>, Problem> {
-    let key = ReadCaller::new(caller);
-    let reads = key.reads(api);
-    let counts = in_time(async {
-        let _turn = reads.turn_after_barrier().await?;
-        count(reads.store(), users, cap, now_ms()).await
-    });
-    counts.await
+    let work = move |store: Arc<dyn Store>, _| async move {
+        Ok(count(&*store, &users, cap, now_ms(), time_max).await?)
+    };
+    in_turn_of_all(api, caller, work).await
 }
 
 fn counted(user: &str, found: &UnreadCount) -> Value {

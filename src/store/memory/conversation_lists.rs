@@ -1,6 +1,6 @@
 //! Lists of conversations in memory.
 
-use std::ops::Bound;
+use std::{collections::HashMap, ops::Bound};
 
 use async_trait::async_trait;
 use tidegate_protocol::{
@@ -77,5 +77,11 @@ impl ConversationLists for MemoryStore {
         let mut ids: Vec<&ConversationId> = state.conversations.keys().filter(is_listed).collect();
         ids.sort_unstable();
         Ok(ids.into_iter().filter_map(|id| state.conversation_head(id)).take(limit).collect())
+    }
+
+    async fn archived_offsets(&self) -> Result<Option<HashMap<u32, u64>>, StoreError> {
+        let state = self.lock();
+        let offsets = state.partitions.iter().map(|(partition, it)| (*partition, it.position.offset));
+        Ok(Some(offsets.collect()))
     }
 }

@@ -131,7 +131,8 @@ impl BlockLists for PostgresStore {
         let core = &*self.core;
         let once = move || async move {
             let (user, other) = (user.as_str(), other.as_str());
-            let found = core.client_reads().await?.read(&[call(SELECT_ONE, &[&user, &other])]).await?;
+            let found =
+                core.client_reads(self.reads).await?.read(&[call(SELECT_ONE, &[&user, &other])]).await?;
             Ok(Reader::new(found.iter().flatten().next().ok_or_else(damaged)?).big()? > 0)
         };
         core.run(once).await

@@ -1,5 +1,7 @@
 //! Lists of conversations in Postgres. They share the connections of reads of clients, so that they delay no archive.
 
+use std::collections::HashMap;
+
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -25,6 +27,8 @@ CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.conversation = n.conversation 
 const HEADS: &str = "
 SELECT conversation, last_seq, messages, pruned_to, deleted_seq, settings, members FROM heads
 WHERE conversation >= $1 AND conversation < $1 || '~' AND conversation > $2 ORDER BY conversation LIMIT $3";
+
+const ARCHIVED: &str = "SELECT partition, log_offset FROM partitions";
 
 fn conversation_head(reader: &mut Reader<'_>) -> Result<ConversationHead, PostgresError> {
     Ok(ConversationHead {
@@ -59,6 +63,16 @@ async fn heads(
     found.iter().flatten().map(|row| conversation_head(&mut Reader::new(row))).collect()
 }
 
+async fn archived_offsets(session: &mut Session) -> Result<HashMap<u32, u64>, PostgresError> {
+    let found = session.read(&[call(ARCHIVED, &[])]).await?;
+    let offset = |row| {
+        let mut reader = Reader::new(row);
+        let partition: i32 = reader.get()?;
+        Ok((u32::try_from(partition).map_err(|_| damaged())?, reader.big()?))
+    };
+    found.iter().flatten().map(offset).collect()
+}
+
 #[async_trait]
 impl ConversationLists for PostgresStore {
     async fn memberships_of(
@@ -68,21 +82,24 @@ impl ConversationLists for PostgresStore {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let (core, requests) = (&*self.core, &requests.iter().collect::<Vec<_>>()[..]);
-        core.run(move || async move { memberships(&mut core.client_reads().await?, requests).await }).await
+        let (core, reads, requests) = (&*self.core, self.reads, &requests.iter().collect::<Vec<_>>()[..]);
+        core.run(move || async move { memberships(&mut core.client_reads(reads).await?, requests).await })
+            .await
     }
 
     async fn settings_of(&self, users: &[UserId]) -> Result<Vec<UserSettings>, StoreError> {
-        let core = &*self.core;
-        core.run(move || async move { marks::settings(&mut core.client_reads().await?, users).await }).await
+        let (core, reads) = (&*self.core, self.reads);
+        core.run(move || async move { marks::settings(&mut core.client_reads(reads).await?, users).await })
+            .await
     }
 
     async fn heads_of(
         &self,
         conversations: &[ConversationId],
     ) -> Result<Vec<Option<ConversationHead>>, StoreError> {
-        let core = &*self.core;
-        core.run(move || async move { heads_of(&mut core.client_reads().await?, conversations).await }).await
+        let (core, reads) = (&*self.core, self.reads);
+        core.run(move || async move { heads_of(&mut core.client_reads(reads).await?, conversations).await })
+            .await
     }
 
     async fn heads(
@@ -91,8 +108,18 @@ impl ConversationLists for PostgresStore {
         after: Option<&ConversationId>,
         limit: usize,
     ) -> Result<Vec<ConversationHead>, StoreError> {
-        let core = &*self.core;
-        core.run(move || async move { heads(&mut core.client_reads().await?, prefix, after, limit).await })
-            .await
+        let (core, reads) = (&*self.core, self.reads);
+        core.run(
+            move || async move { heads(&mut core.client_reads(reads).await?, prefix, after, limit).await },
+        )
+        .await
+    }
+
+    async fn archived_offsets(&self) -> Result<Option<HashMap<u32, u64>>, StoreError> {
+        let (core, reads) = (&*self.core, self.reads);
+        core.run(
+            move || async move { archived_offsets(&mut core.client_reads(reads).await?).await.map(Some) },
+        )
+        .await
     }
 }

@@ -49,8 +49,10 @@ impl MessageTimes for PostgresStore {
         ends: &[ConversationSeq],
         limit: usize,
     ) -> Result<Vec<Vec<PastMessage>>, StoreError> {
-        let core = &*self.core;
-        core.run(move || async move { message_times(&mut core.client_reads().await?, ends, limit).await })
-            .await
+        let (core, reads) = (&*self.core, self.reads);
+        core.run(
+            move || async move { message_times(&mut core.client_reads(reads).await?, ends, limit).await },
+        )
+        .await
     }
 }

@@ -6,11 +6,11 @@ use tidegate_protocol::{
 };
 
 use super::{
-    Core,
+    Core, PostgresStore,
     batcher::{BatchedQuery, Batcher},
     codec::{Reader, bound, limit},
     error::{PostgresError, damaged},
-    session::{Session, call},
+    session::{ReadsOf, Session, call},
 };
 use crate::store::{Direction, Membership, MembershipsRequest, Page, PageQuery, StoreError, Summary};
 
@@ -250,6 +250,20 @@ impl BatchedQuery for SummaryQuery {
     }
 
     async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
-        core.run(move || async move { summaries(&mut core.client_reads().await?, batch).await }).await
+        core.run(
+            move || async move { summaries(&mut core.client_reads(ReadsOf::Clients).await?, batch).await },
+        )
+        .await
+    }
+}
+
+impl PostgresStore {
+    /// Returns the summary of each request, in order, in a statement of its own.
+    pub(super) async fn summaries_of(
+        &self,
+        queries: &[&SummaryQuery],
+    ) -> Result<Vec<Option<Summary>>, StoreError> {
+        let (core, reads) = (&*self.core, self.reads);
+        core.run(move || async move { summaries(&mut core.client_reads(reads).await?, queries).await }).await
     }
 }

@@ -8,7 +8,7 @@ use super::{
     codec::{Reader, bound, limit},
     error::{PostgresError, damaged},
     queries::HEAD,
-    session::{Session, call},
+    session::{ReadsOf, Session, call},
 };
 use crate::store::{ConversationSeq, GroupMembers, Page, StoreError, StoredRow};
 
@@ -117,7 +117,7 @@ pub(super) struct NewestQuery {
 }
 
 /// Returns the newest rows of each place of each request, in order.
-async fn newest(
+pub(super) async fn newest(
     session: &mut Session,
     requests: &[&NewestQuery],
 ) -> Result<Vec<Vec<Vec<StoredRow>>>, PostgresError> {
@@ -153,6 +153,7 @@ impl BatchedQuery for NewestQuery {
     }
 
     async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
-        core.run(move || async move { newest(&mut core.client_reads().await?, batch).await }).await
+        core.run(move || async move { newest(&mut core.client_reads(ReadsOf::Clients).await?, batch).await })
+            .await
     }
 }

@@ -55,12 +55,12 @@ pub(super) struct Session {
     object: Option<Object>,
     is_clean: bool,
     wait: Duration,
-    /// Permit of a read of a client. Fields are dropped in order, so the connection is free before it.
-    _permit: Option<OwnedSemaphorePermit>,
+    /// Permits of a read. Fields are dropped in order, so the connection is free before them.
+    _permits: Vec<OwnedSemaphorePermit>,
     /// Call that a breaker has permitted.
     call: Option<GuardedCall>,
-    /// Time after which the server counts as too slow for the breaker.
-    late_at: Instant,
+    /// Time after which the server counts as too slow for the breaker; `None` if a slow read says nothing about it.
+    late_at: Option<Instant>,
     /// Whether the server did not answer in time.
     is_late: AtomicBool,
     /// Whether the server has reported that it can't serve.
@@ -69,12 +69,22 @@ pub(super) struct Session {
     is_broken: AtomicBool,
 }
 
-/// What a read of a client needs before it takes a connection.
+/// Callers of reads with permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadsOf {
+    /// Clients.
+    Clients,
+    /// Back ends, whose reads are larger and fewer.
+    BackEnds,
+}
+
+/// What a read needs before it takes a connection.
 pub(super) struct ReadPermits<'a> {
     pub(super) breaker: &'a Arc<ServiceBreaker>,
-    pub(super) connections: &'a Arc<Semaphore>,
+    /// Permits that the read takes, in this order.
+    pub(super) connections: &'a [&'a Arc<Semaphore>],
     /// Time from which a read on its connection counts as late, also if its caller does not wait any longer.
-    pub(super) late_after: Duration,
+    pub(super) late_after: Option<Duration>,
 }
 
 impl Drop for Session {
@@ -86,7 +96,7 @@ impl Drop for Session {
         // A session that is nothing of this was cancelled early, or its connection broke.
         if *self.has_failed.get_mut() {
             call.failed();
-        } else if *self.is_late.get_mut() || Instant::now() >= self.late_at {
+        } else if self.late_at.is_some_and(|at| *self.is_late.get_mut() || Instant::now() >= at) {
             call.late();
         } else if self.is_clean {
             call.succeeded();
@@ -106,9 +116,9 @@ impl Session {
             object: Some(object),
             is_clean: true,
             wait,
-            _permit: None,
+            _permits: Vec::new(),
             call: None,
-            late_at: Instant::now(),
+            late_at: None,
             is_late: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
@@ -126,9 +136,11 @@ impl Session {
         let call = permits.breaker.acquire().ok_or_else(failing)?;
         let busy =
             || PostgresError::NoConnection("all connections for reads of clients are in use".to_owned());
-        let permit =
-            timeout(wait, Arc::clone(permits.connections).acquire_owned()).await.map_err(|_| busy())?;
-        let permit = Some(permit.map_err(|_| busy())?);
+        let mut taken = Vec::with_capacity(permits.connections.len());
+        for connections in permits.connections {
+            let permit = timeout(wait, Arc::clone(connections).acquire_owned()).await.map_err(|_| busy())?;
+            taken.push(permit.map_err(|_| busy())?);
+        }
         if !call.is_current() {
             return Err(failing());
         }
@@ -143,8 +155,8 @@ impl Session {
             }
         };
         let mut session = Self::on(object, wait);
-        (session._permit, session.call) = (permit, Some(call));
-        session.late_at = Instant::now() + permits.late_after;
+        (session._permits, session.call) = (taken, Some(call));
+        session.late_at = permits.late_after.map(|after| Instant::now() + after);
         Ok(session)
     }
 
@@ -338,8 +350,9 @@ mod tests {
         let pool = Source::new(&config).unwrap().pool(&config, 2).unwrap();
         let breaker = ServiceBreaker::new(GuardedService::Postgres, Duration::from_secs(1));
         let connections = Arc::new(Semaphore::new(2));
+        let connections = [&connections];
         let read = || {
-            let late_after = Duration::from_secs(2);
+            let late_after = Some(Duration::from_secs(2));
             let permits = ReadPermits { breaker: &breaker, connections: &connections, late_after };
             Session::take_permitted(permits, &pool, Duration::from_secs(10))
         };
@@ -413,7 +426,8 @@ mod tests {
     /// Reads with a timeout, after two failures; returns the number of failures that then open the breaker.
     async fn left_after_read(reply: Reply, late_after: Duration) -> usize {
         let (pool, breaker, connections) = (pool(reply, 2).await, failing(), Arc::new(Semaphore::new(2)));
-        let permits = ReadPermits { breaker: &breaker, connections: &connections, late_after };
+        let permits =
+            ReadPermits { breaker: &breaker, connections: &[&connections], late_after: Some(late_after) };
         let mut session = Session::take_permitted(permits, &pool, Duration::from_secs(10)).await.unwrap();
         let calls = [call("SELECT 1", &[])];
         let read = timeout(Duration::from_millis(100), session.read(&calls)).await;
@@ -440,7 +454,8 @@ mod tests {
             (pool(Reply::Nothing, 1).await, failing(), Arc::new(Semaphore::new(2)));
         let _other = Session::take(&pool, Duration::from_secs(10)).await.unwrap();
         let late_after = Duration::from_secs(10);
-        let permits = ReadPermits { breaker: &breaker, connections: &connections, late_after };
+        let permits =
+            ReadPermits { breaker: &breaker, connections: &[&connections], late_after: Some(late_after) };
         assert!(Session::take_permitted(permits, &pool, Duration::from_secs(10)).await.is_err());
         assert_eq!(failures_left(&breaker), 1);
     }

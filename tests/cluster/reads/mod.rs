@@ -25,6 +25,11 @@ fn pages_are_read_by_cursor_through_two_nodes_and_show_what_was_acked() {
             assert_eq!(ann.text("bob", &format!("m{n}"), "text"), n);
             let page = get(&cluster, 1, "/v1/conversations/d:bob:ann/messages?limit=1");
             assert_eq!(seqs(&page), [n], "{sets:?}: what was acked is there on another node");
+            let newest = get(&cluster, 1, "/v1/users/bob/messages?limit=1");
+            assert_eq!(seqs(&newest), [n], "{sets:?}");
+            assert_eq!(get(&cluster, 1, "/v1/users/bob/unread")["unread"], n, "{sets:?}");
+            let state = get(&cluster, 1, "/v1/users/bob/conversations/d:ann:bob");
+            assert_eq!(state["maxSeq"], n, "{sets:?}");
         }
         let list = "/v1/conversations/d:ann:bob/messages?limit=3";
         let (mut found, mut path) = (Vec::new(), list.to_owned());

@@ -15,7 +15,6 @@ use tidegate::{
     store::{Direction, MemoryStore, PageQuery, Store},
 };
 use tidegate_protocol::{
-    Code,
     id::ConversationId,
     record::{Body, MemberAction, Prune, Recall},
 };
@@ -235,15 +234,55 @@ async fn newest_messages_end_at_a_depth_and_are_read_with_few_calls() {
 }
 
 #[tokio::test]
-async fn page_after_very_many_messages_is_refused_and_not_guessed() {
+async fn conversation_with_very_many_new_messages_is_left_out_and_said_so() {
     let mut world = World::new().await;
     world.say(0, false, 1).await;
     world.say(1, false, 2).await;
+    world.say(2, false, 3).await;
     let (_, next) = world.page(None, 1, false).await;
     for n in 0..17_000 {
         world.say(0, false, LATER + n).await;
     }
-    let request = NewestRequest { limit: 1, max_bytes: 1 << 20, only_unread: false };
-    let refused = newest(&*world.store, &Reader::new(user("ann")), next.as_ref(), request).await;
-    assert_eq!(refused.err().map(|(code, _)| code), Some(Code::CursorInvalid));
+    let request = NewestRequest { limit: 9, max_bytes: 1 << 20, only_unread: false };
+    let page = newest(&*world.store, &Reader::new(user("ann")), next.as_ref(), request).await.unwrap();
+    let seqs: Vec<u64> = page.rows.iter().map(|row| row.row.seq).collect();
+    assert!(page.is_cut && page.next.is_none(), "{:?}", page.next);
+    assert_eq!(seqs, [1], "the others continue");
+}
+
+#[tokio::test]
+async fn groups_without_messages_cost_few_calls() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    let mut owner = Owner::take_over(&store, 0, 1).await;
+    owner.run(&[message(&place(0), "abe", "m", 0, "text")]).await;
+    for n in 0..900 {
+        owner.time = 10 + n;
+        owner.run(&[change(&format!("n{n}"), MemberAction::Create, &["ann"], &format!("r-{n}"))]).await;
+    }
+    let plan = FaultPlan::none();
+    let counted: Arc<dyn Store> = Arc::new(Faulty::new(store, Arc::clone(&plan)));
+    let request = NewestRequest { limit: 10, max_bytes: 1 << 20, only_unread: false };
+    let page = newest(&*counted, &Reader::new(user("ann")), None, request).await.unwrap();
+    assert_eq!((page.rows.len(), page.next), (1, None));
+    assert!(plan.calls("newest") <= 16 && plan.calls("page") == 0, "{}", plan.calls("page"));
+}
+
+#[tokio::test]
+async fn page_ends_after_many_calls_and_the_next_one_continues() {
+    let mut world = World::new().await;
+    // A message below a long run of ann's own, so that a page reads more than it may.
+    for n in 0..5_000 {
+        world.say(0, n != 0, n).await;
+    }
+    let (mut found, mut after, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let (rows, next) = world.page(after.as_ref(), 10, true).await;
+        found.extend(rows);
+        (after, pages) = (next, pages + 1);
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found, world.naive(true).await);
+    assert!(pages > 1, "{pages}");
 }

@@ -194,7 +194,7 @@ fn pages_are_limited_in_bytes_and_end_nowhere_else() {
     for n in 0..70 {
         alice.text("bob", &format!("m{n}"), &"x".repeat(16_000));
     }
-    // 65 messages fit into 1 MiB.
+    // 65 messages with their fields fit into 1 MiB.
     let list = "/v1/conversations/d:alice:bob/messages?limit=200";
     let (mut sizes, mut found, mut path) = (Vec::new(), Vec::new(), list.to_owned());
     loop {
@@ -211,4 +211,33 @@ fn pages_are_limited_in_bytes_and_end_nowhere_else() {
     let next = newest["next"].as_str().expect("a cursor");
     let rest = get(&node, &format!("/v1/users/bob/messages?limit=200&cursor={next}"));
     assert_eq!(seqs(&rest["messages"])[0], 4);
+}
+
+#[test]
+fn changes_with_many_users_count_in_bytes_and_are_no_last_entry() {
+    let node = TestNode::start(|_| {});
+    node.group("team", &["alice"]);
+    let users: Vec<String> = (0..1_000).map(|n| format!("{:060}-{n}", 0)).collect();
+    let users: Vec<&str> = users.iter().map(String::as_str).collect();
+    for _ in 0..12 {
+        node.add("team", &users);
+        node.kick("team", &users);
+    }
+    let list = "/v1/conversations/g:team/messages?limit=200";
+    let (mut found, mut path, mut pages) = (Vec::new(), list.to_owned(), 0);
+    loop {
+        let page = get(&node, &path);
+        assert!(page.to_string().len() <= 1 << 20, "{}", page.to_string().len());
+        found.extend(seqs(&page["messages"]));
+        pages += 1;
+        let Some(older) = page["older"].as_str() else { break };
+        path = format!("{list}&cursor={older}");
+    }
+    assert_eq!((found, pages), ((1..=25).rev().collect(), 2));
+    let state = get(&node, "/v1/users/alice/conversations/g:team");
+    assert_eq!(state["last"], Value::Null, "{}", state.to_string().len());
+    let all: Vec<String> = (1..=25).map(|seq| seq.to_string()).collect();
+    let page = get(&node, &format!("/v1/conversations/g:team/messages?seqs={}", all.join(",")));
+    let (named, left) = (seqs(&page["messages"]), page["left"].as_array().expect("a list").len());
+    assert!(left > 0 && named.len() + left == 25, "{left}");
 }
