@@ -17,19 +17,14 @@ use axum::{
     extract::{Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, header::AUTHORIZATION},
     middleware::Next,
-    response::{IntoResponse as _, Response},
+    response::Response,
 };
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
-use tidegate_protocol::{
-    Code,
-    id::{MsgId, check_id},
-};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
+use tidegate_protocol::{Code, id::check_id};
+use tokio::{sync::Semaphore, time::timeout};
 
+mod change;
 mod failures;
 pub(super) mod keys;
 mod message_places;
@@ -39,24 +34,22 @@ mod route;
 mod targets;
 
 pub use self::route::{AdminRoute, Effect, RouteNeed};
-use self::{
-    failures::FailureLimit,
-    message_places::{MessagePlace, MessagePlaces},
-    request_id::RequestId,
-    targets::Targets,
-};
 pub(super) use self::{
+    change::MessageIdForNow,
     refused::Refused,
     request_id::{idempotency_key, with_request_id},
 };
-use super::{Problem, ProblemDetails, caller::Ends, http_server::LargeBodyPlace};
+use self::{
+    change::change, failures::FailureLimit, message_places::MessagePlaces, request_id::RequestId,
+    targets::Targets,
+};
+use super::caller::Ends;
 use crate::{
     audit::{Actor, AuditEntry, AuditFile},
     clock::wall_ms,
     cluster::Cluster,
     events::Events,
     evidence::{EvidenceBoard, EvidenceKind, EvidenceSource},
-    ingest::admin::Admin,
     keys::{KeyRing, Scope},
     limits::{LimitCall, LimitRefusal, LimitSubjects, LimitWaits, RuleGuard},
     log_limit::LogLimit,
@@ -279,9 +272,6 @@ impl AdminGate {
     }
 }
 
-/// Path of requests for one message.
-const MESSAGE_PATH: &str = "/v1/messages";
-
 /// Scheme of a key in `Authorization`, with the space after it.
 const BEARER: &str = "Bearer ";
 
@@ -427,80 +417,6 @@ pub(super) async fn check(
         Effect::Query | Effect::ContentRead => next.run(request).await,
         Effect::Stream => ended_with_key(&gate, caller.actor, next.run(request).await),
         Effect::Change | Effect::Crash => change(draft, caller.actor, request, next).await,
-    }
-}
-
-/// Id for the message of a request that names none. The gate makes it, so that it is known whatever becomes of the request.
-#[derive(Clone)]
-pub(super) struct MessageIdForNow(pub(super) MsgId);
-
-/// Place of a change among those of its kind.
-enum ChangePlace {
-    Change(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
-    Message(#[expect(dead_code, reason = "held")] MessagePlace),
-}
-
-impl AdminGate {
-    /// Takes a place for a change; `None` if there is none.
-    fn place(&self, route: &AdminRoute, actor: &Actor) -> Option<ChangePlace> {
-        if route.need != RouteNeed::Scope(Scope::Messages) {
-            return Arc::clone(&self.changes).try_acquire_owned().ok().map(ChangePlace::Change);
-        }
-        let key = match actor {
-            Actor::Key { id, .. } => Some(id.as_str()),
-            _ => None,
-        };
-        self.message_places.take(route.path, key).map(ChangePlace::Message)
-    }
-}
-
-async fn change(draft: Draft, actor: Actor, mut request: Request, next: Next) -> Response {
-    let gate = Arc::clone(&draft.gate);
-    let Some(place) = gate.place(draft.route, &actor) else {
-        return Problem(Code::Overloaded, "too many requests of this kind at a time; repeat it".into())
-            .into_response();
-    };
-    if !gate.can_record().await {
-        gate.metrics.audit_refusals.increment(1);
-        return Problem(Code::AuditUnavailable, String::new()).into_response();
-    }
-    let message_id = (draft.route.path == MESSAGE_PATH).then(|| {
-        let given = draft.targets.request_id.as_deref().and_then(|id| MsgId::new(id).ok());
-        given.unwrap_or_else(Admin::fresh_request_id)
-    });
-    if let Some(id) = &message_id {
-        request.extensions_mut().insert(MessageIdForNow(id.clone()));
-    }
-    let failed = |code, why: &str| {
-        let refusal = ProblemDetails::from(Problem(code, why.to_owned()));
-        match &message_id {
-            Some(id) => refusal.with("msgId", id.as_str()),
-            None => refusal,
-        }
-    };
-    let body_place = request.extensions().get::<LargeBodyPlace>().cloned();
-    // A task of its own: the change and its record outlive a caller that leaves, and so do the places that it takes.
-    let changed = supervised::spawn("a change by the admin API", async move {
-        let _places = (place, body_place);
-        if draft.route.effect == Effect::Crash {
-            gate.record(draft.entry(actor.clone(), None, None), true).await;
-        }
-        let outcome = supervised::contained(next.run(request)).await;
-        let (status, code) = match &outcome {
-            Ok(response) => (response.status(), response.extensions().get().copied()),
-            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, Some(Code::Internal)),
-        };
-        gate.record(draft.entry(actor, Some(status), code), true).await;
-        outcome
-    });
-    match changed.await {
-        Ok(Ok(response)) => response,
-        Ok(Err(_panicked)) if message_id.is_some() => {
-            let why = "the request failed by an error of the broker; repeat it with this msgId as requestId";
-            failed(Code::Internal, why).with_status(StatusCode::INTERNAL_SERVER_ERROR).into_response()
-        }
-        Ok(Err(panicked)) => panicked.resume(),
-        Err(_stopping) => failed(Code::Unknown, "the node stops").into_response(),
     }
 }
 

@@ -247,7 +247,7 @@ mod tests {
     };
 
     async fn targets(path: &'static str, uri: &str, body: &str) -> (String, usize, Option<String>, String) {
-        let ids = &["id", "by", "add", "members", "before", "#tokenId"];
+        let ids = &["id", "by", "add", "members", "before", "#tokenId", "seqs"];
         let route = AdminRoute { method: "post", path, need: RouteNeed::AnyKey, effect: Effect::Change, ids };
         let mut request = Request::builder().uri(uri).body(Body::from(body.to_owned())).unwrap();
         let found = Targets::of(&route, &mut request).await;
@@ -357,8 +357,8 @@ mod tests {
 
     #[tokio::test]
     async fn seqs_of_a_list_are_found() {
-        let found = targets("/v1/hide", "/v1/hide", r#"{"members":[7,3]}"#).await;
-        assert_eq!(found.0, r#"{"members":["7","3"]}"#);
+        let found = targets("/v1/hide", "/v1/hide", r#"{"seqs":[7,3],"members":[5]}"#).await;
+        assert_eq!(found.0, r#"{"seqs":["7","3"]}"#);
     }
 
     #[tokio::test]
