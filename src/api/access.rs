@@ -379,7 +379,7 @@ pub(super) async fn check(
     let is_content_read = route.effect == Effect::ContentRead
         && gate.records_reads
         && caller.as_ref().is_ok_and(|it| it.require(RouteNeed::Scope(Scope::Content)).is_ok());
-    let is_named = caller.is_ok() && (is_change || is_content_read);
+    let is_named = caller.is_ok() && (is_change || route.effect == Effect::ContentRead);
     let draft = Draft {
         gate: Arc::clone(&gate),
         route,

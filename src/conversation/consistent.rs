@@ -1,6 +1,6 @@
 //! Consistent reads: they see everything that was acked or pushed before they began, or are refused (ADR 16).
 
-use std::{hash::Hash, sync::Arc};
+use std::{hash::Hash, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
@@ -8,6 +8,7 @@ use tidegate_protocol::{
     machine::session::{Pull, Query, Which},
     pb::{self, server_frame::Body as FrameBody},
 };
+use tokio::time::timeout;
 
 use super::{
     clear, hide,
@@ -25,17 +26,24 @@ pub struct ConsistentReads<'a, K: Clone + Eq + Hash = UserId> {
     store: &'a dyn Store,
     budget: &'a Arc<ReadBudget<K>>,
     caller: &'a K,
+    /// Longest wait of a change for the read barrier; `None` waits for as long as it takes.
+    barrier_max: Option<Duration>,
 }
 
 impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
     /// Creates the reads of a caller.
     pub fn new(cluster: &'a Cluster, budget: &'a Arc<ReadBudget<K>>, caller: &'a K) -> Self {
-        Self { cluster, store: &*cluster.ports.store, budget, caller }
+        Self { cluster, store: &*cluster.ports.store, budget, caller, barrier_max: None }
     }
 
     /// Uses this handle of the store.
     pub fn over(self, store: &'a dyn Store) -> Self {
         Self { store, ..self }
+    }
+
+    /// Lets a change wait no longer than this for the read barrier; what is still in doubt then is `NOT_YET`.
+    pub fn waiting_at_most(self, barrier_max: Duration) -> Self {
+        Self { barrier_max: Some(barrier_max), ..self }
     }
 
     /// Waits for the turn of a read.
@@ -79,7 +87,11 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
         if first != BeyondHead::Unknown || !matches!(changed, Err((Code::NotYet, _))) {
             return changed;
         }
-        let above = beyond_head_after_barrier(self.cluster, conversation).await;
+        let barrier = beyond_head_after_barrier(self.cluster, conversation);
+        let above = match self.barrier_max {
+            Some(max) => timeout(max, barrier).await.unwrap_or(BeyondHead::Unknown),
+            None => barrier.await,
+        };
         self.change_where(user, query, above).await
     }
 

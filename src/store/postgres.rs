@@ -184,12 +184,12 @@ impl Core {
     /// Returns a connection for a read of a client or back end, which leaves [`LOGIN_CONNECTIONS`] to others. Reads of
     /// back ends leave most of the rest to clients, and their slowness does not open the breaker.
     async fn client_reads(&self, of: ReadsOf) -> Result<Session, PostgresError> {
-        let both = [&self.back_end_permits, &self.client_permits];
-        let (connections, late_after) = match of {
-            ReadsOf::Clients => (&both[1..], Some(READ_LATE_AFTER)),
-            ReadsOf::BackEnds => (&both[..], None),
+        let (before, late_after) = match of {
+            ReadsOf::Clients => (None, Some(READ_LATE_AFTER)),
+            ReadsOf::BackEnds => (Some(&self.back_end_permits), None),
         };
-        let permits = ReadPermits { breaker: &self.breaker, connections, late_after };
+        let permits =
+            ReadPermits { breaker: &self.breaker, before, connections: &self.client_permits, late_after };
         Session::take_permitted(permits, &self.readers, self.wait).await
     }
 

@@ -14,17 +14,16 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{
     AdminGate, Draft,
     message_places::MessagePlace,
-    route::{AdminRoute, Effect, RouteNeed},
+    route::{AdminRoute, Effect},
 };
 use crate::{
     api::{Problem, ProblemDetails, http_server::LargeBodyPlace},
     audit::Actor,
     ingest::admin::Admin,
-    keys::Scope,
     supervised,
 };
 
-/// Path of requests for one message.
+/// Path of requests for one message, with which those for many begin.
 const MESSAGE_PATH: &str = "/v1/messages";
 
 /// Id for the message of a request that names none. The gate makes it, so that it is known whatever becomes of the request.
@@ -40,7 +39,7 @@ enum ChangePlace {
 impl AdminGate {
     /// Takes a place for a change; `None` if there is none.
     fn place(&self, route: &AdminRoute, actor: &Actor) -> Option<ChangePlace> {
-        if route.need != RouteNeed::Scope(Scope::Messages) {
+        if !route.path.starts_with(MESSAGE_PATH) {
             return Arc::clone(&self.changes).try_acquire_owned().ok().map(ChangePlace::Change);
         }
         let key = match actor {
@@ -52,7 +51,7 @@ impl AdminGate {
 }
 
 /// Makes a change, which is recorded before it is answered.
-pub(super) async fn change(draft: Draft, actor: Actor, mut request: Request, next: Next) -> Response {
+pub(super) async fn change(mut draft: Draft, actor: Actor, mut request: Request, next: Next) -> Response {
     let gate = Arc::clone(&draft.gate);
     let Some(place) = gate.place(draft.route, &actor) else {
         return Problem(Code::Overloaded, "too many requests of this kind at a time; repeat it".into())
@@ -67,6 +66,7 @@ pub(super) async fn change(draft: Draft, actor: Actor, mut request: Request, nex
         given.unwrap_or_else(Admin::fresh_request_id)
     });
     if let Some(id) = &message_id {
+        draft.targets.request_id.get_or_insert_with(|| id.as_str().to_owned());
         request.extensions_mut().insert(MessageIdForNow(id.clone()));
     }
     let failed = |code, why: &str| {

@@ -14,7 +14,7 @@ use tidegate_protocol::{
 use tokio::time::timeout;
 
 use super::{
-    NUMBER_MAX, ReadCaller, bad, conversation,
+    NUMBER_MAX, READ_TIMEOUT, ReadCaller, bad, conversation,
     entries::state,
     of_user::{may_read_content, never_in, read_one},
     user,
@@ -111,7 +111,8 @@ async fn apply(
     let (api, key, user, conversation) =
         (api.clone(), ReadCaller::new(caller), user.clone(), conversation.clone());
     let work = async move {
-        let changed = key.reads(&api).change(&user, &conversation, &query).await?;
+        let reads = key.reads(&api).waiting_at_most(READ_TIMEOUT);
+        let changed = reads.change(&user, &conversation, &query).await?;
         let Some((seq, body)) = changed else { return Ok(None) };
         api.reads.devices.notify(&user, &conversation, seq, body.clone(), None);
         Ok(Some(body))

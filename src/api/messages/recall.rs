@@ -1,5 +1,7 @@
 //! Recall of a message by the admin API: by the operator, or by a user with that user's rights.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     extract::{Query, State, rejection::QueryRejection},
@@ -12,6 +14,7 @@ use tidegate_protocol::{
     machine::session::SubmitAnswer,
     record::Recall,
 };
+use tokio::time::timeout;
 
 use super::{
     SendSource,
@@ -19,9 +22,11 @@ use super::{
 };
 use crate::{
     api::{Api, Problem, ProblemDetails, extract::IdPath, now_ms},
-    bus::partition_of,
-    conversation::{read_position::BeyondHead, recall::RecallOutcome},
+    conversation::{consistent::beyond_head, read_position::NOT_STORED, recall::RecallOutcome},
 };
+
+/// Longest wait for the read barrier.
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Query of a recall.
 #[derive(Deserialize)]
@@ -84,14 +89,8 @@ async fn check(
     of: u64,
 ) -> Result<Option<(u64, u64)>, Problem> {
     let cluster = &api.cluster;
-    let partition = partition_of(conversation, cluster.ports.bus.partitions());
-    let may_lag = cluster.owned.unarchived().is_allowed() || cluster.ports.store.may_fall_back();
-    let passed = if may_lag { Some(cluster.barrier_of(partition).await) } else { None };
-    let above = match passed {
-        None => BeyondHead::Nothing,
-        Some(Some(below)) => BeyondHead::NothingIfArchived { partition, below },
-        Some(None) => BeyondHead::Unknown,
-    };
+    // Bounded: while the archive is away, the caller tries again.
+    let above = timeout(BARRIER_TIMEOUT, beyond_head(cluster, conversation)).await.map_err(|_| NOT_STORED)?;
     let (store, recaller) = (&*cluster.ports.store, &api.messages.parts.recaller);
     let checked = recaller.check(store, by, conversation, of, above, now_ms()).await;
     match checked.map_err(|(code, message)| Problem(code, message.to_owned()))? {

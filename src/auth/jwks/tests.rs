@@ -5,6 +5,7 @@ use std::{
     task::Poll,
 };
 
+use bytes::BytesMut;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::{
@@ -41,7 +42,7 @@ impl KeyServer {
             while let Ok((stream, _)) = listener.accept().await {
                 shared.connections.fetch_add(1, Ordering::SeqCst);
                 if healthy {
-                    answer(stream).await.unwrap();
+                    Box::pin(answer(stream)).await.unwrap();
                 } else {
                     shared.silent.lock().push(stream);
                 }
@@ -56,8 +57,8 @@ impl KeyServer {
 }
 
 async fn answer(mut stream: TcpStream) -> io::Result<()> {
-    let mut request = [0; 4_096];
-    stream.read(&mut request).await?;
+    let mut request = BytesMut::with_capacity(4_096);
+    while !request.ends_with(b"\r\n\r\n") && stream.read_buf(&mut request).await? > 0 {}
     let length = SET.len();
     stream.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{SET}").as_bytes()).await
 }

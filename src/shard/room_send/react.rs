@@ -26,7 +26,7 @@ const ROOMS_USED: (Code, &str) = (Code::Busy, "reaction: too many rooms of the n
 /// Refusal of a reaction that would begin those of one room more for the user.
 const USER_ROOMS_USED: (Code, &str) = (
     Code::Busy,
-    "reaction: you have reacted first in as many rooms as you may; leave one, or react after others",
+    "reaction: you were the first to react in as many rooms as you may; react after others, or when those rooms have ended",
 );
 
 impl<I: Io> Shard<I> {

@@ -81,8 +81,10 @@ pub(super) enum ReadsOf {
 /// What a read needs before it takes a connection.
 pub(super) struct ReadPermits<'a> {
     pub(super) breaker: &'a Arc<ServiceBreaker>,
-    /// Permits that the read takes, in this order.
-    pub(super) connections: &'a [&'a Arc<Semaphore>],
+    /// Permit that the read takes before it asks the breaker: while it waits, it must not hold the breaker's only probe.
+    pub(super) before: Option<&'a Arc<Semaphore>>,
+    /// Permit that the read takes then.
+    pub(super) connections: &'a Arc<Semaphore>,
     /// Time from which a read on its connection counts as late, also if its caller does not wait any longer.
     pub(super) late_after: Option<Duration>,
 }
@@ -133,14 +135,17 @@ impl Session {
         wait: Duration,
     ) -> Result<Self, PostgresError> {
         let failing = || PostgresError::NoConnection("recent reads in Postgres failed".to_owned());
-        let call = permits.breaker.acquire().ok_or_else(failing)?;
-        let busy =
-            || PostgresError::NoConnection("all connections for reads of clients are in use".to_owned());
-        let mut taken = Vec::with_capacity(permits.connections.len());
-        for connections in permits.connections {
-            let permit = timeout(wait, Arc::clone(connections).acquire_owned()).await.map_err(|_| busy())?;
-            taken.push(permit.map_err(|_| busy())?);
+        let permit = async |of: &Arc<Semaphore>| {
+            let busy = "all connections for reads of clients are in use";
+            let taken = timeout(wait, Arc::clone(of).acquire_owned()).await.ok().and_then(Result::ok);
+            taken.ok_or_else(|| PostgresError::NoConnection(busy.to_owned()))
+        };
+        let mut taken = Vec::with_capacity(2);
+        if let Some(before) = permits.before {
+            taken.push(permit(before).await?);
         }
+        let call = permits.breaker.acquire().ok_or_else(failing)?;
+        taken.push(permit(permits.connections).await?);
         if !call.is_current() {
             return Err(failing());
         }
@@ -350,10 +355,10 @@ mod tests {
         let pool = Source::new(&config).unwrap().pool(&config, 2).unwrap();
         let breaker = ServiceBreaker::new(GuardedService::Postgres, Duration::from_secs(1));
         let connections = Arc::new(Semaphore::new(2));
-        let connections = [&connections];
         let read = || {
             let late_after = Some(Duration::from_secs(2));
-            let permits = ReadPermits { breaker: &breaker, connections: &connections, late_after };
+            let permits =
+                ReadPermits { breaker: &breaker, before: None, connections: &connections, late_after };
             Session::take_permitted(permits, &pool, Duration::from_secs(10))
         };
         let began = Instant::now();
@@ -426,8 +431,12 @@ mod tests {
     /// Reads with a timeout, after two failures; returns the number of failures that then open the breaker.
     async fn left_after_read(reply: Reply, late_after: Duration) -> usize {
         let (pool, breaker, connections) = (pool(reply, 2).await, failing(), Arc::new(Semaphore::new(2)));
-        let permits =
-            ReadPermits { breaker: &breaker, connections: &[&connections], late_after: Some(late_after) };
+        let permits = ReadPermits {
+            breaker: &breaker,
+            before: None,
+            connections: &connections,
+            late_after: Some(late_after),
+        };
         let mut session = Session::take_permitted(permits, &pool, Duration::from_secs(10)).await.unwrap();
         let calls = [call("SELECT 1", &[])];
         let read = timeout(Duration::from_millis(100), session.read(&calls)).await;
@@ -454,8 +463,12 @@ mod tests {
             (pool(Reply::Nothing, 1).await, failing(), Arc::new(Semaphore::new(2)));
         let _other = Session::take(&pool, Duration::from_secs(10)).await.unwrap();
         let late_after = Duration::from_secs(10);
-        let permits =
-            ReadPermits { breaker: &breaker, connections: &[&connections], late_after: Some(late_after) };
+        let permits = ReadPermits {
+            breaker: &breaker,
+            before: None,
+            connections: &connections,
+            late_after: Some(late_after),
+        };
         assert!(Session::take_permitted(permits, &pool, Duration::from_secs(10)).await.is_err());
         assert_eq!(failures_left(&breaker), 1);
     }

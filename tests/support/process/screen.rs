@@ -2,7 +2,10 @@
 
 use std::{
     io::{BufRead as _, BufReader, Read},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
 };
 
@@ -12,7 +15,11 @@ use super::{WAIT_MAX, becomes};
 
 /// Lines received from one or more streams.
 #[derive(Clone, Default)]
-pub struct Screen(Arc<Mutex<Vec<String>>>);
+pub struct Screen {
+    lines: Arc<Mutex<Vec<String>>>,
+    /// Number of streams that have not ended.
+    open: Arc<AtomicUsize>,
+}
 
 impl Screen {
     /// Collects the lines of a stream until its end.
@@ -25,18 +32,25 @@ impl Screen {
     /// Collects the lines of one more stream.
     pub fn add(&self, from: impl Read + Send + 'static) {
         let screen = self.clone();
+        self.open.fetch_add(1, Ordering::SeqCst);
         thread::spawn(move || {
             for line in BufReader::new(from).lines().map_while(Result::ok) {
-                let mut lines = screen.0.lock();
+                let mut lines = screen.lines.lock();
                 // A terminal ends lines with both characters.
                 lines.push(line.trim_end_matches('\r').to_owned());
             }
+            screen.open.fetch_sub(1, Ordering::SeqCst);
         });
     }
 
     /// Returns the lines so far.
     pub fn lines(&self) -> Vec<String> {
-        self.0.lock().clone()
+        self.lines.lock().clone()
+    }
+
+    /// Returns whether all streams have ended, so that no line follows.
+    pub fn has_ended(&self) -> bool {
+        self.open.load(Ordering::SeqCst) == 0
     }
 
     /// Waits for a line that fits.
