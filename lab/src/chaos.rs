@@ -129,10 +129,13 @@ impl Args {
 /// and is closed as slow, and so that the newest rules of the ledger, by which the checker judges, are soon in force.
 const SETS: &[&str] = &["timing.ack_timeout_ms=700", "limits.window_max=48", "log.rules_settle_ms=5000"];
 
+/// File of a run's directory that says why the run failed.
+pub const REASON: &str = "failure.txt";
+
 /// Runs chaos, checks the history, and prints a row of `docs/results/`.
 ///
 /// # Errors
-/// Fails when a promise is broken, or when the run does not come to rest.
+/// Fails when a promise is broken, or when the run does not come to rest; the reason is in [`REASON`], too.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..1_000_000));
     let directory = match &args.directory {
@@ -143,20 +146,28 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         bail!("{} has a store already; chaos begins with an empty one", directory.display());
     }
     fs::create_dir_all(&directory)?;
+    run_in(args, seed, &directory).inspect_err(|error| {
+        // The error is printed as well: this file is for a report that has no room for a log.
+        drop(fs::write(directory.join(REASON), format!("{error:#}")));
+    })
+}
+
+/// Runs chaos with this directory.
+fn run_in(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if let Some(clients) = args.drain {
-        runtime.block_on(drain::run(&binary(args)?, &directory, clients, args.load().1))?;
-        return remove(args, &directory);
+        runtime.block_on(drain::run(&binary(args)?, directory, clients, args.load().1))?;
+        return remove(args, directory);
     }
     if let (Some(turns), Some(list)) = (args.rolling, &args.cluster) {
-        runtime.block_on(Box::pin(rolling::run(args, list, turns, &directory)))?;
-        return remove(args, &directory);
+        runtime.block_on(Box::pin(rolling::run(args, list, turns, directory)))?;
+        return remove(args, directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
     let Run { history, counts, libraries, database } = runtime.block_on(async {
         match &args.cluster {
-            Some(list) => Box::pin(drive_cluster(args, list, seed, &directory)).await,
-            None => Box::pin(drive_node(args, seed, &directory)).await,
+            Some(list) => Box::pin(drive_cluster(args, list, seed, directory)).await,
+            None => Box::pin(drive_node(args, seed, directory)).await,
         }
     })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -182,7 +193,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(Servers::read(list)?.drop_database(database))?;
     }
-    remove(args, &directory)
+    remove(args, directory)
 }
 
 /// Results of a run that are judged.

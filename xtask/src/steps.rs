@@ -223,16 +223,18 @@ pub(crate) const STEPS: &[TestStep] = &[
 ];
 
 /// Schedule: consecutive phases of parallel lanes, whose steps run one after the other. Steps that wait share
-/// the machine with steps that compute; rolling restarts judge the pauses of clients, so they run alone.
+/// the machine with steps that compute. Two run alone: `browser`, because a page that gets no processor for 10 s
+/// misses the deadline of its handshake, and `rolling`, which judges the pauses of clients.
 pub(crate) const PHASES: &[&[&[&str]]] = &[
     &[&["fmt", "build"], &["tools", "deny", "schema", "web"]],
     &[&["tests"], &["clippy", "manifests", "fuzz-build"]],
     &[
         &["chaos", "rehearsal", "autobahn", "third-party"],
         &["cluster", "brokers"],
-        &["user", "security", "clients", "counts", "browser"],
+        &["user", "security", "clients", "counts"],
         &["rustdoc"],
     ],
+    &[&["browser"]],
     &[&["rolling"]],
 ];
 

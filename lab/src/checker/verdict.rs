@@ -37,6 +37,7 @@ impl CheckReport {
         for violation in &self.violations {
             eprintln!("  {violation}");
         }
-        bail!("broken promises: {:?}", self.broken)
+        let first = self.violations.first().map(ToString::to_string).unwrap_or_default();
+        bail!("broken promises: {:?}, first {first}", self.broken)
     }
 }

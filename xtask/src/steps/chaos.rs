@@ -137,7 +137,9 @@ fn chaos(shell: &Shell, words: &[&str]) -> anyhow::Result<()> {
     let outcome = shell::run(&mut command);
     if outcome.is_err() {
         evidence::keep(shell, &folder.join("history.jsonl"), "history.jsonl");
-        return outcome.with_context(|| format!("what the nodes kept and logged: {}", folder.display()));
+        let reason = fs::read_to_string(folder.join("failure.txt")).unwrap_or_default().replace('\n', " | ");
+        return outcome
+            .with_context(|| format!("{reason}; what the nodes kept and logged: {}", folder.display()));
     }
     Ok(fs::remove_dir_all(folder)?)
 }
