@@ -6,16 +6,16 @@ use std::{
     process::{self, ExitCode},
 };
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 pub mod admin;
+pub mod api;
 pub mod assign;
 pub mod cert;
-mod child;
 pub mod client;
 pub mod demo;
 pub mod drain;
-mod find;
+pub mod help;
 pub mod http;
 pub mod key;
 pub mod nodes;
@@ -44,6 +44,8 @@ Examples:
   tidegate tail --user bob                     show what bob receives
   tidegate send --user alice --to bob hello    one message from alice to bob
   tidegate token alice                         a development token
+  tidegate group create team alice bob         a group
+  tidegate errors NOT_A_MEMBER                 what a code means, and its cure
 
 The environment sets configuration keys as TIDEGATE__SECTION__KEY; see docs/config.md.";
 
@@ -73,6 +75,14 @@ enum Command {
     Owners(admin::AdminArgs),
     /// Show the nodes that a user's devices are connected to
     Where(nodes::WhereArgs),
+    /// List, show and change groups
+    Group(api::group::GroupArgs),
+    /// Show the history of a conversation
+    History(api::history::HistoryArgs),
+    /// Show a user: connections, unread messages, conversations
+    User(api::user::UserArgs),
+    /// Close the connections of a user
+    Kick(api::user::KickArgs),
     /// List, add or lift bans of networks, users and devices
     Bans(nodes::BansArgs),
     /// Show message storms of groups, or how many messages a group has
@@ -87,8 +97,14 @@ enum Command {
     Drain(drain::Args),
     /// Print the plan of a drain: phases, pace, and the time to grant before SIGKILL
     DrainPlan(plan::PlanArgs),
-    /// Check a configuration without running a node
+    /// Check, write or show a configuration without running a node
     Config(plan::ConfigArgs),
+    /// Save servers under names, for --context
+    Context(key::ContextArgs),
+    /// Explain a code, or list all of them
+    Errors(help::ErrorsArgs),
+    /// Print completions for a shell
+    Completions(help::CompletionsArgs),
 }
 
 /// Option with the data directory, for commands that find a node or sign their own tokens.
@@ -124,6 +140,10 @@ pub fn main() -> ExitCode {
         Command::Nodes(args) => nodes::nodes(&args),
         Command::Owners(args) => nodes::owners(&args),
         Command::Where(args) => nodes::where_is(&args),
+        Command::Group(args) => api::group::group(&args),
+        Command::History(args) => api::history::history(&args),
+        Command::User(args) => api::user::user(&args),
+        Command::Kick(args) => api::user::kick(&args),
         Command::Bans(args) => nodes::bans(&args),
         Command::Storms(args) => nodes::storms::storms(&args),
         Command::Trace(args) => trace::run(&args),
@@ -132,6 +152,12 @@ pub fn main() -> ExitCode {
         Command::Drain(args) => drain::run(&args),
         Command::DrainPlan(args) => plan::plan(&args),
         Command::Config(args) => plan::config(&args),
+        Command::Context(args) => key::contexts(&args),
+        Command::Errors(args) => help::errors(&args),
+        Command::Completions(args) => {
+            help::completions(&args, Cli::command());
+            Ok(())
+        }
     };
     exit_code(result.map(|()| ExitCode::SUCCESS))
 }

@@ -154,6 +154,16 @@ codes! {
 }
 
 impl Code {
+    /// Returns the code with this number or name, as people write it; `None` if there is none.
+    pub fn named(text: &str) -> Option<Self> {
+        match text.parse() {
+            Ok(number) => Self::from_number(number),
+            Err(_) => Self::ALL.iter().find(|code| code.name() == text).copied(),
+        }
+    }
+}
+
+impl Code {
     /// Returns the status for a WebSocket close frame: from RFC 6455 section 7.4, or our own number if it is allowed.
     pub const fn ws_close(self) -> u16 {
         match self {
@@ -201,6 +211,16 @@ pub const RETRY_AFTER_MS: u32 = 1_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_is_found_by_number_and_by_name() {
+        for text in ["4005", "NOT_FOUND"] {
+            assert_eq!(Code::named(text), Some(Code::NotFound), "{text}");
+        }
+        for text in ["", "0", "99999999", "-1", "not_found", "NOT FOUND"] {
+            assert_eq!(Code::named(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn codes_are_ascending_and_unique() {

@@ -7,15 +7,20 @@ use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    DataArg, find,
+    DataArg,
     http::{Connection, RESPONSE_TIMEOUT, Response},
     key::KeyArg,
 };
 use crate::keys::SecretKey;
 
+pub(super) mod find;
+mod table;
 mod target;
 
-pub(super) use self::target::{AdminTarget, target};
+pub(super) use self::{
+    table::{array, cell, printable, table},
+    target::{AdminTarget, target},
+};
 
 /// Cure for a command that finds no node.
 pub(super) const OTHER_WAY: &str = "name its directory with --data or its admin port with --admin";
@@ -49,12 +54,17 @@ impl AdminArgs {
 
     /// Sends a request with a body, like [`Self::request`].
     pub(super) fn request_with(&self, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
-        let target = match &self.admin {
-            Some(target) => target.clone(),
+        let target = match self.admin.clone().or(of_context(&self.key)?) {
+            Some(target) => target,
             None => AdminTarget::of(&find::node(&self.data.data, OTHER_WAY)?),
         };
         let admin = AdminClient::open(&target, &self.key, RESPONSE_TIMEOUT)?;
         request_with(admin, target.address, method, path, body)
+    }
+
+    /// Returns whether the output is JSON.
+    pub(super) fn is_json(&self) -> bool {
+        self.json
     }
 
     /// Prints the body as JSON if `--json` was given, and returns whether it was.
@@ -64,6 +74,16 @@ impl AdminArgs {
         }
         self.json
     }
+}
+
+/// Returns the admin port of the context that these options name; `None` if they name none.
+///
+/// # Errors
+/// There is no such context, or its address has no meaning here.
+pub(super) fn of_context(key: &KeyArg) -> Result<Option<AdminTarget>> {
+    let Some(address) = key.admin()? else { return Ok(None) };
+    let parsed = target(&address).map_err(|why| anyhow!("{address:?} of the context: {why}"))?;
+    Ok(Some(parsed))
 }
 
 /// Sends a request without a body and returns status and body of the response.
@@ -91,7 +111,7 @@ fn request_with(
 
 /// Returns the body of a response, or an error if it is a refusal.
 pub(super) fn accepted((status, body): (u16, Value)) -> Result<Value> {
-    if status != 200 {
+    if !(200..300).contains(&status) {
         return Err(refusal(&body));
     }
     Ok(body)
@@ -105,6 +125,13 @@ pub(super) fn refusal(body: &Value) -> anyhow::Error {
         text(&body["message"]).trim_end_matches('.'),
         text(&body["cure"])
     )
+}
+
+/// Returns a text as one part of a path.
+pub(super) fn escaped(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b":-._~".contains(&byte);
+    let part = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(part).collect()
 }
 
 /// Renders a JSON value for a table, a string without quotes.
@@ -136,7 +163,8 @@ impl AdminClient {
     pub(super) fn open(target: &AdminTarget, key: &KeyArg, timeout: Duration) -> Result<Self> {
         let secret = key.key()?;
         let AdminTarget { address, trust } = target;
-        let opened = Connection::open_to(*address, trust.as_ref(), key.authority(), timeout);
+        let authority = key.authority()?;
+        let opened = Connection::open_to(*address, trust.as_ref(), authority.as_deref(), timeout);
         Ok(Self::over(target, opened)?.with_key(secret))
     }
 

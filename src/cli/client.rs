@@ -18,8 +18,8 @@ use tokio_tungstenite::{
 use tokio_util::either::Either;
 
 use super::{
+    admin::find,
     assign::Assigned,
-    find,
     http::{TlsArgs, TlsClient, connect_client, host_port, is_tls},
 };
 use crate::auth;

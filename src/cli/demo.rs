@@ -26,7 +26,7 @@ use self::{
     screen::Screen,
     stage::{Stage, Wish},
 };
-use super::{child, find};
+use super::{admin::find, up::child};
 use crate::private;
 
 mod audit;

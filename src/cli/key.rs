@@ -14,8 +14,12 @@ use anyhow::{Context as _, bail};
 use tidegate_protocol::id::check_id;
 
 mod arg;
+mod context;
 
-pub use self::arg::KeyArg;
+pub use self::{
+    arg::KeyArg,
+    context::{ContextArgs, contexts},
+};
 use crate::{
     clock::{rfc3339, wall_ms},
     config::Config,
@@ -78,10 +82,12 @@ const SCOPES: &str = "\
 Scopes:
   read      nodes, presence, events, groups and their members, without the content of messages;
             every other scope except evidence includes it
+  content   what people wrote: histories and newest messages
+  messages  send and recall as any user or the system; marks of users
   groups    create, change and delete groups
   users     close connections, revoke tokens, change block lists; tokens for development
-  operate   drain, weight, traces, settings; lists and revokes keys
-  content, messages, evidence   no route needs them yet";
+  operate   drain, weight, limits, bans, storms, traces, settings; lists and revokes keys
+  evidence  report the access log of a gateway, and nothing else";
 
 /// Arguments of `tidegate key list`.
 #[derive(clap::Args, Debug)]

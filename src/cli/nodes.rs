@@ -1,6 +1,6 @@
 //! `tidegate nodes`, `owners` and `where`: tables of nodes, partition owners and routes, from the admin port of a node.
 
-use std::{fmt::Write as _, net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use serde_json::Value;
@@ -8,8 +8,11 @@ use tidegate_protocol::id::check_id;
 
 use super::{
     DataArg,
-    admin::{AdminArgs, AdminClient, AdminTarget, OTHER_WAY, accepted, request, target, text},
-    drain, find,
+    admin::{
+        AdminArgs, AdminClient, AdminTarget, OTHER_WAY, accepted, array, find, of_context, request, table,
+        target, text,
+    },
+    drain,
     key::KeyArg,
 };
 
@@ -77,6 +80,9 @@ impl NodesArgs {
     /// Returns the node list of the first node that answers, with its address; queries `first` before the others.
     fn fetch(&self, first: Option<SocketAddr>) -> anyhow::Result<(SocketAddr, Value)> {
         let mut targets = self.admin.clone();
+        if targets.is_empty() {
+            targets.extend(of_context(&self.key)?);
+        }
         if targets.is_empty() {
             let found = find::nodes(&self.data.data, OTHER_WAY)?;
             targets.extend(found.iter().map(AdminTarget::of));
@@ -201,30 +207,8 @@ fn warn_if_stale(reply: &Value) {
     }
 }
 
-fn array<'a>(value: &'a Value, key: &str) -> &'a [Value] {
-    value[key].as_array().map_or(&[], Vec::as_slice)
-}
-
 fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
-}
-
-/// Renders columns as wide as their widest cell; an empty cell becomes a dash.
-fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let shown = |cell: &String| if cell.is_empty() { "-".to_owned() } else { cell.clone() };
-    let width = |column: usize| rows.iter().map(|row| shown(&row[column]).chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let mut table = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            // Writing to a String can't fail.
-            write!(line, "{:<width$}  ", shown(cell)).ok();
-        }
-        table.push_str(line.trim_end());
-        table.push('\n');
-    }
-    table
 }
 
 #[cfg(test)]
@@ -232,13 +216,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn table_aligns_cells_and_shows_empty_ones_as_dashes() {
-        let rows = [["NODE", "OWNS", "PEER"], ["n1", "", "x"], ["longer", "0-2", ""]];
-        let rows = rows.map(|row| row.map(String::from));
-        assert_eq!(table(&rows), "NODE    OWNS  PEER\nn1      -     x\nlonger  0-2   -\n");
-    }
 
     #[test]
     fn draining_node_is_listed_with_its_progress() {

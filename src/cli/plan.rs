@@ -1,15 +1,22 @@
-//! `tidegate drain-plan` and `tidegate config check`: evaluate a configuration before a node runs with it.
+//! `tidegate drain-plan` and `tidegate config`: evaluate, write or show a configuration before a node runs with it.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::{self, Write as _},
+    path::PathBuf,
+    time::Duration,
+};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use tidegate_protocol::machine::drain::{self, Plan};
 
 use crate::{
     budget::Admission,
     config::Config,
     node::{LAST_STEPS_MAX, keys},
+    private,
 };
+
+mod effective;
 
 /// Options that name the sources of the configuration, as for `serve`.
 #[derive(clap::Args, Debug)]
@@ -43,6 +50,31 @@ pub struct ConfigArgs {
 enum ConfigCommand {
     /// List all problems of a configuration, and check that a drain of a full node fits into the grace period
     Check(CheckArgs),
+    /// Write a file with every setting, its default and what it is for
+    Init(InitArgs),
+    /// Show the settings that are in force, as TOML
+    Show(ShowArgs),
+}
+
+/// Every setting with its default and its description.
+const TEMPLATE: &str = include_str!("../../docs/tidegate.example.toml");
+
+/// Arguments of `tidegate config init`.
+#[derive(clap::Args, Debug)]
+struct InitArgs {
+    /// File to create
+    #[arg(default_value = "tidegate.toml")]
+    file: PathBuf,
+}
+
+/// Arguments of `tidegate config show`.
+#[derive(clap::Args, Debug)]
+struct ShowArgs {
+    /// All settings, not only those that differ from their defaults
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    source: ConfigSource,
 }
 
 /// Arguments of `tidegate config check`.
@@ -93,12 +125,40 @@ pub fn plan(args: &PlanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks the configuration, and that a drain of a full node fits.
+/// Checks, writes or shows a configuration.
 ///
 /// # Errors
-/// The configuration has problems; the error lists all of them, each with its key.
+/// The configuration has problems; the error lists all of them, each with its key. Or the file can't be written.
 pub fn config(args: &ConfigArgs) -> anyhow::Result<()> {
-    let ConfigCommand::Check(args) = &args.command;
+    match &args.command {
+        ConfigCommand::Check(args) => check(args),
+        ConfigCommand::Init(args) => init(args),
+        ConfigCommand::Show(args) => {
+            print!("{}", effective::settings(&args.source.load()?, args.all)?);
+            Ok(())
+        }
+    }
+}
+
+/// Writes the file, which must not exist.
+fn init(args: &InitArgs) -> anyhow::Result<()> {
+    let file = args.file.display();
+    // Passwords are often written into it.
+    let mut created = match private::options().create_new(true).open(&args.file) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            bail!("{file} exists: name another file")
+        }
+        created => created.with_context(|| format!("{file} can't be created"))?,
+    };
+    created.write_all(TEMPLATE.as_bytes()).with_context(|| format!("{file} can't be written"))?;
+    println!(
+        "{file} has every setting with its default: change what you need, then `tidegate serve --config {file}`"
+    );
+    Ok(())
+}
+
+/// Checks the configuration, and that a drain of a full node fits.
+fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let config = args.source.load()?;
     let conns = Admission::new(config.limits.conns_max, 0).conns_max();
     let settings = config.drain_settings();

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     io::Write,
-    path::Path,
     time::{Duration, Instant},
 };
 
@@ -69,11 +68,11 @@ pub struct Args {
 }
 
 impl Args {
-    fn login(&self, user: String) -> LoginArgs {
+    fn login(&self, user: String) -> anyhow::Result<LoginArgs> {
         let addresses: Vec<String> = self.server.iter().chain(&self.assign).cloned().collect();
-        let authority = self.key.authority().map(Path::to_owned);
+        let authority = self.key.authority()?;
         let tls = TlsArgs::new(self.tls, authority, self.server_name.clone(), &addresses);
-        LoginArgs::new(user, self.server.clone(), self.assign.clone(), tls, self.data.clone())
+        Ok(LoginArgs::new(user, self.server.clone(), self.assign.clone(), tls, self.data.clone()))
     }
 }
 
@@ -101,7 +100,7 @@ const PULL_MESSAGES: u32 = 100;
 pub fn run(args: &Args) -> anyhow::Result<()> {
     // Without --events clap requires a user.
     let Some(user) = args.user.clone().filter(|_| !args.events) else { return events::follow(args) };
-    let login = args.login(user);
+    let login = args.login(user)?;
     let left = args.count.unwrap_or(u64::MAX);
     let args = &FollowOptions { login, room: args.room.clone(), device: args.device.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -8,7 +8,7 @@ use tidegate_protocol::id::check_id;
 mod check;
 mod mint;
 
-use super::find;
+use super::admin::find;
 use crate::{auth, private};
 
 /// Arguments of `tidegate token`.

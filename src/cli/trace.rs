@@ -11,8 +11,7 @@ use tidegate_protocol::id::check_id;
 
 use super::{
     DataArg,
-    admin::{AdminClient, AdminTarget, refusal, target},
-    find,
+    admin::{AdminClient, AdminTarget, find, of_context, refusal, target},
     http::RESPONSE_TIMEOUT,
     key::KeyArg,
 };
@@ -82,6 +81,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn targets(args: &Args) -> anyhow::Result<Vec<AdminTarget>> {
     if !args.admin.is_empty() {
         return Ok(args.admin.clone());
+    }
+    if let Some(target) = of_context(&args.key)? {
+        return Ok(vec![target]);
     }
     let other_way = "name its directory with --data or the admin ports with --admin";
     Ok(vec![AdminTarget::of(&find::node(&args.data.data, other_way)?)])

@@ -21,17 +21,16 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use super::{
-    child::{self, START_MAX},
-    serve::banner,
-    topics,
-};
+use self::child::START_MAX;
+use super::{serve::banner, topics};
 use crate::{
     auth,
     config::Config,
     node::{Addresses, NODE_FILE},
     private,
 };
+
+pub(super) mod child;
 
 /// Most nodes that one machine is expected to hold.
 const NODES_MAX: u16 = 16;

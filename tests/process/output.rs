@@ -2,6 +2,8 @@
 
 use std::process::{Command, Stdio};
 
+use tidegate_protocol::codec::Wire;
+
 use crate::support::Process;
 
 #[test]
@@ -13,4 +15,94 @@ fn a_command_ends_without_a_word_when_nobody_reads_its_output() {
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("it ends");
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(141), &b""[..]));
+}
+
+/// Runs a command against the admin port of a node, and returns its output and whether it succeeded.
+fn command(node: &Process, words: &[&str]) -> (bool, String) {
+    let admin = node.addresses.admin.to_string();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let output = command.args(words).args(["--admin", &admin]).output().expect("the binary runs");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn groups_histories_and_users_are_managed_by_commands() {
+    let node = Process::start(&[]);
+    let fine = |words: &[&str]| {
+        let (is_fine, text) = command(&node, words);
+        assert!(is_fine, "{words:?}: {text}");
+        text
+    };
+    let create = [
+        "group",
+        "create",
+        "team",
+        "alice",
+        "--owner",
+        "alice",
+        "--set",
+        "history=all",
+        "--request-id",
+        "r1",
+    ];
+    assert_eq!(fine(&create), "g:team changed at seq 1\n");
+    assert_eq!(fine(&create), "g:team changed at seq 1, by an earlier request\n");
+    fine(&["group", "add", "team", "bob", "carol"]);
+    fine(&["group", "role", "team", "admin", "carol"]);
+    fine(&["group", "mute", "team", "bob", "--by", "alice"]);
+    let shown = fine(&["group", "show", "team"]);
+    assert!(
+        shown.starts_with("g:team, 3 members, history=all\n") && shown.contains("carol  admin"),
+        "{shown}"
+    );
+    assert!(fine(&["group", "list", "--prefix", "te"]).contains("team   3"), "the group is listed");
+    let sent = json_of(&node.http(
+        "POST",
+        "/v1/messages",
+        r#"{"to":"g:team","from":"alice","content":{"text":"a\u001b[2Jb"}}"#,
+    ));
+    assert_eq!(sent["seq"], 5);
+    let history = fine(&["history", "g:team", "-n", "2"]);
+    let lines: Vec<&str> = history.lines().collect();
+    assert!(
+        lines[0].contains("alice  * muted bob") && lines[1].ends_with("alice  a\\u{1b}[2Jb"),
+        "{history}"
+    );
+    let older = lines[2].rsplit_once("--cursor ").expect("there are older entries").1;
+    assert!(fine(&["history", "g:team", "--cursor", older]).contains("* created alice history=all"));
+    let _phone = node.login(Wire::Tcp, "bob", "phone");
+    let user = fine(&["user", "bob"]);
+    assert!(user.starts_with("bob: 1 connection, 1 unread\n") && user.contains("g:team        1"), "{user}");
+    assert_eq!(fine(&["kick", "bob", "--reason", "spam"]), "closed 1\n");
+    assert!(!command(&node, &["group", "delete", "team"]).0, "a deletion has to be confirmed");
+    fine(&["group", "delete", "team", "--yes"]);
+    let (is_fine, text) = command(&node, &["group", "add", "team", "dan"]);
+    assert!(!is_fine && text.contains("NOT_FOUND"), "{text}");
+}
+
+fn json_of(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn saved_server_is_found_by_its_name() {
+    let node = Process::start(&[]);
+    let file = node.data().join("contexts.toml");
+    let run = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        let output = command.args(words).env("TIDEGATE_CONTEXTS", &file).output().expect("the binary runs");
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
+    };
+    assert!(run(&["context", "set", "here", "--admin", &node.addresses.admin.to_string()]).0);
+    for words in [&["nodes"][..], &["owners"], &["group", "list"], &["trace", "bob"]] {
+        let (is_fine, text) = run(&[words, &["--context", "here", "--data", "nowhere"]].concat());
+        assert!(is_fine, "{words:?}: {text}");
+        let (is_fine, text) = run(&[words, &["--context", "there"]].concat());
+        assert!(!is_fine && text.contains("there is no context"), "{words:?}: {text}");
+    }
+    assert!(run(&["context", "remove", "here"]).0 && !run(&["context", "remove", "here"]).0);
 }

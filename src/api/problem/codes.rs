@@ -28,7 +28,7 @@ pub(in crate::api) async fn show(
     if is_browser && api.console.mode != ConsoleMode::Off {
         return Ok(console::page(State(api), request).await);
     }
-    let found = found(&code).ok_or_else(|| {
+    let found = Code::named(&code).ok_or_else(|| {
         Problem(Code::NotFound, "there is no such code; docs/errors.md lists all of them".to_owned())
     })?;
     let mut response = if is_browser {
@@ -47,14 +47,6 @@ pub(in crate::api) async fn show(
     response.headers_mut().insert(VARY, HeaderValue::from_static("accept"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
-}
-
-/// Returns the code with the number or name.
-fn found(text: &str) -> Option<Code> {
-    match text.parse() {
-        Ok(number) => Code::from_number(number),
-        Err(_) => Code::ALL.iter().find(|code| code.name() == text).copied(),
-    }
 }
 
 /// Returns whether the caller lists HTML among what it takes, as browsers do and programs do not.
@@ -96,16 +88,6 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn code_is_found_by_number_and_by_name() {
-        for text in ["4005", "NOT_FOUND"] {
-            assert_eq!(found(text), Some(Code::NotFound), "{text}");
-        }
-        for text in ["", "0", "99999999", "-1", "not_found", "NOT FOUND"] {
-            assert_eq!(found(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn page_is_for_those_who_name_html_and_has_no_markup_of_texts() {

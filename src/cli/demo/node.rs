@@ -16,8 +16,8 @@ use tokio::{process::Child, time::timeout};
 use super::record::User;
 use crate::{
     cli::{
-        child::{self, START_MAX},
         http::Connection,
+        up::child::{self, START_MAX},
     },
     node::Addresses,
     private,

@@ -1,12 +1,11 @@
-//! Options that name the key of an admin port and the authority of its certificate, for all commands that call one.
+//! Options that name the key of an admin port and the authority of its certificate, or the context that has both, for all
+//! commands that call one.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-};
+use std::{env, path::PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 
+use super::context::{SavedServer, saved};
 use crate::{keys::SecretKey, private};
 
 /// Variable with a key, for environments that hand out secrets in this way.
@@ -22,12 +21,34 @@ pub struct KeyArg {
     /// port's where `tail` speaks TLS; default: those of the system
     #[arg(long, value_name = "FILE", env = "TIDEGATE_ADMIN_CA")]
     ca: Option<PathBuf>,
+    /// Saved server (`tidegate context`) with the admin address, the key file and the authority that are not given here
+    #[arg(long, value_name = "NAME", env = "TIDEGATE_CONTEXT")]
+    context: Option<String>,
 }
 
 impl KeyArg {
     /// Returns the file with the authority of the admin port.
-    pub(in crate::cli) fn authority(&self) -> Option<&Path> {
-        self.ca.as_deref()
+    ///
+    /// # Errors
+    /// There is no such context.
+    pub(in crate::cli) fn authority(&self) -> anyhow::Result<Option<PathBuf>> {
+        match &self.ca {
+            Some(ca) => Ok(Some(ca.clone())),
+            None => Ok(self.saved()?.and_then(|server| server.ca)),
+        }
+    }
+
+    /// Returns the admin address of the context; `None` without a context.
+    ///
+    /// # Errors
+    /// There is no such context.
+    pub(in crate::cli) fn admin(&self) -> anyhow::Result<Option<String>> {
+        Ok(self.saved()?.map(|server| server.admin))
+    }
+
+    /// Returns the server that the context names.
+    fn saved(&self) -> anyhow::Result<Option<SavedServer>> {
+        self.context.as_deref().filter(|name| !name.is_empty()).map(saved).transpose()
     }
 
     /// Reads the key; `None` if none is named.
@@ -35,9 +56,13 @@ impl KeyArg {
     /// # Errors
     /// The file can't be read, other accounts may read it, or there is no key in it. The text does not repeat its content.
     pub(in crate::cli) fn key(&self) -> anyhow::Result<Option<SecretKey>> {
-        if let Some(file) = &self.key_file {
-            let unusable = || format!("{} (--key-file, TIDEGATE_KEY_FILE) can't be used", file.display());
-            let text = private::read(file).with_context(unusable)?;
+        let (file, named_by) = match &self.key_file {
+            Some(file) => (Some(file.clone()), "--key-file, TIDEGATE_KEY_FILE"),
+            None => (self.saved()?.and_then(|server| server.key_file), "key_file of the context"),
+        };
+        if let Some(file) = file {
+            let unusable = || format!("{} ({named_by}) can't be used", file.display());
+            let text = private::read(&file).with_context(unusable)?;
             let text =
                 String::from_utf8(text).map_err(|_| anyhow!("it is not text")).with_context(unusable)?;
             return text.trim().parse().map(Some).with_context(unusable);

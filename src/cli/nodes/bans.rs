@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{array, table};
-use crate::cli::admin::{AdminArgs, accepted, text};
+use crate::cli::admin::{AdminArgs, accepted, array, escaped, table, text};
 
 /// Largest page of a list.
 const PAGE: usize = 1_000;
@@ -120,13 +119,6 @@ fn explanation(reply: &Value) -> Vec<String> {
     };
     lines.extend(array(reply, "suspensions").iter().map(suspended));
     lines
-}
-
-/// Returns the subject as a part of a path.
-fn escaped(subject: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b":-._~".contains(&byte);
-    let part = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    subject.bytes().map(part).collect()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use serde_json::Value;
 use tidegate_protocol::id::check_id;
 
 use super::{AdminArgs, array, table, text};
+use crate::cli::admin::cell;
 
 /// Arguments of `tidegate storms`.
 #[derive(clap::Args, Debug)]
@@ -62,11 +63,6 @@ fn rows(storms: &[Value]) -> Vec<[String; 8]> {
         ]);
     }
     rows
-}
-
-/// Renders a value, and one that is missing as nothing.
-fn cell(value: &Value) -> String {
-    if value.is_null() { String::new() } else { text(value) }
 }
 
 #[cfg(test)]

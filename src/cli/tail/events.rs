@@ -14,8 +14,7 @@ use serde_json::value::RawValue;
 
 use super::{Args, RECONNECT_INTERVAL, RECONNECT_MAX};
 use crate::cli::{
-    admin::{AdminClient, AdminTarget, refusal},
-    find,
+    admin::{AdminClient, AdminTarget, find, of_context, refusal},
     http::RESPONSE_TIMEOUT,
     key::KeyArg,
 };
@@ -53,7 +52,8 @@ pub(super) fn follow(args: &Args) -> anyhow::Result<()> {
     let (updates, received) = sync_channel(QUEUED_EVENTS_MAX);
     let mut left = args.count.unwrap_or(u64::MAX);
     let mut following = targets.len();
-    let data = Some(&args.data.data).filter(|_| args.admin.is_empty() && following == 1);
+    let is_local = args.admin.is_empty() && args.key.admin()?.is_none();
+    let data = Some(&args.data.data).filter(|_| is_local && following == 1);
     for target in targets {
         let follower = Follower { target, key: args.key.clone(), data: data.cloned() };
         let (updates, kept) = (updates.clone(), args.kept);
@@ -86,6 +86,9 @@ pub(super) fn follow(args: &Args) -> anyhow::Result<()> {
 fn targets(args: &Args) -> anyhow::Result<Vec<AdminTarget>> {
     if !args.admin.is_empty() {
         return Ok(args.admin.clone());
+    }
+    if let Some(target) = of_context(&args.key)? {
+        return Ok(vec![target]);
     }
     let other_way = "name its directory with --data or the admin ports with --admin";
     Ok(find::nodes(&args.data.data, other_way)?.iter().map(AdminTarget::of).collect())

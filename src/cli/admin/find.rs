@@ -15,14 +15,14 @@ use crate::{
 };
 
 /// Time for a node of this machine to accept a connection.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(in crate::cli) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns the addresses of the node on this data directory. `tidegate up` keeps its nodes below one directory; of them
 /// it is the first one that answers.
 ///
 /// # Errors
 /// No node is found; the text says how to name one.
-pub(super) fn node(data: &Path, other_way: &str) -> anyhow::Result<Addresses> {
+pub(in crate::cli) fn node(data: &Path, other_way: &str) -> anyhow::Result<Addresses> {
     if let Some(addresses) = read_addresses(data)? {
         return Ok(addresses);
     }
@@ -40,7 +40,7 @@ pub(super) fn node(data: &Path, other_way: &str) -> anyhow::Result<Addresses> {
 ///
 /// # Errors
 /// No node is found; the text says how to name one.
-pub(super) fn nodes(data: &Path, other_way: &str) -> anyhow::Result<Vec<Addresses>> {
+pub(in crate::cli) fn nodes(data: &Path, other_way: &str) -> anyhow::Result<Vec<Addresses>> {
     if let Some(addresses) = read_addresses(data)? {
         return Ok(vec![addresses]);
     }
@@ -70,7 +70,7 @@ fn subdirectories(data: &Path) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// There is no key, or it can't be read.
-pub(super) fn key(data: &Path) -> io::Result<Vec<u8>> {
+pub(in crate::cli) fn key(data: &Path) -> io::Result<Vec<u8>> {
     let node = read_addresses(data).ok().flatten();
     if node.as_ref().is_some_and(|node| !node.has_secret) {
         return Err(io::Error::other(

@@ -12,16 +12,18 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tokio::process::{Child, Command};
 
-use super::find::{self, CONNECT_TIMEOUT};
-use crate::node::{Addresses, NODE_FILE};
+use crate::{
+    cli::admin::find::{self, CONNECT_TIMEOUT},
+    node::{Addresses, NODE_FILE},
+};
 
 /// Time for a node to start.
-pub(super) const START_MAX: Duration = Duration::from_secs(60);
+pub(in crate::cli) const START_MAX: Duration = Duration::from_secs(60);
 /// Interval at which starting nodes are polled.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Fails if a node of that name runs on that directory.
-pub(super) fn check_not_running(name: &str, data: &Path) -> anyhow::Result<()> {
+pub(in crate::cli) fn check_not_running(name: &str, data: &Path) -> anyhow::Result<()> {
     let Ok(Addresses { admin, pid, .. }) = find::node(data, "") else { return Ok(()) };
     // A killed node leaves its file, and another program may use its pid or its port by now.
     if is_alive(pid) && TcpStream::connect_timeout(&admin, CONNECT_TIMEOUT).is_ok() {
@@ -36,7 +38,7 @@ fn is_alive(pid: u32) -> bool {
 }
 
 /// Returns the command that serves on a data directory and ends with this process; the caller adds its settings.
-pub(super) fn command() -> anyhow::Result<Command> {
+pub(in crate::cli) fn command() -> anyhow::Result<Command> {
     let mut command = Command::new(env::current_exe().context("the program has no name")?);
     command.args(["serve", "--leave-with", &std::process::id().to_string()]);
     // People read the logs of these nodes.
@@ -46,7 +48,7 @@ pub(super) fn command() -> anyhow::Result<Command> {
 
 /// Starts the node of a command, with its log in a file. It has a process group of its own, so that Ctrl-C in a
 /// terminal does not reach it.
-pub(super) fn spawn(mut command: Command, data: &Path, log: fs::File) -> anyhow::Result<Child> {
+pub(in crate::cli) fn spawn(mut command: Command, data: &Path, log: fs::File) -> anyhow::Result<Child> {
     // A killed node left its file, which would look like the addresses of the new one.
     fs::remove_file(data.join(NODE_FILE)).ok();
     // Standard output would put the node's greeting, with tokens, into the log.
@@ -55,7 +57,7 @@ pub(super) fn spawn(mut command: Command, data: &Path, log: fs::File) -> anyhow:
 }
 
 /// Waits until a node serves, and returns its addresses.
-pub(super) async fn ready(
+pub(in crate::cli) async fn ready(
     name: &str,
     data: &Path,
     child: &mut Child,
@@ -81,19 +83,19 @@ pub(super) async fn ready(
 }
 
 /// Returns the file with the log of the node on a data directory.
-pub(super) fn log_file(data: &Path) -> PathBuf {
+pub(in crate::cli) fn log_file(data: &Path) -> PathBuf {
     data.join("log")
 }
 
 /// Returns the end of a log.
-pub(super) fn last_lines(log: &Path) -> String {
+pub(in crate::cli) fn last_lines(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(8)..].join("\n")
 }
 
 /// Asks a node to drain and end.
-pub(super) fn terminate(child: &Child) {
+pub(in crate::cli) fn terminate(child: &Child) {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     if let Some(pid) = pid.and_then(Pid::from_raw) {
         // Fails only if the node has ended.
