@@ -57,7 +57,7 @@ enum Command {
     Demo(demo::Args),
     /// Send a message as a user
     Send(send::Args),
-    /// Show what a user receives, one JSON line per frame
+    /// Show what a user receives, or the events of nodes
     Tail(tail::Args),
     /// Print a development token, signed with the key of the data directory
     Token(token::Args),

@@ -430,7 +430,7 @@ fn tail_follows_events_across_a_restart() {
     let mut node = Process::start(&[]);
     let data = node.data().to_owned();
     let mut tail = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["tail", "--events", "--kept", "--count", "3", "--data"])
+        .args(["tail", "--events", "--json", "--kept", "--count", "3", "--data"])
         .arg(&data)
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())

@@ -1,4 +1,4 @@
-//! `tidegate tail`: prints what a user receives, one JSON line per frame, and acks it; or prints the events of nodes.
+//! `tidegate tail`: prints what a user receives, a line for each frame, and acks it; or prints the events of nodes.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,6 @@ use std::{
 
 use tidegate_protocol::{
     Code,
-    codec::{self, Framing},
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 use tokio::task::JoinSet;
@@ -22,6 +21,7 @@ use super::{
 };
 
 mod events;
+mod lines;
 
 /// Arguments of `tidegate tail`.
 #[derive(clap::Args, Debug)]
@@ -44,6 +44,9 @@ pub struct Args {
     /// Device to listen on
     #[arg(long, default_value = "cli-tail")]
     device: String,
+    /// Print frames as the JSON that a client gets, or whole events, one per line, for programs
+    #[arg(long)]
+    json: bool,
     /// Stop after this many pushes or events
     #[arg(long)]
     count: Option<u64>,
@@ -81,6 +84,7 @@ struct FollowOptions {
     login: LoginArgs,
     room: Vec<String>,
     device: String,
+    json: bool,
 }
 
 /// How long a lost connection is retried; longer than a node needs to restart.
@@ -102,10 +106,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let Some(user) = args.user.clone().filter(|_| !args.events) else { return events::follow(args) };
     let login = args.login(user)?;
     let left = args.count.unwrap_or(u64::MAX);
-    let args = &FollowOptions { login, room: args.room.clone(), device: args.device.clone() };
+    let args =
+        &FollowOptions { login, room: args.room.clone(), device: args.device.clone(), json: args.json };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut printer = Printer { left, last_seqs: BTreeMap::new() };
+        let mut printer = Printer { left, json: args.json, last_seqs: BTreeMap::new() };
         let mut client = Client::login(&args.login, &args.device).await?;
         loop {
             eprintln!("listening as {} on {}", args.login.user, client.welcome.node);
@@ -140,6 +145,8 @@ enum Disconnect {
 struct Printer {
     /// Pushes that are still to be shown.
     left: u64,
+    /// Whether the lines are for programs.
+    json: bool,
     /// Last shown seq of each conversation.
     last_seqs: BTreeMap<String, u64>,
 }
@@ -222,11 +229,9 @@ impl Printer {
     }
 
     fn show(&mut self, frame: &pb::ServerFrame) {
-        let mut line = Vec::new();
-        codec::encode_server(frame, Framing::Json, &mut line);
-        line.push(b'\n');
+        let line = if self.json { lines::of_json(frame) } else { lines::of_frame(frame) };
         let mut out = std::io::stdout().lock();
-        if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+        if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
             // The reader, such as `head`, has closed the pipe.
             self.left = 0;
         }

@@ -143,7 +143,7 @@ impl Tail {
     fn start(cluster: &Cluster, nth: usize) -> Self {
         let admin = cluster.node(nth).addresses.admin.to_string();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["tail", "--events", "--kept", "--admin", &admin])
+            .args(["tail", "--events", "--json", "--kept", "--admin", &admin])
             .stdout(Stdio::piped())
             .spawn()
             .expect("the binary runs");

@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Args, RECONNECT_INTERVAL, RECONNECT_MAX};
+use super::{Args, RECONNECT_INTERVAL, RECONNECT_MAX, lines};
 use crate::cli::{
     admin::{AdminClient, AdminTarget, find, of_context, refusal},
     http::RESPONSE_TIMEOUT,
@@ -63,7 +63,8 @@ pub(super) fn follow(args: &Args) -> anyhow::Result<()> {
     drop(updates);
     while left > 0 {
         match received.recv().context("all followers have stopped")? {
-            Update::Event(line) => {
+            Update::Event(event) => {
+                let line = if args.json { event } else { lines::of_event(&event) };
                 let mut out = std::io::stdout().lock();
                 if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
                     // The reader, such as `head`, has closed the pipe.
