@@ -69,16 +69,18 @@ impl AckTimes {
         }
     }
 
-    /// Ends the measurement of the send, and counts its time if it was acked.
-    pub fn end(&self, conn: ConnKey, ticket: u64, is_acked: bool) {
+    /// Ends the measurement of the send, and counts its time if it was acked; then it returns the time.
+    pub fn end(&self, conn: ConnKey, ticket: u64, is_acked: bool) -> Option<Duration> {
         let (key, sample) = self.place(conn, ticket);
         if sample.key.load(Relaxed) != key {
-            return;
+            return None;
         }
         let took_us = self.now_us().saturating_sub(sample.began_us.load(Relaxed));
-        if sample.key.compare_exchange(key, 0, Relaxed, Relaxed).is_ok() && is_acked {
+        let is_counted = sample.key.compare_exchange(key, 0, Relaxed, Relaxed).is_ok() && is_acked;
+        is_counted.then(|| {
             self.buckets[bucket(took_us)].fetch_add(1, Relaxed);
-        }
+            Duration::from_micros(took_us)
+        })
     }
 
     /// Returns the percentiles since the last call.
@@ -184,8 +186,10 @@ mod tests {
         assert!(
             times.samples.iter().filter(|sample| sample.key.load(Relaxed) != 0).count() > SAMPLES_MAX / 2
         );
-        (0..10_000).for_each(|ticket| times.end(conn(ticket as u32 % 100), ticket, true));
+        let returned =
+            (0..10_000).filter_map(|ticket| times.end(conn(ticket as u32 % 100), ticket, true)).count();
         let counted: u32 = times.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum();
+        assert_eq!(returned, counted as usize);
         assert!(counted as usize <= SAMPLES_MAX && counted as usize > SAMPLES_MAX / 2, "{counted}");
     }
 }

@@ -14,7 +14,6 @@ use axum::{
     middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
 };
-use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{
@@ -55,7 +54,7 @@ use self::{
 };
 use crate::{
     assign::Assigner, budget::Admission, cluster::Cluster, connections::Connections, drain::Drainer,
-    ingest::admin::Admin, limits::RuleGuard, load::LoadFigures, net::tls::Certificates,
+    ingest::admin::Admin, limits::RuleGuard, load::LoadFigures, metrics::MetricsPage, net::tls::Certificates,
 };
 
 /// State shared by the handlers.
@@ -70,7 +69,7 @@ pub struct Api {
     /// Connection counts, for `/healthz` and `/readyz`.
     pub admission: Arc<Admission>,
     /// Renderer of `/metrics`.
-    pub metrics: PrometheusHandle,
+    pub metrics: MetricsPage,
     /// Drain of the node, for `/readyz` and `/v1/drain`.
     pub drainer: Arc<Drainer>,
     /// Sender of messages.

@@ -5,6 +5,9 @@ use std::{ops::Deref, sync::Arc};
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
+mod histogram;
+
+pub use self::histogram::Durations;
 use crate::figures::CodeCounts;
 
 macro_rules! metrics {
@@ -24,14 +27,24 @@ macro_rules! metrics {
                 $(metrics!(@describe $kind $name $what);)*
                 Self(Arc::new(Handles { $($field: metrics!(@make $kind $name),)* codes: Arc::default() }))
             }
+
+            /// Appends the metrics that the recorder does not have.
+            fn render(&self, page: &mut String) {
+                $(metrics!(@render $kind self $field $name $what page);)*
+            }
         }
     };
     (@type counter) => { Counter };
     (@type gauge) => { Gauge };
+    (@type histogram) => { Durations };
     (@describe counter $name:literal $what:literal) => { describe_counter!($name, $what) };
     (@describe gauge $name:literal $what:literal) => { describe_gauge!($name, $what) };
+    (@describe histogram $name:literal $what:literal) => {};
     (@make counter $name:literal) => { counter!($name) };
     (@make gauge $name:literal) => { gauge!($name) };
+    (@make histogram $name:literal) => { Durations::default() };
+    (@render histogram $self:ident $field:ident $name:literal $what:literal $page:ident) => { $self.$field.render($name, $what, $page) };
+    (@render $kind:ident $self:ident $field:ident $name:literal $what:literal $page:ident) => {};
 }
 
 metrics! {
@@ -50,6 +63,7 @@ metrics! {
     counter slow "tidegate_slow_closes_total" "Connections closed because they read too slowly."
     counter panics "tidegate_conn_panics_total" "Panics that ended one connection or one query; should stay 0."
     counter logins "tidegate_logins_total" "Logins that succeeded."
+    histogram login_times "tidegate_login_seconds" "Time from the hello of a client to its welcome, of logins that succeeded."
     counter login_refusals "tidegate_login_refusals_total" "Logins refused."
     counter tokens_expired "tidegate_tokens_expired_total" "Tokens refused because exp has passed."
     counter tokens_revoked "tidegate_tokens_revoked_total" "Tokens refused because they are revoked."
@@ -100,9 +114,11 @@ metrics! {
     counter tokens_forged "tidegate_tokens_forged_total" "Tokens refused because they are signed with another key."
     counter tokens_malformed "tidegate_tokens_malformed_total" "Tokens refused because they are no JWT, too large, or have claims that are not well formed."
     counter tokens_deferred "tidegate_tokens_deferred_total" "Tokens refused for now: too many waited for a check, or the keys were never loaded."
+    histogram hook_login_times "tidegate_hook_login_seconds" "Time of the questions by the hook `login`, failed ones included."
     counter hook_login_calls "tidegate_hook_login_calls_total" "Questions about a credential by the hook `login`, without those answered from the cache."
     counter hook_login_denials "tidegate_hook_login_denials_total" "Credentials that the hook `login` refused."
     counter hook_login_failures "tidegate_hook_login_failures_total" "Questions of the hook `login` without a valid answer: timeout, no connection, another status than 200, too large, not the expected JSON, too many at a time, or an open breaker."
+    histogram hook_allow_times "tidegate_hook_allow_seconds" "Time of the questions by the hook `allow`, failed ones included."
     counter hook_allow_calls "tidegate_hook_allow_calls_total" "Questions by the hook `allow`, without those answered from the cache."
     counter hook_allow_denials "tidegate_hook_allow_denials_total" "Questions that the hook `allow` answered with no."
     counter hook_allow_failures "tidegate_hook_allow_failures_total" "Questions of the hook `allow` without a valid answer, for the reasons of hook_login_failures, or because too many of one user are in flight."
@@ -160,7 +176,9 @@ metrics! {
     counter blocked "tidegate_blocked_total" "Direct messages and signals refused with FORBIDDEN because their recipient blocks the sender."
     counter block_lookups "tidegate_block_lookups_total" "Lookups in the store whether a recipient blocks a sender; other sends need none."
     counter block_lookups_failed "tidegate_block_lookups_failed_total" "Lookups of blocks that the store did not answer; their messages were refused with STORE_UNAVAILABLE."
+    histogram send_times "tidegate_send_seconds" "Time from a message to its ack, of a sample of the accepted messages: of all while at most 256 are unanswered."
     counter unknowns "tidegate_sends_unknown_total" "Sends whose reply came too late."
+    histogram push_times "tidegate_push_ack_seconds" "Time from a push to the ack of the client, one for each ack, of direct and small-group pushes that were not sent again."
     counter pushes "tidegate_pushes_total" "Pushes written or queued, one per receiver."
     counter retransmits "tidegate_retransmits_total" "Pushes sent again because no ack came."
     counter behind "tidegate_behind_total" "Conversations whose pushes were replaced by a Behind hint, because an outbox or mailbox was full."
@@ -295,8 +313,38 @@ impl Metrics {
     }
 }
 
+/// Renderer of `/metrics`.
+#[derive(Clone)]
+pub struct MetricsPage {
+    recorder: PrometheusHandle,
+    metrics: Metrics,
+}
+
+impl MetricsPage {
+    /// Returns all metrics in the text format of Prometheus.
+    pub fn render(&self) -> String {
+        let mut page = self.recorder.render();
+        self.metrics.render(&mut page);
+        page.push_str(&build_info());
+        page
+    }
+}
+
+/// Renders the version of the node. This is the one metric with labels (ADR 34).
+fn build_info() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let rules = tidegate_protocol::machine::ledger::LEDGER_NEWEST;
+    format!(
+        "# HELP {BUILD_INFO} Version of the program, and the newest rules of the ledger that it knows; always 1.\n\
+         # TYPE {BUILD_INFO} gauge\n{BUILD_INFO}{{version=\"{version}\",rules=\"{rules}\"}} 1\n"
+    )
+}
+
+/// Metric with the version as its labels.
+const BUILD_INFO: &str = "tidegate_build_info";
+
 /// Installs the recorder of this process and creates the handles; a second node in the process shares the recorder.
-pub fn install() -> (Metrics, PrometheusHandle) {
+pub fn install() -> (Metrics, MetricsPage) {
     static RECORDER: std::sync::OnceLock<PrometheusHandle> = std::sync::OnceLock::new();
     let handle = RECORDER.get_or_init(|| {
         let recorder = PrometheusBuilder::new().build_recorder();
@@ -306,5 +354,6 @@ pub fn install() -> (Metrics, PrometheusHandle) {
         }
         handle
     });
-    (Metrics::describe(), handle.clone())
+    let metrics = Metrics::describe();
+    (metrics.clone(), MetricsPage { recorder: handle.clone(), metrics })
 }

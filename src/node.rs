@@ -14,7 +14,6 @@ use std::{
 
 use anyhow::Context as _;
 use futures_util::future::join_all;
-use metrics_exporter_prometheus::PrometheusHandle;
 use socket2::Socket;
 use tidegate_protocol::{Code, machine::drain::DrainOutcome};
 use tokio::sync::watch;
@@ -64,7 +63,7 @@ use crate::{
     link::{GrpcLink, Listener},
     live::Live,
     mail::Mail,
-    metrics,
+    metrics::{self, MetricsPage},
     net::sockopt,
     partition::owner,
     private,
@@ -442,7 +441,7 @@ fn api(
     broker: &Broker,
     admission: Arc<Admission>,
     drainer: &Arc<Drainer>,
-    metrics: PrometheusHandle,
+    metrics: MetricsPage,
     reloader: &Arc<Reloader>,
 ) -> anyhow::Result<Api> {
     let console = Arc::new(Console::new(config));

@@ -94,7 +94,8 @@ fn metrics_page_is_current() {
     let mut page = String::from(
         "# Metrics\n\nGenerated from `src/metrics.rs` by `cargo xtask docs`; change it there.\n\n\
          `GET /metrics` on the admin port, in the text format of Prometheus. Every series is there from the start, at 0, \
-         and has no labels.\n\n| name | kind | what |\n|---|---|---|\n",
+         and has no labels except the bounds of histograms ([ADR 34](internals/adr/0034-labels-of-metrics.md)). One more metric has labels: \
+         `tidegate_build_info` is 1, with `version`, and the newest `rules` of the ledger that the node knows.\n\n| name | kind | what |\n|---|---|---|\n",
     );
     for (kind, name, what) in tidegate::metrics::ALL {
         writeln!(page, "| `{name}` | {kind} | {what} |").expect("writing to a String succeeds");

@@ -15,7 +15,6 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use futures_util::{StreamExt as _, stream};
-use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::Mutex;
 use tidegate_protocol::Code;
 use tokio::{
@@ -42,7 +41,7 @@ use crate::{
     cluster::Cluster,
     directory::Directory,
     figures::{CodePeriods, STATS_ROWS_MAX},
-    metrics::Metrics,
+    metrics::{Metrics, MetricsPage},
 };
 
 /// Interval of the events of a node.
@@ -92,7 +91,7 @@ impl StatsFeed {
     /// Creates the figures of a node, from its metrics and its state.
     pub fn new(
         cluster: Arc<Cluster>,
-        rendered: PrometheusHandle,
+        rendered: MetricsPage,
         metrics: Metrics,
         directory: Arc<Directory>,
         ack_times: Arc<AckTimes>,

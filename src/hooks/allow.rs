@@ -222,12 +222,14 @@ impl AllowHook {
         self.metrics.hook_allow_calls.increment(1);
         let question = Question { user: user.as_str(), action: action.name(), target };
         let body = serde_json::to_vec(&question).unwrap_or_default();
+        let began = Instant::now();
         let answer = match self.questions.admit(user) {
             Some(_admitted) => {
                 self.client.call(body, |answer| serde_json::from_slice::<Answer>(answer).ok()).await
             }
             None => Err(HookFailure::UserFull),
         };
+        self.metrics.hook_allow_times.record(began.elapsed());
         match answer {
             Ok(Answer { allow, ttl_ms, code, message }) => {
                 let ttl = ttl_ms.map_or(self.settings.ttl, Duration::from_millis).min(TTL_MAX);

@@ -154,7 +154,10 @@ impl LoginHook {
             cookies: &from.cookies,
         };
         let body = serde_json::to_vec(&question).unwrap_or_default();
-        match self.client.call(body, |answer| parse(answer, at)).await {
+        let began = Instant::now();
+        let answer = self.client.call(body, |answer| parse(answer, at)).await;
+        self.metrics.hook_login_times.record(began.elapsed());
+        match answer {
             Ok(LoginAnswer::Named(named)) => Ok(match key {
                 Some(key) => self.remember(key, named, at),
                 None => named.identity,

@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 
 use super::{
@@ -16,7 +15,7 @@ use super::{
 use crate::{
     api::{self, http_server::waiting::StartupStatus},
     config::Config,
-    metrics::Metrics,
+    metrics::{Metrics, MetricsPage},
     supervised,
 };
 
@@ -35,7 +34,7 @@ pub(super) async fn parts(
     start: Instant,
     sockets: &ListenSockets,
     metrics: &Metrics,
-    rendered: &PrometheusHandle,
+    rendered: &MetricsPage,
     waits: &watch::Sender<bool>,
 ) -> anyhow::Result<Parts> {
     // Serves probes from the beginning, because the first attempt may take long too.
@@ -78,7 +77,7 @@ async fn attempt(config: &Config, claimant: u64, start: Instant, metrics: &Metri
 fn serve_probes(
     first_reason: String,
     sockets: &ListenSockets,
-    rendered: &PrometheusHandle,
+    rendered: &MetricsPage,
 ) -> anyhow::Result<watch::Sender<String>> {
     let (sender, reason) = watch::channel(first_reason);
     for (port, is_admin) in [(Some(&sockets.admin), true), (sockets.monitor.as_ref(), false)] {

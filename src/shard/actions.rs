@@ -69,6 +69,7 @@ impl<I: Io> Shard<I> {
         match action {
             Action::Login(hello) if !self.enter_login(conn, &hello) => {}
             Action::Login(hello) => {
+                conn.hello_at = self.now;
                 let pb::Hello { token, device, .. } = *hello;
                 self.check_token(conn, token, TokenUse::Login { device, asked_at: time::Instant::now() });
             }
@@ -84,7 +85,9 @@ impl<I: Io> Shard<I> {
                 }
                 if let Some(window) = &mut conn.window {
                     let before = window.len();
-                    window.ack(&conversation, seq);
+                    if let Some(sent_at) = window.ack(&conversation, seq) {
+                        self.context.metrics.push_times.record(self.now.since(sent_at));
+                    }
                     if window.len() < before {
                         conn.session.ack_was_due(&conn.settings.limits);
                     }
@@ -196,6 +199,7 @@ impl<I: Io> Shard<I> {
         conn.session.logged_in(logged_in, &conn.settings.limits, self.now, &mut self.buffers.actions);
         self.conns.hot[conn.key.slot as usize].flags |= LIVE;
         self.context.metrics.logins.increment(1);
+        self.context.metrics.login_times.record(self.now.since(conn.hello_at));
         self.act(conn);
         self.notify_late_login(conn);
         self.resume(conn);
@@ -305,7 +309,9 @@ impl<I: Io> Shard<I> {
     ) {
         while let Some((_, ticket, answer)) = answers.pop_front_if(|(key, ..)| *key == conn.key) {
             let is_acked = matches!(answer, SubmitAnswer::Accepted { .. } | SubmitAnswer::Duplicate { .. });
-            self.context.ack_times.end(conn.key, ticket, is_acked);
+            if let Some(time) = self.context.ack_times.end(conn.key, ticket, is_acked) {
+                self.context.metrics.send_times.record(time);
+            }
             self.note_answered(conn, ticket, &answer);
             if let SubmitAnswer::Refused { code, .. } = &answer
                 && let Some(conversation) = conn.session.conversation_of(ticket).cloned()

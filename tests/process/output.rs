@@ -106,3 +106,25 @@ fn saved_server_is_found_by_its_name() {
     }
     assert!(run(&["context", "remove", "here"]).0 && !run(&["context", "remove", "here"]).0);
 }
+
+#[test]
+fn durations_of_logins_sends_and_pushes_are_in_the_metrics() {
+    let node = Process::start(&[]);
+    for name in ["login", "send", "push_ack", "hook_login", "hook_allow"] {
+        assert_eq!(node.metric(&format!("{name}_seconds_count")), 0.0, "{name}");
+    }
+    let (mut ann, mut bob) = (node.login(Wire::Tcp, "ann", "d"), node.login(Wire::WsText, "bob", "d"));
+    ann.text("bob", "m1", "hello");
+    bob.expect_push();
+    bob.ack("d:ann:bob", 1);
+    for (name, count) in [("login", 2.0), ("send", 1.0), ("push_ack", 1.0)] {
+        node.metric_becomes(&format!("{name}_seconds_count"), count);
+        assert_eq!(node.metric(&format!("{name}_seconds_bucket{{le=\"+Inf\"}}")), count, "{name}");
+        assert!(node.metric(&format!("{name}_seconds_sum")) < 10.0, "{name}");
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let page = node.http("GET", "/metrics", "");
+    let line =
+        page.lines().find(|line| line.starts_with("tidegate_build_info{")).expect("the version is there");
+    assert!(line.contains(&format!("version=\"{version}\"")) && line.ends_with("} 1"), "{line}");
+}

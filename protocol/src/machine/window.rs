@@ -114,12 +114,16 @@ impl<T: Clone> Window<T> {
         Tracked::Ok
     }
 
-    /// Removes all pushes of the conversation up to `seq`. Lower and unknown acks have no effect.
-    pub fn ack(&mut self, conversation: &ConversationId, seq: u64) {
-        let Some(queue) = self.conversations.get_mut(conversation) else { return };
+    /// Removes all pushes of the conversation up to `seq`. Lower and unknown acks have no effect. Returns when the newest
+    /// of these pushes was sent; `None` if there is none, or if it was resent, as it is unknown which one was acked.
+    pub fn ack(&mut self, conversation: &ConversationId, seq: u64) -> Option<Time> {
+        let timeout = self.timeout();
+        let queue = self.conversations.get_mut(conversation)?;
+        let mut sent_at = None;
         while let Some(push) = queue.pop_front_if(|push| push.seq <= seq) {
             self.count -= 1;
             self.bytes -= push.bytes;
+            sent_at = (push.resent == 0).then(|| push.deadline - timeout);
         }
         if queue.is_empty() {
             self.conversations.remove(conversation);
@@ -127,6 +131,7 @@ impl<T: Clone> Window<T> {
         if self.count == 0 {
             self.clear();
         }
+        sent_at
     }
 
     /// Returns when to call [`Window::handle_timeout`]; may be early after an ack, never late.
@@ -163,8 +168,12 @@ impl<T: Clone> Window<T> {
     }
 
     fn deadline(&self, now: Time) -> Time {
-        // At least a millisecond, so that a timer handled now lies in the future.
-        now + self.limits.ack_timeout.max(Duration::from_millis(1))
+        now + self.timeout()
+    }
+
+    /// Returns the time to wait for an ack: at least a millisecond, so that a timer handled now lies in the future.
+    fn timeout(&self) -> Duration {
+        self.limits.ack_timeout.max(Duration::from_millis(1))
     }
 
     fn clear(&mut self) {

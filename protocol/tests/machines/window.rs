@@ -39,6 +39,19 @@ fn ack_covers_all_lower_seqs_of_its_conversation_only() {
 }
 
 #[test]
+fn ack_names_when_the_push_was_sent_unless_it_was_resent() {
+    let mut window = Window::new(LIMITS);
+    window.track(&group(1), 1, 1, 1, at(7));
+    window.track(&group(1), 2, 2, 1, at(9));
+    assert_eq!(window.ack(&group(2), 9), None, "unknown");
+    assert_eq!(window.ack(&group(1), 2), Some(at(9)), "the newest that it covers");
+    assert_eq!(window.ack(&group(1), 2), None, "acked before");
+    window.track(&group(1), 3, 3, 1, at(10));
+    window.handle_timeout(at(60), &mut Vec::new());
+    assert_eq!(window.ack(&group(1), 3), None, "it is unknown which of the two was acked");
+}
+
+#[test]
 fn full_window_refuses_more_pushes() {
     let mut window = Window::new(LIMITS);
     for seq in 1..=6 {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::{Json, Router, extract::State, http::StatusCode, middleware::from_fn_with_state, routing::get};
-use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, machine::drain::NodePhase};
 use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
     api::{Problem, http_server, same_origin},
+    metrics::MetricsPage,
     net::tls::Certificates,
 };
 
@@ -19,7 +19,7 @@ pub struct StartupStatus {
     /// Text that names the missing service. The sender is dropped when the wait ends.
     pub reason: watch::Receiver<String>,
     /// Renderer of `/metrics`.
-    pub metrics: PrometheusHandle,
+    pub metrics: MetricsPage,
 }
 
 /// Serves `/healthz`, `/livez`, `/readyz` and `/metrics` until the wait ends, then closes open connections

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use metrics_exporter_prometheus::PrometheusHandle;
-
 use crate::{
     ack_times::{AckPercentiles, AckTimes},
     cluster::Cluster,
     directory::Directory,
     figures::StatsRow,
+    metrics::MetricsPage,
 };
 
 /// Source of a figure.
@@ -89,7 +88,7 @@ pub(super) fn names() -> String {
 /// Sampler of rows.
 pub(super) struct Sampler {
     cluster: Arc<Cluster>,
-    metrics: PrometheusHandle,
+    metrics: MetricsPage,
     directory: Arc<Directory>,
     ack_times: Arc<AckTimes>,
     /// Values of the metrics at the last sample; `None` before the first.
@@ -100,7 +99,7 @@ impl Sampler {
     /// Creates a sampler that has no sample yet.
     pub(super) fn new(
         cluster: Arc<Cluster>,
-        metrics: PrometheusHandle,
+        metrics: MetricsPage,
         directory: Arc<Directory>,
         ack_times: Arc<AckTimes>,
     ) -> Self {
