@@ -2,6 +2,7 @@ import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import table from "code-table";
 import { Icon } from "../parts/icon.tsx";
+import { Commands } from "./commands.tsx";
 import { KEYS, dialog, letters } from "./keys.ts";
 import type { Entry } from "./nav.ts";
 import { go } from "./router.ts";
@@ -17,7 +18,7 @@ interface Hit {
 function find(text: string, list: readonly Entry[]): Hit[] {
   const word = text.trim().toLowerCase();
   const views = list.map((entry) => ({ label: entry.label, note: `g ${entry.key}`, act: () => go(entry.path) }));
-  const actions = [{ label: "Light or dark", note: "d", act: toggleTheme }, { label: "Keys", note: "?", act: () => (dialog.value = "keys") }];
+  const actions = [{ label: "Light or dark", note: "d", act: toggleTheme }, { label: "Keys", note: "?", act: () => (dialog.value = "keys") }, { label: "Copy as curl", note: "what this view has read", act: () => (dialog.value = "commands") }];
   const all: Hit[] = [...views, ...actions];
   if (!word) return all;
   const codes = table
@@ -104,6 +105,8 @@ function Keys() {
   );
 }
 
+const LABELS = { "": "Keys", find: "Find or jump to", keys: "Keys", commands: "Commands" };
+
 /** The dialogs of all views. */
 export function Dialogs({ list }: { readonly list: readonly Entry[] }) {
   const element = useRef<HTMLDialogElement>(null);
@@ -121,12 +124,13 @@ export function Dialogs({ list }: { readonly list: readonly Entry[] }) {
     <dialog
       ref={element}
       class={which === "find" ? "palette" : ""}
-      aria-label={which === "find" ? "Find or jump to" : "Keys"}
+      aria-label={LABELS[which]}
       onClose={() => (dialog.value = "")}
       onClick={(event) => event.target === element.current && element.current?.close()}
     >
       {which === "find" && <Find list={list} />}
       {which === "keys" && <Keys />}
+      {which === "commands" && <Commands />}
     </dialog>
   );
 }

@@ -5,7 +5,7 @@ import { go } from "./router.ts";
 import { toggleTheme } from "./theme.ts";
 
 /** The dialog that is open, if any. */
-export const dialog = signal<"" | "find" | "keys">("");
+export const dialog = signal<"" | "find" | "keys" | "commands">("");
 
 /** Whether single letters act; a person can turn them off for the page. */
 export const letters = signal(true);

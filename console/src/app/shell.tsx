@@ -55,6 +55,9 @@ export function Tools() {
       <button class="button square" type="button" aria-label={dark.value ? "Light theme" : "Dark theme"} title="Light or dark (d)" onClick={toggleTheme}>
         <Icon name={dark.value ? "sun" : "moon"} />
       </button>
+      <button class="button square help" type="button" aria-label="Copy as curl" title="Commands that print what this view shows" onClick={() => (dialog.value = "commands")}>
+        <Icon name="copy" />
+      </button>
       <button class="button square help" type="button" aria-label="Keys" title="Keys (?)" onClick={() => (dialog.value = "keys")}>
         <Icon name="help" />
       </button>

@@ -1,3 +1,4 @@
+import { noteAsked } from "./asked.ts";
 import { keyHeader, keyRefused } from "./key.ts";
 import { firstTime } from "./loading.ts";
 
@@ -49,7 +50,9 @@ async function ask(path: string, init: RequestInit): Promise<unknown> {
 
 /** Reads a route of the node. A request that can be aborted may wait for news, so that the page does not count as loading. */
 export function get<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return (signal ? ask(path, { signal }) : firstTime(path, () => ask(path, {}))) as Promise<T>;
+  if (signal) return ask(path, { signal }) as Promise<T>;
+  noteAsked(path);
+  return firstTime(path, () => ask(path, {})) as Promise<T>;
 }
 
 /** Asks the node to do something. */

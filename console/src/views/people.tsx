@@ -21,6 +21,7 @@ import { capital } from "../words/numbers.ts";
 import { known } from "../words/people.ts";
 import { Blocks } from "./blocks.tsx";
 import { ConnectionTable } from "./connectiontable.tsx";
+import { Conversations } from "./conversations.tsx";
 import { EndingDialog, ending, outcome } from "./ending.tsx";
 
 interface Presence {
@@ -122,6 +123,7 @@ function Person({ user }: { readonly user: string }) {
         {connected?.length === 0 && !silent && <Empty command={`tidegate tail --user ${user}`}>None is connected. This connects one:</Empty>}
         {connected && connected.length > 0 && <ConnectionTable list={connected} isOfOne />}
       </section>
+      <Conversations key={`of ${user}`} user={user} />
       <Revocations list={revocations.value?.revocations ?? []} />
       <Blocks key={user} user={user} />
       <section class="pad">

@@ -203,6 +203,28 @@ describe("the states of the page", { concurrency: 3 }, () => {
     assert.deepEqual(await page.$$eval(".blocks li a", (list) => list.map((it) => it.textContent)), ["trudy", "oscar"]);
   });
 
+  const states = { conversations: [
+    { conversation: "d:bob:eve", peer: "bob", maxSeq: 7, minSeq: 1, readSeq: 4, unread: 3, clearedSeq: 0, member: true, time: 1_763_712_000_000 },
+    { conversation: "g:team", maxSeq: 12_345, minSeq: 1, readSeq: 12_345, unread: 0, clearedSeq: 0, member: false, time: 1_763_712_000_000 },
+  ], next: "AQ", user: "eve" };
+  stated("a user’s conversations are listed with what is unread, and each answer can be had by curl", "/people?user=eve", async (page) => {
+    await page.route("**/v1/users/eve/conversations?*", (route) => route.fulfill({ json: states }));
+    await page.route("**/v1/users/eve/unread", (route) => route.fulfill({ json: { user: "eve", unread: 3, conversations: 1 } }));
+  }, async (page) => {
+    await page.waitForSelector(".person >> text=3 unread in all");
+    await page.waitForSelector(".person >> text=The newest 20; there are more.");
+    const rows = await page.$$eval(".connections tbody tr", (list) => list.map((row) => [...row.cells].slice(0, 4).map((cell) => cell.firstElementChild?.textContent ?? cell.textContent)));
+    assert.deepEqual(rows, [["d:bob:eve", "3", "4", "7"], ["g:team", "0", "12,345", "12,345"]]);
+    await page.click("[aria-label='Copy as curl']");
+    const command = await page.getAttribute("dialog[open] .commands code[title*='order=recent']", "title");
+    assert.equal(command, `curl -s '${new URL(page.url()).origin}/v1/users/eve/conversations?order=recent&limit=20'`);
+    const findings = await accessibility(page);
+    for (const theme of ["light", "dark"]) assert.deepEqual(await findings(theme), [], theme);
+    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/commands.png` });
+    await page.keyboard.press("Escape");
+    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/conversations.png` });
+  });
+
   test("the style guide and Try it exist on nodes for development only", { timeout: 60_000 }, async () => {
     const own = await startNode({ env: { TIDEGATE__ADMIN__DEVELOPMENT: "no" } });
     const { page, context, wrong } = await open(browser, own.url, "/styleguide");
