@@ -1,5 +1,6 @@
 //! Reads of back ends: histories, conversations and unread counts by the admin API, as clients have left them.
 
+mod groups;
 mod history;
 mod of_user;
 
