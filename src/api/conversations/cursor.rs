@@ -7,7 +7,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use data_encoding::BASE64URL_NOPAD;
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, UserId},
+    id::{ConversationId, DeviceId, UserId},
 };
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
         newest::{NEWEST_MAX, NewestPosition},
         overview::TimePosition,
     },
+    link::RoomMember,
 };
 
 const VERSION: u8 = 1;
@@ -48,6 +49,8 @@ pub(in crate::api) enum CursorPosition {
     Newest(NewestPosition),
     /// Last user that was returned.
     User(UserId),
+    /// Last member of a live room that was returned.
+    RoomMember(RoomMember),
 }
 
 impl ListName<'_> {
@@ -65,6 +68,9 @@ impl ListName<'_> {
             CursorPosition::Before(seq) | CursorPosition::After(seq) => put_number(&mut bytes, *seq),
             CursorPosition::Key(key) => bytes.extend(key.as_str().bytes()),
             CursorPosition::User(user) => bytes.extend(user.as_str().bytes()),
+            CursorPosition::RoomMember(RoomMember { user, device }) => {
+                bytes.extend(format!("{user}:{device}").bytes());
+            }
             CursorPosition::Time(position) => {
                 put_number(&mut bytes, position.time);
                 bytes.extend(position.conversation.as_str().bytes());
@@ -123,6 +129,7 @@ impl ListName<'_> {
                 Some(CursorPosition::Newest(NewestPosition { time, conversation, seq, count }))
             }
             5 => Some(CursorPosition::User(UserId::new(std::str::from_utf8(rest).ok()?).ok()?)),
+            6 => Some(CursorPosition::RoomMember(room_member(rest)?)),
             _ => None,
         }
     }
@@ -137,12 +144,18 @@ impl CursorPosition {
             Self::Time(_) => 3,
             Self::Newest(_) => 4,
             Self::User(_) => 5,
+            Self::RoomMember(_) => 6,
         }
     }
 }
 
 fn key(bytes: &[u8]) -> Option<ConversationId> {
     ConversationId::parse(std::str::from_utf8(bytes).ok()?).ok()
+}
+
+fn room_member(bytes: &[u8]) -> Option<RoomMember> {
+    let (user, device) = std::str::from_utf8(bytes).ok()?.split_once(':')?;
+    Some(RoomMember { user: UserId::new(user).ok()?, device: DeviceId::new(device).ok()? })
 }
 
 /// Appends a number as a varint.
@@ -195,6 +208,10 @@ mod tests {
             any::<u64>().prop_map(CursorPosition::Before),
             any::<u64>().prop_map(CursorPosition::After),
             conversation().prop_map(CursorPosition::Key),
+            ("[A-Za-z0-9_.-]{1,64}", "[A-Za-z0-9_.-]{1,64}").prop_map(|(user, device)| {
+                let (user, device) = (UserId::new(&user).unwrap(), DeviceId::new(&device).unwrap());
+                CursorPosition::RoomMember(RoomMember { user, device })
+            }),
             "[A-Za-z0-9_.-]{1,64}".prop_map(|text| CursorPosition::User(UserId::new(&text).unwrap())),
             (any::<u64>(), conversation())
                 .prop_map(|(time, conversation)| CursorPosition::Time(TimePosition { time, conversation })),
@@ -260,7 +277,8 @@ mod tests {
             (2, b"d:b:a"),
             (3, b"g:team"),
             (5, &[5]),
-            (6, &[5]),
+            (6, b"ann"),
+            (7, &[5]),
         ] {
             assert!(LIST.position(&text_of(kind, position)).is_err(), "{kind} {position:?}");
         }

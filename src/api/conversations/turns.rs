@@ -26,7 +26,7 @@ const ABANDONED_MAX: Duration = Duration::from_secs(15);
 ///
 /// The work is a task that has the turn, so that reads whose callers left do not exceed the bound while the store still
 /// works on them. The wait for the turn does not count as time of the store.
-pub(super) async fn in_turn<B, T, F>(
+pub(in crate::api) async fn in_turn<B, T, F>(
     api: &Api,
     caller: &Caller,
     barrier: impl Future<Output = B>,

@@ -3,6 +3,7 @@
 mod groups;
 mod history;
 mod of_user;
+mod people;
 
 use serde_json::{Value, json};
 
