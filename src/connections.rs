@@ -14,10 +14,12 @@ use tokio::{
 
 mod paging;
 mod revocations;
+mod rooms;
 
 pub use self::{
     paging::{PageOfNodes, PagePosition},
     revocations::{RevokeError, Revoked},
+    rooms::{MemberOnNode, RoomList, RoomOnNodes},
 };
 use crate::{
     cluster::{Cluster, Follower},

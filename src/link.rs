@@ -26,10 +26,12 @@ mod local;
 mod memory;
 #[cfg(test)]
 pub(crate) mod recording;
+mod rooms;
 
 pub use self::{
     best_effort::BestEffortQueues,
     connections::{CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, ConnectionSort, Selected},
+    rooms::{RoomCount, RoomMember, RoomsPage, RoomsQuery},
 };
 pub use grpc::{GrpcLink, LinkFiles, Listener, Secret, Settings, Tls, TlsMode};
 pub use local::LocalLink;
@@ -373,12 +375,17 @@ pub trait Link: Send + Sync {
     }
 
     /// Returns connections of the peer: the first of the order that the query names, and their number. A handler without
-    /// connections, and a node of an older version, return an error; so it is with the next two calls.
+    /// connections, and a node of an older version, return an error; so it is with the next three calls.
     async fn connections(
         &self,
         _to: &NodeBoot,
         _query: ConnectionQuery,
     ) -> Result<ConnectionPage, LinkError> {
+        Err(no_connections())
+    }
+
+    /// Returns live rooms that have members on the peer, or the members of one.
+    async fn rooms(&self, _to: &NodeBoot, _query: RoomsQuery) -> Result<RoomsPage, LinkError> {
         Err(no_connections())
     }
 

@@ -23,7 +23,7 @@ use crate::{
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
         ConnectionPage, ConnectionQuery, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark,
-        RoutedSession, Target,
+        RoomsPage, RoomsQuery, RoutedSession, Target,
     },
     log_limit::log_limited,
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
@@ -296,6 +296,10 @@ impl Link for Peer {
 
     async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.connections_of(to)?.list_here(&query).await
+    }
+
+    async fn rooms(&self, to: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {
+        self.connections_of(to)?.rooms_here(&query).await
     }
 
     async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {

@@ -58,6 +58,13 @@ pub trait Scratch: Send + Sync {
     /// Returns the last saved state of the device's chain; `None` if there never was one or it was lost.
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError>;
 
+    /// Returns the devices of a user whose chains are saved, at most [`CHAINS_PER_USER_MAX`].
+    async fn chain_devices(&self, user: &UserId) -> Result<Vec<DeviceId>, ScratchError>;
+
+    /// Removes the saved state of a device's chain; returns whether there was one. A connection whose chain goes on saves its
+    /// whole state again.
+    async fn forget_chain(&self, user: &UserId, device: &DeviceId) -> Result<bool, ScratchError>;
+
     /// Adds accepted messages to the mirrors of their groups' windows, and returns the number of messages in the window
     /// of each. The windows end now by the clock of the store; messages from before them, and from more than
     /// [`RECEIVE_SKEW_MS`](tidegate_protocol::machine::storm::RECEIVE_SKEW_MS) ahead, are left out.

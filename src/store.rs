@@ -20,6 +20,7 @@ mod blocks;
 mod conversation_lists;
 pub mod dump;
 mod faulty;
+mod group_lists;
 pub(crate) mod guard;
 pub mod import;
 mod memory;
@@ -31,6 +32,10 @@ mod user_state;
 pub use self::{
     blocks::{AddedBlock, BlockEntry, BlockLists, BlockOutcome, BlocksPage},
     conversation_lists::{ConversationHead, ConversationLists, MembershipsRequest},
+    group_lists::{
+        GROUP_PAGE_BYTES_MAX, GroupLists, GroupMember, GroupOfUser, ListPage, MembersRequest,
+        rows_visited_max,
+    },
     guard::{
         GUARD_BATCH_MAX, GUARD_ENTRIES_MAX, GUARD_NAME_BYTES_MAX, GUARD_PAGE_MAX, GUARD_VALUE_BYTES_MAX,
         GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPage, GuardPut, GuardRow, GuardStore,
@@ -40,6 +45,7 @@ pub use self::{
     revocations::{RevocationPage, RevocationStore},
     user_state::{Hidden, Mark, Personal, UserState},
 };
+pub(crate) use group_lists::{PageBuilder, settings_bytes};
 pub use memory::{MemoryStore, SavedStore};
 pub use postgres::{Importing, PostgresOpenError, PostgresStore};
 
@@ -236,7 +242,7 @@ pub enum StoreError {
 /// Archive of the log. Reads see only complete, successful archives, and what they have seen never disappears.
 #[async_trait]
 pub trait Store:
-    BlockLists + ConversationLists + GuardStore + MessageTimes + RevocationStore + Send + Sync
+    BlockLists + ConversationLists + GroupLists + GuardStore + MessageTimes + RevocationStore + Send + Sync
 {
     /// Returns whether the store may fall back to an older state while nodes use it, as one that promotes a standby.
     fn may_fall_back(&self) -> bool {

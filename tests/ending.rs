@@ -17,6 +17,8 @@ mod mesh;
 mod priorities;
 #[path = "ending/revoke.rs"]
 mod revoke;
+#[path = "ending/rooms.rs"]
+mod rooms;
 #[path = "support/mod.rs"]
 mod support;
 #[path = "ending/suspensions.rs"]

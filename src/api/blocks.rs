@@ -10,7 +10,7 @@ use tidegate_protocol::{Code, id::UserId};
 
 pub(super) mod apisix;
 pub(super) mod bans;
-mod entries;
+pub(super) mod entries;
 pub(super) mod evidence;
 pub(super) mod suspensions;
 

@@ -11,14 +11,14 @@ use tidegate_protocol::{
     id::{ConversationId, ConversationKind, IdError, UserId},
 };
 
-mod cursor;
+pub(super) mod cursor;
 mod entries;
 pub(super) mod history;
 pub(super) mod lists;
 pub(super) mod marks;
 pub(super) mod newest;
 pub(super) mod of_user;
-mod turns;
+pub(super) mod turns;
 pub(super) mod unread;
 
 use super::{Api, Problem, access::Caller};
@@ -84,22 +84,27 @@ impl ReadCaller {
     }
 }
 
-type Parameters<T> = Result<Query<T>, QueryRejection>;
+pub(super) type Parameters<T> = Result<Query<T>, QueryRejection>;
 
 /// Returns the parameters of a query, or the refusal of bad ones.
-fn checked<T>(query: Parameters<T>) -> Result<T, Problem> {
+pub(super) fn checked<T>(query: Parameters<T>) -> Result<T, Problem> {
     query.map(|Query(query)| query).map_err(|rejection| bad(rejection.body_text()))
 }
 
-fn bad(why: impl Into<String>) -> Problem {
+pub(super) fn bad(why: impl Into<String>) -> Problem {
     Problem(Code::BadContent, why.into())
 }
 
 /// Returns the limit of a page.
 fn limit(requested: Option<usize>) -> Result<usize, Problem> {
+    limit_up_to(requested, LIMIT_MAX)
+}
+
+/// Returns the limit of a page of at most `max` entries.
+pub(super) fn limit_up_to(requested: Option<usize>, max: usize) -> Result<usize, Problem> {
     let limit = requested.unwrap_or(LIMIT_DEFAULT);
-    let is_valid = (1..=LIMIT_MAX).contains(&limit);
-    if is_valid { Ok(limit) } else { Err(bad(format!("limit: between 1 and {LIMIT_MAX}"))) }
+    let is_valid = (1..=max).contains(&limit);
+    if is_valid { Ok(limit) } else { Err(bad(format!("limit: between 1 and {max}"))) }
 }
 
 impl From<Refusal> for Problem {

@@ -1,11 +1,12 @@
 //! Admin API of groups: each change is one record of the log, and only the ledger decides whether it is allowed.
+//! Lists are read from the store.
 
 use std::collections::BTreeMap;
 
 use axum::{
     Json,
     extract::{Query, State, rejection::QueryRejection},
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
@@ -17,13 +18,20 @@ use tidegate_protocol::{
     settings::{GROUP_SETTINGS, GroupSettings, POST, STORM_POST},
 };
 
+pub(super) mod lists;
+pub(super) mod member;
+pub(super) mod names;
 pub(super) mod storm_rules;
 pub(super) mod storms;
 
+use self::names::Description;
 use super::{
     Api, Problem,
+    access::idempotency_key,
     extract::{IdPath, JsonObject},
-    into_seq, now_ms,
+    into_seq,
+    messages::one_id,
+    now_ms,
 };
 use crate::ingest::admin::Admin;
 
@@ -35,6 +43,10 @@ pub(super) struct CreateGroup {
     members: Vec<String>,
     #[serde(default)]
     owner: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    meta: BTreeMap<String, String>,
     #[serde(default)]
     settings: BTreeMap<String, String>,
     #[serde(default)]
@@ -55,8 +67,8 @@ macro_rules! group_request {
         }
 
         impl $name {
-            fn context(&self) -> RequestContext<'_> {
-                RequestContext { by: self.by.as_deref(), request: self.request_id.as_deref() }
+            fn context(&self, headers: &HeaderMap) -> Result<RequestContext<'_>, Problem> {
+                RequestContext::new(self.by.as_deref(), self.request_id.as_deref(), headers)
             }
         }
     };
@@ -92,13 +104,22 @@ group_request!(
 /// Acting user and request id of a change.
 struct RequestContext<'a> {
     by: Option<&'a str>,
-    request: Option<&'a str>,
+    request: Option<String>,
+}
+
+impl<'a> RequestContext<'a> {
+    /// Takes the request id from the field or from the header `Idempotency-Key`.
+    fn new(by: Option<&'a str>, request: Option<&str>, headers: &HeaderMap) -> Result<Self, Problem> {
+        Ok(Self { by, request: one_id(request.map(str::to_owned), idempotency_key(headers)?)? })
+    }
 }
 
 pub(super) async fn create(
     State(api): State<Api>,
-    JsonObject(body): JsonObject<CreateGroup>,
+    headers: HeaderMap,
+    JsonObject(mut body): JsonObject<CreateGroup>,
 ) -> Result<Response, Problem> {
+    body.request_id = one_id(body.request_id, idempotency_key(&headers)?)?;
     let (seq, duplicate) = into_seq(api.admin.change(creation(&body)?, now_ms()).await)?;
     let status = if duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(json!({"conversation": format!("g:{}", body.id), "seq": seq, "duplicate": duplicate})))
@@ -109,7 +130,7 @@ pub(super) async fn create(
 /// listed first among the users, because these are notified and indexed.
 fn creation(body: &CreateGroup) -> Result<MemberChange, Problem> {
     let owner = body.owner.as_deref().map(user).transpose()?;
-    let context = RequestContext { by: None, request: body.request_id.as_deref() };
+    let context = RequestContext { by: None, request: body.request_id.clone() };
     let mut change = change(&body.id, MemberAction::Create, &body.members, &context)?;
     if let Some(owner) = &owner {
         change.users.retain(|user| user != owner);
@@ -120,15 +141,18 @@ fn creation(body: &CreateGroup) -> Result<MemberChange, Problem> {
     }
     change.by = owner;
     change.settings = settings(&body.settings)?;
+    let meta = body.meta.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    Description { name: body.name.as_deref(), meta }.add_to(&mut change.settings)?;
     Ok(change)
 }
 
 pub(super) async fn change_members(
     State(api): State<Api>,
     IdPath(id): IdPath<String>,
+    headers: HeaderMap,
     JsonObject(body): JsonObject<ChangeMembers>,
 ) -> Result<Json<Value>, Problem> {
-    let context = body.context();
+    let context = body.context(&headers)?;
     let lists = [
         (MemberAction::Join, &body.add),
         (MemberAction::Kick, &body.remove),
@@ -136,30 +160,20 @@ pub(super) async fn change_members(
         (MemberAction::Mute, &body.mute),
         (MemberAction::Unmute, &body.unmute),
     ];
-    let count = lists.iter().filter(|(_, users)| !users.is_empty()).count();
-    if count == 0 {
-        return Err(Problem(Code::BadContent, "name users in add, remove, leave, mute or unmute".into()));
-    }
-    if count > 1 && context.request.is_some() {
-        return Err(Problem(
-            Code::BadContent,
-            "with requestId, send each list as a request of its own".into(),
-        ));
-    }
-    let lists = lists.into_iter().filter(|(_, users)| !users.is_empty());
-    // Validate all changes before the first is appended.
-    let changes: Vec<MemberChange> =
-        lists.map(|(action, users)| change(&id, action, users, &context)).collect::<Result<_, _>>()?;
-    let mut last = (0, false);
-    for change in changes {
-        last = into_seq(api.admin.change(change, now_ms()).await)?;
-    }
-    Ok(seq_response(&id, last))
+    let mut named = lists.into_iter().filter(|(_, users)| !users.is_empty());
+    // Each list is a change of its own: a refusal of a second one would leave the first done.
+    let (Some((action, users)), None) = (named.next(), named.next()) else {
+        let why = "name users in exactly one of add, remove, leave, mute and unmute";
+        return Err(Problem(Code::BadContent, why.into()));
+    };
+    let change = change(&id, action, users, &context)?;
+    Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
 pub(super) async fn change_roles(
     State(api): State<Api>,
     IdPath(id): IdPath<String>,
+    headers: HeaderMap,
     JsonObject(body): JsonObject<ChangeRoles>,
 ) -> Result<Json<Value>, Problem> {
     let role = Role::from_word(&body.role)
@@ -167,61 +181,39 @@ pub(super) async fn change_roles(
     if body.users.is_empty() {
         return Err(Problem(Code::BadContent, "name users".into()));
     }
-    let change =
-        MemberChange { role: Some(role), ..change(&id, MemberAction::Role, &body.users, &body.context())? };
+    let change = MemberChange {
+        role: Some(role),
+        ..change(&id, MemberAction::Role, &body.users, &body.context(&headers)?)?
+    };
     Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
 pub(super) async fn change_settings(
     State(api): State<Api>,
     IdPath(id): IdPath<String>,
+    headers: HeaderMap,
     JsonObject(body): JsonObject<ChangeSettings>,
 ) -> Result<Json<Value>, Problem> {
     if body.settings.is_empty() {
         return Err(Problem(Code::BadContent, "name settings".into()));
     }
-    let mut settings = settings(&body.settings)?;
-    if settings.contains_key(POST) {
-        // The end of a storm must not undo this decision.
-        settings.insert(STORM_POST.to_owned(), String::new());
-    }
-    let change = MemberChange { settings, ..change(&id, MemberAction::Settings, &[], &body.context())? };
+    let settings = with_storm_ended(settings(&body.settings)?);
+    let change =
+        MemberChange { settings, ..change(&id, MemberAction::Settings, &[], &body.context(&headers)?)? };
     Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
 }
 
 pub(super) async fn end(
     State(api): State<Api>,
     IdPath(id): IdPath<String>,
+    headers: HeaderMap,
     query: Result<Query<EndGroup>, QueryRejection>,
 ) -> Result<Json<Value>, Problem> {
     let Query(query) = query.map_err(|rejection| {
         Problem(Code::BadContent, format!("only by and requestId are allowed: {}", rejection.body_text()))
     })?;
-    let change = change(&id, MemberAction::Delete, &[], &query.context())?;
+    let change = change(&id, MemberAction::Delete, &[], &query.context(&headers)?)?;
     Ok(seq_response(&id, into_seq(api.admin.change(change, now_ms()).await)?))
-}
-
-pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath<String>) -> Result<Json<Value>, Problem> {
-    let group = group(&id)?;
-    let unavailable = |error| Problem(Code::StoreUnavailable, format!("store unavailable: {error}"));
-    let summary = api.cluster.ports.store.summary(&group, None).await.map_err(unavailable)?;
-    let Some(summary) = summary.filter(|summary| summary.head.deleted_seq == 0) else {
-        return Err(Problem(Code::NotFound, String::new()));
-    };
-    let members = api.cluster.ports.store.members(&group, None, USERS_MAX).await.map_err(unavailable)?;
-    let names: Vec<&str> = members.iter().map(|(user, _)| user.as_str()).collect();
-    let above = members.iter().filter(|(_, row)| row.role > Role::Member);
-    let roles: BTreeMap<&str, &str> = above.map(|(user, row)| (user.as_str(), row.role.word())).collect();
-    let muted: Vec<&str> =
-        members.iter().filter(|(_, row)| row.muted).map(|(user, _)| user.as_str()).collect();
-    Ok(Json(json!({
-        "conversation": group.as_str(),
-        "count": summary.members,
-        "members": names,
-        "roles": roles,
-        "muted": muted,
-        "settings": *summary.head.settings,
-    })))
 }
 
 fn seq_response(id: &str, appended: (u64, bool)) -> Json<Value> {
@@ -242,7 +234,7 @@ fn change(
     let mut users: Vec<UserId> = users.iter().map(|id| user(id)).collect::<Result<_, _>>()?;
     users.sort_unstable();
     users.dedup();
-    let request = context.request.map(MsgId::new).transpose().map_err(bad)?;
+    let request = context.request.as_deref().map(MsgId::new).transpose().map_err(bad)?;
     Ok(MemberChange {
         conversation: group(id)?,
         action,
@@ -262,6 +254,14 @@ fn settings(requested: &BTreeMap<String, String>) -> Result<BTreeMap<String, Str
     }
     GroupSettings::check(requested).map_err(|error| Problem(Code::BadSetting, error.to_string()))?;
     Ok(requested.clone())
+}
+
+/// Removes the value from before a storm with a change of who may post, which the end of the storm must not undo.
+fn with_storm_ended(mut settings: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    if settings.contains_key(POST) {
+        settings.insert(STORM_POST.to_owned(), String::new());
+    }
+    settings
 }
 
 fn group(id: &str) -> Result<ConversationId, Problem> {

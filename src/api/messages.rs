@@ -18,6 +18,7 @@ pub(super) mod recall;
 mod room;
 mod sender;
 
+pub(super) use self::form::one_id;
 pub use self::sender::{MessageSender, SenderParts};
 use self::{form::SendMessage, sender::SentMessage};
 use super::{

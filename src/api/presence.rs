@@ -11,7 +11,9 @@ use tidegate_protocol::{
 };
 
 pub(super) mod connections;
+pub(super) mod person;
 pub(super) mod prio;
+pub(super) mod rooms;
 
 use super::{
     Api, Problem,

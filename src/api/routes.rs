@@ -23,7 +23,7 @@ use super::{
     messages::{self, batch, recall},
     nodes,
     observe::{events, flows, trace},
-    presence,
+    presence::{self, person, rooms},
     problem::codes,
     reload, stats,
 };
@@ -155,9 +155,26 @@ routes! {
     get "/v1/users/{user}/unread" Read Query [] unread::of_user;
     post "/v1/unread" Read Query [] unread::of_users;
     post "/v1/groups" Groups Change ["id" "owner" "members"] groups::create;
-    get "/v1/groups/{id}" Read Query [] groups::show;
+    get "/v1/groups" Read Query [] groups::lists::list;
+    get "/v1/groups/{id}" Read Query [] groups::lists::show;
+    patch "/v1/groups/{id}" Groups Change ["by"] groups::names::patch;
     delete "/v1/groups/{id}" Groups Change ["by"] groups::end;
     post "/v1/groups/{id}/members" Groups Change ["by" "add" "remove" "leave" "mute" "unmute"] groups::change_members;
+    get "/v1/groups/{id}/members" Read Query [] groups::lists::members;
+    get "/v1/groups/{id}/members/{user}" Read Query [] groups::lists::one;
+    put "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::add;
+    patch "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::patch;
+    delete "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::remove;
+    get "/v1/users/{user}" Read Query [] person::show;
+    get "/v1/users/{user}/devices" Read Query [] person::devices;
+    get "/v1/users/{user}/devices/{device}" Read Query [] person::device;
+    delete "/v1/users/{user}/devices/{device}" Users Change [] person::forget;
+    get "/v1/users/{user}/devices/{device}/chain" Read Query [] person::chain;
+    delete "/v1/users/{user}/devices/{device}/chain" Users Change [] person::forget_chain;
+    get "/v1/rooms" Read Query [] rooms::list;
+    get "/v1/rooms/{room}" Read Query [] rooms::one;
+    get "/v1/rooms/{room}/members" Read Query [] rooms::members;
+    get "/v1/users/{user}/groups" Read Query [] groups::lists::of_user;
     post "/v1/groups/{id}/roles" Groups Change ["by" "users"] groups::change_roles;
     post "/v1/groups/{id}/settings" Groups Change ["by"] groups::change_settings;
     get "/v1/groups/{id}/storm" Read Query [] groups::storm_rules::show;

@@ -107,6 +107,8 @@ pub struct ConnectionRow {
     pub expires_ms: u64,
     /// Class in live rooms, 0 to 3.
     pub class: u8,
+    /// Number of messages that its chain holds; 0 from a node of an older version.
+    pub held: u64,
 }
 
 /// Request to close connections with `KICKED`.
@@ -141,6 +143,7 @@ mod tests {
             unacked: 0,
             expires_ms: 0,
             class: 0,
+            held: 0,
         }
     }
 

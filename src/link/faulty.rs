@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
-    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoutedSession,
+    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage, RoomsQuery, RoutedSession,
 };
 use crate::{
     fault::{Breaks, Faulty},
@@ -92,6 +92,10 @@ impl Link for Faulty<dyn Link> {
 
     async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.call("connections", self.inner.connections(to, query)).await
+    }
+
+    async fn rooms(&self, to: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {
+        self.call("rooms", self.inner.rooms(to, query)).await
     }
 
     async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {

@@ -12,7 +12,7 @@ use tidegate_protocol::pb;
 
 use super::{
     Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
-    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoutedSession,
+    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage, RoomsQuery, RoutedSession,
 };
 use crate::{
     config,
@@ -36,6 +36,7 @@ mod handshake;
 mod link_stream;
 mod listener;
 mod peer;
+mod rooms;
 mod service;
 mod storms;
 mod strangers;
@@ -317,6 +318,13 @@ impl Link for GrpcLink {
         let call = CallBody::Connections(connections::put_query(&query));
         match self.query(to, call, self.settings.timeout).await? {
             ReplyBody::Connections(sent) => Ok(connections::page(sent, query.limit)?),
+            _ => Err(mismatched()),
+        }
+    }
+
+    async fn rooms(&self, to: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {
+        match self.query(to, CallBody::Rooms(rooms::put_query(query.clone())), self.settings.timeout).await? {
+            ReplyBody::Rooms(sent) => Ok(rooms::page(sent, &query)?),
             _ => Err(mismatched()),
         }
     }

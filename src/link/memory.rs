@@ -8,7 +8,7 @@ use tokio::{sync, task::unconstrained};
 
 use super::{
     Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
-    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoutedSession,
+    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage, RoomsQuery, RoutedSession,
 };
 use crate::{
     figures::{FiguresPage, FiguresQuery},
@@ -141,6 +141,10 @@ impl Link for MemoryLink {
 
     async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.node(to)?.handler.connections(to, query).await
+    }
+
+    async fn rooms(&self, to: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {
+        self.node(to)?.handler.rooms(to, query).await
     }
 
     async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {

@@ -6,7 +6,7 @@ use tidegate_protocol::id::UserId;
 use tokio::sync::oneshot;
 
 use crate::{
-    link::{CloseOrder, ConnectionPage, ConnectionQuery},
+    link::{CloseOrder, ConnectionPage, ConnectionQuery, RoomsPage, RoomsQuery},
     networks::Network,
     revocation::Revocation,
 };
@@ -15,6 +15,8 @@ use crate::{
 pub enum ConnectionOrder {
     /// Lists connections from this slot on; replies with them, and with the slot to continue from, if there may be more.
     List(ConnectionQuery, u32, oneshot::Sender<(ConnectionPage, Option<u32>)>),
+    /// Lists live rooms, or members of one, from this place on; replies with them, and with the place to continue from.
+    Rooms(RoomsQuery, u32, oneshot::Sender<(RoomsPage, Option<u32>)>),
     /// Closes connections; replies how many.
     Close(Arc<CloseOrder>, oneshot::Sender<u64>),
     /// Closes the connections whose token the revocation names; replies how many.

@@ -33,6 +33,14 @@ impl Scratch for Faulty<dyn Scratch> {
         self.call("load_chain", self.inner.load_chain(user, device)).await
     }
 
+    async fn chain_devices(&self, user: &UserId) -> Result<Vec<DeviceId>, ScratchError> {
+        self.call("chain_devices", self.inner.chain_devices(user)).await
+    }
+
+    async fn forget_chain(&self, user: &UserId, device: &DeviceId) -> Result<bool, ScratchError> {
+        self.call("forget_chain", self.inner.forget_chain(user, device)).await
+    }
+
     async fn mirror_windows(
         &self,
         window: Duration,

@@ -167,6 +167,23 @@ impl Scratch for MemoryScratch {
         Ok(self.lock().chain(user, device).cloned())
     }
 
+    async fn chain_devices(&self, user: &UserId) -> Result<Vec<DeviceId>, ScratchError> {
+        let state = self.lock();
+        let chains = state.chains.get(user).into_iter().flat_map(|chains| &chains.chains);
+        Ok(chains.map(|it| it.device.clone()).collect())
+    }
+
+    async fn forget_chain(&self, user: &UserId, device: &DeviceId) -> Result<bool, ScratchError> {
+        let mut state = self.lock();
+        let Some(mut chains) = state.chains.take(user) else { return Ok(false) };
+        let is_removed = chains.take(device).is_some();
+        let bytes = chains.bytes;
+        if !chains.chains.is_empty() {
+            state.chains.put(user.clone(), chains, bytes);
+        }
+        Ok(is_removed)
+    }
+
     async fn mirror_windows(
         &self,
         window: Duration,

@@ -14,8 +14,8 @@ use tidegate_protocol::{
 };
 
 use super::{
-    ChainChange, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, MIRROR_MEMBERS_MAX, PermitAnswers,
-    PermitCall, Scratch, ScratchError, WindowUpdate, permits::KEYS_PER_CALL_MAX,
+    CHAINS_PER_USER_MAX, ChainChange, ChainSave, ChainState, ChainStep, DONE_IDS_MAX, MIRROR_MEMBERS_MAX,
+    PermitAnswers, PermitCall, Scratch, ScratchError, WindowUpdate, permits::KEYS_PER_CALL_MAX,
 };
 use crate::{
     breaker::GuardedService,
@@ -104,6 +104,10 @@ impl RedisScratch {
 
     fn chain_key(&self, user: &UserId, device: &DeviceId) -> String {
         self.client.key(RedisKey::Chain, &format!("{{{user}}}:{device}"))
+    }
+
+    fn chain_index_key(&self, user: &UserId) -> String {
+        self.client.key(RedisKey::ChainIndex, &format!("{{{user}}}"))
     }
 
     fn step_call(&self, step: &ChainStep) -> Call {
@@ -226,6 +230,19 @@ impl Scratch for RedisScratch {
         let call = Call::command(["HGETALL", &self.chain_key(user, device)]);
         let fields: HashMap<String, String> = self.client.one(call).await?;
         Ok(saved_state(&fields))
+    }
+
+    async fn chain_devices(&self, user: &UserId) -> Result<Vec<DeviceId>, ScratchError> {
+        let call = Call::command(["ZREVRANGE", &self.chain_index_key(user), "0", "-1"]);
+        let names: Vec<String> = self.client.one(call).await?;
+        Ok(names.iter().filter_map(|name| DeviceId::new(name).ok()).take(CHAINS_PER_USER_MAX).collect())
+    }
+
+    async fn forget_chain(&self, user: &UserId, device: &DeviceId) -> Result<bool, ScratchError> {
+        let removal = Call::command(["DEL", &self.chain_key(user, device)]);
+        let of_index = Call::command(["ZREM", &self.chain_index_key(user), device.as_str()]);
+        let removed: Vec<i64> = self.client.all(vec![removal, of_index]).await?;
+        Ok(removed.first().is_some_and(|count| *count > 0))
     }
 
     async fn mirror_windows(

@@ -19,6 +19,7 @@ mod expiry;
 pub(super) mod limits;
 pub(super) mod overload;
 pub(super) mod priorities;
+mod room_lists;
 pub(super) mod token;
 
 use super::{

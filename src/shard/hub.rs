@@ -457,6 +457,7 @@ fn take_batch(pending: &mut VecDeque<Item>) -> (Arc<[Delivery]>, bool) {
     (batch, named)
 }
 
+mod listing;
 mod members;
 mod pacing;
 mod recent;

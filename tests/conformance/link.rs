@@ -29,9 +29,12 @@ use super::{at_once, device, group, node, user};
 mod connections;
 #[path = "link/end.rs"]
 mod end;
+#[path = "link/rooms.rs"]
+mod rooms;
 
 use connections::calls_about_connections_arrive_unchanged;
 use end::{End, HERE, OWNED};
+use rooms::rooms_and_members_arrive_as_found;
 
 /// Returns the caller.
 fn here() -> NodeBoot {
@@ -105,6 +108,7 @@ suite! {
         figures_arrive_as_kept
         storms_arrive_as_found
         calls_about_connections_arrive_unchanged
+        rooms_and_members_arrive_as_found
         query_does_not_wait_for_deliveries
         best_effort_messages_arrive_unchanged_and_in_order
         best_effort_messages_and_deliveries_are_independent

@@ -73,6 +73,7 @@ suite! {
         x10_change_of_an_older_conn_changes_nothing
         x10_changes_keep_only_the_newest_ids
         x10_whole_state_and_changes_replace_each_other
+        forgotten_chain_is_saved_as_a_new_one
     }
 }
 
@@ -164,6 +165,32 @@ impl World {
     async fn advance(&self, epoch: u64, number: u64, change: ChainChange, expected: usize) -> bool {
         self.scratch.advance_chain(step(epoch, number, change, expected)).await.unwrap()
     }
+}
+
+async fn forgotten_chain_is_saved_as_a_new_one(world: &World) {
+    let (ann, scratch) = (user("ann"), &world.scratch);
+    let devices = async || {
+        let mut devices = scratch.chain_devices(&ann).await.unwrap();
+        devices.sort();
+        devices
+    };
+    assert!(devices().await.is_empty());
+    assert!(!scratch.forget_chain(&ann, &device("phone")).await.unwrap());
+    for (name, epoch) in [("phone", 7), ("web", 1)] {
+        scratch.save_chains(save(name, state(epoch, 3))).await.unwrap();
+    }
+    assert_eq!(devices().await, [device("phone"), device("web")]);
+    assert!(scratch.forget_chain(&ann, &device("phone")).await.unwrap());
+    assert!(!scratch.forget_chain(&ann, &device("phone")).await.unwrap(), "it is gone");
+    assert_eq!((loaded(world, "phone").await, loaded(world, "web").await), (None, Some(state(1, 3))));
+    assert_eq!(devices().await, [device("web")]);
+    // An epoch below that of the forgotten state is that of a new chain.
+    scratch.save_chains(save("phone", state(2, 1))).await.unwrap();
+    assert_eq!(loaded(world, "phone").await, Some(state(2, 1)));
+    assert_eq!(devices().await, [device("phone"), device("web")]);
+    assert!(scratch.forget_chain(&ann, &device("web")).await.unwrap());
+    assert!(scratch.forget_chain(&ann, &device("phone")).await.unwrap());
+    assert!(devices().await.is_empty());
 }
 
 async fn x10_change_is_added_to_the_saved_state(world: &World) {

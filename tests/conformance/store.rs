@@ -1,6 +1,7 @@
 //! The suite of `Store`, driven by the real ledger: flaws S8-S11 (stale writers), S20-S22 (dedup keys).
 
 mod blocks;
+mod groups;
 mod guard;
 mod lists;
 pub(super) mod owner;
@@ -30,6 +31,10 @@ use self::{
     blocks::{
         block_list_of_a_user_is_bounded, block_lists_change_one_by_one_and_raise_the_version,
         concurrent_changes_of_blocks_become_visible_in_order,
+    },
+    groups::{
+        group_pages_are_bounded, groups_are_listed_by_prefix_without_deleted_ones,
+        groups_of_a_user_are_those_where_the_user_is_now, members_are_listed_by_role_in_pages,
     },
     guard::{
         ended_guard_entries_are_not_returned_and_removed_by_later_puts,
@@ -124,6 +129,10 @@ suite! {
         settings_of_many_users_are_in_order
         heads_of_conversations_are_in_order
         heads_are_listed_by_prefix_in_pages
+        groups_are_listed_by_prefix_without_deleted_ones
+        group_pages_are_bounded
+        members_are_listed_by_role_in_pages
+        groups_of_a_user_are_those_where_the_user_is_now
         partitions_advance_independently
         block_lists_change_one_by_one_and_raise_the_version
         block_list_of_a_user_is_bounded

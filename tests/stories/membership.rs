@@ -1,6 +1,8 @@
 //! The whole life of a group, and which members see which part of it on every path: push, pull, sync, positions,
 //! resend.
 
+mod single;
+
 use std::time::Duration;
 
 use serde_json::{Value, json};

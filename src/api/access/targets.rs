@@ -30,7 +30,16 @@ const LIST_MAX: usize = 1_000;
 const REQUEST_ID: &str = "requestId";
 
 /// Routes that take the id from the header, too.
-const IDEMPOTENT_PATHS: [&str; 2] = ["/v1/messages", "/v1/messages/broadcast"];
+const IDEMPOTENT_PATHS: [&str; 8] = [
+    "/v1/messages",
+    "/v1/messages/broadcast",
+    "/v1/groups",
+    "/v1/groups/{id}",
+    "/v1/groups/{id}/members",
+    "/v1/groups/{id}/members/{user}",
+    "/v1/groups/{id}/roles",
+    "/v1/groups/{id}/settings",
+];
 
 /// Field whose list has requests of their own, with their targets.
 const MESSAGES: &str = "messages";
@@ -70,9 +79,9 @@ impl Targets {
         serde_json::Deserializer::from_slice(&bytes)
             .deserialize_map(BodyFields { route, found: &mut found })
             .ok();
-        let is_message = IDEMPOTENT_PATHS.contains(&route.path);
+        let takes_key = IDEMPOTENT_PATHS.contains(&route.path);
         if let Ok(Some(key)) = idempotency_key(request.headers())
-            && is_message
+            && takes_key
         {
             found.field(route, REQUEST_ID, &key);
         }
@@ -284,13 +293,13 @@ mod tests {
         let ids = r#"{"from":["ann"],"messages":["7"],"requestId":["r1"],"to":["g:team","bob","d:zoe:ann"]}"#;
         assert_eq!(serde_json::to_string(&found.ids).unwrap(), ids);
         assert_eq!(found.request_id, None, "a batch does not read the header");
-        for (path, id) in [("/v1/messages", Some("k-1")), ("/v1/groups", Some("r1"))] {
+        for (path, id) in [("/v1/messages", "k-1"), ("/v1/groups", "k-1"), ("/v1/bans", "r1")] {
             let route = AdminRoute { path, ..route };
             let mut request = Request::builder()
                 .header("Idempotency-Key", "\"k-1\"")
                 .body(Body::from(r#"{"requestId":"r1"}"#))
                 .unwrap();
-            assert_eq!(Targets::of(&route, &mut request).await.request_id.as_deref(), id, "{path}");
+            assert_eq!(Targets::of(&route, &mut request).await.request_id.as_deref(), Some(id), "{path}");
         }
     }
 

@@ -106,7 +106,7 @@ fn with_change(mut body: Value, change: &GuardChange) -> Value {
 }
 
 /// Returns an entry as the API shows it.
-pub(super) fn view(subject: &BanSubject, ban: &Ban) -> Value {
+pub(in crate::api) fn view(subject: &BanSubject, ban: &Ban) -> Value {
     let Ban { record, until_ms } = ban;
     json!({
         "subject": subject.to_string(),

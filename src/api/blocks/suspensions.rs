@@ -63,7 +63,7 @@ pub(in crate::api) async fn lift(
 }
 
 /// Returns the suspensions that concern a user or a device.
-pub(super) fn suspensions_of(api: &Api, subject: &BanSubject) -> Vec<Value> {
+pub(in crate::api) fn suspensions_of(api: &Api, subject: &BanSubject) -> Vec<Value> {
     let found = api.cluster.suspensions.of(subject, api.cluster.guard.now_ms());
     found.iter().map(|(subject, entry)| view(subject, entry)).collect()
 }

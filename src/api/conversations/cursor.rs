@@ -5,7 +5,10 @@
 
 use aws_lc_rs::digest::{SHA256, digest};
 use data_encoding::BASE64URL_NOPAD;
-use tidegate_protocol::{Code, id::ConversationId};
+use tidegate_protocol::{
+    Code,
+    id::{ConversationId, DeviceId, UserId},
+};
 
 use crate::{
     api::Problem,
@@ -13,6 +16,7 @@ use crate::{
         newest::{NEWEST_MAX, NewestPosition},
         overview::TimePosition,
     },
+    link::RoomMember,
 };
 
 const VERSION: u8 = 1;
@@ -25,14 +29,14 @@ const CURSOR_CHARS_MAX: usize = 256;
 
 /// List that a cursor belongs to: its name, and the filters that all its pages share.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ListName<'a> {
-    pub(super) name: &'a str,
-    pub(super) filters: &'a [&'a str],
+pub(in crate::api) struct ListName<'a> {
+    pub(in crate::api) name: &'a str,
+    pub(in crate::api) filters: &'a [&'a str],
 }
 
 /// Position in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum CursorPosition {
+pub(in crate::api) enum CursorPosition {
     /// Entries before this seq, the newest first.
     Before(u64),
     /// Entries after this seq, the oldest first.
@@ -43,6 +47,10 @@ pub(super) enum CursorPosition {
     Time(TimePosition),
     /// Last row of the newest messages.
     Newest(NewestPosition),
+    /// Last user that was returned.
+    User(UserId),
+    /// Last member of a live room that was returned.
+    RoomMember(RoomMember),
 }
 
 impl ListName<'_> {
@@ -53,12 +61,16 @@ impl ListName<'_> {
     }
 
     /// Returns the cursor of a position in this list.
-    pub(super) fn cursor(&self, position: &CursorPosition) -> String {
+    pub(in crate::api) fn cursor(&self, position: &CursorPosition) -> String {
         let mut bytes = vec![VERSION, position.kind()];
         bytes.extend(self.hash());
         match position {
             CursorPosition::Before(seq) | CursorPosition::After(seq) => put_number(&mut bytes, *seq),
             CursorPosition::Key(key) => bytes.extend(key.as_str().bytes()),
+            CursorPosition::User(user) => bytes.extend(user.as_str().bytes()),
+            CursorPosition::RoomMember(RoomMember { user, device }) => {
+                bytes.extend(format!("{user}:{device}").bytes());
+            }
             CursorPosition::Time(position) => {
                 put_number(&mut bytes, position.time);
                 bytes.extend(position.conversation.as_str().bytes());
@@ -77,9 +89,21 @@ impl ListName<'_> {
     ///
     /// # Errors
     /// `CURSOR_INVALID` if it is damaged, of another list, or of a list with other filters.
-    pub(super) fn position(&self, cursor: &str) -> Result<CursorPosition, Problem> {
+    pub(in crate::api) fn position(&self, cursor: &str) -> Result<CursorPosition, Problem> {
         let found = self.decode(cursor).filter(|found| self.cursor(found) == cursor);
         found.ok_or_else(|| Problem(Code::CursorInvalid, String::new()))
+    }
+
+    /// Returns the key after which a page begins, in a list of conversations by key; `None` for the first page.
+    ///
+    /// # Errors
+    /// Those of [`Self::position`].
+    pub(in crate::api) fn after_key(&self, cursor: Option<&str>) -> Result<Option<ConversationId>, Problem> {
+        match cursor.map(|cursor| self.position(cursor)).transpose()? {
+            None => Ok(None),
+            Some(CursorPosition::Key(key)) => Ok(Some(key)),
+            Some(_) => Err(Problem(Code::CursorInvalid, String::new())),
+        }
     }
 
     fn decode(&self, cursor: &str) -> Option<CursorPosition> {
@@ -104,6 +128,8 @@ impl ListName<'_> {
                 let conversation = key(rest)?;
                 Some(CursorPosition::Newest(NewestPosition { time, conversation, seq, count }))
             }
+            5 => Some(CursorPosition::User(UserId::new(std::str::from_utf8(rest).ok()?).ok()?)),
+            6 => Some(CursorPosition::RoomMember(room_member(rest)?)),
             _ => None,
         }
     }
@@ -117,12 +143,19 @@ impl CursorPosition {
             Self::Key(_) => 2,
             Self::Time(_) => 3,
             Self::Newest(_) => 4,
+            Self::User(_) => 5,
+            Self::RoomMember(_) => 6,
         }
     }
 }
 
 fn key(bytes: &[u8]) -> Option<ConversationId> {
     ConversationId::parse(std::str::from_utf8(bytes).ok()?).ok()
+}
+
+fn room_member(bytes: &[u8]) -> Option<RoomMember> {
+    let (user, device) = std::str::from_utf8(bytes).ok()?.split_once(':')?;
+    Some(RoomMember { user: UserId::new(user).ok()?, device: DeviceId::new(device).ok()? })
 }
 
 /// Appends a number as a varint.
@@ -175,6 +208,11 @@ mod tests {
             any::<u64>().prop_map(CursorPosition::Before),
             any::<u64>().prop_map(CursorPosition::After),
             conversation().prop_map(CursorPosition::Key),
+            ("[A-Za-z0-9_.-]{1,64}", "[A-Za-z0-9_.-]{1,64}").prop_map(|(user, device)| {
+                let (user, device) = (UserId::new(&user).unwrap(), DeviceId::new(&device).unwrap());
+                CursorPosition::RoomMember(RoomMember { user, device })
+            }),
+            "[A-Za-z0-9_.-]{1,64}".prop_map(|text| CursorPosition::User(UserId::new(&text).unwrap())),
             (any::<u64>(), conversation())
                 .prop_map(|(time, conversation)| CursorPosition::Time(TimePosition { time, conversation })),
             (any::<u64>(), conversation(), any::<u64>(), 0..NEWEST_MAX).prop_map(
@@ -239,6 +277,8 @@ mod tests {
             (2, b"d:b:a"),
             (3, b"g:team"),
             (5, &[5]),
+            (6, b"ann"),
+            (7, &[5]),
         ] {
             assert!(LIST.position(&text_of(kind, position)).is_err(), "{kind} {position:?}");
         }

@@ -56,11 +56,7 @@ pub(in crate::api) async fn list(
     let limit = limit(query.limit)?;
     let filters = [prefix.as_str()];
     let list = ListName { name: "all", filters: &filters };
-    let after = match query.cursor.as_deref().map(|cursor| list.position(cursor)).transpose()? {
-        None => None,
-        Some(CursorPosition::Key(key)) => Some(key),
-        Some(_) => return Err(Problem(Code::CursorInvalid, String::new())),
-    };
+    let after = list.after_key(query.cursor.as_deref())?;
     let work = move |store: Arc<dyn Store>, _| async move {
         let mut found = overview::heads(&*store, &prefix, after.as_ref(), limit + 1).await?;
         let has_more = found.len() > limit;

@@ -26,7 +26,7 @@ const ABANDONED_MAX: Duration = Duration::from_secs(15);
 ///
 /// The work is a task that has the turn, so that reads whose callers left do not exceed the bound while the store still
 /// works on them. The wait for the turn does not count as time of the store.
-pub(super) async fn in_turn<B, T, F>(
+pub(in crate::api) async fn in_turn<B, T, F>(
     api: &Api,
     caller: &Caller,
     barrier: impl Future<Output = B>,
@@ -58,7 +58,7 @@ where
 
 /// Whether something that the store does not have is known not to exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Absence {
+pub(in crate::api) enum Absence {
     /// What the store does not have does not exist.
     Known,
     /// The store may lack it.
@@ -67,7 +67,7 @@ pub(super) enum Absence {
 
 /// Runs a read of conversations in any partitions in a turn of the caller. It is refused as `NOT_YET` if the store is known
 /// to lack something that owners have archived, or if answers come before the archive and it may lack some.
-pub(super) async fn in_turn_of_all<T, F>(
+pub(in crate::api) async fn in_turn_of_all<T, F>(
     api: &Api,
     caller: &Caller,
     work: impl FnOnce(Arc<dyn Store>, Absence) -> F + Send + 'static,
@@ -103,6 +103,7 @@ pub(super) async fn reader(store: &dyn Store, user: &UserId) -> Result<Reader, P
     Ok(Reader::with_settings(user.clone(), &settings.first().copied().unwrap_or_default(), now_ms()))
 }
 
-fn unavailable(error: StoreError) -> Problem {
+/// Returns the refusal of a read for a failed call of the store.
+pub(in crate::api) fn unavailable(error: StoreError) -> Problem {
     store_unavailable(error).into()
 }

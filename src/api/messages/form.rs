@@ -112,7 +112,10 @@ pub(super) fn message_id(text: &str) -> Result<MsgId, Problem> {
 }
 
 /// Returns the one id that the field and the header give.
-pub(super) fn one_id(field: Option<String>, header: Option<String>) -> Result<Option<String>, Problem> {
+pub(in crate::api) fn one_id(
+    field: Option<String>,
+    header: Option<String>,
+) -> Result<Option<String>, Problem> {
     match (field, header) {
         (Some(field), Some(header)) if field != header => Err(Problem(
             Code::BadContent,

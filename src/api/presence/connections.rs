@@ -231,7 +231,7 @@ fn closed(outcome: &ClosedConnections) -> Json<Value> {
     Json(json!({"closed": outcome.count, "silent": names(&outcome.silent)}))
 }
 
-fn names(runs: &[NodeBoot]) -> Vec<&str> {
+pub(in crate::api) fn names(runs: &[NodeBoot]) -> Vec<&str> {
     runs.iter().map(|run| run.node.as_str()).collect()
 }
 
@@ -252,6 +252,7 @@ fn connection(run: &NodeBoot, row: &ConnectionRow) -> Value {
         "outboxBytes": row.outbox_bytes,
         "window": row.unacked,
         "prio": row.class,
+        "held": row.held,
         "expiresMs": (row.expires_ms <= TIME_MAX).then_some(row.expires_ms),
     })
 }
@@ -260,11 +261,11 @@ fn bad_query(rejection: QueryRejection) -> Problem {
     Problem(Code::BadContent, rejection.body_text())
 }
 
-fn parse_user(user: &str) -> Result<UserId, Problem> {
+pub(super) fn parse_user(user: &str) -> Result<UserId, Problem> {
     UserId::new(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
 }
 
-fn parse_device(device: &str) -> Result<DeviceId, Problem> {
+pub(super) fn parse_device(device: &str) -> Result<DeviceId, Problem> {
     DeviceId::new(device).map_err(|error| Problem(Code::BadId, format!("device: {error}")))
 }
 

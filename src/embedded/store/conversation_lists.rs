@@ -79,23 +79,43 @@ fn heads(
     after: Option<&ConversationId>,
     limit: usize,
 ) -> Result<Vec<ConversationHead>, DatabaseError> {
-    let begin = [b"h", prefix.as_bytes()].concat();
-    let start = match after.map(embedded::head_key).filter(|after| *after >= begin) {
-        Some(after) => Bound::Excluded(after),
-        None => Bound::Included(begin.clone()),
-    };
     let mut found = Vec::new();
-    for entry in reader.view.range(&reader.database.state, (start, Bound::Unbounded)) {
-        if found.len() == limit {
-            break;
-        }
-        let (key, value) = entry.into_inner()?;
-        if !key.starts_with(&begin) {
-            break;
-        }
-        let id = key.get(1..).and_then(|id| std::str::from_utf8(id).ok()).ok_or_else(embedded::damaged)?;
-        let (head, members) = embedded::head(&value)?;
-        found.push(ConversationHead { conversation: embedded::conversation_id(id)?, head, members });
+    if limit > 0 {
+        reader.each_head(prefix, after, |head| {
+            found.push(head);
+            found.len() < limit
+        })?;
     }
     Ok(found)
+}
+
+impl SnapshotReader<'_> {
+    /// Visits the conversations whose keys begin with `prefix`, sorted by key, above `after`, for as long as `visit` returns
+    /// true.
+    pub(super) fn each_head(
+        &self,
+        prefix: &str,
+        after: Option<&ConversationId>,
+        mut visit: impl FnMut(ConversationHead) -> bool,
+    ) -> Result<(), DatabaseError> {
+        let begin = [b"h", prefix.as_bytes()].concat();
+        let start = match after.map(embedded::head_key).filter(|after| *after >= begin) {
+            Some(after) => Bound::Excluded(after),
+            None => Bound::Included(begin.clone()),
+        };
+        for entry in self.view.range(&self.database.state, (start, Bound::Unbounded)) {
+            let (key, value) = entry.into_inner()?;
+            if !key.starts_with(&begin) {
+                break;
+            }
+            let id =
+                key.get(1..).and_then(|id| std::str::from_utf8(id).ok()).ok_or_else(embedded::damaged)?;
+            let (head, members) = embedded::head(&value)?;
+            let conversation = embedded::conversation_id(id)?;
+            if !visit(ConversationHead { conversation, head, members }) {
+                break;
+            }
+        }
+        Ok(())
+    }
 }

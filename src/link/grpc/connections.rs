@@ -84,6 +84,7 @@ pub(super) fn put_page(page: ConnectionPage) -> pb::LinkConnections {
         unacked: row.unacked,
         expires_ms: row.expires_ms,
         room_class: row.class.into(),
+        held: row.held,
     };
     pb::LinkConnections { rows: page.rows.into_iter().map(row).collect(), total: page.total }
 }
@@ -115,6 +116,7 @@ fn row(sent: pb::LinkConnection) -> Result<ConnectionRow, Malformed> {
         unacked: sent.unacked,
         expires_ms: sent.expires_ms,
         class: u8::try_from(sent.room_class).unwrap_or(CLASS_MAX).min(CLASS_MAX),
+        held: sent.held,
     })
 }
 
@@ -188,6 +190,7 @@ mod tests {
             unacked: 3,
             expires_ms: 4,
             class: 0,
+            held: 0,
         };
         ConnectionPage { rows: vec![row], total: 9 }
     }

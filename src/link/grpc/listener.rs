@@ -21,6 +21,7 @@ use super::{
     figures, handshake,
     link_stream::LinkStream,
     peer::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES},
+    rooms,
     service::{self, LinkServer, MESSAGE_BYTES_MAX, ResponseStream, StreamHandler},
     storms,
     strangers::STRANGERS_MAX,
@@ -309,6 +310,7 @@ impl StreamServer {
                 let page = handler.connections(me, connections::query(sent)?).await?;
                 Reply::Connections(connections::put_page(page))
             }
+            Call::Rooms(sent) => Reply::Rooms(rooms::put_page(handler.rooms(me, rooms::query(sent)?).await?)),
             Call::Close(sent) => {
                 let count = handler.close_connections(me, connections::order(sent)?).await?;
                 Reply::Closed(pb::LinkClosed { count })

@@ -26,6 +26,7 @@ impl<I: Io> Shard<I> {
             ConnectionOrder::List(query, from, reply) => {
                 drop(reply.send(self.list_connections(&query, from)))
             }
+            ConnectionOrder::Rooms(query, from, reply) => drop(reply.send(self.list_rooms(&query, from))),
             ConnectionOrder::Close(order, reply) => drop(reply.send(self.close_selected(&order))),
             ConnectionOrder::Revoke(revocation, reply) => drop(reply.send(self.close_revoked(&revocation))),
             ConnectionOrder::UsersOf(network, from, reply) => drop(reply.send(self.users_of(&network, from))),
@@ -70,6 +71,7 @@ impl<I: Io> Shard<I> {
             unacked: conn.window.as_ref().map_or(0, |window| window.len() as u64),
             expires_ms: login.term.expires_ms,
             class: class_of(self.conns.hot[slot as usize].flags),
+            held: conn.session.held() as u64,
         })
     }
 

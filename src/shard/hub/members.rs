@@ -9,6 +9,14 @@ use tidegate_protocol::{
 
 use super::{Group, Hub, Link, VACANT};
 
+impl Group {
+    /// Returns the number of members without those that left during a fan-out.
+    pub(super) fn members_now(&self) -> usize {
+        let vacant = if self.holes { self.members.iter().filter(|it| **it == VACANT).count() } else { 0 };
+        self.members.len() - vacant
+    }
+}
+
 impl Hub {
     /// Returns all members of a conversation on this shard.
     pub(in crate::shard) fn members_of(&self, conversation: &ConversationId) -> Vec<u32> {
@@ -105,12 +113,7 @@ impl Hub {
                 Some(index) => {
                     let group = &mut self.groups[*index as usize];
                     group.is_changed = false;
-                    let vacant = if group.holes {
-                        group.members.iter().filter(|it| **it == VACANT).count()
-                    } else {
-                        0
-                    };
-                    group.members.len() - vacant
+                    group.members_now()
                 }
                 None => 0,
             };

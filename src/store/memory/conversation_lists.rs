@@ -34,7 +34,7 @@ impl State {
         page.take(limit).collect()
     }
 
-    fn conversation_head(&self, id: &ConversationId) -> Option<ConversationHead> {
+    pub(super) fn conversation_head(&self, id: &ConversationId) -> Option<ConversationHead> {
         let kept = self.conversations.get(id)?;
         let head = kept.head.clone()?;
         Some(ConversationHead { conversation: id.clone(), head, members: kept.members_in })

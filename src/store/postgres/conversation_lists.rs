@@ -18,6 +18,8 @@ use super::{
 };
 use crate::store::{ConversationHead, ConversationLists, Membership, MembershipsRequest, StoreError};
 
+mod groups;
+
 const HEADS_OF: &str = "
 SELECT n.place, h.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members
 FROM unnest($1::text[]) WITH ORDINALITY AS n(conversation, place)

@@ -14,7 +14,7 @@ use tidegate::{
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
         ConnectionPage, ConnectionQuery, Landing, Link, LinkError, PartitionOffset, PeerPush, PublishedMark,
-        RoutedSession, Target,
+        RoomsPage, RoomsQuery, RoutedSession, Target,
     },
     revocation::Revocation,
     routes::NodeBoot,
@@ -55,6 +55,8 @@ pub(super) struct End {
     pub(super) storms_queries: Mutex<Vec<StormsQuery>>,
     /// Calls about connections.
     pub(super) queries: Mutex<Vec<ConnectionQuery>>,
+    /// Queries of live rooms.
+    pub(super) room_queries: Mutex<Vec<RoomsQuery>>,
     pub(super) orders: Mutex<Vec<CloseOrder>>,
     pub(super) revocations: Mutex<Vec<Revocation>>,
     /// Errors of the next deliveries.
@@ -240,6 +242,12 @@ impl Link for End {
     async fn connections(&self, _: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.queries.lock().unwrap().push(query);
         Ok(super::connections::page())
+    }
+
+    async fn rooms(&self, _: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {
+        let page = super::rooms::page(&query);
+        self.room_queries.lock().unwrap().push(query);
+        Ok(page)
     }
 
     async fn close_connections(&self, _: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {

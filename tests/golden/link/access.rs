@@ -73,6 +73,7 @@ pub(super) fn page() -> ConnectionPage {
         unacked: 2,
         expires_ms: u64::MAX,
         class: 0,
+        held: 0,
     };
     let rows = (1..).zip(["192.0.2.1", "2001:db8::1", "::ffff:192.0.2.2", "0.0.0.0"]).zip(Wire::ALL);
     ConnectionPage {

@@ -1,7 +1,10 @@
-//! Lists of conversations of the slow store, at the speed of memory: no node of the simulation reads them.
+//! Lists of conversations and groups of the slow store, at the speed of memory: no node of the simulation reads them.
 
 use async_trait::async_trait;
-use tidegate::store::{ConversationHead, ConversationLists, Membership, MembershipsRequest, StoreError};
+use tidegate::store::{
+    ConversationHead, ConversationLists, GroupLists, GroupMember, GroupOfUser, ListPage, MembersRequest,
+    Membership, MembershipsRequest, StoreError,
+};
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     settings::UserSettings,
@@ -36,5 +39,33 @@ impl ConversationLists for SlowStore {
         limit: usize,
     ) -> Result<Vec<ConversationHead>, StoreError> {
         self.inner.heads(prefix, after, limit).await
+    }
+}
+
+#[async_trait]
+impl GroupLists for SlowStore {
+    async fn group_page(
+        &self,
+        prefix: &str,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<ListPage<ConversationHead, ConversationId>, StoreError> {
+        self.inner.group_page(prefix, after, limit).await
+    }
+
+    async fn member_page(
+        &self,
+        request: &MembersRequest,
+    ) -> Result<Option<ListPage<GroupMember, UserId>>, StoreError> {
+        self.inner.member_page(request).await
+    }
+
+    async fn groups_of(
+        &self,
+        user: &UserId,
+        after: Option<&ConversationId>,
+        limit: usize,
+    ) -> Result<ListPage<GroupOfUser, ConversationId>, StoreError> {
+        self.inner.groups_of(user, after, limit).await
     }
 }

@@ -1,7 +1,9 @@
 //! Reads of back ends: histories, conversations and unread counts by the admin API, as clients have left them.
 
+mod groups;
 mod history;
 mod of_user;
+mod people;
 
 use serde_json::{Value, json};
 
