@@ -14,6 +14,10 @@ use super::{
 };
 use crate::store::StoreError;
 
+mod feed;
+
+pub(super) use self::feed::{FeedJob, stage as stage_feed};
+
 /// Entries above which the [`WriteCache`] is cleared.
 const CACHE_ENTRIES_MAX: usize = 200_000;
 

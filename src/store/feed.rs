@@ -14,7 +14,7 @@ use crate::fault::Faulty;
 
 mod batch;
 
-pub(crate) use self::batch::{EncodedBatch, FeedRow, FeedState, is_expired, page};
+pub(crate) use self::batch::{DamagedFeed, EncodedBatch, FeedRow, FeedState, first_number, is_expired, page};
 
 /// Most consumers that have cursors. The first cursor of a further one is refused as [`CursorOutcome::Full`].
 pub const FEED_CONSUMERS_MAX: usize = 64;

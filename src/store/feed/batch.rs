@@ -7,9 +7,11 @@
 use std::{collections::HashMap, ops::RangeInclusive};
 
 use prost::encoding::{decode_varint, encode_varint};
-use tidegate_protocol::{id::ConversationId, machine::ledger::Delta};
+use tidegate_protocol::{id::ConversationId, machine::ledger::Delta, record::Position};
 
-use super::{FEED_PAGE_MAX, FeedBounds, FeedEntry, FeedKind, FeedLimits, FeedPage, FeedRead, StoreError};
+use super::{
+    FEED_PAGE_MAX, FeedBounds, FeedEntry, FeedKind, FeedLimits, FeedPage, FeedPosition, FeedRead, StoreError,
+};
 
 /// First byte of a batch.
 const FORMAT: u8 = 1;
@@ -70,6 +72,19 @@ impl Default for FeedState {
 }
 
 impl FeedState {
+    /// Creates the state of an imported partition, whose feed goes on above all numbers that it can have had: a record
+    /// has at most one. So a reader that followed the exported store learns that entries are missing.
+    pub(crate) const fn imported(position: Position) -> Self {
+        let offset = position.offset;
+        Self { newest: offset, oldest: offset + 1, bytes: 0, removed_bytes: 0, offset: Some(offset) }
+    }
+
+    /// Returns what readers see of the state.
+    pub(crate) const fn position(self, partition: u32) -> FeedPosition {
+        let Self { oldest, newest, bytes, removed_bytes, .. } = self;
+        FeedPosition { partition, oldest, newest, bytes: bytes.saturating_sub(removed_bytes) }
+    }
+
     /// Returns the state after an archive of the batch. A number without an entry stands for records that were archived
     /// without numbers before it.
     pub(crate) fn after(self, delta: &Delta, count: u64, bytes: u64) -> Self {
@@ -197,7 +212,8 @@ impl<'a> BatchReader<'a> {
             conversations.push((id, 0));
         }
         let left = int(&mut rest)?;
-        let number = last.checked_sub(left).ok_or(DamagedFeed)? + 1;
+        let before = last.checked_sub(left).filter(|_| left > 0).ok_or(DamagedFeed)?;
+        let number = before + 1;
         Ok(Self { conversations, left, rest, time: 0, number })
     }
 
@@ -220,15 +236,26 @@ impl BatchReader<'_> {
     fn entry(&mut self) -> Result<FeedEntry, DamagedFeed> {
         let named = int(&mut self.rest)?;
         let index = usize::try_from(named >> KIND_BITS).map_err(|_| DamagedFeed)?;
-        let kind = FeedKind::from_number((named & ((1 << KIND_BITS) - 1)) as u8);
+        let kind = u8::try_from(named & ((1 << KIND_BITS) - 1)).map_err(|_| DamagedFeed)?;
+        let kind = FeedKind::from_number(kind);
         let (seq, time) = (int(&mut self.rest)?, int(&mut self.rest)?);
         let (conversation, last_seq) = self.conversations.get_mut(index).ok_or(DamagedFeed)?;
         *last_seq = unzigzag(*last_seq, seq);
         self.time = unzigzag(self.time, time);
         let number = self.number;
-        self.number += 1;
+        self.number = number.saturating_add(1);
         Ok(FeedEntry { number, conversation: conversation.clone(), seq: *last_seq, kind, time: self.time })
     }
+}
+
+/// Returns the number of the first entry of a batch, all of whose entries can be read.
+pub(crate) fn first_number(last: u64, bytes: &[u8]) -> Result<u64, DamagedFeed> {
+    let batch = BatchReader::new(last, bytes)?;
+    let first = batch.number();
+    for entry in batch {
+        entry?;
+    }
+    Ok(first)
 }
 
 /// Returns what a reader of the entries after `after` gets, from the numbers that are kept and the batches that end above
@@ -252,7 +279,7 @@ pub(crate) fn page<E: From<DamagedFeed>, B: AsRef<[u8]>>(
     'rows: for row in rows {
         let FeedRow { last, entries } = row?;
         let batch = BatchReader::new(last, entries.as_ref())?;
-        let expected = page.entries.last().map_or(next, |it: &FeedEntry| it.number + 1);
+        let expected = page.entries.last().map_or(next, |it: &FeedEntry| it.number.saturating_add(1));
         if batch.number() > expected {
             if page.entries.is_empty() {
                 return Ok(FeedRead::Missing(next..=batch.number() - 1));

@@ -104,11 +104,7 @@ impl FeedStore for MemoryStore {
         let state = self.lock();
         let mut numbers: Vec<u32> = state.partitions.keys().copied().collect();
         numbers.sort_unstable();
-        let position = |partition| {
-            let FeedState { oldest, newest, bytes, removed_bytes, .. } = state.feed.state(partition);
-            FeedPosition { partition, oldest, newest, bytes: bytes - removed_bytes }
-        };
-        Ok(numbers.into_iter().map(position).collect())
+        Ok(numbers.into_iter().map(|it| state.feed.state(it).position(it)).collect())
     }
 
     async fn trim_feed(&self, partition: u32, fence: Fence, bounds: FeedBounds) -> Result<u64, StoreError> {

@@ -3,6 +3,8 @@
 //! Arrays are used instead of COPY: to the server, an owner that freezes within a COPY is not idle, so the server would
 //! wait for it with the partition's row locked (flaw S10, ADR 10). Each statement here is one message.
 
+mod feed;
+
 use std::collections::{HashMap, HashSet};
 
 use tidegate_protocol::{
@@ -20,6 +22,8 @@ use super::{
     session::{Call, Session, call},
 };
 use crate::store::StoreError;
+
+pub(super) use self::feed::{FeedBatches, FeedRows};
 
 /// Query for the first row whose seq is not above its conversation's last seq, so that it exists or did.
 const FIND_TAKEN_SEQ: &str = "
@@ -346,6 +350,7 @@ pub(super) async fn write(
     session: &mut Session,
     week: i32,
     deltas: &[(i32, &Delta)],
+    feed: &FeedRows,
 ) -> Result<(), PostgresError> {
     let (mut rows, mut members, mut others) =
         (RowColumns::default(), MemberColumns::default(), StayColumns::default());
@@ -367,6 +372,7 @@ pub(super) async fn write(
     if !keys.hash.is_empty() {
         calls.push(keys.put(&week));
     }
+    calls.extend(feed.insert());
     calls.push(members.put());
     let size = rows.seq.len() + keys.hash.len() + members.conversation.len() + members.head.len();
     let is_small = size <= SMALL_ARCHIVE_ROWS && rows.bytes() <= SMALL_ARCHIVE_BYTES && pruned.is_empty();
