@@ -97,6 +97,8 @@ pub struct Config {
     pub drain: DrainConfig,
     /// Retention of messages and dedup keys.
     pub retention: RetentionConfig,
+    /// The feed: numbered references to what was archived, which durable consumers of events follow.
+    pub events: EventsConfig,
     /// Version of the ledger's rules, when messages are acked, and the log on stderr.
     pub log: LogConfig,
     /// Kafka, for profile `cluster`: the log, node topics and events.
@@ -213,6 +215,20 @@ pub struct RetentionConfig {
     pub keys_days: u64,
 }
 
+/// The feed: numbered references to what was archived, which durable consumers of events follow.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub struct EventsConfig {
+    /// Whether archives write the feed. Without it a consumer learns of no message, change or recall, only that events are
+    /// missing.
+    pub feed: bool,
+    /// Hours for which the feed is kept. A consumer that is further behind learns which events it has missed.
+    pub retention_hours: u64,
+    /// Most bytes of the feed, shared equally by the partitions; the oldest entries are removed first. A message takes
+    /// about 20.
+    pub feed_bytes_max: u64,
+}
+
 /// Options of client sockets.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
@@ -289,6 +305,12 @@ impl Default for TimingConfig {
 impl Default for RetentionConfig {
     fn default() -> Self {
         Self { messages: "forever".into(), sweep_ms: 60_000, keys_days: 8 }
+    }
+}
+
+impl Default for EventsConfig {
+    fn default() -> Self {
+        Self { feed: true, retention_hours: 168, feed_bytes_max: 4 << 30 }
     }
 }
 

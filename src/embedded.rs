@@ -28,7 +28,11 @@ mod writer;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicU8, atomic::Ordering, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+        mpsc,
+    },
     thread::JoinHandle,
     time::Duration,
 };
@@ -43,8 +47,10 @@ use tidegate_protocol::{
 };
 use tokio::sync::{oneshot, watch};
 
+use self::{
+    archive::FeedJob, directory::Directory, key_filter::KeyFilter, log_tail::LogTail, writer::Writer,
+};
 pub(crate) use self::{codec::*, database::Database};
-use self::{directory::Directory, key_filter::KeyFilter, log_tail::LogTail, writer::Writer};
 use crate::{
     bus::{AppendError, Appended, TopicId},
     store::{BlockOutcome, Fence, GuardOutcome, Personal, StoreError, Takeover, guard::GuardEdit},
@@ -232,6 +238,7 @@ enum Job {
     Revoke(Box<crate::revocation::Revocation>, u64, Reply<bool>),
     Blocks(blocks::BlockEdit, Reply<BlockOutcome>),
     Guard(Vec<GuardEdit>, Reply<GuardOutcome>),
+    Feed(FeedJob),
     /// Writes all pending appends and replies when they are on the disk.
     Spill(oneshot::Sender<()>),
 }
@@ -255,6 +262,8 @@ struct Core {
     /// Counter that rises when a log tail has become durable or failed.
     moved: watch::Sender<u64>,
     fatal: watch::Sender<Option<String>>,
+    /// Whether archives write the feed.
+    writes_feed: AtomicBool,
     /// Current [`Space`].
     space: AtomicU8,
     // After the database, because fields are dropped in order: the directory is unlocked last.
@@ -296,6 +305,7 @@ impl Engine {
             key_filters,
             moved: watch::Sender::new(0),
             fatal: watch::Sender::new(None),
+            writes_feed: AtomicBool::new(true),
             space: AtomicU8::new(Space::Enough as u8),
         });
         let (jobs, inbox) = mpsc::sync_channel(JOBS_MAX);
@@ -383,25 +393,6 @@ impl Engine {
     pub(crate) async fn archive(&self, partition: u32, fence: Fence, delta: Delta) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(Job::Archive { partition, fence, delta: Box::new(delta), reply })?;
-        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
-    }
-
-    pub(crate) async fn save_marks(
-        &self,
-        marks: Vec<(UserId, ConversationId, Personal)>,
-    ) -> Result<(), StoreError> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Job::Marks { marks, reply })?;
-        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
-    }
-
-    pub(crate) async fn save_settings(
-        &self,
-        user: UserId,
-        now: UserSettings,
-    ) -> Result<UserSettings, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Job::Settings { user, now, reply })?;
         answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
     }
 

@@ -197,6 +197,8 @@ metrics! {
     counter order_blocked "tidegate_order_blocked_total" "Chains that waited too long for their next id."
     counter order_skipped "tidegate_order_skipped_total" "Ids that a chain stopped waiting for and skipped."
     counter expired "tidegate_rows_expired_total" "Rows of history removed by retention."
+    counter feed_entries "tidegate_feed_entries_total" "Entries of the feed that the owners of this node have archived: messages, changes of groups, recalls and prunings."
+    counter feed_batches_removed "tidegate_feed_batches_removed_total" "Batches of the feed removed because of their age or of events.feed_bytes_max. A consumer that has not read them learns which entries it has missed."
     counter peer_answers_lost "tidegate_peer_answers_lost_total" "Replies that another node did not accept; their clients get UNKNOWN and retry."
     counter answers_recovered "tidegate_answers_recovered_total" "Replies that were missing and that the owner repeated on request."
     counter given_up "tidegate_partitions_given_up_total" "Times this node left the owners group because its archive stalled while others progressed."

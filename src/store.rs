@@ -20,6 +20,7 @@ mod blocks;
 mod conversation_lists;
 pub mod dump;
 mod faulty;
+pub(crate) mod feed;
 mod group_lists;
 pub(crate) mod guard;
 pub mod import;
@@ -32,6 +33,11 @@ mod user_state;
 pub use self::{
     blocks::{AddedBlock, BlockEntry, BlockLists, BlockOutcome, BlocksPage},
     conversation_lists::{ConversationHead, ConversationLists, MembershipsRequest},
+    feed::{
+        CONSUMER_BYTES_MAX, CURSOR_BYTES_MAX, ConsumerName, CursorOutcome, FEED_CONSUMERS_MAX, FEED_PAGE_MAX,
+        FEED_TRIM_ROWS, FeedBounds, FeedCursor, FeedEntry, FeedKind, FeedLimits, FeedPage, FeedPosition,
+        FeedRead, FeedStore, InvalidCursor,
+    },
     group_lists::{
         GROUP_PAGE_BYTES_MAX, GroupLists, GroupMember, GroupOfUser, ListPage, MembersRequest,
         rows_visited_max,
@@ -242,7 +248,15 @@ pub enum StoreError {
 /// Archive of the log. Reads see only complete, successful archives, and what they have seen never disappears.
 #[async_trait]
 pub trait Store:
-    BlockLists + ConversationLists + GroupLists + GuardStore + MessageTimes + RevocationStore + Send + Sync
+    BlockLists
+    + ConversationLists
+    + FeedStore
+    + GroupLists
+    + GuardStore
+    + MessageTimes
+    + RevocationStore
+    + Send
+    + Sync
 {
     /// Returns whether the store may fall back to an older state while nodes use it, as one that promotes a standby.
     fn may_fall_back(&self) -> bool {

@@ -229,6 +229,21 @@ pub enum Scenario {
         #[arg(long, default_value_t = 4)]
         partitions: u32,
     },
+    /// The feed: CPU of an archived message with it and without, embedded and on Postgres.
+    Feed {
+        /// Address of an empty database. Empty: the embedded store alone.
+        #[arg(long, default_value = "")]
+        url: String,
+        /// Messages of a round.
+        #[arg(long, default_value_t = 20_000)]
+        messages: u64,
+        /// Conversations that messages are spread over.
+        #[arg(long, default_value_t = 1_000)]
+        conversations: u64,
+        /// Messages of one archive.
+        #[arg(long, default_value_t = 200)]
+        batch: u64,
+    },
     /// A cluster whose owner of partitions dies, or stops by plan: how long its conversations wait for acks.
     Cluster {
         /// Servers of the cluster.

@@ -94,6 +94,7 @@ pub const RESTART_REASONS: &[(&str, &[&str])] = &[
             "limits.devices_per_user",
             "limits.small_group_max",
             "retention",
+            "events",
             "log.rules",
             "log.rules_settle_ms",
             "log.answer",

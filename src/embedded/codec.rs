@@ -1,5 +1,6 @@
 //! Encoding of keys and values on disk, format version 2. Keys sort like their parts; ids contain no zero bytes.
 
+mod feed;
 mod guard;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -14,7 +15,7 @@ use tidegate_protocol::{
     settings::{Retention, Search, Unread, UserSettings},
 };
 
-pub(crate) use self::guard::*;
+pub(crate) use self::{feed::*, guard::*};
 use super::DatabaseError;
 use crate::{
     bus::TopicId,

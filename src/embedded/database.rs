@@ -9,11 +9,14 @@ use super::{
     DatabaseError, EmbeddedOpenError, LogRecords, PartitionState, batch::WriteBatch, codec,
     directory::Directory,
 };
-use crate::bus::TopicId;
+use crate::{bus::TopicId, store::feed::FeedState};
 
 /// Memtable size at which it is flushed to a table file, so that a restart replays only a few of them. Commits wait
 /// while the database syncs its record of a new table (`docs/performance.md`), so flushes must be rare.
 const MEMTABLE_BYTES_MAX: u64 = 32 << 20;
+
+/// Size of the memtable of the feed, whose batches are small: it fills later than those of the rows all the same.
+const FEED_MEMTABLE_BYTES_MAX: u64 = 8 << 20;
 
 /// Total journal size above which the keyspaces that keep old journals alive are flushed.
 const JOURNALS_BYTES_MAX: u64 = 128 << 20;
@@ -36,6 +39,8 @@ pub(crate) struct Database {
     pub(crate) rows: Keyspace,
     /// Dedup keys: partition, hash → key.
     pub(crate) keys: Keyspace,
+    /// Feed: partition, number of the last entry → batch; also its state, and the cursors of consumers.
+    pub(crate) feed: Keyspace,
 }
 
 impl Database {
@@ -71,7 +76,14 @@ impl Database {
             .open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES_MAX);
         let keyspace = |name| fjall.keyspace(name, options);
-        Ok(Self { state: keyspace("state")?, rows: keyspace("rows")?, keys: keyspace("keys")?, fjall })
+        let feed = || KeyspaceCreateOptions::default().max_memtable_size(FEED_MEMTABLE_BYTES_MAX);
+        Ok(Self {
+            state: keyspace("state")?,
+            rows: keyspace("rows")?,
+            keys: keyspace("keys")?,
+            feed: fjall.keyspace("feed", feed)?,
+            fjall,
+        })
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -96,6 +108,20 @@ impl Database {
 
     pub(super) fn put_partition_state(&self, batch: &mut WriteBatch, partition: u32, it: &PartitionState) {
         batch.insert(&self.state, codec::partition_key(partition), codec::put_partition_state(it));
+    }
+
+    /// Returns the counters of the partition's feed in the snapshot.
+    pub(crate) fn feed_state_in(
+        &self,
+        snapshot: &Snapshot,
+        partition: u32,
+    ) -> Result<FeedState, DatabaseError> {
+        let value = snapshot.get(&self.feed, codec::feed_state_key(partition))?;
+        Ok(value.map(|value| codec::feed_state(&value)).transpose()?.unwrap_or_default())
+    }
+
+    pub(super) fn feed_state(&self, partition: u32) -> Result<FeedState, DatabaseError> {
+        self.feed_state_in(&self.snapshot(), partition)
     }
 
     /// Returns the log of a partition on the disk.

@@ -7,8 +7,9 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     settings::UserSettings,
 };
+use tokio::sync::oneshot;
 
-use super::{DatabaseError, codec, writer::Writer};
+use super::{DatabaseError, Engine, Job, codec, writer::Writer};
 
 mod guard;
 mod revocations;
@@ -16,6 +17,27 @@ mod revocations;
 pub(super) use self::guard::stage_row as stage_guard_row;
 
 use crate::store::{Personal, StoreError, UserState};
+
+impl Engine {
+    pub(crate) async fn save_marks(
+        &self,
+        marks: Vec<(UserId, ConversationId, Personal)>,
+    ) -> Result<(), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Marks { marks, reply })?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
+    }
+
+    pub(crate) async fn save_settings(
+        &self,
+        user: UserId,
+        now: UserSettings,
+    ) -> Result<UserSettings, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Settings { user, now, reply })?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::Unknown("the writer ended".to_owned())))
+    }
+}
 
 impl Writer {
     /// Writes marks without a sync of their own.

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, mpsc},
+    sync::{Arc, atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     bus::TopicId,
-    store::{Fence, StoreError, Takeover},
+    store::{Fence, StoreError, Takeover, feed::FeedState},
 };
 
 /// Longest wait for a job before pending appends and other maintenance are handled.
@@ -43,7 +43,9 @@ const SPACE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) struct Writer {
     pub(super) core: Arc<Core>,
-    partitions: HashMap<u32, PartitionState>,
+    pub(super) partitions: HashMap<u32, PartitionState>,
+    /// Feed of each partition.
+    pub(super) feeds: HashMap<u32, FeedState>,
     cache: WriteCache,
     space_checked_at: Instant,
     free_bytes: u64,
@@ -52,8 +54,8 @@ pub(super) struct Writer {
     /// Bytes at the end of the journal that are not synced.
     unsynced: u64,
     /// Replies that wait for a sync of those bytes.
-    confirms: PendingConfirms,
-    key_sweep: KeySweep,
+    pub(super) confirms: PendingConfirms,
+    pub(super) key_sweep: KeySweep,
 }
 
 fn full() -> StoreError {
@@ -66,6 +68,7 @@ impl Writer {
         let mut writer = Self {
             core,
             partitions: HashMap::new(),
+            feeds: HashMap::new(),
             cache: WriteCache::default(),
             space_checked_at,
             free_bytes: u64::MAX,
@@ -92,6 +95,7 @@ impl Writer {
         let Some(database) = &*database else { return Ok(()) };
         for partition in 0..core.config.partitions {
             let state = database.partition_state(partition)?;
+            self.feeds.insert(partition, database.feed_state(partition)?);
             let position = state.map_or(0, |state| state.position.offset);
             let records = database.log(partition)?;
             if let Some(mut tail) = core.tail(partition)
@@ -158,36 +162,13 @@ impl Writer {
                 Ok(outcome) => self.confirms.add(reply, outcome),
                 Err(error) => drop(reply.send(Err(error))),
             },
+            Job::Feed(job) => self.change_feed(job),
             Job::Guard(edits, reply) => drop(reply.send(self.change_guard(&edits))),
             Job::Spill(reply) => {
                 if self.spill(Duration::ZERO) {
                     reply.send(()).ok();
                 }
             }
-        }
-    }
-
-    /// Removes the next few expired keys. Removals that a crash undoes are repeated by a later sweep.
-    fn sweep_keys(&mut self) {
-        if self.check_usable().is_err() || !self.key_sweep.is_due() {
-            return;
-        }
-        let expired: Vec<_> =
-            self.partitions.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
-        for (partition, keys_from) in expired {
-            if !self.key_sweep.has_work(partition, keys_from) {
-                continue;
-            }
-            let mut sweep = std::mem::take(&mut self.key_sweep);
-            let mut step = None;
-            let swept = self.write(PersistMode::Buffer, |database, _, batch| {
-                step = sweep.stage(database, partition, keys_from, batch)?;
-                Ok(())
-            });
-            if swept.is_ok() {
-                sweep.done(partition, step);
-            }
-            self.key_sweep = sweep;
         }
     }
 
@@ -251,13 +232,16 @@ impl Writer {
         let mut last = false;
         if !done {
             let state = PartitionState { position: delta.to, rules: delta.rules, ..state };
+            let mut feed = self.feeds.get(&partition).copied().unwrap_or_default();
             let core = Arc::clone(&self.core);
+            let writes_feed = core.writes_feed.load(Ordering::Relaxed);
             if let Some(mut filter) = core.key_filter(partition) {
                 delta.keys.iter().for_each(|(hash, key)| filter.add(hash, key.offset));
             }
             self.write(PersistMode::SyncData, |database, cache, batch| {
                 archive::stage(database, cache, partition, delta, batch)?;
                 database.put_partition_state(batch, partition, &state);
+                feed = archive::stage_feed(database, partition, feed, delta, writes_feed, batch);
                 if let Some(tail) = core.tail(partition) {
                     for offset in tail.obsolete(delta.to.offset) {
                         batch.remove(&database.state, codec::log_key(partition, offset));
@@ -271,6 +255,7 @@ impl Writer {
                 Ok(())
             })?;
             self.set_state(partition, state);
+            self.feeds.insert(partition, feed);
         }
         if let Some(mut tail) = self.core.tail(partition) {
             tail.mark_archived(delta.to.offset, last);

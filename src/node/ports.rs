@@ -162,7 +162,9 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
     };
     let (bus, store, failure): (Arc<dyn Bus>, Arc<dyn Store>, FailureWatch) = if config.node.store == "memory"
     {
-        (Arc::new(LocalBus::new(log)), Arc::new(MemoryStore::default()), watch::channel(None).1)
+        let store = MemoryStore::default();
+        let store = if config.events.feed { store } else { store.without_feed() };
+        (Arc::new(LocalBus::new(log)), Arc::new(store), watch::channel(None).1)
     } else {
         let fault = &config.fault.disk_file;
         let disk: Arc<dyn Disk> = if fault.as_os_str().is_empty() {
@@ -179,7 +181,9 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
         })?);
         let bus = EmbeddedBus::new(Arc::clone(&engine), log);
         let failure = engine.fatal();
-        (Arc::new(bus), Arc::new(EmbeddedStore::new(engine)), failure)
+        let store = EmbeddedStore::new(engine);
+        let store = if config.events.feed { store } else { store.without_feed() };
+        (Arc::new(bus), Arc::new(store), failure)
     };
     let routes = Arc::new(MemoryRoutes::new(wall_ms(), leases(), now));
     let figures = Arc::default();
@@ -202,7 +206,8 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
 /// Postgres, and gRPC between nodes.
 async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::Result<BuiltPorts> {
     let answer_within = Duration::from_millis(config.timing.reply_ms);
-    let store = Arc::new(PostgresStore::open(&config.postgres).await?);
+    let store = PostgresStore::open(&config.postgres).await?;
+    let store = Arc::new(if config.events.feed { store } else { store.without_feed() });
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
     let sink = KafkaEvents::connect(&config.kafka, metrics).await?;
     let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);

@@ -30,7 +30,7 @@ use crate::{
     networks::Networks,
     partition::{
         owner,
-        retention::{self, Keep},
+        retention::{self, FeedRetention, Keep},
         rules,
     },
     routes::{DevicePolicy, NodeDescription, OnePer},
@@ -210,7 +210,11 @@ pub(super) fn owners(config: &Config) -> anyhow::Result<owner::Settings> {
     let node = Keep::parse(&section.messages).context("retention.messages: none, 1d, 7d, 30d or forever")?;
     let every = Duration::from_millis(section.sweep_ms);
     let keys = Duration::from_secs(section.keys_days * 86_400);
-    let retention = retention::Settings { node, every, keys, wall_ms: crate::clock::wall_ms };
+    let feed = FeedRetention {
+        keep: Duration::from_secs(config.events.retention_hours * 3_600),
+        bytes_max: config.events.feed_bytes_max,
+    };
+    let retention = retention::Settings { node, every, keys, feed, wall_ms: crate::clock::wall_ms };
     Ok(owner::Settings {
         small_group_max: config.limits.small_group_max,
         retention,

@@ -21,7 +21,8 @@ use super::{
 use crate::{
     cluster::{Cluster, UnarchivedMark},
     delivery::trace_steps,
-    store::{Fence, StoreError},
+    metrics::Metrics,
+    store::{Fence, StoreError, feed::EncodedBatch},
     supervised, trace,
 };
 
@@ -37,6 +38,7 @@ pub(super) struct Archiver {
     progress: LagTracker,
     mark: UnarchivedMark,
     wall_ms: fn() -> u64,
+    metrics: Metrics,
     pending: PendingBatch,
     /// Open transaction; at most one.
     writing: JoinSet<Result<Duration, OwnerExit>>,
@@ -50,6 +52,8 @@ struct PendingBatch {
     to: Option<Position>,
     rows: usize,
     records: usize,
+    /// Number of entries of the feed, once the batch is taken for writing.
+    feed_entries: u64,
     span: Option<LogSpan>,
     /// Records that carry a trace, with their outcomes.
     traced: Vec<(Record, Outcome)>,
@@ -64,6 +68,7 @@ impl Archiver {
         progress: LagTracker,
         mark: UnarchivedMark,
         wall_ms: fn() -> u64,
+        metrics: &Metrics,
     ) -> Self {
         Self {
             partition,
@@ -73,6 +78,7 @@ impl Archiver {
             progress,
             mark,
             wall_ms,
+            metrics: metrics.clone(),
             pending: PendingBatch::default(),
             writing: JoinSet::new(),
             in_transaction: PendingBatch::default(),
@@ -135,7 +141,11 @@ impl Archiver {
     fn take_pending(&mut self, ledger: &mut Ledger) -> Result<Option<Delta>, OwnerExit> {
         let Some(to) = self.pending.to.filter(|_| !self.is_writing()) else { return Ok(None) };
         self.in_transaction = std::mem::take(&mut self.pending);
-        Ok(Some(ledger.take_delta(to)?))
+        let delta = ledger.take_delta(to)?;
+        if self.cluster.ports.store.has_feed() {
+            self.in_transaction.feed_entries = EncodedBatch::count(&delta);
+        }
+        Ok(Some(delta))
     }
 
     /// Waits for the open transaction and returns its duration. Cancel-safe; never ready without a transaction.
@@ -162,6 +172,7 @@ impl Archiver {
             self.sizer.note_duration(took);
             ledger.archived(to)?;
             self.mark.archived(to.offset);
+            self.metrics.feed_entries.increment(done.feed_entries);
             self.progress.note_archived(to.offset, &span, self.pending.span.as_ref(), (self.wall_ms)());
             trace_steps::note(&self.cluster.trace, &done.traced, trace::Step::Archived, self.partition);
         }

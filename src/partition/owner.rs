@@ -180,7 +180,8 @@ impl Owner {
         let answer_log = answered.map(|answered| AnswerLog::begin(answered, partition, fence, next));
         let progress = LagTracker::begin(partition, &cluster.owned, taken.position.offset, bounds.next);
         let mark = cluster.owned.unarchived().begin(partition, taken.position.offset, bounds.next);
-        let archive = Archiver::new(partition, fence, cluster, progress, mark, settings.retention.wall_ms);
+        let wall_ms = settings.retention.wall_ms;
+        let archive = Archiver::new(partition, fence, cluster, progress, mark, wall_ms, metrics);
         Ok(Self {
             partition,
             fence,

@@ -21,7 +21,7 @@ use crate::{
     bus::{AppendError, Bus, partition_of},
     fault::planted::{Planted, is_planted},
     metrics::Metrics,
-    store::{Direction, Fence, PageQuery, Scan, Store, StoreError},
+    store::{Direction, FEED_TRIM_ROWS, FeedBounds, Fence, PageQuery, Scan, Store, StoreError},
 };
 
 mod clock_check;
@@ -93,6 +93,15 @@ impl Keep {
     }
 }
 
+/// Retention of the feed.
+#[derive(Clone, Copy, Debug)]
+pub struct FeedRetention {
+    /// Time for which entries are kept, by their receive time.
+    pub keep: Duration,
+    /// Most bytes of the feeds of all partitions, which each have an equal share.
+    pub bytes_max: u64,
+}
+
 /// Settings of retention, from the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -102,6 +111,8 @@ pub struct Settings {
     pub every: Duration,
     /// Minimum lifetime of a dedup key.
     pub keys: Duration,
+    /// Retention of the feed.
+    pub feed: FeedRetention,
     /// Wall clock, in ms since 1970.
     pub wall_ms: fn() -> u64,
 }
@@ -176,7 +187,9 @@ impl Sweeper<'_> {
 
     /// Checks all conversations and keys that are due in this round.
     pub(crate) async fn round(&mut self, round: u64) -> Result<(), SweepError> {
-        let Some(now) = self.trusted_now().await? else { return Ok(()) };
+        let now = self.trusted_now().await?;
+        self.trim_feed(now).await?;
+        let Some(now) = now else { return Ok(()) };
         let mut after = None;
         // When the node's retention is not due, only groups with a setting of their own can be.
         let node = self.settings.node;
@@ -200,6 +213,23 @@ impl Sweeper<'_> {
             self.expire_keys(now).await?;
         }
         Ok(())
+    }
+
+    /// Removes old entries of the feed, in steps that delay no archive. While no clock is trusted, only its size counts.
+    async fn trim_feed(&self, now: Option<u64>) -> Result<(), SweepError> {
+        let FeedRetention { keep, bytes_max } = self.settings.feed;
+        let keep = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
+        let before_ms = now.map_or(0, |now| now.saturating_sub(keep));
+        let bounds = FeedBounds { before_ms, bytes_max: bytes_max / u64::from(self.bus.partitions().max(1)) };
+        loop {
+            let removed = self.store.trim_feed(self.partition, self.fence, bounds).await?;
+            if let Some(metrics) = &self.metrics {
+                metrics.feed_batches_removed.increment(removed);
+            }
+            if removed < FEED_TRIM_ROWS as u64 {
+                return Ok(());
+            }
+        }
     }
 
     /// Returns whether the dedup keys are checked in this round, once a day. The owner's fence draws the round:

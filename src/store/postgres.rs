@@ -24,7 +24,13 @@ mod row_loader;
 mod scattered;
 mod session;
 
-use std::{num::NonZeroU64, sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
@@ -59,7 +65,6 @@ use crate::{
     bus::TopicId,
     config,
     log_limit::log_limited,
-    scratch::{Block, FloorError, Floors},
     supervised,
 };
 
@@ -113,6 +118,8 @@ struct Core {
     settings: Batcher<SettingsQuery>,
     loads: Batcher<Load>,
     small_archives: Batcher<SmallArchive>,
+    /// Whether archives write the feed.
+    writes_feed: AtomicBool,
     /// Lock that admits one drop of expired weeks at a time.
     drop_lock: tokio::sync::Mutex<()>,
 }
@@ -140,7 +147,8 @@ impl PostgresStore {
     ) -> Result<(Self, Importing), PostgresOpenError> {
         let source = Source::new(config)?;
         let importing = Importing::begin(&source).await?;
-        Ok((Self::over(&source, config)?, importing))
+        // History is not an event.
+        Ok((Self::over(&source, config)?.without_feed(), importing))
     }
 
     fn over(source: &Source, config: &config::PostgresConfig) -> Result<Self, PostgresOpenError> {
@@ -164,6 +172,7 @@ impl PostgresStore {
             settings: Batcher::default(),
             loads: Batcher::default(),
             small_archives: Batcher::default(),
+            writes_feed: AtomicBool::new(true),
             drop_lock: tokio::sync::Mutex::default(),
         };
         Ok(Self { core: Arc::new(core), reads: ReadsOf::Clients })
@@ -233,7 +242,8 @@ impl Core {
     /// Attempts to write all archives or none. If there are several, the error does not identify the invalid one.
     async fn archive_once(&self, archives: &[Archive<'_>]) -> Result<(), PostgresError> {
         let mut session = self.owners().await?;
-        let done = owner::archive(&mut session, &self.key_partitions, archives).await;
+        let writes_feed = self.writes_feed.load(Ordering::Relaxed);
+        let done = owner::archive(&mut session, &self.key_partitions, archives, writes_feed).await;
         if done.as_ref().is_err_and(PostgresError::is_refusal) {
             session.roll_back().await;
         }
@@ -461,32 +471,5 @@ impl Store for PostgresStore {
             scattered::group_members(&mut session, groups, listed_max).await
         })
         .await
-    }
-}
-
-impl From<StoreError> for FloorError {
-    fn from(error: StoreError) -> Self {
-        Self::Unavailable(error.to_string())
-    }
-}
-
-#[async_trait]
-impl Floors for PostgresStore {
-    async fn reserve(&self, key: &str, size: NonZeroU64, above: u64) -> Result<Block, FloorError> {
-        let core = &*self.core;
-        let once =
-            move || async move { number_blocks::reserve(&mut core.owners().await?, key, size, above).await };
-        Ok(core.run(once).await?)
-    }
-
-    async fn epoch(&self) -> Result<u64, FloorError> {
-        let core = &*self.core;
-        Ok(core.run(move || async move { number_blocks::epoch(&mut core.owners().await?).await }).await?)
-    }
-
-    async fn raise(&self, above: u64) -> Result<u64, FloorError> {
-        let core = &*self.core;
-        let once = move || async move { number_blocks::raise(&mut core.owners().await?, above).await };
-        Ok(core.run(once).await?)
     }
 }

@@ -1,6 +1,7 @@
 //! Behaviour that needs a disk: surviving restarts, filling up, failing, damage, and directories of other programs.
 
 mod faults;
+mod feed;
 mod offline;
 mod power;
 

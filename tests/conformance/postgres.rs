@@ -2,6 +2,7 @@
 
 mod batching;
 mod faults;
+mod feed;
 
 use std::{ops::Deref, sync::Arc, thread};
 

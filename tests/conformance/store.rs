@@ -1,6 +1,7 @@
 //! The suite of `Store`, driven by the real ledger: flaws S8-S11 (stale writers), S20-S22 (dedup keys).
 
 mod blocks;
+pub(super) mod feed;
 mod groups;
 mod guard;
 mod lists;
@@ -21,7 +22,7 @@ use tidegate::{
 };
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, UserId},
+    id::ConversationId,
     machine::ledger::{Delta, Loaded, Need, Outcome},
     record::{Body, MemberAction, MemberChange, Position, RuleChange, Rules, SenderOrder},
     settings::UserSettings,
@@ -31,6 +32,11 @@ use self::{
     blocks::{
         block_list_of_a_user_is_bounded, block_lists_change_one_by_one_and_raise_the_version,
         concurrent_changes_of_blocks_become_visible_in_order,
+    },
+    feed::{
+        consumers_with_cursors_are_bounded, cursor_is_saved_by_the_owner_of_its_partition_only,
+        feed_does_not_depend_on_the_size_of_batches, feed_is_read_in_pages,
+        feed_is_trimmed_from_its_oldest_end, feed_numbers_follow_the_log_over_batches_owners_and_repeats,
     },
     groups::{
         group_pages_are_bounded, groups_are_listed_by_prefix_without_deleted_ones,
@@ -44,7 +50,8 @@ use self::{
     },
     lists::{
         heads_are_listed_by_prefix_in_pages, heads_of_conversations_are_in_order,
-        memberships_of_many_users_are_those_of_single_calls, settings_of_many_users_are_in_order,
+        members_are_paged_and_counted, memberships_of_many_users_are_those_of_single_calls,
+        settings_of_many_users_are_in_order,
     },
     owner::{Owner, change, message},
     pages::{
@@ -137,6 +144,12 @@ suite! {
         block_lists_change_one_by_one_and_raise_the_version
         block_list_of_a_user_is_bounded
         concurrent_changes_of_blocks_become_visible_in_order
+        feed_numbers_follow_the_log_over_batches_owners_and_repeats
+        feed_does_not_depend_on_the_size_of_batches
+        feed_is_read_in_pages
+        feed_is_trimmed_from_its_oldest_end
+        cursor_is_saved_by_the_owner_of_its_partition_only
+        consumers_with_cursors_are_bounded
         guard_entries_are_versioned_in_the_order_of_their_storage
         guard_batch_is_stored_only_if_all_versions_are_as_expected
         removed_guard_entries_stay_as_tombstones
@@ -427,31 +440,6 @@ async fn keys_are_removed_by_rules_only(store: &Arc<dyn Store>) {
     assert!(offsets(&owner).await.contains(&1), "keys within the rules are kept");
     let next = Owner::take_over(store, 0, 2).await;
     assert_eq!(next.ledger.rules().keys_from, 1);
-}
-
-async fn members_are_paged_and_counted(store: &Arc<dyn Store>) {
-    let mut owner = Owner::take_over(store, 0, 1).await;
-    let names: Vec<_> = (0..20).map(|n| format!("u{n:02}")).collect();
-    let all: Vec<&str> = names.iter().map(String::as_str).collect();
-    owner.run(&[change("g", MemberAction::Create, &all, "r1")]).await;
-    owner.run(&[change("g", MemberAction::Kick, &["u03", "u07"], "r2")]).await;
-    owner.run(&[change("g", MemberAction::Join, &["u07"], "r3")]).await;
-    let count = async || store.summary(&group("g"), None).await.unwrap().unwrap().members;
-    assert_eq!(count().await, 19);
-    let (mut found, mut after): (Vec<UserId>, _) = (Vec::new(), None);
-    loop {
-        let page = store.members(&group("g"), after.as_ref(), 6).await.unwrap();
-        assert!(page.len() <= 6 && page.iter().all(|(_, member)| member.is_in()));
-        let Some((last, _)) = page.last() else { break };
-        after = Some(last.clone());
-        found.extend(page.into_iter().map(|(user, _)| user));
-    }
-    let expected: Vec<_> = names.iter().filter(|name| *name != "u03").map(|name| user(name)).collect();
-    assert_eq!(found, expected);
-    let kicked = store.summary(&group("g"), Some(&user("u03"))).await.unwrap().unwrap();
-    assert_eq!(kicked.member_view.map(|it| it.member.left_seq), Some(2), "a former member still has a row");
-    let stranger = store.summary(&group("g"), Some(&user("eve"))).await.unwrap().unwrap();
-    assert_eq!(stranger.member_view, None);
 }
 
 async fn memberships_are_listed_for_both_sides_and_after_a_leave(store: &Arc<dyn Store>) {

@@ -72,6 +72,7 @@ fn keep_forever() -> retention::Settings {
         node: Keep::parse("forever").expect("it is sound"),
         every: Duration::from_secs(86_400),
         keys: Duration::from_secs(86_400 * 30),
+        feed: retention::FeedRetention { keep: Duration::from_secs(86_400), bytes_max: 1 << 30 },
         wall_ms: || 1,
     }
 }

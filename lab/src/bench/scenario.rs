@@ -5,6 +5,7 @@ mod cluster;
 mod echo;
 mod fanout;
 mod fanout_tls;
+mod feed;
 mod groups;
 mod idle;
 mod kafka;
@@ -75,6 +76,11 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
                 (*messages, *conversations, *batch, *partitions);
             let load = postgres::Load { url, messages, conversations, batch, partitions };
             postgres::run(args, &load, out).context("postgres")
+        }
+        Scenario::Feed { url, messages, conversations, batch } => {
+            let (messages, conversations, batch) = (*messages, *conversations, *batch);
+            let load = postgres::Load { url, messages, conversations, batch, partitions: 1 };
+            feed::run(args, &launcher.directory, &load, out).context("feed")
         }
         Scenario::Cluster { services, senders, partitions } => {
             let services = &services.services;

@@ -1,5 +1,6 @@
 //! Check of a store: reads every row, and compares all values that are stored twice.
 
+mod feed;
 mod guard;
 
 use std::collections::BTreeMap;
@@ -84,6 +85,7 @@ impl Offline {
         }
         checker.look_up();
         checker.report_orphans();
+        feed::check(self, &mut |what| checker.report(what));
         guard::check(self, &mut |what| checker.report(what));
         let alone = checker.keys.saturating_sub(checker.matched);
         if alone > 0 && !checker.is_pruned {

@@ -121,6 +121,7 @@ impl World {
                 node: retention::Keep::parse("forever").unwrap(),
                 every: Duration::from_secs(86_400),
                 keys: Duration::from_secs(86_400),
+                feed: retention::FeedRetention { keep: Duration::from_secs(86_400), bytes_max: 1 << 30 },
                 wall_ms: || 1,
             },
             rules: rules::Settings::default(),

@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     bus::{LocalBus, LocalBusConfig, TopicId},
     routes::NodeBoot,
-    store::MemoryStore,
+    store::{FeedStore as _, MemoryStore},
 };
 
 const DAY: u64 = 24 * HOUR_MS;
@@ -86,23 +86,30 @@ impl World {
 
     /// Runs one round with this clock and returns what it appended.
     async fn round_at(&mut self, round: u64, node: Keep, wall_ms: fn() -> u64) -> Vec<Body> {
-        let rules = watch::channel(self.ledger.rules()).1;
-        let settings = settings(node, wall_ms);
-        let (bus, store) = (&self.bus, &self.store);
-        let mut sweeper = Sweeper {
+        self.sweeper(1, settings(node, wall_ms)).round(round).await.unwrap();
+        self.own().await
+    }
+
+    fn sweeper(&self, fence: u128, settings: Settings) -> Sweeper<'_> {
+        Sweeper {
             partition: 0,
-            fence: Fence(1),
-            bus,
-            store,
+            fence: Fence(fence),
+            bus: &self.bus,
+            store: &self.store,
             settings,
-            rules,
+            rules: watch::channel(self.ledger.rules()).1,
             keys_from: 0,
             metrics: None,
             clock: ClockCheck::default(),
             is_distrust_logged: false,
-        };
-        sweeper.round(round).await.unwrap();
-        self.own().await
+        }
+    }
+
+    /// Returns the range of the feed after a round.
+    async fn feed_after(&self, settings: Settings) -> (u64, u64) {
+        self.sweeper(1, settings).round(0).await.unwrap();
+        let it = self.store.feed_positions().await.unwrap()[0];
+        (it.oldest, it.newest)
     }
 
     async fn seqs(&self, id: &ConversationId) -> Vec<u64> {
@@ -112,7 +119,8 @@ impl World {
 }
 
 fn settings(node: Keep, wall_ms: fn() -> u64) -> Settings {
-    Settings { node, every: Duration::from_secs(60), keys: Duration::from_millis(8 * DAY), wall_ms }
+    let feed = FeedRetention { keep: Duration::from_millis(2 * DAY), bytes_max: 1 << 30 };
+    Settings { node, every: Duration::from_secs(60), keys: Duration::from_millis(8 * DAY), feed, wall_ms }
 }
 
 fn direct() -> ConversationId {
@@ -248,23 +256,34 @@ async fn k1_clock_that_differs_from_the_store_expires_nothing() {
 }
 
 #[tokio::test]
+async fn feed_expires_by_a_trusted_clock_and_by_its_size() {
+    let mut world = World::new().await;
+    for (number, age) in (0..).zip([5 * DAY, 3 * DAY, DAY, DAY]) {
+        world.append(NOW - age, message(&direct(), number)).await;
+    }
+    world.store.set_now_ms(NOW);
+    assert_eq!(
+        world.feed_after(settings(Keep::Forever, || NOW + 40 * DAY)).await,
+        (1, 4),
+        "the clocks differ"
+    );
+    assert_eq!(world.feed_after(settings(Keep::Forever, || NOW)).await, (3, 4));
+    assert_eq!(world.seqs(&direct()).await, [1, 2, 3, 4], "the messages stay");
+    let bytes = world.store.feed_positions().await.unwrap()[0].bytes;
+    let of_size = |bytes_max| Settings {
+        feed: FeedRetention { bytes_max, ..settings(Keep::Forever, || NOW).feed },
+        ..settings(Keep::Forever, || NOW + 40 * DAY)
+    };
+    assert_eq!(world.feed_after(of_size(bytes)).await, (3, 4));
+    assert_eq!(world.feed_after(of_size(bytes - 1)).await, (4, 4), "whatever the clock is");
+    assert_eq!(world.feed_after(of_size(0)).await, (5, 4));
+}
+
+#[tokio::test]
 async fn keys_are_checked_once_a_day_in_a_round_drawn_by_the_fence() {
     let world = World::new().await;
     let due = |fence: u128| -> Vec<u64> {
-        let (bus, store, settings) = (&world.bus, &world.store, settings(Keep::Forever, || NOW));
-        let (fence, rules) = (Fence(fence), watch::channel(Rules::default()).1);
-        let it = Sweeper {
-            partition: 0,
-            fence,
-            bus,
-            store,
-            settings,
-            rules,
-            keys_from: 0,
-            metrics: None,
-            clock: ClockCheck::default(),
-            is_distrust_logged: false,
-        };
+        let it = world.sweeper(fence, settings(Keep::Forever, || NOW));
         (0..3 * 1_440).filter(|round| it.keys_are_due(*round)).collect()
     };
     assert_eq!(due(1), [KEYS_ROUND, KEYS_ROUND + 1_440, KEYS_ROUND + 2 * 1_440]);
@@ -282,20 +301,5 @@ async fn long_retention_is_checked_rarely_and_former_owner_stops() {
     let world = World::new().await;
     world.store.take_over(0, Fence(2), TopicId(1)).await.unwrap();
     let settings = Settings { every: Duration::from_millis(1), ..settings(Keep::Days(1), || NOW) };
-    let rules = watch::channel(Rules::default()).1;
-    let (bus, store) = (&world.bus, &world.store);
-    Sweeper {
-        partition: 0,
-        fence: Fence(1),
-        bus,
-        store,
-        settings,
-        rules,
-        keys_from: 0,
-        metrics: None,
-        clock: ClockCheck::default(),
-        is_distrust_logged: false,
-    }
-    .run()
-    .await;
+    world.sweeper(1, settings).run().await;
 }

@@ -3,6 +3,8 @@
 //! Arrays are used instead of COPY: to the server, an owner that freezes within a COPY is not idle, so the server would
 //! wait for it with the partition's row locked (flaw S10, ADR 10). Each statement here is one message.
 
+mod feed;
+
 use std::collections::{HashMap, HashSet};
 
 use tidegate_protocol::{
@@ -20,6 +22,8 @@ use super::{
     session::{Call, Session, call},
 };
 use crate::store::StoreError;
+
+pub(super) use self::feed::{FeedBatches, FeedRows};
 
 /// Query for the first row whose seq is not above its conversation's last seq, so that it exists or did.
 const FIND_TAKEN_SEQ: &str = "
@@ -132,7 +136,7 @@ pub(super) struct RowColumns<'a> {
 
 impl<'a> RowColumns<'a> {
     fn add(&mut self, delta: &'a Delta) -> Result<(), PostgresError> {
-        let pruned: HashMap<_, _> = delta.pruned.iter().map(|(id, up_to)| (id, *up_to)).collect();
+        let pruned: HashMap<_, _> = delta.pruned.iter().map(|it| (&it.conversation, it.up_to)).collect();
         let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
         let mut recalled: HashMap<_, _> =
             delta.recalled.iter().map(|it| ((&it.conversation, it.seq), it)).collect();
@@ -346,6 +350,7 @@ pub(super) async fn write(
     session: &mut Session,
     week: i32,
     deltas: &[(i32, &Delta)],
+    feed: &FeedRows,
 ) -> Result<(), PostgresError> {
     let (mut rows, mut members, mut others) =
         (RowColumns::default(), MemberColumns::default(), StayColumns::default());
@@ -355,7 +360,7 @@ pub(super) async fn write(
         members.add(*partition, delta);
         others.add(delta);
         keys.add(*partition, &delta.keys);
-        pruned.extend(delta.pruned.iter().map(|(id, up_to)| (id.as_str(), codec::bound(*up_to))));
+        pruned.extend(delta.pruned.iter().map(|it| (it.conversation.as_str(), codec::bound(it.up_to))));
     }
     let mut calls = Vec::new();
     if !rows.seq.is_empty() {
@@ -367,6 +372,7 @@ pub(super) async fn write(
     if !keys.hash.is_empty() {
         calls.push(keys.put(&week));
     }
+    calls.extend(feed.insert());
     calls.push(members.put());
     let size = rows.seq.len() + keys.hash.len() + members.conversation.len() + members.head.len();
     let is_small = size <= SMALL_ARCHIVE_ROWS && rows.bytes() <= SMALL_ARCHIVE_BYTES && pruned.is_empty();

@@ -18,7 +18,7 @@ const INSERT_MARK: &str = "INSERT INTO import DEFAULT VALUES";
 /// Empties the tables that an import fills, and removes the mark. Number blocks are not part of an import.
 const TRUNCATE_TABLES: &str = "
 TRUNCATE partitions, heads, messages, members, stays, devices, memberships, marks, wishes, revocations, blocks, guard,
-    guard_counts, keys, key_weeks, import";
+    guard_counts, keys, key_weeks, feed, feed_cursors, import";
 
 /// Query that tests whether the tables contain data. A partition that was taken over but never archived does not count.
 const HAS_DATA: &str = "

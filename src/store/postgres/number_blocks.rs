@@ -2,12 +2,18 @@
 
 use std::num::NonZeroU64;
 
+use async_trait::async_trait;
+
 use super::{
+    PostgresStore,
     codec::{Reader, big},
     error::{PostgresError, damaged},
     session::{Session, call},
 };
-use crate::scratch::Block;
+use crate::{
+    scratch::{Block, FloorError, Floors},
+    store::StoreError,
+};
 
 /// Reserves a block. The epoch is read before the update, so a block reserved while the epoch is raised has the old one
 /// and is discarded.
@@ -46,4 +52,30 @@ pub(super) async fn raise(session: &mut Session, above: u64) -> Result<u64, Post
     let epoch = Reader::new(found.iter().flatten().next().ok_or_else(damaged)?).big()?;
     session.commit().await?;
     Ok(epoch)
+}
+
+impl From<StoreError> for FloorError {
+    fn from(error: StoreError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+#[async_trait]
+impl Floors for PostgresStore {
+    async fn reserve(&self, key: &str, size: NonZeroU64, above: u64) -> Result<Block, FloorError> {
+        let core = &*self.core;
+        let once = move || async move { reserve(&mut core.owners().await?, key, size, above).await };
+        Ok(core.run(once).await?)
+    }
+
+    async fn epoch(&self) -> Result<u64, FloorError> {
+        let core = &*self.core;
+        Ok(core.run(move || async move { epoch(&mut core.owners().await?).await }).await?)
+    }
+
+    async fn raise(&self, above: u64) -> Result<u64, FloorError> {
+        let core = &*self.core;
+        let once = move || async move { raise(&mut core.owners().await?, above).await };
+        Ok(core.run(once).await?)
+    }
 }

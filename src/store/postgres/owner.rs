@@ -9,12 +9,12 @@ use uuid::Uuid;
 
 use super::{
     Core,
-    archive::{self, FirstRows},
+    archive::{self, FeedBatches, FirstRows},
     batcher::{BatchedQuery, Batcher},
     codec::{Reader, big, bound, fence as stored_fence, hash, limit, topic as stored_topic},
     error::{PostgresError, damaged},
     key_partitions::KeyPartitions,
-    session::{Call, Session, call},
+    session::{Call, Session, Value, call},
 };
 use crate::{
     bus::TopicId,
@@ -33,16 +33,23 @@ RETURNING log_offset, last_hash, ledger_version, dedup_window, keys_from";
 
 const SELECT_TOPIC: &str = "SELECT topic FROM partitions WHERE partition = $1";
 
-/// Moves the positions and locks their rows, in this order; returns the week of each, which names the table for keys.
+/// Moves the positions and locks their rows, in this order; returns the week, which names the table for keys, and the feed
+/// of each. A number of the feed without an entry stands for records that were archived without numbers.
 const MOVE_POSITIONS: &str = "
 UPDATE partitions p SET
     log_offset = n.log_offset, last_hash = n.last_hash, ledger_version = n.ledger_version,
-    dedup_window = n.dedup_window, keys_from = n.keys_from
+    dedup_window = n.dedup_window, keys_from = n.keys_from,
+    feed_newest = p.feed_newest + coalesce((p.feed_offset <> n.from_offset)::integer, 0) + n.feed_entries,
+    feed_bytes = p.feed_bytes + n.feed_bytes, feed_offset = n.log_offset
 FROM unnest(
-    $1::integer[], $2::uuid[], $3::bigint[], $4::uuid[], $5::bigint[], $6::uuid[], $7::integer[], $8::bigint[], $9::bigint[]
-) AS n(partition, fence, from_offset, from_hash, log_offset, last_hash, ledger_version, dedup_window, keys_from)
+    $1::integer[], $2::uuid[], $3::bigint[], $4::uuid[], $5::bigint[], $6::uuid[], $7::integer[], $8::bigint[], $9::bigint[],
+    $10::bigint[], $11::bigint[]
+) AS n(
+    partition, fence, from_offset, from_hash, log_offset, last_hash, ledger_version, dedup_window, keys_from, feed_entries,
+    feed_bytes
+)
 WHERE p.partition = n.partition AND p.fence = n.fence AND p.log_offset = n.from_offset AND p.last_hash = n.from_hash
-RETURNING floor(extract(epoch FROM now()) / 604800)::integer";
+RETURNING floor(extract(epoch FROM now()) / 604800)::integer, p.partition, p.feed_newest, p.feed_bytes";
 
 const SELECT_NOW: &str = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
@@ -144,9 +151,13 @@ impl PositionColumns {
         moves
     }
 
-    fn put(&self) -> Call<'_> {
+    fn put<'a>(&'a self, feed: &'a FeedBatches) -> Call<'a> {
         let Self { partition, fence, from, to, version, window, keys_from } = self;
-        call(MOVE_POSITIONS, &[partition, fence, &from.0, &from.1, &to.0, &to.1, version, window, keys_from])
+        let values: [Value<'_>; 9] =
+            [partition, fence, &from.0, &from.1, &to.0, &to.1, version, window, keys_from];
+        let mut call = call(MOVE_POSITIONS, &values);
+        call.add(&[&feed.counts, &feed.bytes]);
+        call
     }
 }
 
@@ -158,10 +169,12 @@ pub(super) async fn archive(
     session: &mut Session,
     key_partitions: &KeyPartitions,
     archives: &[Archive<'_>],
+    writes_feed: bool,
 ) -> Result<(), PostgresError> {
     let deltas: Vec<_> = archives.iter().map(|it| (it.partition, it.delta)).collect();
     let (moves, firsts) = (PositionColumns::new(archives), FirstRows::new(&deltas));
-    let found = session.begin("BEGIN", &[moves.put(), firsts.find_taken()]).await?;
+    let feed = FeedBatches::new(&deltas, writes_feed);
+    let found = session.begin("BEGIN", &[moves.put(&feed), firsts.find_taken()]).await?;
     let [moved, taken] = &found[..] else { return Err(damaged()) };
     let week = match (&moved[..], archives) {
         ([row, ..], _) if moved.len() == archives.len() => Reader::new(row).get()?,
@@ -183,7 +196,7 @@ pub(super) async fn archive(
         return Err(PostgresError::Retriable("a new week has begun".to_owned()));
     }
     firsts.refuse(taken)?;
-    archive::write(session, week, &deltas).await
+    archive::write(session, week, &deltas, &feed.rows(&deltas, moved)?).await
 }
 
 /// Returns why a partition is not at the start of the delta: fenced, already archived, or restored.

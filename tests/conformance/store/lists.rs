@@ -87,3 +87,28 @@ pub(super) async fn heads_are_listed_by_prefix_in_pages(store: &Arc<dyn Store>) 
     assert_eq!(list("", Some("d:ann:bob"), 1).await, ["g:a"]);
     assert_eq!(list("r:", None, 9).await, Vec::<String>::new());
 }
+
+pub(super) async fn members_are_paged_and_counted(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let names: Vec<_> = (0..20).map(|n| format!("u{n:02}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    owner.run(&[change("g", MemberAction::Create, &all, "r1")]).await;
+    owner.run(&[change("g", MemberAction::Kick, &["u03", "u07"], "r2")]).await;
+    owner.run(&[change("g", MemberAction::Join, &["u07"], "r3")]).await;
+    let count = async || store.summary(&group("g"), None).await.unwrap().unwrap().members;
+    assert_eq!(count().await, 19);
+    let (mut found, mut after): (Vec<UserId>, _) = (Vec::new(), None);
+    loop {
+        let page = store.members(&group("g"), after.as_ref(), 6).await.unwrap();
+        assert!(page.len() <= 6 && page.iter().all(|(_, member)| member.is_in()));
+        let Some((last, _)) = page.last() else { break };
+        after = Some(last.clone());
+        found.extend(page.into_iter().map(|(user, _)| user));
+    }
+    let expected: Vec<_> = names.iter().filter(|name| *name != "u03").map(|name| user(name)).collect();
+    assert_eq!(found, expected);
+    let kicked = store.summary(&group("g"), Some(&user("u03"))).await.unwrap().unwrap();
+    assert_eq!(kicked.member_view.map(|it| it.member.left_seq), Some(2), "a former member still has a row");
+    let stranger = store.summary(&group("g"), Some(&user("eve"))).await.unwrap().unwrap();
+    assert_eq!(stranger.member_view, None);
+}

@@ -12,7 +12,7 @@ use tidegate::{
 };
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
-    machine::ledger::Ledger,
+    machine::ledger::{Delta, Ledger},
     record::{Body, Message, Origin, Position, Record, SenderOrder, body_hash},
 };
 
@@ -80,7 +80,7 @@ async fn measure(load: &Load<'_>) -> Result<Section> {
 }
 
 /// The owner of a partition, without its log.
-struct Owner {
+pub(super) struct Owner {
     store: Arc<dyn Store>,
     partition: u32,
     fence: Fence,
@@ -89,7 +89,7 @@ struct Owner {
 }
 
 impl Owner {
-    async fn new(store: &Arc<dyn Store>, partition: u32) -> Result<Self> {
+    pub(super) async fn new(store: &Arc<dyn Store>, partition: u32) -> Result<Self> {
         let fence = Fence(rand::random());
         let taken = store.take_over(partition, fence, TopicId(1)).await?;
         ensure!(taken.position == Position::START, "the database is not empty: give an empty one with --url");
@@ -109,6 +109,12 @@ impl Owner {
     }
 
     async fn archive(&mut self, count: u64, load: &Load<'_>) -> Result<()> {
+        let delta = self.decide(count, load).await?;
+        self.write(&delta).await
+    }
+
+    /// Decides the next messages.
+    pub(super) async fn decide(&mut self, count: u64, load: &Load<'_>) -> Result<Delta> {
         let first = self.ledger.next_offset();
         let records: Result<Vec<_>> = (first..first + count).map(|offset| self.said(offset, load)).collect();
         let records = records?;
@@ -126,10 +132,14 @@ impl Owner {
             self.ledger.apply(offset, record)?;
             to = Position::behind(offset, &record.encode());
         }
-        let delta = self.ledger.take_delta(to)?;
-        self.store.archive(self.partition, self.fence, &delta).await.context("archive")?;
-        self.ledger.archived(to)?;
-        self.ledger.evict(to.offset.saturating_sub(KEEP), usize::MAX);
+        Ok(self.ledger.take_delta(to)?)
+    }
+
+    /// Archives decided messages.
+    pub(super) async fn write(&mut self, delta: &Delta) -> Result<()> {
+        self.store.archive(self.partition, self.fence, delta).await.context("archive")?;
+        self.ledger.archived(delta.to)?;
+        self.ledger.evict(delta.to.offset.saturating_sub(KEEP), usize::MAX);
         Ok(())
     }
 
