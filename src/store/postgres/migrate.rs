@@ -9,13 +9,14 @@ use super::{
 };
 
 /// All migrations. A released migration must never change, not even in its comments: the tables store its checksum.
-const MIGRATIONS: [(&str, &str); 6] = [
+const MIGRATIONS: [(&str, &str); 7] = [
     ("V1__store", include_str!("migrations/V1__store.sql")),
     ("V2__import", include_str!("migrations/V2__import.sql")),
     ("V3__heads_of_partition", include_str!("migrations/V3__heads_of_partition.sql")),
     ("V4__revocations", include_str!("migrations/V4__revocations.sql")),
     ("V5__blocks", include_str!("migrations/V5__blocks.sql")),
     ("V6__guard", include_str!("migrations/V6__guard.sql")),
+    ("V8__edits", include_str!("migrations/V8__edits.sql")),
 ];
 
 /// Advisory lock held during migrations: an arbitrary number that no other application uses.

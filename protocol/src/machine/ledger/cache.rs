@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
 use foldhash::fast::FixedState;
 
-use super::rows::{Device, Head, Key, Loaded, Member, Need, Recalled, Row, RowHead, Stay, Stop};
+use super::rows::{Device, Edited, Head, Key, Loaded, Member, Need, Recalled, Row, RowHead, Stay, Stop};
 use crate::{
     id::{ConversationId, DeviceId, UserId},
     record::Hash16,
@@ -55,6 +55,7 @@ struct User {
 #[derive(Debug, Default)]
 pub(super) struct Fresh {
     pub(super) rows: Vec<Row>,
+    pub(super) edited: Vec<Edited>,
     pub(super) recalled: Vec<Recalled>,
     pub(super) pruned: Vec<(ConversationId, u64)>,
     pub(super) stays: Vec<(ConversationId, UserId, Stay)>,
