@@ -34,11 +34,7 @@ fn edit_by_the_system_or_a_user_is_pushed_once_and_shown_with_the_message() {
     let pushes = bob.pushes(2);
     assert_eq!(text_of(&pushes[0]), "first");
     let content = pushes[1].edit.clone().unwrap().content.unwrap();
-    assert_eq!(
-        (&content.json[..], content.kind.as_str()),
-        (&br#"{"b":1,"a":2}"#[..], "card"),
-        "keys as written"
-    );
+    assert_eq!((&content.json[..], content.kind.as_str()), (&br#"{"a":2,"b":1}"#[..], "card"));
     bob.ack(place, 2);
     bob.no_push();
     let (_, page) = node.admin("GET", &format!("/v1/conversations/{place}/messages"), &json!({}));
