@@ -56,8 +56,7 @@ fn push_encode(iterations: u64) {
         msg_id: "m-000123456".into(),
         time: 1_763_712_000_000,
         content: Some(Content::text("x".repeat(128))),
-        event: None,
-        recall: None,
+        ..Default::default()
     };
     let frame = pb::ServerFrame { id: 0, body: Some(pb::server_frame::Body::Push(push)) };
     for _ in 0..iterations {

@@ -3,6 +3,7 @@
 
 pub mod clear;
 pub mod consistent;
+pub mod edit;
 pub(crate) mod entry_size;
 pub mod group_size;
 pub mod hide;

@@ -31,6 +31,7 @@ pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
     auth::{Grants, TokenIdentity, TokenTerm},
+    config::AllowAction,
     hooks::{AppReason, HookVerdict, LoginFault},
     link::RoutedSession,
     net::upgrade::AssignAsked,
@@ -137,8 +138,10 @@ pub enum QueryResult {
     Accepted(Box<pb::SendAck>),
     /// Carried out, without content.
     Done,
-    /// Refused by the hook `allow`, for the reason that the application gives.
-    Denied(Option<Arc<AppReason>>),
+    /// Action refused by the hook `allow`, for the reason that the application gives.
+    Denied(AllowAction, Option<Arc<AppReason>>),
+    /// Refused with a reason in words.
+    Refused(Code, String),
 }
 
 /// Decision about a request that waited for it.

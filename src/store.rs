@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, Loaded, Member, Need, Row, Stay},
-    record::{Hash16, Position, Rules},
+    machine::ledger::{Delta, Edited, Head, Loaded, Member, Need, Row, RowHead, Stay},
+    record::{Body, Hash16, Position, Rules},
     settings::UserSettings,
 };
 
@@ -122,6 +122,35 @@ pub struct StoredRow {
     pub row: Row,
     /// Seq and time of the recall, if the message was recalled.
     pub recalled: Option<(u64, u64)>,
+    /// Seq and time of the newest edit, if the message was edited; the row has its content.
+    pub edited: Option<(u64, u64)>,
+}
+
+impl StoredRow {
+    /// Returns a row as it is first stored.
+    pub fn new(row: Row) -> Self {
+        Self { row, recalled: None, edited: None }
+    }
+
+    /// Gives the message the content of an edit.
+    pub(crate) fn edit(&mut self, edited: &Edited) {
+        self.edited = Some(edited.at);
+        if let Body::Message(message) = &mut self.row.body {
+            message.content = edited.content.clone();
+        }
+    }
+
+    /// Returns what the ledger needs of the row.
+    pub(crate) fn head(&self) -> RowHead {
+        match &self.row.body {
+            Body::Message(message) => RowHead {
+                sender: Some(message.sender.clone()),
+                recalled: self.recalled,
+                is_transient: message.mode.is_transient,
+            },
+            _ => RowHead { recalled: self.recalled, ..RowHead::default() },
+        }
+    }
 }
 
 /// Direction in which a page is read.

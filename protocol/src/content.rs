@@ -1,18 +1,30 @@
 //! Content of a message; preserves fields that this version of the schema does not know.
 
+mod check;
+
 use bytes::{Buf, BufMut, Bytes};
 use prost::{
     DecodeError, Message,
     encoding::{self, DecodeContext, WireType},
 };
 
-/// `tidegate.v1.Content`: text, or data that only the clients understand.
+pub use self::check::{ContentError, JSON_DEPTH_MAX, MENTIONS_MAX};
+
+/// `tidegate.v1.Content`: text, data or JSON, of which the broker understands nothing.
 ///
 /// Hand-written, unlike all other messages, because a node must pass on fields of a newer schema.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Content {
     /// Readable text or opaque bytes.
     pub body: Option<ContentBody>,
+    /// Kind of the JSON or the data, chosen by the application; empty: none.
+    pub kind: String,
+    /// JSON in UTF-8; empty: none. Only [`Self::checked`] makes sure that it is valid.
+    pub json: Bytes,
+    /// Seq of the message that this one replies to; 0: none.
+    pub reply_to: u64,
+    /// Mentioned users; `*` means all. Of a longer list only the first [`MENTIONS_MAX`] and one more are decoded.
+    pub mentions: Vec<String>,
     /// Encoded fields with unknown numbers, in order of arrival.
     pub unknown: Vec<u8>,
 }
@@ -29,14 +41,33 @@ pub enum ContentBody {
 impl Content {
     /// Creates content with text.
     pub fn text(text: impl Into<String>) -> Self {
-        Self { body: Some(ContentBody::Text(text.into())), unknown: Vec::new() }
+        Self { body: Some(ContentBody::Text(text.into())), ..Self::default() }
     }
 
     /// Creates content with opaque bytes.
     pub fn data(data: impl Into<Bytes>) -> Self {
-        Self { body: Some(ContentBody::Data(data.into())), unknown: Vec::new() }
+        Self { body: Some(ContentBody::Data(data.into())), ..Self::default() }
+    }
+
+    /// Returns whether it is nothing but a body, as all content of the first version was.
+    pub fn is_plain(&self) -> bool {
+        let Self { kind, json, reply_to, mentions, unknown, .. } = self;
+        kind.is_empty() && json.is_empty() && *reply_to == 0 && mentions.is_empty() && unknown.is_empty()
+    }
+
+    /// Adds a mention, unless the list is longer than allowed already.
+    pub(crate) fn mention(&mut self, user: String) {
+        if self.mentions.len() <= MENTIONS_MAX {
+            self.mentions.push(user);
+        }
     }
 }
+
+// Numbers of the fields beside the body.
+const TYPE: u32 = 3;
+const JSON: u32 = 4;
+const REPLY_TO: u32 = 5;
+const MENTIONS: u32 = 6;
 
 impl Message for Content {
     fn encode_raw(&self, buf: &mut impl BufMut) {
@@ -45,6 +76,16 @@ impl Message for Content {
             Some(ContentBody::Data(data)) => encoding::bytes::encode(2, data, buf),
             None => {}
         }
+        if !self.kind.is_empty() {
+            encoding::string::encode(TYPE, &self.kind, buf);
+        }
+        if !self.json.is_empty() {
+            encoding::bytes::encode(JSON, &self.json, buf);
+        }
+        if self.reply_to != 0 {
+            encoding::uint64::encode(REPLY_TO, &self.reply_to, buf);
+        }
+        encoding::string::encode_repeated(MENTIONS, &self.mentions, buf);
         buf.put_slice(&self.unknown);
     }
 
@@ -68,6 +109,15 @@ impl Message for Content {
                 self.body = Some(ContentBody::Data(data));
                 Ok(())
             }
+            TYPE => encoding::string::merge(wire_type, &mut self.kind, buf, ctx),
+            JSON => encoding::bytes::merge(wire_type, &mut self.json, buf, ctx),
+            REPLY_TO => encoding::uint64::merge(wire_type, &mut self.reply_to, buf, ctx),
+            MENTIONS => {
+                let mut user = String::new();
+                encoding::string::merge(wire_type, &mut user, buf, ctx)?;
+                self.mention(user);
+                Ok(())
+            }
             _ => keep_unknown(&mut self.unknown, tag, wire_type, buf, ctx),
         }
     }
@@ -78,7 +128,12 @@ impl Message for Content {
             Some(ContentBody::Data(data)) => encoding::bytes::encoded_len(2, data),
             None => 0,
         };
-        body + self.unknown.len()
+        let kind = if self.kind.is_empty() { 0 } else { encoding::string::encoded_len(TYPE, &self.kind) };
+        let json = if self.json.is_empty() { 0 } else { encoding::bytes::encoded_len(JSON, &self.json) };
+        let reply_to =
+            if self.reply_to == 0 { 0 } else { encoding::uint64::encoded_len(REPLY_TO, &self.reply_to) };
+        let mentions = encoding::string::encoded_len_repeated(MENTIONS, &self.mentions);
+        body + kind + json + reply_to + mentions + self.unknown.len()
     }
 
     fn clear(&mut self) {

@@ -4,6 +4,8 @@
 //! reason). All checks depend on the bytes alone, so every owner skips the same records.
 
 mod decode;
+mod edit;
+pub mod mode;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,7 +14,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use self::decode::RecordError;
+pub use self::{decode::RecordError, edit::Edit, mode::MessageMode};
 use crate::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     pb,
@@ -79,6 +81,8 @@ pub enum Body {
     Member(MemberChange),
     /// A recall of a message.
     Recall(Recall),
+    /// A replacement of a message's content.
+    Edit(Edit),
     /// A removal of a conversation's oldest entries by retention.
     Prune(Prune),
     /// A change of the ledger's rules.
@@ -119,8 +123,10 @@ pub struct Message {
     pub content: Bytes,
     /// Position in the device's order.
     pub order: SenderOrder,
-    /// Flags, as the client set them.
+    /// Flags, as the client set them. [`Self::mode`] says which of them are in force.
     pub flags: u32,
+    /// Mode by which the ledger decides.
+    pub mode: MessageMode,
     /// [`body_hash`] of the content that the client sent.
     pub body_hash: Hash16,
 }
@@ -331,6 +337,7 @@ impl Body {
             Self::Message(it) => Some(&it.conversation),
             Self::Member(it) => Some(&it.conversation),
             Self::Recall(it) => Some(&it.conversation),
+            Self::Edit(it) => Some(&it.conversation),
             Self::Prune(it) => Some(&it.conversation),
             Self::Rules(_) => None,
         }
@@ -338,7 +345,9 @@ impl Body {
 
     fn to_pb(&self) -> pb::record::Body {
         match self {
-            Self::Message(it) => pb::record::Body::Message(it.to_pb()),
+            Self::Message(it) if it.mode.is_ordinary() => pb::record::Body::Message(it.to_pb()),
+            Self::Message(it) => pb::record::Body::ModedMessage(it.to_pb()),
+            Self::Edit(it) => pb::record::Body::Edit(it.to_pb()),
             Self::Member(it) => pb::record::Body::Member(it.to_pb()),
             Self::Recall(it) => pb::record::Body::Recall(pb::RecallRecord {
                 conversation: it.conversation.to_string(),
@@ -359,6 +368,22 @@ impl Body {
 }
 
 impl Message {
+    /// Returns whether the message counts as unread, and has an ordinal.
+    pub const fn counts(&self) -> bool {
+        !self.mode.is_silent
+    }
+
+    /// Returns whether the message is one of its sender's own, which are no unread ones. A message of the operator is not, except
+    /// in its own direct conversations: elsewhere it may have no row to count it in.
+    pub fn is_own(&self) -> bool {
+        self.counts() && (!self.mode.is_operator || self.conversation.is_direct_of(&self.sender))
+    }
+
+    /// Returns the flags that receivers get.
+    pub const fn shown_flags(&self) -> u32 {
+        self.mode.shown_flags(self.flags)
+    }
+
     fn to_pb(&self) -> pb::MessageRecord {
         pb::MessageRecord {
             conversation: self.conversation.to_string(),
@@ -372,7 +397,9 @@ impl Message {
                 n: self.order.n,
                 chained: self.order.chained,
             }),
-            flags: self.flags,
+            flags: if self.mode.is_ordinary() { self.flags } else { self.mode.shown_flags(self.flags) },
+            operator: self.mode.is_operator,
+            denied: self.mode.denied.map_or(0, |code| code.number().into()),
             body_hash: Bytes::copy_from_slice(&self.body_hash),
         }
     }

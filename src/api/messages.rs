@@ -1,4 +1,4 @@
-//! Messages that back ends send by the admin API: one, a batch, or one to many conversations; and recalls.
+//! Messages that back ends send by the admin API: one, a batch, or one to many conversations; edits and recalls.
 
 use std::{collections::BTreeMap, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
@@ -13,7 +13,9 @@ use tidegate_protocol::id::MsgId;
 use tokio::time::Instant;
 
 pub(super) mod batch;
-mod form;
+pub(super) mod edit;
+pub(super) mod form;
+mod mode;
 pub(super) mod recall;
 mod room;
 mod sender;

@@ -20,7 +20,7 @@ use super::{
     blocks, console,
     conversations::{history, lists, marks, newest, of_user, unread},
     dev, groups,
-    messages::{self, batch, recall},
+    messages::{self, batch, edit, recall},
     nodes,
     observe::{events, flows, trace},
     presence::{self, person, rooms},
@@ -135,6 +135,7 @@ routes! {
     post "/v1/messages" Messages Change ["to" "from"] messages::send;
     post "/v1/messages/batch" Messages Change ["messages" "to" "from"] batch::send;
     post "/v1/messages/broadcast" Messages Change ["to" "from"] batch::broadcast;
+    patch "/v1/conversations/{conversation}/messages/{seq}" Messages Change ["by"] edit::edit;
     delete "/v1/conversations/{conversation}/messages/{seq}" Messages Change ["by"] recall::recall;
     get "/v1/trace" Read Query [] trace::steps;
     post "/v1/trace" Operate Change ["msg" "user"] trace::watch;

@@ -65,6 +65,8 @@ pub struct ShardSettings {
     pub hooks: Arc<Hooks>,
     /// Time within which a sender may recall a message.
     pub recall_within: Duration,
+    /// Time within which a sender may edit a message.
+    pub edit_within: Duration,
     /// User that no client can log in as.
     pub system_user: UserId,
     /// Message id that triggers a panic in tests; empty for none.
@@ -93,6 +95,7 @@ impl ShardSettings {
             verifier: Arc::new(verifier),
             hooks: Arc::default(),
             recall_within: Duration::from_secs(120),
+            edit_within: Duration::from_secs(900),
             system_user: UserId::new("system").expect("a valid id"),
             panic_on_msg_id: String::new(),
             panic_in_shard: false,
@@ -157,6 +160,7 @@ impl Broker {
             recaller: Recaller {
                 admin: self.admin.clone(),
                 within: Arc::new(Live::new(settings.recall_within)),
+                edit_within: Arc::new(Live::new(settings.edit_within)),
             },
             rooms: Arc::clone(&self.rooms),
             best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),

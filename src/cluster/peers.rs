@@ -102,6 +102,14 @@ impl Peers {
         self.lock().clone()
     }
 
+    /// Returns whether all runs that may own a partition have agreed to this version of the ledger's rules, as far as known.
+    /// Partitions switch some time later; their owners refuse what is too early.
+    pub fn all_follow(&self, version: u32) -> bool {
+        let snapshot = self.lock();
+        let unretired = snapshot.rows.iter().filter(|row| row.lease != Lease::Retired);
+        unretired.chain(snapshot.others.iter()).all(|row| row.info.rules >= version)
+    }
+
     /// Returns the live runs of other nodes, as of the last snapshot.
     pub fn others(&self) -> Arc<[NodeRow]> {
         Arc::clone(&self.lock().others)

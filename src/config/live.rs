@@ -54,6 +54,7 @@ const LIVE_KEYS: &[&str] = &[
     "limits.signals_per_second",
     "limits.frames_per_second",
     "limits.recall_ms",
+    "limits.edit_ms",
     "limits.errors_max",
     "timing.handshake_ms",
     "timing.frame_ms",

@@ -123,6 +123,7 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
             | Query::Sync(_)
             | Query::Positions(_)
             | Query::Recall { .. }
+            | Query::Edit { .. }
             | Query::Leave(_) => None,
         })
     }

@@ -17,16 +17,21 @@ pub(crate) fn entry_bytes(row: &StoredRow) -> usize {
         + match &row.row.body {
             Body::Message(message) => message_bytes(message),
             Body::Member(change) => change_bytes(change),
-            Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => 0,
+            // Its content is counted apart.
+            Body::Edit(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => 0,
         }
 }
 
 fn message_bytes(message: &Message) -> usize {
-    let content = match Content::decode(message.content.clone()).map(|content| content.body) {
-        Ok(Some(ContentBody::Text(text))) => escaped_bytes(text.as_bytes()),
-        Ok(Some(ContentBody::Data(data))) => data.len().div_ceil(3) * 4,
-        Ok(None) | Err(_) => 0,
-    };
+    let content = Content::decode(message.content.clone()).map_or(0, |content| {
+        let body = match &content.body {
+            Some(ContentBody::Text(text)) => escaped_bytes(text.as_bytes()),
+            Some(ContentBody::Data(data)) => data.len().div_ceil(3) * 4,
+            None => 0,
+        };
+        let mentions: usize = content.mentions.iter().map(|user| user.len() + 3).sum();
+        body + content.kind.len() + content.json.len() + mentions
+    });
     message.sender.as_str().len() + message.device.as_str().len() + message.msg_id.as_str().len() + content
 }
 

@@ -9,6 +9,7 @@ use tidegate_protocol::{
     record::Body,
 };
 
+use super::unread::counts_as_unread;
 use super::{
     read_position::{self, BeyondHead},
     refusal::store_unavailable,
@@ -53,7 +54,7 @@ pub async fn hide(
         // Without rows, retention has just removed them.
         let up_to = rows.last().map_or(u64::MAX, |row| row.row.seq);
         for row in &rows {
-            let of_other = matches!(&row.row.body, Body::Message(message) if message.sender != *user);
+            let of_other = matches!(&row.row.body, Body::Message(message) if counts_as_unread(message, user));
             hidden.push(Hidden { seq: row.row.seq, counts: of_other && view.was_in(row.row.ordinal) });
         }
         wanted.retain(|seq| *seq > up_to);

@@ -3,6 +3,9 @@
 //! Pages use exclusive seq cursors, so that messages of one millisecond and concurrent arrivals are neither repeated
 //! nor skipped (flaw S17). A page names recalled and expired seqs, so a page without messages always states the reason.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
 use prost::Message as _;
 use tidegate_protocol::{
     Code,
@@ -21,7 +24,7 @@ use super::{
     unread::{Span, View},
 };
 use crate::{
-    delivery::push::{event_push, recall_push},
+    delivery::push::{edit_push, event_push, recall_push},
     mail::Refusal,
     store::{Direction, Page, PageQuery, Store, StoredRow},
 };
@@ -37,6 +40,9 @@ pub(crate) struct PageBytes {
 
 /// Limits of a page for a client.
 const CLIENT_PAGE: PageBytes = PageBytes { content: 48 * 1024, entries: usize::MAX };
+
+/// Part of the bytes of a page's contents that the contents of edits may take as well.
+const EDITS_SHARE: usize = 4;
 
 /// Reads the page that `reader` requests, from a store that has everything that was published.
 ///
@@ -61,7 +67,7 @@ pub async fn pull_where(
     let page = found.page.ok_or_else(|| beyond(&found.view, above, found.archived))?;
     Ok(pb::Page {
         conversation: pull.conversation.to_string(),
-        messages: page.rows.iter().filter_map(push_of).collect(),
+        messages: page.rows.iter().filter_map(|row| page.push_of(row)).collect(),
         recalled: page.recalled,
         expired: page.expired,
         complete_to: found.view.max(),
@@ -81,8 +87,10 @@ pub(crate) struct FoundPage {
 /// Rows of a page, and the seqs of which the viewer gets none.
 #[derive(Debug, Default)]
 pub(crate) struct HistoryPage {
-    /// Messages, membership changes and recalls, in the direction of the page.
+    /// Messages, membership changes, recalls and edits, in the direction of the page.
     pub(crate) rows: Vec<StoredRow>,
+    /// Encoded contents of edited messages, by the seqs of their newest edits, as far as these are in `rows`.
+    pub(crate) edits: BTreeMap<u64, Bytes>,
     /// Seqs of recalled messages.
     pub(crate) recalled: Vec<u64>,
     /// Seqs that are removed, hidden, or outside the view.
@@ -129,6 +137,7 @@ pub(crate) async fn read(
             page.after(&view, cursor, pull.limit, bytes).await?;
         }
     }
+    page.edits(&view).await?;
     Ok(FoundPage { page: Some(page.page), view, archived })
 }
 
@@ -268,9 +277,43 @@ impl Paging<'_> {
             self.expired(seq, seq);
         } else if is_pushed(&row) {
             self.page.rows.push(row);
-        } else {
+        } else if row.recalled.is_some() {
             self.page.recalled.push(seq);
+        } else {
+            self.expired(seq, seq);
         }
+    }
+
+    /// Adds the contents for the edits of the page: those of messages of the page, and others that are read at once. Other
+    /// messages that do not fit have to be pulled.
+    async fn edits(&mut self, view: &View) -> Result<(), Refusal> {
+        let edited = |row: &StoredRow| match &row.row.body {
+            Body::Edit(edit) if view.shows(edit.seq) => Some(edit.seq),
+            _ => None,
+        };
+        let mut wanted: BTreeSet<u64> = self.page.rows.iter().filter_map(edited).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let shown: BTreeSet<u64> = self.page.rows.iter().map(|row| row.row.seq).collect();
+        for row in &self.page.rows {
+            wanted.remove(&row.row.seq);
+        }
+        let max = self.bytes.content / EDITS_SHARE;
+        let mut elsewhere = Vec::new();
+        if !wanted.is_empty() {
+            let seqs: Vec<u64> = wanted.into_iter().collect();
+            let found = self.store.rows_at(&self.pull.conversation, &seqs, max).await;
+            elsewhere = found.map_err(store_unavailable)?.rows;
+        }
+        let contents = self.page.rows.iter().chain(&elsewhere).filter_map(|row| newest_content(row, &shown));
+        let mut bytes = 0;
+        let fitting = contents.filter(|(_, content)| {
+            bytes += content.len();
+            bytes <= max
+        });
+        self.page.edits = fitting.collect();
+        Ok(())
     }
 
     /// Names a range of seqs that the user can't get, merged with an adjacent range.
@@ -284,6 +327,23 @@ impl Paging<'_> {
             _ => self.page.expired.push(pb::SeqRange { first, last }),
         }
     }
+}
+
+impl HistoryPage {
+    /// Returns a row of the page as it is pushed.
+    fn push_of(&self, row: &StoredRow) -> Option<pb::Push> {
+        let Body::Edit(edit) = &row.row.body else { return push_of(row) };
+        let content = self.edits.get(&row.row.seq).and_then(|content| Content::decode(content.clone()).ok());
+        Some(edit_push(row.row.time, edit, row.row.seq, content))
+    }
+}
+
+/// Returns the seq of the newest edit of a message and the content, if the edit is among `shown`.
+fn newest_content(row: &StoredRow, shown: &BTreeSet<u64>) -> Option<(u64, Bytes)> {
+    let (Body::Message(message), Some((seq, _)), None) = (&row.row.body, row.edited, row.recalled) else {
+        return None;
+    };
+    shown.contains(&seq).then(|| (seq, message.content.clone()))
 }
 
 /// Returns the first of the rows whose entries fit into these bytes, at least one.
@@ -300,19 +360,21 @@ fn fitting(mut rows: Vec<StoredRow>, max_bytes: usize) -> Vec<StoredRow> {
     rows
 }
 
-/// Returns whether the row has a push: it is no recalled message.
+/// Returns whether the row has a push: it is no recalled and no transient message.
 pub(super) fn is_pushed(row: &StoredRow) -> bool {
     match &row.row.body {
-        Body::Message(_) => row.recalled.is_none(),
-        Body::Member(_) | Body::Recall(_) => true,
+        Body::Message(message) => row.recalled.is_none() && !message.mode.is_transient,
+        Body::Member(_) | Body::Recall(_) | Body::Edit(_) => true,
         Body::Prune(_) | Body::Rules(_) => false,
     }
 }
 
-/// Returns the row as it was pushed; `None` for a recalled message.
+/// Returns the row as it was pushed; `None` for a recalled or transient message. An edit has no content, which is in the row of
+/// the message.
 pub(crate) fn push_of(row: &StoredRow) -> Option<pb::Push> {
     match &row.row.body {
-        Body::Message(message) if row.recalled.is_none() => Some(message_push(row, message)),
+        Body::Message(message) if is_pushed(row) => Some(message_push(row, message)),
+        Body::Edit(edit) => Some(edit_push(row.row.time, edit, row.row.seq, None)),
         Body::Member(change) => Some(event_push(row.row.time, change, row.row.seq)),
         Body::Recall(recall) => Some(recall_push(row.row.time, recall, row.row.seq)),
         Body::Message(_) | Body::Prune(_) | Body::Rules(_) => None,
@@ -328,7 +390,8 @@ fn message_push(row: &StoredRow, message: &Message) -> pb::Push {
         time: row.row.time,
         // The content was valid when it was sent; if it can't be decoded now, it is left out, as in a push.
         content: Content::decode(message.content.clone()).ok(),
-        event: None,
-        recall: None,
+        edited: row.edited.map(|(seq, time)| pb::Edited { seq, time }),
+        flags: message.shown_flags(),
+        ..Default::default()
     }
 }

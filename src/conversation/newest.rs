@@ -19,9 +19,11 @@ use tokio::time::Instant;
 
 use super::{
     entry_size::entry_bytes,
+    history::is_pushed,
     overview::{Listed, Memberships, all, times},
     reader::Reader,
     refusal::store_unavailable,
+    unread::counts_as_unread,
 };
 use crate::{
     mail::Refusal,
@@ -119,8 +121,8 @@ impl Stream {
     fn returns(&self, row: &StoredRow, user: &UserId, only_unread: bool) -> bool {
         let Body::Message(message) = &row.row.body else { return false };
         let view = &self.listed.view;
-        let is_shown = view.shows(row.row.seq) && row.recalled.is_none();
-        is_shown && (!only_unread || (message.sender != *user && view.was_in(row.row.ordinal)))
+        let is_shown = view.shows(row.row.seq) && is_pushed(row);
+        is_shown && (!only_unread || (counts_as_unread(message, user) && view.was_in(row.row.ordinal)))
     }
 
     /// Moves to the row below the present one, if it is among the rows that were read. Returns its seq.

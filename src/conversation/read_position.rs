@@ -204,12 +204,12 @@ impl Counting<'_> {
         loop {
             let above = self.rows(up, Direction::Forward, COUNT_PAGE_ROWS).await?;
             if let Some(own) = above.iter().find_map(|row| self.own_of(row)) {
-                return Ok(own - 1);
+                return Ok(own.before);
             }
             let below = self.rows(down, Direction::Backward, COUNT_PAGE_ROWS).await?;
             let unread = below.iter().take_while(|row| row.row.seq > mark.seq);
             if let Some(own) = unread.clone().find_map(|row| self.own_of(row)) {
-                return Ok(own);
+                return Ok(own.up_to);
             }
             match above.last() {
                 Some(row) => up = row.row.seq,
@@ -239,15 +239,24 @@ impl Counting<'_> {
         if pruned_to > self.view.pruned_to { Err(CountError::Pruned) } else { Ok(page.rows) }
     }
 
-    /// Returns the user's count of own messages, if the row is one of them.
-    fn own_of(&self, row: &StoredRow) -> Option<u64> {
+    /// Returns the user's counts of own messages, if the user has sent the row.
+    fn own_of(&self, row: &StoredRow) -> Option<OwnCount> {
+        let up_to = row.row.own;
         match &row.row.body {
-            Body::Message(message) if message.sender == *self.user => Some(row.row.own),
+            Body::Message(message) if message.sender == *self.user => {
+                Some(OwnCount { before: up_to - u64::from(message.is_own()), up_to })
+            }
             _ => None,
         }
     }
 }
 
+/// Numbers of a user's own messages before a row of the user, and up to it.
+struct OwnCount {
+    before: u64,
+    up_to: u64,
+}
+
 fn is_message(row: &StoredRow) -> bool {
-    matches!(row.row.body, Body::Message(_))
+    matches!(&row.row.body, Body::Message(message) if message.counts())
 }

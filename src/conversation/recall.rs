@@ -25,13 +25,15 @@ use crate::{
     store::{Direction, MemberView, PageQuery, Store, StoredRow},
 };
 
-/// Checker and sender of recalls.
+/// Checker and sender of recalls and edits.
 #[derive(Clone)]
 pub struct Recaller {
     /// Sender of records to the log.
     pub admin: Admin,
     /// Time within which a sender may recall a message; owners and admins of a group have no limit.
     pub within: Arc<Live<Duration>>,
+    /// Time within which a sender may edit a message, in the same way.
+    pub edit_within: Arc<Live<Duration>>,
 }
 
 /// Outcome of the check of a permitted recall.
@@ -65,8 +67,7 @@ impl Recaller {
         let Body::Message(message) = &found.row.body else {
             return Err((Code::NotFound, "only messages can be recalled"));
         };
-        let leads = matches!(conversation.kind(), ConversationKind::Group(_))
-            && member_view.member.role >= Role::Admin;
+        let leads = leads(conversation, &member_view);
         if !leads && message.sender != *user {
             return Err((Code::Forbidden, "only its sender or an admin of the group can recall a message"));
         }
@@ -99,8 +100,13 @@ fn ack(conversation: &ConversationId, seq: u64, time: u64, duplicate: bool) -> p
     pb::SendAck { conversation: conversation.to_string(), seq, time, duplicate, ..pb::SendAck::default() }
 }
 
+/// Returns whether the user is an owner or admin of the group.
+pub(super) fn leads(conversation: &ConversationId, member_view: &MemberView) -> bool {
+    matches!(conversation.kind(), ConversationKind::Group(_)) && member_view.member.role >= Role::Admin
+}
+
 /// Returns the row and the user's membership, if the user is a member and sees the row.
-async fn find(
+pub(super) async fn find(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,

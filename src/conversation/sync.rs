@@ -148,7 +148,9 @@ pub(super) async fn last_entries(
         end.as_ref()?;
         // There are no rows if the newest is too large.
         let is_shown = |row: &StoredRow| {
-            view.shows(row.row.seq) && !matches!(row.row.body, Body::Recall(_)) && is_pushed(row)
+            view.shows(row.row.seq)
+                && !matches!(row.row.body, Body::Recall(_) | Body::Edit(_))
+                && is_pushed(row)
         };
         found.next()?.into_iter().find(is_shown)
     };

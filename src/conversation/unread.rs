@@ -5,8 +5,9 @@
 //! as of its seq. So unread is derived, never stored.
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind},
+    id::{ConversationId, ConversationKind, UserId},
     machine::ledger::Head,
+    record::Message,
 };
 
 use crate::store::{Mark, MemberView, UserState};
@@ -151,6 +152,11 @@ impl View {
         // All of the user's own messages lie in the spans, since only members can send.
         messages.saturating_sub(self.sent.saturating_sub(floor.own)).saturating_sub(hidden)
     }
+}
+
+/// Returns whether a message counts as unread for the user, as far as its kind and sender decide it.
+pub(super) fn counts_as_unread(message: &Message, user: &UserId) -> bool {
+    message.counts() && !(message.sender == *user && message.is_own())
 }
 
 /// Merges ranges that overlap or touch, such as an earlier stay within a later one that shows everything.

@@ -13,7 +13,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::RandomState;
 use tidegate_protocol::{
-    machine::ledger::{message_key, request_key},
+    machine::ledger::{edit_key, message_key, request_key},
     record::{Body, Record},
 };
 use tokio::time::Instant;
@@ -193,6 +193,7 @@ fn dedup_key_of(record: &Record) -> Option<AskKey> {
     match &record.body {
         Body::Message(it) => Some(AskKey { hash: message_key(it), body_hash: it.body_hash }),
         Body::Member(it) => Some(AskKey { hash: request_key(it), body_hash: it.body_hash() }),
+        Body::Edit(it) => Some(AskKey { hash: edit_key(it), body_hash: it.key_hash() }),
         Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => None,
     }
 }

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use tidegate_protocol::{
+    Code,
     id::{ConversationId, ConversationKind, UserId},
     machine::{ledger::Outcome, session::SubmitAnswer},
     pb,
@@ -232,11 +233,18 @@ impl Drop for LocalDispatcher {
 /// Members of a group, if they must be named.
 pub type Users<'a> = Option<&'a Arc<[UserId]>>;
 
+/// Reason of the only temporary refusal by the ledger that is not about order.
+const RULES_NOT_SWITCHED: &str =
+    "the cluster switches to the rules that this needs a minute after all its nodes know them";
+
 /// Converts an outcome to the client's answer; `None` if no client asked for it.
 fn answer_of(outcome: Outcome) -> Option<SubmitAnswer> {
     Some(match outcome {
         Outcome::Accepted { seq, time, .. } => SubmitAnswer::Accepted { seq, time },
         Outcome::Duplicate { seq, time } => SubmitAnswer::Duplicate { seq, time },
+        Outcome::Refused { code: Code::NotYet } => {
+            SubmitAnswer::Refused { code: Code::NotYet, message: RULES_NOT_SWITCHED.into() }
+        }
         Outcome::Refused { code } => SubmitAnswer::Refused { code, message: "".into() },
         Outcome::RefusedBefore { code } => SubmitAnswer::Refused { code, message: REFUSED_BEFORE.into() },
         // Only messages are void, and those of connections get [`Mail::Outdated`] instead of an answer.

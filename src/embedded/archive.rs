@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, Member, Pruned},
+    machine::ledger::{Delta, Edited, Head, Member, Pruned},
 };
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     batch::WriteBatch,
     codec::{self, Pair},
 };
-use crate::store::StoreError;
+use crate::store::{StoreError, StoredRow};
 
 mod feed;
 
@@ -133,22 +133,28 @@ fn refuse_conflicts(database: &Database, cache: &mut WriteCache, delta: &Delta) 
 fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result<(), DatabaseError> {
     let pruned: HashMap<_, _> = delta.pruned.iter().map(|it| (&it.conversation, it.up_to)).collect();
     let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
-    let mut recalled: HashMap<_, _> =
-        delta.recalled.iter().map(|it| ((&it.conversation, it.seq), it.by)).collect();
+    let mut changes: HashMap<(&ConversationId, u64), RowChange<'_>> = HashMap::new();
+    for it in &delta.edited {
+        changes.entry((&it.conversation, it.seq)).or_default().edited = Some(it);
+    }
+    for it in &delta.recalled {
+        changes.entry((&it.conversation, it.seq)).or_default().recalled = Some(it.by);
+    }
     for row in &delta.rows {
         let Some(id) = row.body.conversation() else { continue };
-        let by = recalled.remove(&(id, row.seq));
+        let change = changes.remove(&(id, row.seq)).unwrap_or_default();
         if !is_gone(id, row.seq) {
-            batch.insert(&database.rows, codec::row_key(id, row.seq), codec::put_row(row, by)?);
+            let stored = change.applied(StoredRow::new(row.clone()));
+            batch.insert(&database.rows, codec::row_key(id, row.seq), codec::put_row(&stored)?);
         }
     }
-    for ((id, seq), by) in recalled {
+    for ((id, seq), change) in changes {
         let key = codec::row_key(id, seq);
         if !is_gone(id, seq)
             && let Some(value) = database.rows.get(&key)?
         {
-            let stored = codec::row(seq, &value)?;
-            batch.insert(&database.rows, key, codec::put_row(&stored.row, Some(by))?);
+            let stored = change.applied(codec::row(seq, &value)?);
+            batch.insert(&database.rows, key, codec::put_row(&stored)?);
         }
     }
     for Pruned { conversation: id, up_to, .. } in &delta.pruned {
@@ -163,6 +169,23 @@ fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result
         }
     }
     Ok(())
+}
+
+/// Change of a row by a delta: by its last edit, and by its recall.
+#[derive(Default)]
+struct RowChange<'a> {
+    edited: Option<&'a Edited>,
+    recalled: Option<(u64, u64)>,
+}
+
+impl RowChange<'_> {
+    fn applied(self, mut row: StoredRow) -> StoredRow {
+        if let Some(edited) = self.edited {
+            row.edit(edited);
+        }
+        row.recalled = self.recalled.or(row.recalled);
+        row
+    }
 }
 
 fn put_member(

@@ -2,6 +2,7 @@
 
 mod feed;
 mod guard;
+mod row;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,18 +10,18 @@ use bytes::Bytes;
 use prost::encoding::{decode_varint, encode_varint};
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, DeviceId, NodeId, UserId},
-    machine::ledger::{Device, Head, Key, Member, Row, Stay},
-    record::{Body, Hash16, Origin, Position, Record, Role, Rules},
+    id::{ConversationId, DeviceId, UserId},
+    machine::ledger::{Device, Head, Key, Member, Stay},
+    record::{Hash16, Position, Role, Rules},
     settings::{Retention, Search, Unread, UserSettings},
 };
 
-pub(crate) use self::{feed::*, guard::*};
+pub(crate) use self::{feed::*, guard::*, row::*};
 use super::DatabaseError;
 use crate::{
     bus::TopicId,
     revocation::{Revocation, RevokedTokens},
-    store::{Fence, Hidden, Mark, StoredRow, UserState},
+    store::{Fence, Hidden, Mark, UserState},
 };
 
 /// Log, owner, position and rules of a partition.
@@ -436,37 +437,6 @@ pub(crate) fn key(value: &[u8]) -> Result<Key, DatabaseError> {
         Err(_) => return Err(damaged()),
     };
     Ok(Key { body_hash, seq, time, offset, refused })
-}
-
-/// Returns the shortest valid origin, for stored rows: the origin of an archived record is no longer needed.
-fn empty_origin() -> Result<Origin, DatabaseError> {
-    let node = NodeId::new("-").map_err(|_| damaged())?;
-    Ok(Origin { node, boot: 0, conn: 0, request: 0 })
-}
-
-/// Encodes a row of history, without its seq, which is in the key.
-pub(crate) fn put_row(row: &Row, recalled: Option<(u64, u64)>) -> Result<Vec<u8>, DatabaseError> {
-    let mut body = row.body.clone();
-    if recalled.is_some()
-        && let Body::Message(message) = &mut body
-    {
-        message.content = Bytes::new();
-    }
-    let record = Record { origin: empty_origin()?, received_at: row.time, body, trace: None }.encode();
-    let (seq, time) = recalled.unwrap_or_default();
-    let mut to = Vec::with_capacity(record.len() + 16);
-    ints(&[row.ordinal, row.own, row.offset, seq, time], &mut to);
-    to.extend_from_slice(&record);
-    Ok(to)
-}
-
-pub(crate) fn row(seq: u64, value: &[u8]) -> Result<StoredRow, DatabaseError> {
-    let mut from = Reader(Bytes::copy_from_slice(value));
-    let (ordinal, own, offset) = (from.int()?, from.int()?, from.int()?);
-    let recalled = Some((from.int()?, from.int()?)).filter(|(seq, _)| *seq > 0);
-    let record = Record::decode(from.0).map_err(|_| damaged())?;
-    let row = Row { seq, ordinal, own, time: record.received_at, offset, body: record.body };
-    Ok(StoredRow { row, recalled })
 }
 
 /// Returns the seq in a row's key.

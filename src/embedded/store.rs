@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use fjall::{Readable as _, Snapshot as View};
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, Loaded, Member, Need, RowHead},
+    machine::ledger::{Delta, Head, Loaded, Member, Need},
     record::{Body, Hash16, Position},
     settings::UserSettings,
 };
@@ -107,7 +107,7 @@ impl<'a> SnapshotReader<'a> {
                 Loaded::Key(hash, value.map(|value| embedded::key(&value)).transpose()?)
             }
             Need::Row(id, seq) => {
-                let row = self.row(&id, seq)?.map(row_head);
+                let row = self.row(&id, seq)?.map(|stored| stored.head());
                 Loaded::Row(id, seq, row)
             }
         })
@@ -295,14 +295,6 @@ fn content_bytes(stored: &StoredRow) -> usize {
         Body::Message(message) => message.content.len(),
         _ => 0,
     }
-}
-
-fn row_head(stored: StoredRow) -> RowHead {
-    let sender = match stored.row.body {
-        Body::Message(message) => Some(message.sender),
-        _ => None,
-    };
-    RowHead { sender, recalled: stored.recalled }
 }
 
 /// Returns the result for a dedup key that is not stored; `None` for other needs.

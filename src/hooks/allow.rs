@@ -153,9 +153,23 @@ impl AllowHook {
 
     /// Decides whether the user may recall messages of the conversation.
     pub async fn decide_recall(&self, user: &UserId, conversation: &ConversationId) -> HookVerdict {
-        match self.may(AllowAction::Recall, user, conversation) {
+        self.decide_about(AllowAction::Recall, user, conversation).await
+    }
+
+    /// Decides whether the user may edit messages of the conversation: who may write to it may.
+    pub async fn decide_edit(&self, user: &UserId, conversation: &ConversationId) -> HookVerdict {
+        self.decide_about(AllowAction::Write, user, conversation).await
+    }
+
+    async fn decide_about(
+        &self,
+        action: AllowAction,
+        user: &UserId,
+        conversation: &ConversationId,
+    ) -> HookVerdict {
+        match self.may(action, user, conversation) {
             Some(known) => known,
-            None => self.decide(user, AllowAction::Recall, target(user, conversation)).await,
+            None => self.decide(user, action, target(user, conversation)).await,
         }
     }
 

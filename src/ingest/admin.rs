@@ -179,6 +179,7 @@ mod tests {
             content,
             order: tidegate_protocol::record::SenderOrder { epoch: 0, n: 0, chained: false },
             flags: 0,
+            mode: Default::default(),
         };
         let awaited = admin.enqueue(message, slot, 1);
         assert_eq!((intake.waiting_bytes() > 0, admin.pending.len()), (true, 1));

@@ -192,6 +192,7 @@ mod tests {
                 content,
                 order: SenderOrder::default(),
                 flags: 0,
+                mode: Default::default(),
             });
             Record { origin: origin.clone(), received_at: 1, body, trace: None }
         };

@@ -161,6 +161,7 @@ const OVERHEAD_BYTES: usize = 256;
 pub fn weight(record: &Record) -> usize {
     match &record.body {
         Body::Message(message) => message.content.len() + OVERHEAD_BYTES,
+        Body::Edit(edit) => edit.content.len() + OVERHEAD_BYTES,
         Body::Member(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => OVERHEAD_BYTES,
     }
 }

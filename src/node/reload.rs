@@ -52,6 +52,7 @@ pub(super) struct LiveShardParts {
     upgrade: Arc<Live<upgrade::Policy>>,
     conn_settings: Arc<Live<ConnSettings>>,
     recall_within: Arc<Live<Duration>>,
+    edit_within: Arc<Live<Duration>>,
     hooks: Arc<Hooks>,
     metrics: Metrics,
 }
@@ -67,6 +68,7 @@ impl LiveShardParts {
             upgrade: Arc::clone(&context.upgrade),
             conn_settings: Arc::clone(&context.conn_settings),
             recall_within: Arc::clone(&context.recaller.within),
+            edit_within: Arc::clone(&context.recaller.edit_within),
             hooks: Arc::clone(&context.hooks),
             metrics: context.metrics.clone(),
         }
@@ -114,7 +116,11 @@ impl Reloader {
             rules: Arc::clone(&shards.rules),
             load: Arc::clone(&broker.load),
             conn_settings: Arc::clone(&shards.conn_settings),
-            recaller: Recaller { admin: broker.admin.clone(), within: Arc::clone(&shards.recall_within) },
+            recaller: Recaller {
+                admin: broker.admin.clone(),
+                within: Arc::clone(&shards.recall_within),
+                edit_within: Arc::clone(&shards.edit_within),
+            },
             rooms: Arc::clone(&broker.rooms),
             directory: Arc::clone(broker.directory()),
             shards: broker.shard_handles(),
@@ -164,6 +170,7 @@ impl Reloader {
         parts.shards.upgrade.set(settings::upgrade_policy(&merged));
         parts.shards.conn_settings.set(settings::conn_settings(&merged));
         parts.shards.recall_within.set(settings::recall_within(&merged.limits));
+        parts.shards.edit_within.set(settings::edit_within(&merged.limits));
         parts.drainer.set_settings(merged.drain_settings());
         parts.shards.hooks.replace(hooks);
         parts.cluster.storms.set_rule(merged.storm.rule(), merged.storm.action());

@@ -86,6 +86,7 @@ pub(super) fn shards(
         verifier,
         hooks,
         recall_within: recall_within(limits),
+        edit_within: edit_within(limits),
         system_user: system_user(config)?,
         panic_on_msg_id: match fault.panic_in.as_str() {
             "shard" => fault.panic_on_msg_id_in("shard"),
@@ -142,6 +143,11 @@ pub(super) fn conn_settings(config: &Config) -> ConnSettings {
 /// Returns the user that messages of the admin API have as their sender.
 pub(super) fn system_user(config: &Config) -> anyhow::Result<UserId> {
     Ok(UserId::new(&config.api.system_user)?)
+}
+
+/// Returns the time within which a sender may edit a message.
+pub(super) fn edit_within(limits: &LimitsConfig) -> Duration {
+    Duration::from_millis(limits.edit_ms)
 }
 
 /// Returns the time within which a sender may recall a message.
@@ -236,7 +242,9 @@ pub(super) fn owners(config: &Config) -> anyhow::Result<owner::Settings> {
 pub(super) fn rules(config: &Config) -> anyhow::Result<rules::Settings> {
     let wanted = config.log.wanted().context("log.rules: `newest` or a version")?;
     let known = if config.fault.rules_max == 0 { LEDGER_NEWEST } else { config.fault.rules_max };
-    Ok(rules::Settings { known, wanted, settle: config.log.settle() })
+    // A node without peers has no other to agree with.
+    let settle = if config.node.profile == "cluster" { config.log.settle() } else { Duration::ZERO };
+    Ok(rules::Settings { known, wanted, settle })
 }
 
 pub(super) fn shard_count(config: &Config) -> usize {

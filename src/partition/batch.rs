@@ -89,7 +89,7 @@ fn rows_of(record: &Record) -> usize {
     match &record.body {
         Body::Member(change) => 1 + change.users.len(),
         Body::Prune(_) => retention::PRUNE_ROWS_MAX,
-        Body::Message(_) | Body::Recall(_) | Body::Rules(_) => 1,
+        Body::Message(_) | Body::Recall(_) | Body::Edit(_) | Body::Rules(_) => 1,
     }
 }
 

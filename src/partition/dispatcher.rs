@@ -8,7 +8,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::Outcome,
     pb::{self, server_frame::Body as Frame},
-    record::{Body, MemberAction, MemberChange, Message, Recall, Record},
+    record::{Body, Edit, MemberAction, MemberChange, Message, Recall, Record},
 };
 
 use super::membership::GroupPushMeta;
@@ -16,7 +16,7 @@ use crate::{
     delivery::{
         local::{LocalDispatcher, Users},
         pending::ADMIN_CONN,
-        push::{self, event_push, recall_push},
+        push::{self, event_push, live_edit_push, recall_push},
         router::{RemotePush, Router},
     },
     large_group::publisher::{GroupPublisher, GroupRecord},
@@ -92,6 +92,7 @@ impl Dispatcher {
             message.msg_id.as_str(),
             record.received_at,
             &message.content,
+            message.shown_flags(),
         )
         .traced(record.trace);
         let mine = self.local.is_mine(record);
@@ -114,11 +115,19 @@ impl Dispatcher {
 
     /// Adds a recall with its seq, for all members, the requester included.
     pub fn recall(&mut self, record: &Record, recall: &Recall, seq: u64, tracked: bool, members: Users<'_>) {
-        let (audience, shards) = self.local.audience_of(&recall.conversation, members);
-        let push = recall_push(record.received_at, recall, seq);
+        self.to_all(&recall.conversation, recall_push(record.received_at, recall, seq), tracked, members);
+    }
+
+    /// Adds an edit with its seq, for all members, the requester included.
+    pub fn edit(&mut self, record: &Record, edit: &Edit, seq: u64, tracked: bool, members: Users<'_>) {
+        self.to_all(&edit.conversation, live_edit_push(record.received_at, edit, seq), tracked, members);
+    }
+
+    fn to_all(&mut self, conversation: &ConversationId, push: pb::Push, tracked: bool, members: Users<'_>) {
+        let (audience, shards) = self.local.audience_of(conversation, members);
         let delivery = Delivery {
-            conversation: recall.conversation.clone(),
-            seq,
+            conversation: conversation.clone(),
+            seq: push.seq,
             audience,
             frame: Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(Frame::Push(push)) })),
             origin: None,

@@ -33,7 +33,7 @@ pub struct Settings {
     pub known: u32,
     /// Newest version to switch to.
     pub wanted: u32,
-    /// How long all live nodes must have agreed.
+    /// How long all live nodes must have agreed; zero for a node that has no peers, and switches at once.
     pub settle: Duration,
 }
 
@@ -107,7 +107,10 @@ impl Switcher<'_> {
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             checks.tick().await;
-            let agreed = consent.update(&self.peers.snapshot(), self.me, &self.settings, Instant::now());
+            let agreed = match self.settings.settle.is_zero() {
+                true => Some(self.settings.announced()),
+                false => consent.update(&self.peers.snapshot(), self.me, &self.settings, Instant::now()),
+            };
             let Some(version) = agreed.filter(|version| *version > self.rules.borrow().ledger_version) else {
                 continue;
             };

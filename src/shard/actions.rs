@@ -14,6 +14,7 @@ pub(super) mod bans;
 pub(super) mod blocks;
 mod connections;
 pub(super) mod decisions;
+mod edit;
 pub(super) mod evidence;
 mod expiry;
 pub(super) mod limits;

@@ -46,7 +46,7 @@ use crate::{
 /// Time after which the store counts as unavailable for a query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-type Work = Pin<Box<dyn Future<Output = Result<QueryResult, (Code, &'static str)>> + Send>>;
+pub(super) type Work = Pin<Box<dyn Future<Output = Result<QueryResult, (Code, &'static str)>> + Send>>;
 
 impl<I: Io> Shard<I> {
     /// Starts a query; its result arrives at once or as mail.
@@ -93,6 +93,7 @@ impl<I: Io> Shard<I> {
                 self.change_personal(conn, user, conversation, query)
             }
             Query::Recall { conversation, seq } => self.recall(user, conversation, seq, appends),
+            Query::Edit { .. } => self.edit(conn, user, query, appends),
             Query::Leave(conversation) => {
                 let (admin, wall_ms) = (self.context.recaller.admin.clone(), self.wall_ms);
                 Box::pin(async move {
@@ -153,7 +154,9 @@ impl<I: Io> Shard<I> {
             if let Some(hook) = hook {
                 match hook.decide_recall(&user, &conversation).await {
                     HookVerdict::Allowed => {}
-                    HookVerdict::Denied(reason) => return Ok(QueryResult::Denied(reason)),
+                    HookVerdict::Denied(reason) => {
+                        return Ok(QueryResult::Denied(AllowAction::Recall, reason));
+                    }
                     HookVerdict::Unavailable => return Err((Code::HookUnavailable, "")),
                 }
             }
@@ -260,14 +263,16 @@ impl<I: Io> Shard<I> {
             }
             Ok(QueryResult::Accepted(ack)) => session.query_told(id, vec![FrameBody::SendAck(*ack)], out),
             Ok(QueryResult::Done) => session.query_done(id, out),
-            Ok(QueryResult::Denied(reason)) => {
+            Ok(QueryResult::Refused(code, words)) => {
+                session.query_refused(id, code, &words, &conn.settings.limits, out);
+            }
+            Ok(QueryResult::Denied(action, reason)) => {
                 let decision = Decision::Denied(reason);
                 let (code, words) = refusal(&decision).unwrap_or((Code::Forbidden, ""));
                 let before = out.len();
                 session.query_refused(id, code, words, &conn.settings.limits, out);
                 if let Decision::Denied(reason) = &decision {
-                    // Recalls are the only queries that the hook is asked about.
-                    log_denial(conn, AllowAction::Recall, reason.as_deref());
+                    log_denial(conn, action, reason.as_deref());
                     if let Some(reason) = reason {
                         mark_reason(&mut out[before..], reason);
                     }

@@ -149,6 +149,7 @@ impl<I: Io> Shard<I> {
             submit.msg_id.as_str(),
             time,
             &submit.content,
+            0,
         );
         if let Some(push) = frame.push().filter(|_| !nodes.is_empty()) {
             self.context.rooms.forward(nodes, &submit.conversation, &push, class, left_out);

@@ -5,9 +5,12 @@ use std::{mem, sync::Arc};
 use tidegate_protocol::{
     Code, Time,
     id::ConversationKind,
-    machine::session::{Action, Order, SessionLimits, Submit, SubmitAnswer, SubmitRefusal},
+    machine::{
+        ledger::MODES_RULES,
+        session::{Action, Order, SessionLimits, Submit, SubmitAnswer, SubmitRefusal},
+    },
     pb::server_frame::Body as FrameBody,
-    record::{Body, Message, Origin, Record, SenderOrder, body_hash},
+    record::{Body, Message, MessageMode, Origin, Record, SenderOrder, body_hash},
 };
 
 use super::{
@@ -66,6 +69,7 @@ impl<I: Io> Shard<I> {
             content: submit.content,
             order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
             flags: submit.flags,
+            mode: MessageMode::of_flags(submit.flags),
         };
         let origin = Origin {
             node: self.context.node.clone(),
@@ -74,7 +78,11 @@ impl<I: Io> Shard<I> {
             request: ticket,
         };
         // A refusal here gives the chain back to the client; a refusal by the log would close the connection.
-        let refusal = intake::refusal(&self.context.cluster, &message.conversation);
+        let cluster = &self.context.cluster;
+        let refusal = intake::refusal(cluster, &message.conversation);
+        // An owner of a former version would skip the record.
+        let is_early = !message.mode.is_ordinary() && !cluster.peers.all_follow(MODES_RULES);
+        let refusal = refusal.or(is_early.then_some(Code::NotYet));
         let received_at = self.wall_ms;
         let trace = self.trace_received(submit.trace, &message, received_at);
         let record = Record { origin, received_at, body: Body::Message(message), trace };

@@ -27,7 +27,12 @@ use tidegate_protocol::{
 };
 
 pub use self::revocation::RevocationLine;
-pub use self::{block_line::BlockLine, body::BodyLine, guard_line::GuardLine, order::DumpValidator};
+pub use self::{
+    block_line::BlockLine,
+    body::{BodyLine, RowLine},
+    guard_line::GuardLine,
+    order::DumpValidator,
+};
 use super::{Hidden, Mark, UserState};
 
 /// Version of the format that this program writes and reads.
@@ -176,27 +181,6 @@ pub struct DeviceLine {
     pub epoch: u64,
     /// Next number of the device's chain.
     pub next_n: u64,
-}
-
-/// Fields of [`Entry::Row`], named as in [`tidegate_protocol::machine::ledger::Row`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RowLine {
-    /// Seq of the row.
-    pub seq: u64,
-    /// Number of messages up to and including this row.
-    pub ordinal: u64,
-    /// Number of the sender's own messages up to and including this row.
-    pub own: u64,
-    /// Receive time at the broker, in ms since 1970.
-    pub time: u64,
-    /// Log offset of the record.
-    pub offset: u64,
-    /// Seq and time of the recall.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recalled: Option<(u64, u64)>,
-    /// Content of the row.
-    pub body: BodyLine,
 }
 
 /// Fields of [`Entry::Mark`].

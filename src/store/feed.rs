@@ -40,6 +40,8 @@ pub enum FeedKind {
     Change,
     /// Recall; the entry's seq is its row, which names the message.
     Recall,
+    /// Edit; the entry's seq is its row, which names the message.
+    Edit,
     /// Removal of the oldest rows by retention or an operator; the entry's seq is the last removed one.
     Prune,
     /// Kind that a newer version has written, by its number. Consumers skip it.
@@ -47,13 +49,14 @@ pub enum FeedKind {
 }
 
 impl FeedKind {
-    /// Returns the stored number, which never changes. 5 is reserved for edits, 0 is never used.
+    /// Returns the stored number, which never changes; 0 is never used.
     pub(crate) const fn number(self) -> u8 {
         match self {
             Self::Message => 1,
             Self::Change => 2,
             Self::Recall => 3,
             Self::Prune => 4,
+            Self::Edit => 5,
             Self::Unknown(number) => number,
         }
     }
@@ -64,6 +67,7 @@ impl FeedKind {
             2 => Self::Change,
             3 => Self::Recall,
             4 => Self::Prune,
+            5 => Self::Edit,
             other => Self::Unknown(other),
         }
     }
@@ -74,6 +78,7 @@ impl FeedKind {
             Body::Message(_) => Some(Self::Message),
             Body::Member(_) => Some(Self::Change),
             Body::Recall(_) => Some(Self::Recall),
+            Body::Edit(_) => Some(Self::Edit),
             Body::Prune(_) | Body::Rules(_) => None,
         }
     }

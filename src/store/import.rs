@@ -12,14 +12,14 @@ use std::{
 use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, IdError, NodeId, UserId},
-    machine::ledger::{Delta, Head, LEDGER_NEWEST, Recalled, message_key, request_key},
+    machine::ledger::{Delta, Edited, Head, LEDGER_NEWEST, Recalled, edit_key, message_key, request_key},
     record::{Body, Hash16, Origin, Position, Record, RuleChange, Rules},
     settings::UserSettings,
 };
 
 use super::{
     Fence, GUARD_BATCH_MAX, GuardBatch, GuardOutcome, GuardPut, InvalidGuard, Personal, Store, StoreError,
-    UserState,
+    StoredRow, UserState,
     dump::{BlockLine, BodyLine, Entry, KeyLine, LogLine, MarkLine, PartitionLine, RowLine},
 };
 use crate::{bus::Bounds, revocation::Revocation};
@@ -250,10 +250,11 @@ impl<'a> Filling<'a> {
     fn row(&mut self, it: &RowLine) -> Result<(), FillError> {
         let (id, part) = self.current()?;
         let stored = it.stored(&id).map_err(|error| FillError::Line(error.to_string()))?;
-        let (mut row, recalled) = (stored.row, stored.recalled);
+        let StoredRow { mut row, recalled, edited } = stored;
         let key = match &row.body {
             Body::Message(message) => Some(message_key(message)),
             Body::Member(change) => Some(request_key(change)),
+            Body::Edit(edit) => Some(edit_key(edit)),
             Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => None,
         };
         // Only rows whose key has not expired: memory must hold the keys of some days, not of the whole history.
@@ -268,6 +269,10 @@ impl<'a> Filling<'a> {
         };
         let to = &mut self.parts[part];
         row.offset = to.offset();
+        if let (Body::Message(message), Some(at)) = (&row.body, edited) {
+            let (conversation, content) = (id.clone(), message.content.clone());
+            to.pending.edited.push(Edited { conversation, seq: row.seq, at, content });
+        }
         if let Some(by) = recalled {
             to.pending.recalled.push(Recalled { conversation: id, seq: row.seq, by });
         }
@@ -461,6 +466,7 @@ fn empty_delta(at: Position) -> Delta {
         to: at,
         rules: Rules::default(),
         rows: Vec::new(),
+        edited: Vec::new(),
         recalled: Vec::new(),
         pruned: Vec::new(),
         heads: Vec::new(),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
-    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, Pruned, RowHead, Stay},
+    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, Pruned, Stay},
     record::{Body, Hash16, Position, Rules},
     settings::UserSettings,
 };
@@ -149,7 +149,7 @@ impl State {
                 it.rows.contains_key(seq) || it.head.as_ref().is_some_and(|head| *seq <= head.pruned_to)
             })
         };
-        let mut rows = delta.rows.iter().filter_map(|row| Some((conversation_of(&row.body)?, row.seq)));
+        let mut rows = delta.rows.iter().filter_map(|row| Some((row.body.conversation()?, row.seq)));
         let (conversation, seq) = rows.find(|row| taken(row) || !seen.insert(*row))?;
         Some((conversation.clone(), seq))
     }
@@ -160,9 +160,14 @@ impl State {
 
     fn apply(&mut self, partition: u32, delta: &Delta) {
         for row in &delta.rows {
-            if let Some(conversation) = conversation_of(&row.body) {
-                let stored = StoredRow { row: row.clone(), recalled: None };
+            if let Some(conversation) = row.body.conversation() {
+                let stored = StoredRow::new(row.clone());
                 self.conversation(conversation).rows.insert(row.seq, stored);
+            }
+        }
+        for edited in &delta.edited {
+            if let Some(stored) = self.conversation(&edited.conversation).rows.get_mut(&edited.seq) {
+                stored.edit(edited);
             }
         }
         for recalled in &delta.recalled {
@@ -217,28 +222,10 @@ impl State {
             }
             Need::Key(key) => Loaded::Key(*key, partition.keys.get(key).copied()),
             Need::Row(id, seq) => {
-                let row = kept(id).and_then(|it| it.rows.get(seq)).map(row_head);
+                let row = kept(id).and_then(|it| it.rows.get(seq)).map(StoredRow::head);
                 Loaded::Row(id.clone(), *seq, row)
             }
         }
-    }
-}
-
-fn row_head(stored: &StoredRow) -> RowHead {
-    let sender = match &stored.row.body {
-        Body::Message(message) => Some(message.sender.clone()),
-        _ => None,
-    };
-    RowHead { sender, recalled: stored.recalled }
-}
-
-fn conversation_of(body: &Body) -> Option<&ConversationId> {
-    match body {
-        Body::Message(it) => Some(&it.conversation),
-        Body::Member(it) => Some(&it.conversation),
-        Body::Recall(it) => Some(&it.conversation),
-        Body::Prune(it) => Some(&it.conversation),
-        Body::Rules(_) => None,
     }
 }
 

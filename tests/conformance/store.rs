@@ -55,7 +55,8 @@ use self::{
     },
     owner::{Owner, change, message},
     pages::{
-        page_is_bounded_but_returns_at_least_one_row, s13_s14_rows_sort_by_their_whole_seq,
+        edited_row_has_the_newest_content_until_it_is_recalled, page_is_bounded_but_returns_at_least_one_row,
+        row_heads_say_what_can_be_edited, s13_s14_rows_sort_by_their_whole_seq,
         s17_cursor_pages_skip_and_repeat_nothing_under_load, s18_reading_old_pages_moves_no_mark,
         s19_recalled_and_pruned_rows_are_reported_as_removed,
     },
@@ -116,6 +117,8 @@ suite! {
         s18_reading_old_pages_moves_no_mark
         page_is_bounded_but_returns_at_least_one_row
         s19_recalled_and_pruned_rows_are_reported_as_removed
+        edited_row_has_the_newest_content_until_it_is_recalled
+        row_heads_say_what_can_be_edited
         members_are_paged_and_counted
         memberships_are_listed_for_both_sides_and_after_a_leave
         rejoined_member_keeps_every_stay

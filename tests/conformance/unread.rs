@@ -12,17 +12,18 @@ use tidegate::{
 };
 use tidegate_protocol::{
     Code,
+    id::ConversationId,
     machine::{
         ledger::Outcome,
         session::{Pull, Which},
     },
     pb,
-    record::{Body, MemberAction, Prune, Recall},
+    record::{Body, MemberAction, Message, MessageMode, Prune, Recall, mode::SILENT},
 };
 
 use super::{
     group,
-    store::owner::{Owner, change, message},
+    store::owner::{Owner, change, message, newest_rules},
     user,
 };
 
@@ -31,6 +32,8 @@ const USERS: [&str; 3] = ["ann", "bob", "cid"];
 #[derive(Clone, Debug)]
 enum Op {
     Say(usize),
+    /// Silent message.
+    Whisper(usize),
     Join(usize),
     Kick(usize),
     /// Reader, and the fraction of the conversation in tenths.
@@ -48,6 +51,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => (0..3usize).prop_map(Op::Say),
+        3 => (0..3usize).prop_map(Op::Whisper),
         2 => (0..3usize).prop_map(Op::Join),
         2 => (0..3usize).prop_map(Op::Kick),
         5 => (0..3usize, 0..12u64).prop_map(|(who, tenths)| Op::Read(who, tenths)),
@@ -57,6 +61,13 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..6u64).prop_map(Op::Prune),
         1 => any::<bool>().prop_map(Op::History),
     ]
+}
+
+fn silent(to: &ConversationId, sender: &str, id: &str) -> Body {
+    match message(to, sender, id, 0, "text") {
+        Body::Message(message) => Body::Message(Message { mode: MessageMode::of_flags(SILENT), ..message }),
+        other => other,
+    }
 }
 
 /// Naive model of a conversation.
@@ -120,7 +131,7 @@ struct World {
 impl World {
     async fn new(store: Arc<dyn Store>) -> Self {
         let mut owner = Owner::take_over(&store, 0, 1).await;
-        owner.run(&[change("g", MemberAction::Create, &["ann", "bob"], "r0")]).await;
+        owner.run(&[newest_rules(), change("g", MemberAction::Create, &["ann", "bob"], "r0")]).await;
         let mut naive = Naive { is_in: [true, true, false], ever: [true, true, false], ..Naive::default() };
         naive.row(None, &[]);
         Self { store, owner, naive, requests: 0 }
@@ -128,6 +139,13 @@ impl World {
 
     async fn record(&mut self, body: Body) -> bool {
         matches!(self.owner.run(&[body]).await[0], Outcome::Accepted { .. } | Outcome::Noted)
+    }
+
+    /// Sends a silent message, which to counts is like a change of members.
+    async fn whisper(&mut self, to: &ConversationId, who: usize, id: &str) {
+        if self.record(silent(to, USERS[who], id)).await {
+            self.naive.row(None, &[]);
+        }
     }
 
     async fn apply(&mut self, op: &Op) {
@@ -142,6 +160,7 @@ impl World {
                     self.naive.row(Some(who), &[]);
                 }
             }
+            Op::Whisper(who) => self.whisper(&g, who, &request).await,
             Op::Join(who) => {
                 assert!(self.record(change("g", MemberAction::Join, &[USERS[who]], &request)).await);
                 if self.naive.all && !self.naive.is_in[who] {

@@ -18,6 +18,19 @@ pub(crate) fn record(it: &Record) -> Value {
             "recall",
             json!({"conversation": it.conversation.as_str(), "seq": it.seq, "by": it.by.as_ref().map(|by| by.as_str())}),
         ),
+        Body::Edit(it) => (
+            "edit",
+            json!({
+                "conversation": it.conversation.as_str(),
+                "seq": it.seq,
+                "by": it.by.as_ref().map(|by| by.as_str()),
+                "device": it.device.as_str(),
+                "msgId": it.msg_id.as_str(),
+                "content": hex(&it.content),
+                "bodyHash": hex(&it.body_hash),
+                "denied": it.denied.map(|code| code.name()),
+            }),
+        ),
         Body::Prune(it) => ("prune", json!({"conversation": it.conversation.as_str(), "upTo": it.up_to})),
         Body::Rules(it) => (
             "rules",

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidegate_protocol::{
-    machine::ledger::{message_key, request_key},
+    machine::ledger::{edit_key, message_key, request_key},
     record::{Body, Position, Record},
 };
 
@@ -36,6 +36,7 @@ fn read(name: String, hex_digits: &str) -> Golden {
     let key = match &record.body {
         Body::Message(it) => Some(hex(&message_key(it))),
         Body::Member(it) => Some(hex(&request_key(it))),
+        Body::Edit(it) => Some(hex(&edit_key(it))),
         Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => None,
     };
     Golden {

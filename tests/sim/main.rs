@@ -335,6 +335,7 @@ fn message(sender: &UserId, conversation: &ConversationId, id: &str, attempt: u3
         content,
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
     })
 }
 

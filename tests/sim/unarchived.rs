@@ -53,6 +53,7 @@ async fn say(nodes: &Nodes, nth: usize, place: &ConversationId, id: &str, bytes:
         content,
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
     };
     let way = with(nodes, nth, SimNode::way);
     seq_of(&way.append(Body::Message(message)).await)

@@ -3,6 +3,7 @@
 mod api;
 mod blocks;
 mod limits;
+mod modes;
 mod rules;
 
 use std::collections::BTreeMap;

@@ -40,6 +40,11 @@ pub mod ask {
         ClientBody::Recall(pb::Recall { conversation: conversation.into(), seq })
     }
 
+    pub fn edit(conversation: &str, seq: u64, msg_id: &str, text: &str) -> ClientBody {
+        let content = Some(tidegate_protocol::content::Content::text(text));
+        ClientBody::Edit(pb::Edit { conversation: conversation.into(), seq, content, msg_id: msg_id.into() })
+    }
+
     pub fn clear(conversation: &str, seq: u64) -> ClientBody {
         ClientBody::Clear(pb::Clear { conversation: conversation.into(), seq })
     }

@@ -257,6 +257,7 @@ pub fn push(conversation: &ConversationId, seq: u64, text: &str) -> Delivery {
             &msg_id,
             WALL_CLOCK_MS,
             &content.encode_to_vec(),
+            0,
         )),
         origin: None,
         tracked: false,

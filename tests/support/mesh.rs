@@ -342,12 +342,14 @@ fn owner_settings(answers_first: bool) -> owner::Settings {
         node: Keep::parse("forever").expect("it is sound"),
         every: Duration::from_secs(86_400),
         keys: Duration::from_secs(86_400 * 30),
+        feed: retention::FeedRetention { keep: Duration::from_secs(86_400), bytes_max: 1 << 30 },
         wall_ms: || 1,
     };
     owner::Settings {
         small_group_max: SMALL_GROUP_MAX,
         retention,
-        rules: rules::Settings::default(),
+        // As on a cluster whose nodes have agreed long ago.
+        rules: rules::Settings { settle: Duration::ZERO, ..rules::Settings::default() },
         answers_first: answers_first.then_some(Duration::ZERO),
         cache: Arc::default(),
         panic_on_msg_id: String::new(),

@@ -46,8 +46,7 @@ fn a_generated_push_is_read_and_a_built_one_is_the_same() {
             msg_id: "m-1".into(),
             time: 1_763_712_000_000,
             content: Some(Content::data(data.clone())),
-            event: None,
-            recall: None,
+            ..Default::default()
         })),
     };
     let bytes = frame.encode_to_vec();

@@ -403,6 +403,7 @@ fn owner_settings(rules: rules::Settings, services: &Services) -> owner::Setting
         node: services.deck.keep(),
         every: RETENTION_INTERVAL,
         keys: Duration::from_secs(86_400 * 30),
+        feed: retention::FeedRetention { keep: Duration::from_secs(86_400), bytes_max: 1 << 30 },
         wall_ms: || WALL_MS.get(),
     };
     owner::Settings {

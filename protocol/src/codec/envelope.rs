@@ -12,9 +12,12 @@ use base64::{
 };
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{self, IgnoredAny, MapAccess, Visitor},
+    de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor},
     ser::SerializeMap,
 };
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
 
 use super::fields::{Object, integer};
 use crate::{
@@ -111,6 +114,7 @@ envelope!(ClientFrame, client_frame {
     Signal "signal",
     Refresh "refresh",
     React "react",
+    Edit "edit",
 });
 
 envelope!(ServerFrame, server_frame {
@@ -157,6 +161,11 @@ const LENIENT_URL_SAFE: GeneralPurpose = GeneralPurpose::new(&URL_SAFE, LENIENT)
 enum ContentKey {
     Text,
     Data,
+    Type,
+    Json,
+    #[serde(alias = "reply_to")]
+    ReplyTo,
+    Mentions,
     #[serde(other)]
     Other,
 }
@@ -168,6 +177,19 @@ impl Serialize for Content {
             Some(ContentBody::Text(text)) => map.serialize_entry("text", text)?,
             Some(ContentBody::Data(data)) => map.serialize_entry("data", &CANONICAL.encode(data))?,
             None => {}
+        }
+        if !self.kind.is_empty() {
+            map.serialize_entry("type", &self.kind)?;
+        }
+        // Nodes of a former version pass on the field without a check.
+        if let Ok(json) = serde_json::from_slice::<&RawValue>(&self.json) {
+            map.serialize_entry("json", json)?;
+        }
+        if self.reply_to != 0 {
+            map.serialize_entry("replyTo", &self.reply_to)?;
+        }
+        if !self.mentions.is_empty() {
+            map.serialize_entry("mentions", &self.mentions)?;
         }
         map.end()
     }
@@ -185,13 +207,23 @@ impl<'de> Visitor<'de> for ContentVisitor {
     type Value = Content;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with text or data")
+        f.write_str("an object with text, data or json")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut body = None;
+        let (mut content, mut body) = (Content::default(), None);
         while let Some(key) = map.next_key()? {
             match key {
+                ContentKey::Type => content.kind = map.next_value::<Option<_>>()?.unwrap_or_default(),
+                ContentKey::Json => {
+                    let json = map.next_value::<Option<Box<RawValue>>>()?;
+                    content.json =
+                        json.map_or_else(Bytes::new, |it| Box::<str>::from(it).into_string().into());
+                }
+                ContentKey::ReplyTo => content.reply_to = map.next_value::<Id>()?.0,
+                ContentKey::Mentions => {
+                    content.mentions = map.next_value::<Option<Mentions>>()?.unwrap_or_default().0;
+                }
                 ContentKey::Text => {
                     set(&mut body, map.next_value::<Option<String>>()?.map(ContentBody::Text))?
                 }
@@ -206,7 +238,35 @@ impl<'de> Visitor<'de> for ContentVisitor {
                 }
             }
         }
-        Ok(Content { body, unknown: Vec::new() })
+        Ok(Content { body, ..content })
+    }
+}
+
+/// Mentions of a content, as many as [`Content::mention`] takes.
+#[derive(Default)]
+struct Mentions(Vec<String>);
+
+impl<'de> Deserialize<'de> for Mentions {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct MentionsVisitor;
+
+        impl<'de> Visitor<'de> for MentionsVisitor {
+            type Value = Mentions;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of users")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut users: A) -> Result<Mentions, A::Error> {
+                let mut content = Content::default();
+                while let Some(user) = users.next_element()? {
+                    content.mention(user);
+                }
+                Ok(Mentions(content.mentions))
+            }
+        }
+
+        from.deserialize_seq(MentionsVisitor)
     }
 }
 

@@ -20,6 +20,7 @@ const PUSH_SENDER: u32 = 3;
 const PUSH_MSG_ID: u32 = 4;
 const PUSH_TIME: u32 = 5;
 const PUSH_CONTENT: u32 = 6;
+const PUSH_FLAGS: u32 = 12;
 
 /// Server frame for many connections; share it in an `Arc` and write its bytes for each connection's wire.
 ///
@@ -49,13 +50,15 @@ impl PushFrame {
         msg_id: &str,
         time: u64,
         content_encoded: &[u8],
+        flags: u32,
     ) -> Self {
         let push_len = text_len(PUSH_CONVERSATION, conversation)
             + number_len(PUSH_SEQ, seq)
             + text_len(PUSH_SENDER, sender)
             + text_len(PUSH_MSG_ID, msg_id)
             + number_len(PUSH_TIME, time)
-            + block_len(PUSH_CONTENT, content_encoded.len());
+            + block_len(PUSH_CONTENT, content_encoded.len())
+            + number_len(PUSH_FLAGS, flags.into());
         Self::from_payload(block_len(FRAME_PUSH, push_len), |out| {
             put_head(FRAME_PUSH, push_len, out);
             put_text(PUSH_CONVERSATION, conversation, out);
@@ -65,6 +68,7 @@ impl PushFrame {
             put_number(PUSH_TIME, time, out);
             put_head(PUSH_CONTENT, content_encoded.len(), out);
             out.put_slice(content_encoded);
+            put_number(PUSH_FLAGS, flags.into(), out);
         })
     }
 

@@ -22,7 +22,7 @@
 //! - The id of a permanent refusal is remembered (before version 3 only for chained messages, before version 4 not for
 //!   membership requests), because the chain continues after it, and because copies of the record may follow in the log.
 //! - A user learns nothing about groups that it is not in, not even whether they exist (before version 4 it did).
-//! - A recall takes a seq, pruning does not.
+//! - A recall and an edit take a seq, pruning does not.
 //! - There is one key per id. If an id is used again past the window, its key moves to the newer acceptance, so the
 //!   older one need not be known.
 //! - Old keys are dropped only by a `Rules` record (`keys_from`). If a store dropped them by its own clock, two owners
@@ -37,6 +37,7 @@
 //! that reorders or loses within a chain), S37 (forks of the chain: epoch and n).
 
 mod cache;
+mod edit;
 mod group;
 mod message;
 mod mutation;
@@ -48,10 +49,11 @@ use self::cache::Cache;
 #[doc(hidden)]
 pub use self::mutation::Mutation;
 pub use self::rows::{
-    Delta, Device, Head, Key, Loaded, Member, Need, Outcome, Pruned, Recalled, Row, RowHead, Stay, Stop,
-    message_key, request_key,
+    Delta, Device, Edited, Head, Key, Loaded, Member, Need, Outcome, Pruned, Recalled, Row, RowHead, Stay,
+    Stop, edit_key, message_key, request_key,
 };
 use crate::{
+    code::Code,
     id::{ConversationId, UserId},
     record::{Body, MemberAction, Position, Record, RuleChange, Rules},
 };
@@ -64,14 +66,20 @@ use crate::{
 /// | 2 | a `Rules` record without a dedup window leaves it unchanged; under version 1 it sets it to 0 |
 /// | 3 | permanent refusals are remembered for unchained messages too; before, only for chained ones |
 /// | 4 | refusals of membership requests are remembered too; for strangers, a missing group is `NOT_A_MEMBER` |
-pub const LEDGER_NEWEST: u32 = 4;
+/// | 5 | edits; messages that are silent, transient, by the operator or denied (ADR 32) |
+pub const LEDGER_NEWEST: u32 = 5;
+
+/// Version of the rules from which on there are edits, and messages with a mode.
+pub const MODES_RULES: u32 = 5;
 
 /// Returns the version of the rules from which on a record of this kind may decide anything.
 ///
 /// Nodes that do not know a kind skip its records. So under rules that such nodes can follow, nodes that know it must
 /// not apply it either: a new kind, or a new action, needs a version above all that were released before it.
-pub const fn kind_version(body: &Body) -> u32 {
+pub fn kind_version(body: &Body) -> u32 {
     match body {
+        Body::Edit(_) => MODES_RULES,
+        Body::Message(message) if !message.mode.is_ordinary() => MODES_RULES,
         Body::Message(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => 1,
         Body::Member(change) => match change.action {
             MemberAction::Create
@@ -187,6 +195,14 @@ impl Ledger {
                     need(Need::Member(recall.conversation.clone(), by.clone()));
                 }
             }
+            Body::Edit(edit) => {
+                need(Need::Head(edit.conversation.clone()));
+                need(Need::Row(edit.conversation.clone(), edit.seq));
+                need(Need::Key(edit_key(edit)));
+                if let Some(by) = &edit.by {
+                    need(Need::Member(edit.conversation.clone(), by.clone()));
+                }
+            }
             Body::Prune(prune) => need(Need::Head(prune.conversation.clone())),
             Body::Rules(_) => {}
         }
@@ -221,10 +237,14 @@ impl Ledger {
         self.begin(offset)?;
         let time = record.received_at;
         let outcome = match &record.body {
-            newer if kind_version(newer) > self.rules.ledger_version => Outcome::Noted,
+            // Owners that do not know the kind skip the record, so this answer may depend on nothing and change nothing.
+            newer if kind_version(newer) > self.rules.ledger_version => {
+                Outcome::Refused { code: Code::NotYet }
+            }
             Body::Message(it) => message::apply(self, offset, record, it)?,
             Body::Member(it) => group::member(self, offset, time, it)?,
             Body::Recall(it) => group::recall(self, offset, time, it)?,
+            Body::Edit(it) => edit::edit(self, offset, time, it)?,
             Body::Prune(it) => group::prune(self, offset, time, it)?,
             Body::Rules(it) => self.set_rules(offset, it)?,
         };
@@ -289,6 +309,7 @@ impl Ledger {
             to,
             rules: self.rules,
             rows: changed.fresh.rows,
+            edited: changed.fresh.edited,
             recalled: changed.fresh.recalled,
             pruned: changed.fresh.pruned,
             heads: changed.heads,

@@ -4,10 +4,12 @@ use bytes::Bytes;
 use prost::Message as _;
 
 use super::{
-    Body, CONTENT_BYTES_MAX, MemberAction, MemberChange, Message, Origin, Prune, RECORD_VERSION, Recall,
-    Record, Role, RuleChange, SETTING_BYTES_MAX, SETTINGS_MAX, SenderOrder, USERS_MAX,
+    Body, CONTENT_BYTES_MAX, Edit, Hash16, MemberAction, MemberChange, Message, MessageMode, Origin, Prune,
+    RECORD_VERSION, Recall, Record, Role, RuleChange, SETTING_BYTES_MAX, SETTINGS_MAX, SenderOrder,
+    USERS_MAX, mode,
 };
 use crate::{
+    code::Code,
     id::{ConversationId, ConversationKind, DeviceId, IdError, MsgId, NodeId, UserId},
     pb,
     trace::TraceContext,
@@ -77,6 +79,8 @@ impl Record {
         };
         let body = match record.body.ok_or(RecordError::Missing("body"))? {
             pb::record::Body::Message(it) => Body::Message(message(it)?),
+            pb::record::Body::ModedMessage(it) => Body::Message(moded_message(it)?),
+            pb::record::Body::Edit(it) => Body::Edit(edit(it)?),
             pb::record::Body::Member(it) => Body::Member(member(it)?),
             pb::record::Body::Recall(it) => Body::Recall(Recall {
                 conversation: conversation(&it.conversation)?,
@@ -121,12 +125,42 @@ fn message(record: pb::MessageRecord) -> Result<Message, RecordError> {
         content: record.content,
         order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
         flags: record.flags,
-        body_hash: record
-            .body_hash
-            .as_ref()
-            .try_into()
-            .map_err(|_| RecordError::Range { field: "body_hash", got: record.body_hash.len() as u64 })?,
+        mode: MessageMode::default(),
+        body_hash: body_hash(&record.body_hash)?,
     })
+}
+
+/// Decodes a message with a mode. One without is refused: it has another form, in which all versions know it.
+fn moded_message(record: pb::MessageRecord) -> Result<Message, RecordError> {
+    let (flags, is_operator, denied) = (record.flags, record.operator, denial(record.denied)?);
+    let mode = MessageMode { is_operator, denied, ..MessageMode::of_flags(flags) };
+    if mode.is_ordinary() || !mode::are_known(flags) {
+        return Err(RecordError::Range { field: "flags", got: flags.into() });
+    }
+    Ok(Message { mode, ..message(record)? })
+}
+
+fn edit(record: pb::EditRecord) -> Result<Edit, RecordError> {
+    at_most("content", CONTENT_BYTES_MAX, record.content.len())?;
+    Ok(Edit {
+        conversation: conversation(&record.conversation)?,
+        seq: record.seq,
+        by: by(&record.by)?,
+        device: DeviceId::new(&record.device).map_err(at("device"))?,
+        msg_id: MsgId::new(&record.msg_id).map_err(at("msg_id"))?,
+        content: record.content,
+        body_hash: body_hash(&record.body_hash)?,
+        denied: denial(record.denied)?,
+    })
+}
+
+fn body_hash(bytes: &Bytes) -> Result<Hash16, RecordError> {
+    let wrong = |_| RecordError::Range { field: "body_hash", got: bytes.len() as u64 };
+    bytes.as_ref().try_into().map_err(wrong)
+}
+
+fn denial(number: u32) -> Result<Option<Code>, RecordError> {
+    mode::denial(number).map_err(|got| RecordError::Range { field: "denied", got: got.into() })
 }
 
 fn member(record: pb::MemberRecord) -> Result<MemberChange, RecordError> {

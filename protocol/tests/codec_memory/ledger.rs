@@ -30,6 +30,7 @@ fn message(conversation: ConversationId, sender: UserId, nth: u64) -> Body {
         content,
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
     })
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use tidegate_protocol::{
-    machine::ledger::{Key, Outcome, message_key, request_key},
+    machine::ledger::{Key, Outcome, edit_key, message_key, request_key},
     record::{Body, Message, SenderOrder, body_hash},
 };
 
@@ -27,6 +27,12 @@ pub(crate) fn store(store: &Tables, model: &Model) -> Result<(), String> {
     same("devices", &store.devices, &model.devices)?;
     same("rows", &store.rows, &model.rows)?;
     same("recalls", &store.recalled, &model.recalled)?;
+    same("edits", &store.edited, &model.edited)?;
+    for (decision, edit) in model.edits.values().filter(|(it, _)| it.offset >= model.rules.keys_from) {
+        let Decision { seq, time, hash, offset, refused } = *decision;
+        let key = store.keys.get(&edit_key(edit)).copied();
+        same("key of an edit", &key, &Some(Key { seq, time, body_hash: hash, offset, refused }))?;
+    }
     for (id, decision) in model.ids.iter().filter(|(_, decision)| decision.offset >= model.rules.keys_from) {
         let Decision { seq, time, hash, offset, refused } = *decision;
         let key = store.keys.get(&message_key(&named(id))).copied();
@@ -51,6 +57,7 @@ fn named((conversation, sender, device, msg_id): &Id) -> Message {
         content: Bytes::new(),
         order: SenderOrder { epoch: 0, n: 0, chained: false },
         flags: 0,
+        mode: Default::default(),
         body_hash: body_hash(b""),
     }
 }

@@ -61,6 +61,7 @@ impl Client {
             content: sent.content.clone(),
             order,
             flags: 0,
+            mode: Default::default(),
             body_hash: body_hash(&sent.content),
         }
     }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
     machine::ledger::{Device, Head, Member, Outcome, Row},
-    record::{Body, Hash16, MemberAction, MemberChange, Message, Recall, Record, Role, Rules},
+    record::{Body, Edit, Hash16, MemberAction, MemberChange, Message, Recall, Record, Role, Rules},
 };
 
 pub(crate) type Id = (ConversationId, UserId, DeviceId, MsgId);
@@ -33,6 +34,9 @@ pub(crate) struct Model {
     /// All rows, also those that retention removed.
     pub(crate) history: BTreeMap<(ConversationId, u64), Row>,
     pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
+    /// Newest edit of each message: its seq, time and content.
+    pub(crate) edited: BTreeMap<(ConversationId, u64), (u64, u64, Bytes)>,
+    pub(crate) edits: BTreeMap<(ConversationId, Option<UserId>, DeviceId, MsgId), (Decision, Edit)>,
     /// Outcome at each offset, `None` for records that can't be decoded.
     pub(crate) answers: Vec<Option<Outcome>>,
 }
@@ -53,6 +57,11 @@ impl Model {
     fn answer(&mut self, offset: u64, record: &Record) -> Outcome {
         let time = record.received_at;
         match &record.body {
+            Body::Message(it) if !it.mode.is_ordinary() && self.rules.ledger_version < 5 => {
+                refused(Code::NotYet)
+            }
+            Body::Edit(_) if self.rules.ledger_version < 5 => refused(Code::NotYet),
+            Body::Edit(it) => self.edit(offset, time, it),
             Body::Message(it) => self.message(offset, time, it),
             Body::Member(it) => self.member(offset, time, it),
             Body::Recall(it) => self.recall(offset, time, it),
@@ -62,6 +71,7 @@ impl Model {
                     let up_to = head.pruned_to;
                     self.rows.retain(|(id, seq), _| *id != it.conversation || *seq > up_to);
                     self.recalled.retain(|(id, seq), _| *id != it.conversation || *seq > up_to);
+                    self.edited.retain(|(id, seq), _| *id != it.conversation || *seq > up_to);
                     Outcome::Noted
                 }
                 None => refused(Code::NotFound),
@@ -85,7 +95,7 @@ impl Model {
         let id = body.conversation().unwrap().clone();
         let head = self.heads.entry(id.clone()).or_default();
         head.last_seq += 1;
-        head.messages += u64::from(own > 0);
+        head.messages += u64::from(matches!(&body, Body::Message(it) if !it.mode.is_silent));
         let (seq, ordinal) = (head.last_seq, head.messages);
         let row = Row { seq, ordinal, own, time, offset, body };
         assert!(self.history.insert((id.clone(), seq), row.clone()).is_none());
@@ -139,7 +149,8 @@ impl Model {
         if !in_order {
             return refused(Code::OrderBroken);
         }
-        if let Err(code) = self.may_post(it) {
+        let allowed = self.may_post(it).and(it.mode.denied.map_or(Ok(()), Err));
+        if let Err(code) = allowed {
             if it.order.chained || self.rules.ledger_version >= 3 {
                 let hash = it.body_hash;
                 self.ids.insert(id, Decision { seq: 0, time, hash, offset, refused: Some(code) });
@@ -153,10 +164,17 @@ impl Model {
                 self.members.entry(key).or_insert(row);
             }
         }
-        let member = self.members.get_mut(&(it.conversation.clone(), it.sender.clone())).unwrap();
-        member.sent += 1;
-        let own = member.sent;
-        let answer = self.append(offset, time, Body::Message(it.clone()), own);
+        let own = match self.members.get_mut(&(it.conversation.clone(), it.sender.clone())) {
+            Some(member) => {
+                let is_own = !it.mode.is_operator || it.conversation.is_direct_of(&it.sender);
+                member.sent += u64::from(is_own && !it.mode.is_silent);
+                member.sent
+            }
+            None => 0,
+        };
+        let content = if it.mode.is_transient { Bytes::new() } else { it.content.clone() };
+        let stored = Message { content, ..it.clone() };
+        let answer = self.append(offset, time, Body::Message(stored), own);
         let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
         self.ids.insert(id, Decision { seq, time, hash: it.body_hash, offset, refused: None });
         answer
@@ -168,6 +186,11 @@ impl Model {
     }
 
     fn may_post(&self, it: &Message) -> Result<(), Code> {
+        if it.mode.is_operator {
+            let exists = self.heads.get(&it.conversation).is_some_and(|head| head.deleted_seq == 0);
+            let is_group = matches!(it.conversation.kind(), ConversationKind::Group(_));
+            return if exists || !is_group { Ok(()) } else { Err(Code::NotFound) };
+        }
         if let ConversationKind::Direct(a, b) = it.conversation.kind() {
             let user = it.sender.as_str();
             return if user == a || user == b { Ok(()) } else { Err(Code::NotAMember) };
@@ -371,6 +394,64 @@ impl Model {
         let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
         self.recalled.insert(row_key, (seq, time));
         answer
+    }
+}
+
+impl Model {
+    fn edit(&mut self, offset: u64, time: u64, it: &Edit) -> Outcome {
+        let id = (it.conversation.clone(), it.by.clone(), it.device.clone(), it.msg_id.clone());
+        if let Some((decision, before)) = self.edits.get(&id)
+            && decision.offset >= self.rules.keys_from
+        {
+            return match ((before.seq, before.body_hash) == (it.seq, it.body_hash), decision.refused) {
+                (true, None) => Outcome::Duplicate { seq: decision.seq, time: decision.time },
+                (true, Some(code)) => Outcome::RefusedBefore { code },
+                (false, _) => refused(Code::Conflict),
+            };
+        }
+        let decision = |seq, refused| Decision { seq, time, hash: it.key_hash(), offset, refused };
+        if let Err(code) = self.may_edit(it) {
+            self.edits.insert(id, (decision(0, Some(code)), it.clone()));
+            return refused(code);
+        }
+        let body = Body::Edit(Edit { content: Bytes::new(), ..it.clone() });
+        let answer = self.append(offset, time, body, 0);
+        let Outcome::Accepted { seq, .. } = answer else { unreachable!() };
+        self.edits.insert(id, (decision(seq, None), it.clone()));
+        self.edited.insert((it.conversation.clone(), it.seq), (seq, time, it.content.clone()));
+        answer
+    }
+
+    fn may_edit(&self, it: &Edit) -> Result<(), Code> {
+        let head = self.heads.get(&it.conversation).filter(|head| head.deleted_seq == 0);
+        let head = head.ok_or_else(|| match &it.by {
+            Some(by) => self.absent(&it.conversation, by),
+            None => Code::NotFound,
+        })?;
+        let role = match &it.by {
+            Some(by) => Some(self.role_of(&it.conversation, by).ok_or(Code::NotAMember)?),
+            None => None,
+        };
+        let of = (it.conversation.clone(), it.seq);
+        let sender = match self.rows.get(&of).map(|row| &row.body) {
+            Some(Body::Message(sent)) if !sent.mode.is_transient && !self.recalled.contains_key(&of) => {
+                &sent.sender
+            }
+            _ => return Err(Code::NotFound),
+        };
+        if let (Some(by), Some(role)) = (&it.by, role) {
+            let group = matches!(it.conversation.kind(), ConversationKind::Group(_));
+            if by != sender && !(group && role >= Role::Admin) {
+                return Err(Code::Forbidden);
+            }
+            if self.members[&(it.conversation.clone(), by.clone())].muted {
+                return Err(Code::Muted);
+            }
+            if role < Role::Admin && head.settings.get("post").is_some_and(|value| value == "admins") {
+                return Err(Code::Forbidden);
+            }
+        }
+        it.denied.map_or(Ok(()), Err)
     }
 }
 

@@ -44,6 +44,11 @@ mutants! {
     a_rules_record_that_undoes_another_is_caught Fault::Ledger(Mutation::RulesReplaced);
     unchained_refusal_forgotten_is_caught Fault::Ledger(Mutation::UnchainedRefusalForgotten);
     request_refusal_forgotten_is_caught Fault::Ledger(Mutation::RequestRefusalForgotten);
+    edit_refusal_forgotten_is_caught Fault::Ledger(Mutation::EditRefusalForgotten);
+    denial_forgotten_is_caught Fault::Ledger(Mutation::DenialForgotten);
+    silent_message_with_an_ordinal_is_caught Fault::Ledger(Mutation::SilentCounts);
+    operator_who_needs_a_membership_is_caught Fault::Ledger(Mutation::OperatorNeedsMembership);
+    stored_content_of_a_transient_message_is_caught Fault::Ledger(Mutation::TransientStored);
     a_recall_decided_by_a_pruned_row_is_caught Fault::Ledger(Mutation::PrunedRowAnswers);
     older_node_that_skips_unknown_rules_is_caught Fault::UnknownRulesIgnored;
 }

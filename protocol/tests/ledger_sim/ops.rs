@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use tidegate_protocol::{
-    id::{ConversationId, MsgId, UserId},
+    Code,
+    id::{ConversationId, DeviceId, MsgId, UserId},
     machine::ledger::LEDGER_NEWEST,
-    record::{Body, MemberAction, MemberChange, Prune, Recall, Role, RuleChange},
+    record::{
+        Body, Edit, MemberAction, MemberChange, Message, MessageMode, Prune, Recall, Role, RuleChange,
+        SenderOrder, body_hash,
+    },
 };
 
 use crate::rng::Rng;
@@ -53,6 +58,9 @@ pub(crate) fn first_group() -> Body {
 pub(crate) struct Past {
     pub(crate) changes: Vec<MemberChange>,
     pub(crate) recalls: Vec<Recall>,
+    pub(crate) edits: Vec<Edit>,
+    /// Messages with a mode, by a back end.
+    pub(crate) moded: Vec<Message>,
 }
 
 impl Past {
@@ -60,6 +68,8 @@ impl Past {
         match body {
             Body::Member(change) => self.changes.push(change.clone()),
             Body::Recall(recall) => self.recalls.push(recall.clone()),
+            Body::Edit(edit) => self.edits.push(edit.clone()),
+            Body::Message(message) if message.device.as_str() == DEVICE => self.moded.push(message.clone()),
             _ => {}
         }
     }
@@ -73,6 +83,56 @@ fn recall(rng: &mut Rng, past: &[Recall]) -> Recall {
         conversation: conversation(rng, USERS[0]),
         seq: rng.below(8) as u64,
         by: if rng.percent(60) { None } else { Some(user(name(rng, &USERS))) },
+    }
+}
+
+/// Device of messages and edits by a back end.
+const DEVICE: &str = ".api";
+
+/// Returns an edit, often one that was submitted before, or of the newest entries.
+fn edit(rng: &mut Rng, past: &[Edit]) -> Edit {
+    if !past.is_empty() && rng.percent(30) {
+        let mut again = rng.pick(past).clone();
+        if rng.percent(20) {
+            again.seq += 1;
+        }
+        return again;
+    }
+    let number = rng.below(1_000_000);
+    let content = Bytes::from(format!("e{number}"));
+    Edit {
+        conversation: conversation(rng, USERS[0]),
+        seq: rng.below(8) as u64,
+        by: if rng.percent(40) { None } else { Some(user(name(rng, &USERS))) },
+        device: DeviceId::new(DEVICE).unwrap(),
+        msg_id: MsgId::new(&format!("e{number}")).unwrap(),
+        body_hash: body_hash(&content),
+        content,
+        denied: rng.percent(10).then_some(Code::Forbidden),
+    }
+}
+
+/// Returns a message of a back end: by a user, or by the operator, who is sometimes a member as well.
+fn moded(rng: &mut Rng, past: &[Message]) -> Message {
+    if !past.is_empty() && rng.percent(30) {
+        return Message { attempt: 1, ..rng.pick(past).clone() };
+    }
+    let (number, flags) = (rng.below(1_000_000), rng.below(8) as u32);
+    let content = Bytes::from(format!("c{number}"));
+    let is_operator = rng.percent(50);
+    let sender = if is_operator && rng.percent(50) { "system" } else { name(rng, &USERS) };
+    let denied = rng.percent(25).then_some(Code::Banned);
+    Message {
+        conversation: conversation(rng, sender),
+        sender: user(sender),
+        device: DeviceId::new(DEVICE).unwrap(),
+        msg_id: MsgId::new(&format!("b{number}")).unwrap(),
+        attempt: 0,
+        body_hash: body_hash(&content),
+        content: if denied.is_some() { Bytes::new() } else { content },
+        order: SenderOrder::WITHOUT_SESSION,
+        flags,
+        mode: MessageMode { is_operator, denied, ..MessageMode::of_flags(flags) },
     }
 }
 
@@ -133,12 +193,18 @@ fn member(rng: &mut Rng, past: &[MemberChange]) -> MemberChange {
 
 /// Returns a random administration record, for a log of `length` records.
 pub(crate) fn random(rng: &mut Rng, past: &Past, length: usize) -> Body {
-    match rng.below(28) {
+    match rng.below(34) {
         0..14 => Body::Member(member(rng, &past.changes)),
-        14..20 => Body::Recall(recall(rng, &past.recalls)),
-        20..22 => Body::Prune(prune(rng, &past.recalls)),
+        14..21 => Body::Recall(recall(rng, &past.recalls)),
+        28..31 => Body::Edit(edit(rng, &past.edits)),
+        31..34 => Body::Message(moded(rng, &past.moded)),
+        21..24 => Body::Prune(prune(rng, &past.recalls)),
         _ => Body::Rules(RuleChange {
-            ledger_version: if rng.percent(30) { *rng.pick(&[2, 3, LEDGER_NEWEST]) } else { 1 },
+            ledger_version: if rng.percent(30) {
+                *rng.pick(&[2, 3, 4, LEDGER_NEWEST, LEDGER_NEWEST])
+            } else {
+                1
+            },
             dedup_window: [None, None, Some(0), Some(4), Some(12), Some(1_000)][rng.below(6)],
             keys_from: if rng.percent(30) { length.saturating_sub(40 + rng.below(40)) as u64 } else { 0 },
         }),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, Pruned, Row, RowHead},
@@ -19,6 +20,7 @@ pub(crate) struct Tables {
     pub(crate) keys: BTreeMap<Hash16, Key>,
     pub(crate) rows: BTreeMap<(ConversationId, u64), Row>,
     pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
+    pub(crate) edited: BTreeMap<(ConversationId, u64), (u64, u64, Bytes)>,
 }
 
 /// Result of a transaction.
@@ -78,10 +80,15 @@ impl Store {
                 return Err(format!("{id} seq {} is in the store twice: {before:?} and {row:?}", row.seq));
             }
         }
+        for it in &delta.edited {
+            let key = (it.conversation.clone(), it.seq);
+            tables.edited.insert(key, (it.at.0, it.at.1, it.content.clone()));
+        }
         tables.recalled.extend(delta.recalled.iter().map(|it| ((it.conversation.clone(), it.seq), it.by)));
         for Pruned { conversation: id, up_to, .. } in &delta.pruned {
             tables.rows.retain(|(conversation, seq), _| conversation != id || seq > up_to);
             tables.recalled.retain(|(conversation, seq), _| conversation != id || seq > up_to);
+            tables.edited.retain(|(conversation, seq), _| conversation != id || seq > up_to);
         }
         tables.heads.extend(delta.heads.iter().cloned());
         tables.members.extend(delta.members.iter().map(|(id, user, row)| ((id.clone(), user.clone()), *row)));
@@ -120,17 +127,19 @@ impl Tables {
             Need::Row(id, seq) => {
                 let key = (id.clone(), seq);
                 let recalled = self.recalled.get(&key).copied();
-                let row = self.rows.get(&key).map(|row| RowHead { sender: sender(&row.body), recalled });
+                let row = self.rows.get(&key).map(|row| row_head(&row.body, recalled));
                 Loaded::Row(id, seq, row)
             }
         }
     }
 }
 
-fn sender(body: &Body) -> Option<UserId> {
+fn row_head(body: &Body, recalled: Option<(u64, u64)>) -> RowHead {
     match body {
-        Body::Message(it) => Some(it.sender.clone()),
-        _ => None,
+        Body::Message(it) => {
+            RowHead { sender: Some(it.sender.clone()), recalled, is_transient: it.mode.is_transient }
+        }
+        _ => RowHead { recalled, ..RowHead::default() },
     }
 }
 

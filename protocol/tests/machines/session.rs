@@ -1,6 +1,7 @@
 //! Tests of the session machine, driven as a shard drives it.
 
 mod answers;
+mod edits;
 mod frames;
 mod give_back;
 mod login;

@@ -341,6 +341,7 @@ impl<'a> Replay<'a> {
                     chained: submit.order.chained,
                 },
                 flags: submit.flags,
+                mode: Default::default(),
             }),
             trace: None,
         };

@@ -25,12 +25,23 @@ fn kind() -> impl Strategy<Value = i32> {
     prop_oneof![4 => 0..7i32, 1 => any::<i32>()]
 }
 
-fn content() -> impl Strategy<Value = Content> {
+fn content() -> BoxedStrategy<Content> {
+    // Boxed, because the strategies of frames are large values on the stack of a test.
     prop_oneof![
         3 => text().prop_map(Content::text),
         2 => vec(any::<u8>(), 0..40).prop_map(Content::data),
         1 => Just(Content::default()),
+        1 => rich_content(),
     ]
+    .boxed()
+}
+
+/// Generates content with every field.
+fn rich_content() -> impl Strategy<Value = Content> {
+    let json = prop::sample::select(&["", "7", r#"{"a":[1.50,"x"],"b":{}}"#, "\"😀\""][..]);
+    (text(), text(), json, number(), vec(text(), 0..4)).prop_map(|(body, kind, json, reply_to, mentions)| {
+        Content { kind, json: json.into(), reply_to, mentions, ..Content::text(body) }
+    })
 }
 
 fn position() -> impl Strategy<Value = pb::Position> {
@@ -96,6 +107,12 @@ fn signal() -> impl Strategy<Value = pb::Signal> {
     )
 }
 
+fn edit() -> BoxedStrategy<pb::Edit> {
+    (text(), number(), option::of(content()), text())
+        .prop_map(|(conversation, seq, content, msg_id)| pb::Edit { conversation, seq, content, msg_id })
+        .boxed()
+}
+
 fn pull() -> impl Strategy<Value = pb::Pull> {
     (text(), number(), vec(number(), 0..5), small(), kind(), number()).prop_map(
         |(conversation, cursor, seqs, limit, direction, time)| pb::Pull {
@@ -132,6 +149,7 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         (text(), vec(number(), 0..5))
             .prop_map(|(conversation, seqs)| Body::Hide(pb::Hide { conversation, seqs })),
         signal().prop_map(Body::Signal),
+        edit().prop_map(Body::Edit),
         text().prop_map(|token| Body::Refresh(pb::Refresh { token })),
         (text(), text()).prop_map(|(room, kind)| Body::React(pb::React { room, kind })),
         Just(Body::NextId(pb::NextId {})),
@@ -148,6 +166,9 @@ fn event() -> impl Strategy<Value = pb::MemberEvent> {
 /// Generates any push.
 pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
     let recall = option::weighted(0.1, number().prop_map(|seq| pb::RecallEvent { seq }));
+    let edit = (number(), option::of(content())).prop_map(|(seq, content)| pb::EditEvent { seq, content });
+    let edited = (number(), number()).prop_map(|(seq, time)| pb::Edited { seq, time });
+    let rest = (option::weighted(0.1, edit), option::weighted(0.1, edited), small()).boxed();
     (
         text(),
         number(),
@@ -157,8 +178,9 @@ pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
         option::of(content()),
         option::weighted(0.2, event()),
         recall,
+        rest,
     )
-        .prop_map(|(conversation, seq, sender, msg_id, time, content, event, recall)| pb::Push {
+        .prop_map(|(conversation, seq, sender, msg_id, time, content, event, recall, rest)| pb::Push {
             conversation,
             seq,
             sender,
@@ -167,6 +189,9 @@ pub(crate) fn push() -> impl Strategy<Value = pb::Push> {
             content,
             event,
             recall,
+            edit: rest.0,
+            edited: rest.1,
+            flags: rest.2,
         })
 }
 

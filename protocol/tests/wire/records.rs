@@ -8,11 +8,13 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use serde::Deserialize;
 use tidegate_protocol::{
+    Code,
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
-    machine::ledger::{message_key, request_key},
+    machine::ledger::{edit_key, message_key, request_key},
     record::{
-        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, RuleChange,
-        SenderOrder, body_hash,
+        Body, Edit, MemberAction, MemberChange, Message, MessageMode, Origin, Position, Prune, Recall,
+        Record, Role, RuleChange, SenderOrder, body_hash,
+        mode::{NO_PUSH, SILENT, TRANSIENT, UNCHECKED},
     },
     trace::TraceContext,
 };
@@ -46,6 +48,7 @@ fn message(to: &str, msg_id: &str, content: &'static [u8]) -> Message {
         content: Bytes::from_static(content),
         order: SenderOrder { epoch: 5, n: 0, chained: false },
         flags: 0,
+        mode: Default::default(),
         body_hash: body_hash(content),
     }
 }
@@ -81,10 +84,26 @@ fn bodies() -> Vec<(&'static str, Body)> {
         flags: 3,
         ..message("g:tea", "m2", &[0, 255, 128])
     };
+    let flags = TRANSIENT | SILENT | NO_PUSH | UNCHECKED;
+    let mode = MessageMode { is_operator: true, denied: Some(Code::Muted), ..MessageMode::of_flags(flags) };
+    let moded = Message { flags, mode, content: Bytes::new(), ..message("g:tea", "m3", b"hi") };
+    let edit = |by, denied| Edit {
+        conversation: conversation("g:tea"),
+        seq: 7,
+        by,
+        device: DeviceId::new("phone").unwrap(),
+        msg_id: MsgId::new("e1").unwrap(),
+        content: Bytes::from_static(b"better"),
+        body_hash: body_hash(b"better"),
+        denied,
+    };
     let recall = |conversation, seq, by| Body::Recall(Recall { conversation, seq, by });
     vec![
         ("a message", Body::Message(message("d:ann:bob", "m1", b"hi"))),
         ("a chained message, tried again, with everything set", Body::Message(chained)),
+        ("a message with a mode", Body::Message(moded)),
+        ("an edit", Body::Edit(edit(Some(user("ann")), None))),
+        ("a denied edit by the admin API", Body::Edit(edit(None, Some(Code::Forbidden)))),
         ("create", change(Create, both, member, "ann", "r1", true)),
         ("join", change(Join, both, member, "", "r2", false)),
         ("leave", change(Leave, &["bob"], None, "bob", "r3", false)),
@@ -113,7 +132,9 @@ fn bodies() -> Vec<(&'static str, Body)> {
 /// Returns the kind of a record. A new kind or action does not compile until it is added here; then it needs a vector.
 fn kind(body: &Body) -> String {
     match body {
-        Body::Message(_) => "message".to_owned(),
+        Body::Message(it) if it.mode.is_ordinary() => "message".to_owned(),
+        Body::Message(_) => "moded message".to_owned(),
+        Body::Edit(_) => "edit".to_owned(),
         Body::Member(it) => match it.action {
             MemberAction::Create
             | MemberAction::Join
@@ -131,7 +152,7 @@ fn kind(body: &Body) -> String {
     }
 }
 
-const KINDS: usize = 13;
+const KINDS: usize = 15;
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -149,6 +170,7 @@ fn log_records_keep_their_golden_bytes_and_hashes() {
         let key = match &body {
             Body::Message(it) => Some(message_key(it)),
             Body::Member(it) => Some(request_key(it)),
+            Body::Edit(it) => Some(edit_key(it)),
             _ => None,
         };
         let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 7, conn: 1 << 63, request: 9 };

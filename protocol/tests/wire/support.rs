@@ -140,7 +140,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below fail to compile if a kind is missing there.
-pub(crate) const KINDS: [&str; 39] = [
+pub(crate) const KINDS: [&str; 40] = [
     "client hello",
     "client send",
     "client ack",
@@ -158,6 +158,7 @@ pub(crate) const KINDS: [&str; 39] = [
     "client hide",
     "client signal",
     "client react",
+    "client edit",
     "client refresh",
     "server push",
     "server sendAck",
@@ -203,6 +204,7 @@ pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
         Body::Refresh(_) => "client refresh",
         Body::React(_) => "client react",
         Body::Pong(_) => "client pong",
+        Body::Edit(_) => "client edit",
     }
 }
 

@@ -1,15 +1,19 @@
 //! Entries of histories and states of conversations as JSON.
 
-use data_encoding::BASE64;
+use bytes::Bytes;
 use prost::Message as _;
 use serde_json::{Map, Value, json};
 use tidegate_protocol::{
-    content::{Content, ContentBody},
+    content::Content,
     id::ConversationKind,
     record::{Body, MemberAction, MemberChange, Message},
 };
 
-use crate::{conversation::overview::Listed, store::StoredRow};
+use crate::{
+    api::messages::form::flag_words,
+    conversation::{history::HistoryPage, overview::Listed},
+    store::StoredRow,
+};
 
 /// Returns an entry of a history. Its kind is `message`, `recall`, or that of a change of the group.
 pub(super) fn entry(row: &StoredRow) -> Map<String, Value> {
@@ -18,12 +22,24 @@ pub(super) fn entry(row: &StoredRow) -> Map<String, Value> {
     put("seq", json!(row.row.seq));
     put("time", json!(row.row.time));
     match &row.row.body {
-        Body::Message(message) => put_message(message, &mut put),
+        Body::Message(message) => {
+            put_message(message, &mut put);
+            if let Some((seq, time)) = row.edited {
+                put("edited", json!({"seq": seq, "time": time}));
+            }
+        }
         Body::Member(change) => put_change(change, &mut put),
         Body::Recall(recall) => {
             put("kind", json!("recall"));
             put("sender", json!(recall.by.as_ref().map(|user| user.as_str())));
             put("of", json!(recall.seq));
+        }
+        Body::Edit(edit) => {
+            put("kind", json!("edit"));
+            put("sender", json!(edit.by.as_ref().map(|user| user.as_str())));
+            put("device", json!(edit.device.as_str()));
+            put("msgId", json!(edit.msg_id.as_str()));
+            put("of", json!(edit.seq));
         }
         // They have no seq.
         Body::Prune(_) | Body::Rules(_) => {}
@@ -36,7 +52,11 @@ fn put_message(message: &Message, put: &mut impl FnMut(&str, Value)) {
     put("sender", json!(message.sender.as_str()));
     put("device", json!(message.device.as_str()));
     put("msgId", json!(message.msg_id.as_str()));
-    put("content", content(message));
+    put("content", content(&message.content));
+    let flags = flag_words(message.shown_flags());
+    if !flags.is_empty() {
+        put("flags", json!(flags));
+    }
 }
 
 fn put_change(change: &MemberChange, put: &mut impl FnMut(&str, Value)) {
@@ -67,14 +87,20 @@ fn kind(action: MemberAction) -> &'static str {
     }
 }
 
-/// Returns the content as `text` or `data`; `null` if it can't be decoded, as in a push. Fields of a newer schema are left out.
-fn content(message: &Message) -> Value {
-    match Content::decode(message.content.clone()).map(|content| content.body) {
-        Ok(Some(ContentBody::Text(text))) => json!({"text": text}),
-        Ok(Some(ContentBody::Data(data))) => json!({"data": BASE64.encode(&data)}),
-        Ok(None) => json!({}),
-        Err(_) => Value::Null,
+/// Returns an entry of a page, with the content of an edit.
+pub(super) fn page_entry(page: &HistoryPage, row: &StoredRow) -> Map<String, Value> {
+    let mut entry = entry(row);
+    if let Some(encoded) = page.edits.get(&row.row.seq) {
+        entry.insert("content".to_owned(), content(encoded));
     }
+    entry
+}
+
+/// Returns the content as clients get it in JSON; `null` if it can't be decoded, as in a push. Fields of a newer schema are left
+/// out.
+fn content(encoded: &Bytes) -> Value {
+    let Ok(content) = Content::decode(encoded.clone()) else { return Value::Null };
+    serde_json::to_value(content).unwrap_or_default()
 }
 
 /// Returns the state of a user's conversation, with its last entry if `with_last`.

@@ -14,7 +14,7 @@ use tidegate_protocol::{
 use super::{
     ENTRIES_BYTES_MAX, NUMBER_MAX, Parameters, bad, checked, conversation,
     cursor::{CursorPosition, ListName},
-    entries::entry,
+    entries::page_entry,
     limit,
     turns::{in_turn, reader},
     user,
@@ -94,7 +94,7 @@ pub(in crate::api) async fn one(
         let Some(page) = &found.page else { return Err(missing("not in this conversation")) };
         match page.rows.first() {
             Some(row) => {
-                let mut entry = entry(row);
+                let mut entry = page_entry(page, row);
                 entry.insert("conversation".into(), json!(id.as_str()));
                 Ok(Value::Object(entry))
             }
@@ -191,7 +191,7 @@ fn page(pull: &Pull, found: &FoundPage, list: &ListName<'_>) -> Result<Value, Pr
     };
     let mut body = json!({
         "conversation": pull.conversation.as_str(),
-        "messages": page.rows.iter().map(entry).collect::<Vec<_>>(),
+        "messages": page.rows.iter().map(|row| page_entry(page, row)).collect::<Vec<_>>(),
         "recalled": page.recalled,
         "expired": page.expired.iter().map(|it| json!({"first": it.first, "last": it.last})).collect::<Vec<_>>(),
         "completeTo": view.max(),

@@ -23,7 +23,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     SendSource,
-    form::{ContentForm, SendMessage, one_id},
+    form::{ContentForm, FlagWord, SendMessage, flags, one_id},
     sender::{MessageSender, OutgoingMessage, SentMessage},
 };
 use crate::api::{
@@ -69,6 +69,8 @@ pub(in crate::api) struct Broadcast {
     #[serde(default)]
     from: Option<String>,
     content: ContentForm,
+    #[serde(default)]
+    flags: Vec<FlagWord>,
     #[serde(default)]
     request_id: Option<String>,
 }
@@ -128,7 +130,8 @@ pub(in crate::api) async fn broadcast(
     let missing = || Problem(Code::BadContent, "requestId: needed, here or as Idempotency-Key".to_owned());
     let id = id.ok_or_else(missing)?;
     let sender: Arc<MessageSender> = Arc::clone(&api.messages);
-    let draft = sender.draft(body.from.as_deref(), body.content, Some(&id), None)?;
+    let mut draft = sender.draft(body.from.as_deref(), body.content, Some(&id), None)?;
+    draft.flags = flags(&body.flags);
     let addressed = |to: &String| draft.clone().addressed(to).map_err(ProblemDetails::from);
     let prepared = body.to.iter().map(addressed).collect();
     let outcomes = send_all(&sender, &source, prepared, false).await;

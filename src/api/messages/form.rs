@@ -4,10 +4,12 @@ use bytes::Bytes;
 use data_encoding::BASE64_NOPAD;
 use prost::Message as _;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use tidegate_protocol::{
     Code,
     content::Content,
     id::{ConversationId, MsgId, UserId},
+    record::mode,
 };
 
 use crate::api::Problem;
@@ -21,15 +23,59 @@ pub(in crate::api) struct SendMessage {
     pub(super) from: Option<String>,
     pub(super) content: ContentForm,
     #[serde(default)]
+    pub(super) flags: Vec<FlagWord>,
+    #[serde(default)]
     pub(super) request_id: Option<String>,
 }
 
-/// Content of a message: text, or base64 of data.
+/// Content of a message: text or base64 of data, JSON, and what belongs to them.
 #[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(in crate::api) struct ContentForm {
     text: Option<String>,
     data: Option<String>,
+    #[serde(default, rename = "type")]
+    kind: String,
+    json: Option<Box<RawValue>>,
+    #[serde(default)]
+    reply_to: u64,
+    #[serde(default)]
+    mentions: Vec<String>,
+}
+
+/// Flag of a message.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::api) enum FlagWord {
+    /// The content is not stored.
+    Transient,
+    /// The message does not count as unread.
+    Silent,
+    /// Push providers get no notice.
+    NoPush,
+}
+
+/// Returns the flags as they are on the wire.
+pub(super) fn flags(words: &[FlagWord]) -> u32 {
+    words.iter().fold(0, |flags, word| {
+        flags
+            | match word {
+                FlagWord::Transient => mode::TRANSIENT,
+                FlagWord::Silent => mode::SILENT,
+                FlagWord::NoPush => mode::NO_PUSH,
+            }
+    })
+}
+
+/// Returns the words of flags, as histories show them.
+pub(in crate::api) fn flag_words(flags: u32) -> Vec<&'static str> {
+    let all = [
+        (mode::TRANSIENT, "transient"),
+        (mode::SILENT, "silent"),
+        (mode::NO_PUSH, "noPush"),
+        (mode::UNCHECKED, "unchecked"),
+    ];
+    all.into_iter().filter(|(flag, _)| flags & flag != 0).map(|(_, word)| word).collect()
 }
 
 impl SendMessage {
@@ -44,13 +90,22 @@ impl ContentForm {
     /// Returns the encoded content, of at most `bytes_max` bytes.
     pub(super) fn encoded(self, bytes_max: usize) -> Result<Bytes, Problem> {
         let bad = |why: &str| Problem(Code::BadContent, why.to_owned());
-        let content = match (self.text, self.data) {
+        let body = match (self.text, self.data) {
             (Some(text), None) => Content::text(text),
             (None, Some(data)) => {
                 Content::data(decoded(&data).ok_or_else(|| bad("content.data: must be base64"))?)
             }
-            _ => return Err(bad("content: set exactly one of text and data")),
+            (None, None) => Content::default(),
+            (Some(_), Some(_)) => return Err(bad("content: set only one of text and data")),
         };
+        let content = Content {
+            kind: self.kind,
+            json: self.json.map_or_else(Bytes::new, |json| Box::<str>::from(json).into_string().into()),
+            reply_to: self.reply_to,
+            mentions: self.mentions,
+            ..body
+        };
+        let content = content.checked().map_err(|error| bad(&format!("content: {error}")))?;
         match content.encoded_len() {
             len if len > bytes_max => Err(Problem(
                 Code::ContentTooLarge,

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Longest wait for the read barrier.
-const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Query of a recall.
 #[derive(Deserialize)]
@@ -99,6 +99,6 @@ async fn check(
     }
 }
 
-fn user(id: &str) -> Result<UserId, Problem> {
+pub(super) fn user(id: &str) -> Result<UserId, Problem> {
     UserId::new(id).map_err(|error| Problem(Code::BadId, format!("by: user {}: {error}", quoted(id))))
 }

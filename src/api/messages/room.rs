@@ -23,7 +23,7 @@ impl MessageSender {
         let (seq, time, class) =
             (*numbered.numbers.start(), now_ms(), cluster.priorities.class(&sender, None));
         let frame =
-            PushFrame::from_parts(room.as_str(), seq, sender.as_str(), msg_id.as_str(), time, &content);
+            PushFrame::from_parts(room.as_str(), seq, sender.as_str(), msg_id.as_str(), time, &content, 0);
         if let Some(push) = frame.push().filter(|_| !numbered.nodes.is_empty()) {
             rooms.forward(&numbered.nodes, &room, &push, class, 0);
         }

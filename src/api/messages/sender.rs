@@ -14,7 +14,7 @@ use tidegate_protocol::{
         gate::{GateClass, LoadLevel},
         session::SubmitAnswer,
     },
-    record::{Message, SenderOrder, body_hash},
+    record::{Message, MessageMode, SenderOrder, body_hash},
 };
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     SendSource,
-    form::{ContentForm, SendMessage, message_id, quoted, target},
+    form::{ContentForm, SendMessage, flags, message_id, quoted, target},
 };
 use crate::{
     api::{Problem, ProblemDetails, now_ms},
@@ -96,7 +96,7 @@ pub struct SenderParts {
 /// Sender of messages of the API on a node.
 pub struct MessageSender {
     pub(super) parts: SenderParts,
-    device: DeviceId,
+    pub(super) device: DeviceId,
     places: Semaphore,
     batch_places: Semaphore,
 }
@@ -108,6 +108,7 @@ pub(super) struct MessageDraft {
     msg_id: MsgId,
     attempt: u32,
     content: Bytes,
+    pub(super) flags: u32,
 }
 
 /// Message that has the right form.
@@ -117,6 +118,8 @@ pub(super) struct OutgoingMessage {
     pub(super) msg_id: MsgId,
     pub(super) attempt: u32,
     pub(super) content: Bytes,
+    /// Flags, as on the wire.
+    pub(super) flags: u32,
     /// Whether the message is one of a batch.
     pub(super) is_of_batch: bool,
 }
@@ -166,9 +169,13 @@ struct AdmittedMessage<'a> {
 impl MessageDraft {
     /// Returns the message to a target.
     pub(super) fn addressed(self, to: &str) -> Result<OutgoingMessage, Problem> {
-        let Self { sender, msg_id, attempt, content } = self;
+        let Self { sender, msg_id, attempt, content, flags } = self;
         let conversation = target(to, &sender)?;
-        Ok(OutgoingMessage { conversation, sender, msg_id, attempt, content, is_of_batch: false })
+        if flags != 0 && matches!(conversation.kind(), ConversationKind::Room(_)) {
+            let why = "flags: a live room stores and counts nothing; omit them".to_owned();
+            return Err(Problem(Code::BadContent, why));
+        }
+        Ok(OutgoingMessage { conversation, sender, msg_id, attempt, content, flags, is_of_batch: false })
     }
 }
 
@@ -195,7 +202,7 @@ impl MessageSender {
         fresh: Option<MsgId>,
     ) -> Result<OutgoingMessage, Problem> {
         let draft = self.draft(form.from.as_deref(), form.content, form.request_id.as_deref(), fresh)?;
-        draft.addressed(&form.to)
+        MessageDraft { flags: flags(&form.flags), ..draft }.addressed(&form.to)
     }
 
     /// Checks the sender, the content and the id of messages. The sender is the system if none is named.
@@ -215,7 +222,7 @@ impl MessageSender {
         let attempt = if given.is_some() { MAY_BE_RETRY } else { 0 };
         let msg_id = given.or(fresh).unwrap_or_else(Admin::fresh_request_id);
         let bytes_max = self.parts.conn_settings.get().limits.content_bytes_max as usize;
-        Ok(MessageDraft { sender, msg_id, attempt, content: content.encoded(bytes_max)? })
+        Ok(MessageDraft { sender, msg_id, attempt, content: content.encoded(bytes_max)?, flags: 0 })
     }
 
     /// Sends a message, which begins before `until`, and waits for its outcome.
@@ -288,7 +295,8 @@ impl MessageSender {
             let published = timeout_at(until + ROOM_TIMEOUT, self.publish(message)).await;
             return Ok(BegunMessage::Done(published.map_err(late)?));
         };
-        let OutgoingMessage { conversation, sender, msg_id, attempt, content, .. } = message;
+        let mode = self.mode(&message);
+        let OutgoingMessage { conversation, sender, msg_id, attempt, content, flags, .. } = message;
         let record = Message {
             conversation: conversation.clone(),
             sender,
@@ -298,7 +306,8 @@ impl MessageSender {
             body_hash: body_hash(&content),
             content,
             order: SenderOrder::WITHOUT_SESSION,
-            flags: 0,
+            flags,
+            mode,
         };
         let answer = self.parts.admin.enqueue(record, slot, now_ms());
         Ok(BegunMessage::InFlight(InFlightMessage { conversation, msg_id, answer, _places: places }))
@@ -322,6 +331,9 @@ impl MessageSender {
 
     /// Refuses a message that the node does not take now, or not from its sender.
     fn check_now(&self, message: &OutgoingMessage, source: &SendSource) -> Result<(), ProblemDetails> {
+        if !MessageMode::of_flags(message.flags).is_ordinary() {
+            self.check_rules()?;
+        }
         self.check_sender(&message.sender)?;
         self.check_node(&message.conversation, source)
     }
@@ -376,10 +388,22 @@ impl MessageSender {
 
     /// Refuses a message to a user who blocks its sender. Nobody blocks the system.
     async fn check_block(&self, message: &OutgoingMessage) -> Result<(), ProblemDetails> {
-        let OutgoingMessage { sender, conversation, .. } = message;
+        if !self.is_blocked(&message.sender, &message.conversation).await? {
+            return Ok(());
+        }
+        self.parts.metrics.blocked.increment(1);
+        Err(Problem(Code::Forbidden, String::new()).into())
+    }
+
+    /// Returns whether the other user of a direct conversation blocks the sender.
+    pub(super) async fn is_blocked(
+        &self,
+        sender: &UserId,
+        conversation: &ConversationId,
+    ) -> Result<bool, ProblemDetails> {
         let SenderParts { cluster, metrics, system_user, .. } = &self.parts;
         if sender == system_user || matches!(conversation.kind(), ConversationKind::Room(_)) {
-            return Ok(());
+            return Ok(false);
         }
         let mut verdict = cluster.block_verdict(sender, conversation);
         if verdict == BlockVerdict::Unknown {
@@ -391,11 +415,7 @@ impl MessageSender {
                 Problem(Code::StoreUnavailable, format!("the block list can't be read: {error}"))
             })?;
         }
-        if verdict == BlockVerdict::Allowed {
-            return Ok(());
-        }
-        metrics.blocked.increment(1);
-        Err(Problem(Code::Forbidden, String::new()).into())
+        Ok(verdict != BlockVerdict::Allowed)
     }
 
     /// Counts a message in the rules of its key, its conversation and the like, or in none.

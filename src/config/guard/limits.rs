@@ -67,6 +67,8 @@ pub struct LimitsConfig {
     pub rules_file: PathBuf,
     /// How long a sender may recall a message, in ms. 0: never. Owners and admins of a group always may.
     pub recall_ms: u64,
+    /// How long a sender may edit a message, in ms. 0: never. Owners and admins of a group always may.
+    pub edit_ms: u64,
     /// Permanent refusals before the connection is closed with TOO_MANY_ERRORS; temporary ones do not count.
     pub errors_max: u32,
     /// Bytes of sends that wait for the log, for the whole node; above it sends are refused with BUSY.
@@ -115,6 +117,7 @@ impl Default for LimitsConfig {
             new_conversations_per_minute: 100,
             rules_file: PathBuf::new(),
             recall_ms: 120_000,
+            edit_ms: 900_000,
             errors_max: 100,
             intake_bytes_max: 64 * 1024 * 1024,
             mailbox_bytes_max: 16 * 1024 * 1024,

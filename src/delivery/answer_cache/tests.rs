@@ -31,6 +31,7 @@ fn record(of: &NodeBoot, request: u64, text: &'static str) -> Record {
         content: text.into(),
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
         body_hash: body_hash(text.as_bytes()),
     };
     let origin = Origin { node: of.node.clone(), boot: of.boot, conn: 5, request };

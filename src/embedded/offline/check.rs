@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use fjall::Readable as _;
 use tidegate_protocol::{
     id::ConversationId,
-    machine::ledger::{Key, message_key, request_key},
+    machine::ledger::{Key, edit_key, message_key, request_key},
     record::{Body, Hash16},
 };
 
@@ -134,6 +134,7 @@ impl Checker<'_> {
         let Some(conversation) = self.conversation.clone() else { return };
         let (hash, body_hash) = match it.body.body(&conversation) {
             Ok(Body::Message(message)) => (message_key(&message), message.body_hash),
+            Ok(Body::Edit(edit)) => (edit_key(&edit), edit.key_hash()),
             Ok(Body::Member(change)) => (request_key(&change), change.body_hash()),
             Ok(_) | Err(_) => return,
         };

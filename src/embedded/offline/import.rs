@@ -214,7 +214,7 @@ impl ImportWriter<'_> {
             Entry::Row(it) => {
                 let id = conversation_id()?;
                 let stored = it.stored(id).map_err(|error| error.to_string())?;
-                let value = codec::put_row(&stored.row, stored.recalled).map_err(super::text_of)?;
+                let value = codec::put_row(&stored).map_err(super::text_of)?;
                 batch.insert(&self.database.rows, codec::row_key(id, it.seq), value);
             }
             Entry::Mark(it) => {

@@ -107,6 +107,7 @@ impl Owner {
                 }
             }
             Body::Recall(recall) => out.recall(record, recall, seq, tracked, named.as_ref()),
+            Body::Edit(edit) => out.edit(record, edit, seq, tracked, named.as_ref()),
             Body::Prune(_) | Body::Rules(_) => {}
         }
         Ok(())

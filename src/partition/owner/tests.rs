@@ -79,6 +79,7 @@ fn message() -> Body {
         content,
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
     })
 }
 

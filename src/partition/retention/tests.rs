@@ -137,6 +137,7 @@ fn message(to: &ConversationId, id: u64) -> Body {
         content: Bytes::new(),
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
         body_hash: body_hash(b""),
     })
 }

@@ -87,6 +87,8 @@ pub(in crate::shard) fn call_of(query: &Query) -> (LimitCall, Option<&Conversati
         Query::Pull(pull) => (LimitCall::Pull, Some(&pull.conversation)),
         Query::Sync(_) | Query::Positions(_) => (LimitCall::Sync, None),
         Query::Recall { conversation, .. } => (LimitCall::Recall, Some(conversation)),
+        // An edit goes to the log and to all members, as a message does.
+        Query::Edit { conversation, .. } => (LimitCall::Send, Some(conversation)),
         Query::Read { conversation, .. }
         | Query::Clear { conversation, .. }
         | Query::Hide { conversation, .. }

@@ -1,4 +1,4 @@
-//! JSON form of a row's body: a message, a membership change or a recall.
+//! JSON form of a row's body: a message, a membership change, a recall or an edit.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,37 @@ use tidegate_protocol::{
     content::{self, Content},
     id::{ConversationId, DeviceId, IdError, MsgId, UserId},
     machine::ledger::Row,
-    record::{Body, Hash16, MemberAction, MemberChange, Message, Recall, Role, SenderOrder},
+    record::{
+        Body, Edit, Hash16, MemberAction, MemberChange, Message, MessageMode, Recall, Role, SenderOrder,
+    },
 };
 
-use super::{RowLine, form};
+use super::{form, is_default};
 use crate::store::StoredRow;
+
+/// Fields of [`Entry::Row`](super::Entry::Row), named as in [`tidegate_protocol::machine::ledger::Row`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowLine {
+    /// Seq of the row.
+    pub seq: u64,
+    /// Number of messages up to and including this row.
+    pub ordinal: u64,
+    /// Number of the sender's own messages up to and including this row.
+    pub own: u64,
+    /// Receive time at the broker, in ms since 1970.
+    pub time: u64,
+    /// Log offset of the record.
+    pub offset: u64,
+    /// Seq and time of the recall.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recalled: Option<(u64, u64)>,
+    /// Seq and time of the newest edit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub edited: Option<(u64, u64)>,
+    /// Content of the row.
+    pub body: BodyLine,
+}
 
 /// Content of a message: text if it is nothing but text, else the encoded bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +61,8 @@ pub enum BodyLine {
     Change(ChangeLine),
     /// [`Recall`].
     Recall(RecallLine),
+    /// [`Edit`].
+    Edit(EditLine),
 }
 
 /// Fields of a [`Message`].
@@ -50,6 +78,12 @@ pub struct MessageLine {
     pub msg_id: MsgId,
     pub attempt: u32,
     pub flags: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub transient: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub silent: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub operator: bool,
     pub epoch: u64,
     pub n: u64,
     pub chained: bool,
@@ -81,14 +115,29 @@ pub struct RecallLine {
     pub by: Option<String>,
 }
 
+/// Fields of an [`Edit`]; its content is that of the message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct EditLine {
+    pub seq: u64,
+    pub by: Option<String>,
+    #[serde(with = "form::text")]
+    pub device: DeviceId,
+    #[serde(with = "form::text")]
+    pub msg_id: MsgId,
+    #[serde(with = "form::hex")]
+    pub body_hash: Hash16,
+}
+
 impl RowLine {
     /// Creates the line from a stored row; `None` if the record is not part of a history.
     pub fn new(stored: &StoredRow) -> Option<Self> {
-        let StoredRow { row, recalled } = stored;
+        let StoredRow { row, recalled, edited } = stored;
         let Row { seq, ordinal, own, time, offset, body } = row;
         let body = body_line(body)?;
         let (seq, ordinal, own, time) = (*seq, *ordinal, *own, *time);
-        Some(Self { seq, ordinal, own, time, offset: *offset, recalled: *recalled, body })
+        Some(Self { seq, ordinal, own, time, offset: *offset, recalled: *recalled, edited: *edited, body })
     }
 
     /// Returns the row to store.
@@ -96,9 +145,9 @@ impl RowLine {
     /// # Errors
     /// Names an invalid id.
     pub fn stored(&self, conversation: &ConversationId) -> Result<StoredRow, IdError> {
-        let Self { seq, ordinal, own, time, offset, recalled, ref body } = *self;
+        let Self { seq, ordinal, own, time, offset, recalled, edited, ref body } = *self;
         let body = body.body(conversation)?;
-        Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled })
+        Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled, edited })
     }
 }
 
@@ -111,6 +160,9 @@ fn body_line(body: &Body) -> Option<BodyLine> {
             msg_id: it.msg_id.clone(),
             attempt: it.attempt,
             flags: it.flags,
+            transient: it.mode.is_transient,
+            silent: it.mode.is_silent,
+            operator: it.mode.is_operator,
             epoch: it.order.epoch,
             n: it.order.n,
             chained: it.order.chained,
@@ -126,6 +178,13 @@ fn body_line(body: &Body) -> Option<BodyLine> {
             request_id: it.request_id.clone(),
         }),
         Body::Recall(it) => BodyLine::Recall(RecallLine { seq: it.seq, by: by(&it.by) }),
+        Body::Edit(it) => BodyLine::Edit(EditLine {
+            seq: it.seq,
+            by: by(&it.by),
+            device: it.device.clone(),
+            msg_id: it.msg_id.clone(),
+            body_hash: it.body_hash,
+        }),
         Body::Prune(_) | Body::Rules(_) => return None,
     })
 }
@@ -148,6 +207,12 @@ impl BodyLine {
                 content: it.content.encoded(),
                 order: SenderOrder { epoch: it.epoch, n: it.n, chained: it.chained },
                 flags: it.flags,
+                mode: MessageMode {
+                    is_transient: it.transient,
+                    is_silent: it.silent,
+                    is_operator: it.operator,
+                    denied: None,
+                },
                 body_hash: it.body_hash,
             }),
             Self::Change(it) => Body::Member(MemberChange {
@@ -160,21 +225,39 @@ impl BodyLine {
                 request_id: it.request_id.clone(),
             }),
             Self::Recall(it) => Body::Recall(Recall { conversation, seq: it.seq, by: by(&it.by)? }),
+            Self::Edit(it) => Body::Edit(Edit {
+                conversation,
+                seq: it.seq,
+                by: by(&it.by)?,
+                device: it.device.clone(),
+                msg_id: it.msg_id.clone(),
+                content: Bytes::new(),
+                body_hash: it.body_hash,
+                denied: None,
+            }),
         })
     }
 
-    /// Returns whether the row counts as a message.
+    /// Returns whether the row counts as a message, which a silent one does not.
     pub fn is_message(&self) -> bool {
-        matches!(self, Self::Message(_))
+        matches!(self, Self::Message(message) if !message.silent)
+    }
+}
+
+impl MessageLine {
+    /// Returns whether the message is one of its sender's own, as [`Message::is_own`] does.
+    pub fn is_own(&self, conversation: &ConversationId) -> bool {
+        !self.silent && (!self.operator || conversation.is_direct_of(&self.sender))
     }
 }
 
 impl ContentLine {
     fn new(bytes: &Bytes) -> Self {
         let text = match Content::decode(bytes.clone()) {
-            Ok(Content { body: Some(content::ContentBody::Text(text)), unknown }) if unknown.is_empty() => {
-                text
-            }
+            Ok(it) if it.is_plain() => match it.body {
+                Some(content::ContentBody::Text(text)) => text,
+                _ => return Self::Encoded(bytes.to_vec()),
+            },
             _ => return Self::Encoded(bytes.to_vec()),
         };
         // Text that encodes to other bytes is kept as bytes, so that an import restores the content exactly.

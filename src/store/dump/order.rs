@@ -330,11 +330,16 @@ impl Conversation {
             fault(format!("{id}: row {} contains an invalid id ({error})", it.seq));
         }
         match &it.body {
-            BodyLine::Message(message) => self.own(it, message, fault),
+            // A message that is none of its sender's own has the count of those before it, if any.
+            BodyLine::Message(message) if message.is_own(id) => self.own(it, message, fault),
+            BodyLine::Message(_) => {}
             BodyLine::Recall(recall) if recall.seq >= it.seq => {
                 fault(format!("{id}: row {} recalls row {}, which is not before it", it.seq, recall.seq));
             }
-            BodyLine::Recall(_) | BodyLine::Change(_) => {}
+            BodyLine::Edit(edit) if edit.seq >= it.seq => {
+                fault(format!("{id}: row {} edits row {}, which is not before it", it.seq, edit.seq));
+            }
+            BodyLine::Recall(_) | BodyLine::Edit(_) | BodyLine::Change(_) => {}
         }
         (self.seq, self.ordinal, self.rows) = (it.seq.max(self.seq), it.ordinal, true);
     }

@@ -44,6 +44,7 @@ fn message(id: &ConversationId, seq: u64) -> Message {
         content: bytes::Bytes::from_static(b"text"),
         order: SenderOrder { epoch: 5, n: seq, chained: false },
         flags: 0,
+        mode: Default::default(),
         body_hash: [1; 16],
     }
 }
@@ -58,7 +59,7 @@ fn row(id: &ConversationId, seq: u64) -> Entry {
         body: Body::Message(message(id, seq)),
     };
     let recalled = (seq == 2).then_some((9, 99));
-    Entry::Row(RowLine::new(&crate::store::StoredRow { row, recalled }).unwrap())
+    Entry::Row(RowLine::new(&crate::store::StoredRow { row, recalled, edited: None }).unwrap())
 }
 
 fn conversation(id: &ConversationId, last_seq: u64, members: u64) -> Entry {

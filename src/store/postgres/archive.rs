@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use tidegate_protocol::{
     Code,
     id::ConversationId,
-    machine::ledger::{Delta, Key, Member, Recalled, Row},
+    machine::ledger::{Delta, Edited, Key, Member, Recalled, Row},
     record::{Body, Hash16},
 };
 use tokio_postgres::Row as PgRow;
@@ -40,11 +40,16 @@ CROSS JOIN LATERAL (
 ORDER BY n.place LIMIT 1";
 
 const INSERT_ROWS: &str = "
-INSERT INTO messages (conversation, seq, ordinal, own, log_offset, recalled_seq, recalled_time, sender, record, content)
+INSERT INTO messages (
+    conversation, seq, ordinal, own, log_offset, recalled_seq, recalled_time, sender, record, content, edited_seq, edited_time
+)
 SELECT * FROM unnest(
     $1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[],
-    $9::bytea[], $10::bytea[]
+    $9::bytea[], $10::bytea[], $11::bigint[], $12::bigint[]
 )";
+
+const EDIT_ROW: &str = "
+UPDATE messages SET edited_seq = $3, edited_time = $4, content = $5 WHERE conversation = $1 AND seq = $2";
 
 const RECALL_ROW: &str = "
 UPDATE messages SET recalled_seq = $3, recalled_time = $4, content = '' WHERE conversation = $1 AND seq = $2";
@@ -130,6 +135,10 @@ pub(super) struct RowColumns<'a> {
     sender: Vec<Option<&'a str>>,
     record: Vec<Vec<u8>>,
     content: Vec<&'a [u8]>,
+    edited_seq: Vec<Option<i64>>,
+    edited_time: Vec<Option<i64>>,
+    /// Last edits of rows archived earlier.
+    edited: Vec<(&'a str, i64, i64, i64, &'a [u8])>,
     /// Recalls of rows archived earlier.
     recalled: Vec<(&'a str, i64, i64, i64)>,
 }
@@ -140,12 +149,17 @@ impl<'a> RowColumns<'a> {
         let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
         let mut recalled: HashMap<_, _> =
             delta.recalled.iter().map(|it| ((&it.conversation, it.seq), it)).collect();
+        let mut edited: HashMap<_, _> =
+            delta.edited.iter().map(|it| ((&it.conversation, it.seq), it)).collect();
         for row in &delta.rows {
             let Some(id) = row.body.conversation() else { continue };
-            let by = recalled.remove(&(id, row.seq));
+            let change = (edited.remove(&(id, row.seq)), recalled.remove(&(id, row.seq)));
             if !is_gone(id, row.seq) {
-                self.push(id, row, by)?;
+                self.push(id, row, change)?;
             }
+        }
+        for ((id, seq), it) in edited {
+            self.edited.push((id.as_str(), big(seq), big(it.at.0), big(it.at.1), &it.content));
         }
         for ((id, seq), it) in recalled {
             self.recalled.push((id.as_str(), big(seq), big(it.by.0), big(it.by.1)));
@@ -157,12 +171,15 @@ impl<'a> RowColumns<'a> {
         &mut self,
         id: &'a ConversationId,
         row: &'a Row,
-        recalled: Option<&Recalled>,
+        (edited, recalled): (Option<&'a Edited>, Option<&Recalled>),
     ) -> Result<(), PostgresError> {
         let (sender, content) = match &row.body {
             Body::Message(message) => (Some(message.sender.as_str()), &message.content[..]),
             _ => (None, &[][..]),
         };
+        let content = edited.map_or(content, |it| &it.content[..]);
+        self.edited_seq.push(edited.map(|it| big(it.at.0)));
+        self.edited_time.push(edited.map(|it| big(it.at.1)));
         self.conversation.push(id.as_str());
         self.seq.push(big(row.seq));
         self.ordinal.push(big(row.ordinal));
@@ -178,16 +195,17 @@ impl<'a> RowColumns<'a> {
 
     fn bytes(&self) -> usize {
         let records: usize = self.record.iter().map(Vec::len).sum();
-        records + self.content.iter().map(|it| it.len()).sum::<usize>()
+        let edited: usize = self.edited.iter().map(|it| it.4.len()).sum();
+        records + self.content.iter().map(|it| it.len()).sum::<usize>() + edited
     }
 
     fn insert(&self) -> Call<'_> {
         let Self { conversation, seq, ordinal, own, offset, sender, record, content, .. } = self;
         let (recalled_seq, recalled_time) = (&self.recalled_seq, &self.recalled_time);
-        call(
-            INSERT_ROWS,
-            &[conversation, seq, ordinal, own, offset, recalled_seq, recalled_time, sender, record, content],
-        )
+        let (edited_seq, edited_time) = (&self.edited_seq, &self.edited_time);
+        let mut call = call(INSERT_ROWS, &[conversation, seq, ordinal, own, offset, recalled_seq]);
+        call.add(&[recalled_time, sender, record, content, edited_seq, edited_time]);
+        call
     }
 }
 
@@ -330,9 +348,9 @@ const RECORD_BYTES: usize = 256;
 ///
 /// `None` if the delta needs its own transaction.
 pub(super) fn weight(delta: &Delta) -> Option<usize> {
-    let Delta { rows, recalled, pruned, heads, members, stays, devices, keys, .. } = delta;
+    let Delta { rows, edited, recalled, pruned, heads, members, stays, devices, keys, .. } = delta;
     let counted: HashSet<&ConversationId> = heads.iter().map(|(id, _)| id).collect();
-    let is_plain = recalled.is_empty() && pruned.is_empty();
+    let is_plain = edited.is_empty() && recalled.is_empty() && pruned.is_empty();
     let is_counted = members.iter().all(|(id, ..)| counted.contains(id));
     let content = |row: &Row| match &row.body {
         Body::Message(message) => message.content.len(),
@@ -366,6 +384,7 @@ pub(super) async fn write(
     if !rows.seq.is_empty() {
         calls.push(rows.insert());
     }
+    calls.extend(rows.edited.iter().map(|it| call(EDIT_ROW, &[&it.0, &it.1, &it.2, &it.3, &it.4])));
     calls.extend(rows.recalled.iter().map(|it| call(RECALL_ROW, &[&it.0, &it.1, &it.2, &it.3])));
     calls.extend(pruned.iter().map(|it| call(PRUNE_ROWS, &[&it.0, &it.1])));
     others.put(&mut calls);

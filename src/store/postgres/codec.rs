@@ -181,17 +181,24 @@ impl<'a> Reader<'a> {
 
     /// Reads `recalled_seq, recalled_time`.
     fn recalled(&mut self) -> Result<Option<(u64, u64)>, PostgresError> {
+        self.optional_pair()
+    }
+
+    /// Reads two numbers, both NULL or neither.
+    fn optional_pair(&mut self) -> Result<Option<(u64, u64)>, PostgresError> {
         let (seq, time) = (self.get::<Option<i64>>()?, self.get::<Option<i64>>()?);
         Ok(seq.zip(time).map(|(seq, time)| (seq.cast_unsigned(), time.cast_unsigned())))
     }
 
-    /// Reads `sender, recalled_seq, recalled_time`.
+    /// Reads `recalled_seq, recalled_time, record`.
     pub(super) fn row_head(&mut self) -> Result<RowHead, PostgresError> {
-        let sender = self.get::<Option<&str>>()?.map(UserId::new).transpose().map_err(|_| damaged())?;
-        Ok(RowHead { sender, recalled: self.recalled()? })
+        let recalled = self.recalled()?;
+        let record = Record::decode(Bytes::copy_from_slice(self.get()?)).map_err(|_| damaged())?;
+        let row = Row { seq: 0, ordinal: 0, own: 0, time: 0, offset: 0, body: record.body };
+        Ok(StoredRow { recalled, ..StoredRow::new(row) }.head())
     }
 
-    /// Reads `seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content`.
+    /// Reads `seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content, edited_seq, edited_time`.
     pub(super) fn row(&mut self) -> Result<StoredRow, PostgresError> {
         let (seq, ordinal, own, offset) = (self.big()?, self.big()?, self.big()?, self.big()?);
         let recalled = self.recalled()?;
@@ -201,7 +208,8 @@ impl<'a> Reader<'a> {
         if let Body::Message(message) = &mut body {
             message.content = Bytes::copy_from_slice(content);
         }
-        Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled })
+        let edited = self.optional_pair()?;
+        Ok(StoredRow { row: Row { seq, ordinal, own, time, offset, body }, recalled, edited })
     }
 
     /// Reads `record`, for its time.

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// All migrations. A released migration must never change, not even in its comments: the tables store its checksum.
-const MIGRATIONS: [(&str, &str); 7] = [
+const MIGRATIONS: [(&str, &str); 8] = [
     ("V1__store", include_str!("migrations/V1__store.sql")),
     ("V2__import", include_str!("migrations/V2__import.sql")),
     ("V3__heads_of_partition", include_str!("migrations/V3__heads_of_partition.sql")),
@@ -17,6 +17,7 @@ const MIGRATIONS: [(&str, &str); 7] = [
     ("V5__blocks", include_str!("migrations/V5__blocks.sql")),
     ("V6__guard", include_str!("migrations/V6__guard.sql")),
     ("V7__feed", include_str!("migrations/V7__feed.sql")),
+    ("V8__edits", include_str!("migrations/V8__edits.sql")),
 ];
 
 /// Advisory lock held during migrations: an arbitrary number that no other application uses.

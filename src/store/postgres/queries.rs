@@ -97,7 +97,7 @@ SELECT last_seq, messages, pruned_to, deleted_seq, settings FROM heads WHERE con
 macro_rules! page {
     ($beyond:literal, $order:literal) => {
         concat!(
-            "SELECT seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content FROM (
+            "SELECT seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content, edited_seq, edited_time FROM (
                 SELECT *, sum(octet_length(content)) OVER way AS bytes, row_number() OVER way AS place FROM (
                     SELECT * FROM messages WHERE conversation = $1 AND seq ",
             $beyond,

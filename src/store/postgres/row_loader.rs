@@ -68,7 +68,7 @@ LEFT JOIN LATERAL (
 const SELECT_ROWS: &str = "
 SELECT n.place, m.* FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS n(conversation, seq, place)
 CROSS JOIN LATERAL (
-    SELECT sender, recalled_seq, recalled_time
+    SELECT recalled_seq, recalled_time, record
     FROM messages m WHERE m.conversation = n.conversation AND m.seq = n.seq LIMIT 1
 ) m";
 

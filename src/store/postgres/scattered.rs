@@ -17,7 +17,7 @@ const GROUPS_PER_STATEMENT: usize = 500;
 
 /// Rows at the given seqs up to the byte limit, at least one.
 const ROWS_AT: &str = "
-SELECT seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content FROM (
+SELECT seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, content, edited_seq, edited_time FROM (
     SELECT *, sum(octet_length(content)) OVER way AS bytes, row_number() OVER way AS place FROM (
         SELECT * FROM messages WHERE conversation = $1 AND seq = ANY($2)
     ) p WINDOW way AS (ORDER BY seq)
@@ -25,7 +25,8 @@ SELECT seq, ordinal, own, log_offset, recalled_seq, recalled_time, record, conte
 
 /// Rows before each place, newest first, as far as they fit into its byte limit.
 const NEWEST: &str = "
-SELECT n.place, p.seq, p.ordinal, p.own, p.log_offset, p.recalled_seq, p.recalled_time, p.record, p.content
+SELECT n.place, p.seq, p.ordinal, p.own, p.log_offset, p.recalled_seq, p.recalled_time, p.record, p.content,
+    p.edited_seq, p.edited_time
 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) WITH ORDINALITY
     AS n(conversation, below, most, most_bytes, place)
 CROSS JOIN LATERAL (

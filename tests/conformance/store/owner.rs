@@ -6,9 +6,10 @@ use bytes::Bytes;
 use tidegate::store::{Fence, Store};
 use tidegate_protocol::{
     id::{ConversationId, MsgId, NodeId},
-    machine::ledger::{Delta, Ledger, Outcome},
+    machine::ledger::{Delta, LEDGER_NEWEST, Ledger, Outcome},
     record::{
-        Body, MemberAction, MemberChange, Message, Origin, Position, Record, Role, SenderOrder, body_hash,
+        Body, MemberAction, MemberChange, Message, Origin, Position, Record, Role, RuleChange, SenderOrder,
+        body_hash,
     },
 };
 
@@ -65,6 +66,11 @@ impl Owner {
     }
 }
 
+/// Returns the record that switches to the newest rules.
+pub(crate) fn newest_rules() -> Body {
+    Body::Rules(RuleChange { ledger_version: LEDGER_NEWEST, ..RuleChange::default() })
+}
+
 pub(crate) fn message(to: &ConversationId, sender: &str, id: &str, attempt: u32, text: &str) -> Body {
     Body::Message(Message {
         conversation: to.clone(),
@@ -75,6 +81,7 @@ pub(crate) fn message(to: &ConversationId, sender: &str, id: &str, attempt: u32,
         content: Bytes::copy_from_slice(text.as_bytes()),
         order: SenderOrder { epoch: 1, n: 0, chained: false },
         flags: 0,
+        mode: Default::default(),
         body_hash: body_hash(text.as_bytes()),
     })
 }

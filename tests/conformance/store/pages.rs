@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use tidegate::store::{Page, PageQuery, Store};
-use tidegate_protocol::record::{Body, Prune, Recall};
+use tidegate_protocol::{
+    machine::ledger::{Loaded, Need},
+    record::{Body, Edit, MessageMode, Prune, Recall, body_hash, mode::TRANSIENT},
+};
 
 use super::{
-    back, direct, forth, group, history,
-    owner::{Owner, message},
+    back, device, direct, forth, group, history,
+    owner::{Owner, message, newest_rules},
     say, seq_of, seqs, user,
 };
 
@@ -82,4 +85,88 @@ pub(super) async fn s19_recalled_and_pruned_rows_are_reported_as_removed(store: 
     assert_eq!(history(store, &direct()).await, [3, 4]);
     let page = store.page(&direct(), back(9)).await.unwrap();
     assert_eq!((seqs(&page), page.head.unwrap().pruned_to), (vec![4, 3], 2));
+}
+
+fn edit(seq: u64, text: &'static str) -> Body {
+    Body::Edit(Edit {
+        conversation: direct(),
+        seq,
+        by: Some(user("ann")),
+        device: device("phone"),
+        msg_id: tidegate_protocol::id::MsgId::new(&format!("{seq}-{text}")).unwrap(),
+        content: text.into(),
+        body_hash: body_hash(text.as_bytes()),
+        denied: None,
+    })
+}
+
+/// Returns the contents and the newest edits of the conversation's messages, read in each way that returns rows.
+async fn edits(store: &Arc<dyn Store>) -> Vec<(u64, String, Option<u64>)> {
+    let page = store.page(&direct(), forth(0, 20)).await.unwrap().rows;
+    let seqs: Vec<u64> = page.iter().map(|row| row.row.seq).collect();
+    assert_eq!(store.rows_at(&direct(), &seqs, 1 << 20).await.unwrap().rows, page);
+    let mut newest = store.newest(&[at(u64::MAX)], 20, 1 << 20).await.unwrap().remove(0);
+    newest.reverse();
+    assert_eq!(newest, page);
+    let shown = page.into_iter().filter_map(|row| match &row.row.body {
+        Body::Message(message) => {
+            let text = String::from_utf8(message.content.to_vec()).unwrap();
+            Some((row.row.seq, text, row.edited.map(|(seq, _)| seq)))
+        }
+        Body::Edit(edit) => {
+            assert!(edit.content.is_empty() && row.edited.is_none(), "{edit:?}");
+            None
+        }
+        _ => None,
+    });
+    shown.collect()
+}
+
+fn at(seq: u64) -> tidegate::store::ConversationSeq {
+    tidegate::store::ConversationSeq { conversation: direct(), seq }
+}
+
+pub(super) async fn edited_row_has_the_newest_content_until_it_is_recalled(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let text = |id: &str| message(&direct(), "ann", id, 0, "first");
+    owner.run(&[newest_rules(), text("m1"), text("m2")]).await;
+    let of = |seq: u64, text: &str, edited| (seq, text.to_owned(), edited);
+    assert_eq!(edits(store).await, [of(1, "first", None), of(2, "first", None)]);
+    // Edits of a stored row, of a new one, and two of one row in one archive.
+    owner.run(&[edit(1, "second"), text("m3"), edit(4, "third"), edit(1, "fourth")]).await;
+    let after = [of(1, "fourth", Some(6)), of(2, "first", None), of(4, "third", Some(5))];
+    assert_eq!(edits(store).await, after);
+    let recall = |seq| Body::Recall(Recall { conversation: direct(), seq, by: None });
+    owner.run(&[recall(1)]).await;
+    // An edit and the recall of the same message in one archive, stored and new.
+    owner.run(&[edit(2, "fifth"), recall(2), text("m4"), edit(10, "sixth"), recall(10)]).await;
+    let page = store.page(&direct(), forth(0, 20)).await.unwrap();
+    for row in page.rows.iter().filter(|row| row.recalled.is_some()) {
+        let Body::Message(message) = &row.row.body else { panic!("a message") };
+        assert!(message.content.is_empty(), "{message:?}");
+    }
+    assert_eq!(page.rows.iter().filter(|row| row.recalled.is_some()).count(), 3);
+    owner.run(&[edit(4, "late"), Body::Prune(Prune { conversation: direct(), up_to: 4 })]).await;
+    let left = store.page(&direct(), forth(0, 20)).await.unwrap();
+    assert_eq!(seqs(&left).first(), Some(&5), "an edit brings no pruned row back");
+}
+
+pub(super) async fn row_heads_say_what_can_be_edited(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let Body::Message(mut transient) = say("m1") else { panic!("a message") };
+    (transient.mode, transient.flags) = (MessageMode::of_flags(TRANSIENT), TRANSIENT);
+    owner.run(&[newest_rules(), Body::Message(transient), say("m2"), edit(2, "better")]).await;
+    let needs = [1, 2, 3].map(|seq| Need::Row(direct(), seq));
+    let rows = store.load(0, owner.fence, &needs).await.unwrap().rows;
+    let heads: Vec<_> = rows
+        .iter()
+        .map(|row| match row {
+            Loaded::Row(_, _, Some(head)) => (head.sender.is_some(), head.is_transient),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(heads, [(true, true), (true, false), (false, false)]);
+    let page = store.page(&direct(), forth(0, 1)).await.unwrap();
+    let Body::Message(stored) = &page.rows[0].row.body else { panic!("a message") };
+    assert_eq!((stored.content.len(), stored.mode.is_transient), (0, true));
 }

@@ -255,6 +255,7 @@ fn record(size: usize) -> Result<usize> {
         content,
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
     });
     let origin = Origin { node: NodeId::new("n1")?, boot: 1 << 60, conn: 1 << 40, request: 10_000 };
     Ok(Record { origin, received_at: 1_790_000_000_000, body, trace: None }.encode().len())

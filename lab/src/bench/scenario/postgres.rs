@@ -162,6 +162,7 @@ impl Owner {
             content,
             order: SenderOrder::default(),
             flags: 0,
+            mode: Default::default(),
         });
         record(offset, body)
     }

@@ -10,7 +10,9 @@ use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
 use foldhash::fast::FixedState;
 
-use super::rows::{Device, Head, Key, Loaded, Member, Need, Pruned, Recalled, Row, RowHead, Stay, Stop};
+use super::rows::{
+    Device, Edited, Head, Key, Loaded, Member, Need, Pruned, Recalled, Row, RowHead, Stay, Stop,
+};
 use crate::{
     id::{ConversationId, DeviceId, UserId},
     record::Hash16,
@@ -55,6 +57,7 @@ struct User {
 #[derive(Debug, Default)]
 pub(super) struct Fresh {
     pub(super) rows: Vec<Row>,
+    pub(super) edited: Vec<Edited>,
     pub(super) recalled: Vec<Recalled>,
     pub(super) pruned: Vec<Pruned>,
     pub(super) stays: Vec<(ConversationId, UserId, Stay)>,

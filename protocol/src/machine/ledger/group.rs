@@ -14,7 +14,7 @@ use crate::{
     settings::{GroupSettings, History},
 };
 
-const fn refused(code: Code) -> Outcome {
+pub(super) const fn refused(code: Code) -> Outcome {
     Outcome::Refused { code }
 }
 
@@ -83,7 +83,7 @@ pub(super) fn member(
 }
 
 /// Appends a row that is not a message, with the next seq.
-fn append(
+pub(super) fn append(
     ledger: &mut Ledger,
     offset: u64,
     time: u64,
@@ -94,7 +94,7 @@ fn append(
     head.last_seq += 1;
     let (seq, ordinal) = (head.last_seq, head.messages);
     ledger.cache.set_head(id, head);
-    ledger.cache.set_row(id, seq, RowHead { sender: None, recalled: None });
+    ledger.cache.set_row(id, seq, RowHead::default());
     ledger.cache.fresh.rows.push(Row { seq, ordinal, own: 0, time, offset, body });
     Outcome::Accepted { seq, ordinal, time }
 }
@@ -274,6 +274,7 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recal
     if is_stranger {
         return Ok(refused(Code::NotAMember));
     }
+    let is_transient = row.as_ref().is_some_and(|row| row.is_transient);
     let Some(sender) = row.and_then(|row| row.sender).filter(|_| recall.seq > pruned_to) else {
         return Ok(refused(Code::NotFound));
     };
@@ -284,7 +285,7 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recal
         return Ok(refused(Code::Forbidden));
     }
     let by = (head.last_seq + 1, time);
-    ledger.cache.set_row(id, recall.seq, RowHead { sender: Some(sender), recalled: Some(by) });
+    ledger.cache.set_row(id, recall.seq, RowHead { sender: Some(sender), recalled: Some(by), is_transient });
     ledger.cache.fresh.recalled.push(Recalled { conversation: id.clone(), seq: recall.seq, by });
     Ok(append(ledger, offset, time, head, Body::Recall(recall.clone()), id))
 }

@@ -1,5 +1,7 @@
 //! Ledger rules for messages; checks duplicate or conflict, epoch, chain and membership, in this order.
 
+use bytes::Bytes;
+
 use super::{
     Ledger,
     mutation::Mutation,
@@ -70,7 +72,7 @@ pub(super) fn apply(
 }
 
 /// Checks of a message. The order matters: the inputs of all but the first may have changed since the first attempt.
-const CHECKS: [Check; 4] = [duplicate, epoch, chain, membership];
+const CHECKS: [Check; 5] = [duplicate, epoch, chain, membership, denied];
 
 /// Recognises a retry. Checked first, so that a retry gets the same outcome whatever changed since (flaws S21, S22).
 fn duplicate(facts: &Facts<'_>) -> Option<Outcome> {
@@ -105,6 +107,10 @@ fn chain(facts: &Facts<'_>) -> Option<Outcome> {
 }
 
 fn membership(facts: &Facts<'_>) -> Option<Outcome> {
+    if facts.message.mode.is_operator && !facts.breaks(Mutation::OperatorNeedsMembership) {
+        let is_group = matches!(facts.message.conversation.kind(), ConversationKind::Group(_));
+        return (is_group && !facts.open).then_some(Outcome::Refused { code: Code::NotFound });
+    }
     // The common case, without parsing the conversation key. Users of a direct conversation have rows and never leave.
     if let Some(member) = facts.member.filter(|member| facts.open && member.is_in()) {
         return facts.posting_refusal(&member).map(|code| Outcome::Refused { code });
@@ -118,6 +124,12 @@ fn membership(facts: &Facts<'_>) -> Option<Outcome> {
         _ => facts.member.is_none_or(|member| !member.is_in()).then_some(Code::NotAMember),
     };
     code.map(|code| Outcome::Refused { code })
+}
+
+/// Refuses a message that the application or a block list has refused. Checked last, so that a stranger gets the same answer
+/// whatever they say.
+fn denied(facts: &Facts<'_>) -> Option<Outcome> {
+    facts.message.mode.denied.map(|code| Outcome::Refused { code })
 }
 
 impl Facts<'_> {
@@ -174,6 +186,9 @@ impl Facts<'_> {
     /// them although the sender got a refusal. A conflict already has a key. Refusals by chain or epoch are temporary.
     fn lasting(&self, refusal: Option<&Outcome>) -> Option<Code> {
         match refusal {
+            Some(Outcome::Refused { code }) if Some(*code) == self.message.mode.denied => {
+                (!self.breaks(Mutation::DenialForgotten)).then_some(*code)
+            }
             Some(Outcome::Refused {
                 code: code @ (Code::NotAMember | Code::NotFound | Code::Muted | Code::Forbidden),
             }) => (self.message.order.chained || self.remembers_unchained()).then_some(*code),
@@ -206,6 +221,15 @@ impl Facts<'_> {
     }
 }
 
+/// Refuses a user who may not post, as a message of the user would be refused.
+pub(super) fn may_post(head: &Head, member: &Member) -> Result<(), Code> {
+    match member.muted {
+        true => Err(Code::Muted),
+        false if admins_only(head) && member.role < Role::Admin => Err(Code::Forbidden),
+        false => Ok(()),
+    }
+}
+
 fn admins_only(head: &Head) -> bool {
     !head.settings.is_empty() && GroupSettings::of(&head.settings).post == Post::Admins
 }
@@ -222,8 +246,9 @@ fn accept(
     let id = &message.conversation;
     let begins = head.is_none();
     let mut head = head.unwrap_or_default();
+    let counts = message.counts() || ledger.mutation == Some(Mutation::SilentCounts);
     head.last_seq += 1;
-    head.messages += 1;
+    head.messages += u64::from(counts);
     let (seq, ordinal) = (head.last_seq, head.messages);
     if begins {
         // Only a direct conversation begins with a message; both users are members from the start.
@@ -233,15 +258,25 @@ fn accept(
             }
         }
     }
-    let mut member = member.unwrap_or(DIRECT_MEMBER);
-    member.sent += 1;
-    ledger.cache.set_member(id, &message.sender, member);
+    let mut own = member.map_or(0, |member| member.sent);
+    // An operator that is no member gets no row: it must not be counted as one, nor read anything.
+    if message.is_own() || ledger.mutation == Some(Mutation::SilentCounts) {
+        let mut member = member.unwrap_or(DIRECT_MEMBER);
+        member.sent += 1;
+        own = member.sent;
+        ledger.cache.set_member(id, &message.sender, member);
+    }
     ledger.cache.set_head(id, head);
     let key = Key { seq, time, body_hash: message.body_hash, offset, refused: None };
     ledger.cache.set_key(hash, key);
-    ledger.cache.set_row(id, seq, RowHead { sender: Some(message.sender.clone()), recalled: None });
-    let body = Body::Message(message.clone());
-    ledger.cache.fresh.rows.push(Row { seq, ordinal, own: member.sent, time, offset, body });
+    let mut stored = message.clone();
+    let is_transient = message.mode.is_transient;
+    if is_transient && ledger.mutation != Some(Mutation::TransientStored) {
+        stored.content = Bytes::new();
+    }
+    let row = RowHead { sender: Some(message.sender.clone()), recalled: None, is_transient };
+    ledger.cache.set_row(id, seq, row);
+    ledger.cache.fresh.rows.push(Row { seq, ordinal, own, time, offset, body: Body::Message(stored) });
     Outcome::Accepted { seq, ordinal, time }
 }
 

@@ -25,6 +25,16 @@ pub enum Mutation {
     UnchainedRefusalForgotten,
     /// The refusal of a membership request is not remembered.
     RequestRefusalForgotten,
+    /// The refusal of an edit is not remembered.
+    EditRefusalForgotten,
+    /// The refusal of a denied message is not remembered.
+    DenialForgotten,
+    /// A silent message has an ordinal.
+    SilentCounts,
+    /// The operator needs a membership.
+    OperatorNeedsMembership,
+    /// The row of a transient message has its content.
+    TransientStored,
     /// A recall is recognised by a row that retention removed, if it is still cached.
     PrunedRowAnswers,
 }

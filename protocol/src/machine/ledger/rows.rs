@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use crate::{
     code::Code,
     id::{ConversationId, DeviceId, UserId},
-    record::{Body, Hash16, MemberChange, Message, Position, Role, Rules, truncated},
+    record::{Body, Edit, Hash16, MemberChange, Message, Position, Role, Rules, truncated},
 };
 
 /// Head of a conversation: its last seq, counts and settings.
@@ -115,13 +116,15 @@ pub struct Key {
     pub refused: Option<Code>,
 }
 
-/// Part of a history row that the ledger needs for recalls.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Part of a history row that the ledger needs for recalls and edits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowHead {
     /// Sender of the message, `None` if the row is not a message.
     pub sender: Option<UserId>,
     /// Seq and receive time of its recall.
     pub recalled: Option<(u64, u64)>,
+    /// Whether it is a message whose content is not stored, so that there is nothing to edit.
+    pub is_transient: bool,
 }
 
 /// Accepted record in the history of its conversation.
@@ -131,14 +134,28 @@ pub struct Row {
     pub seq: u64,
     /// Number of messages in the conversation up to and including this row.
     pub ordinal: u64,
-    /// Number of the sender's messages up to and including this row; 0 if the row is not a message.
+    /// Number of the sender's messages up to and including this row; 0 if the row is not a message. Those that are
+    /// not [`Message::is_own`] do not count.
     pub own: u64,
     /// Receive time of the broker.
     pub time: u64,
     /// Offset of the record in the log.
     pub offset: u64,
-    /// Message, change or recall.
+    /// Message, change, recall or edit; a transient message and an edit have no content here.
     pub body: Body,
+}
+
+/// Edited message, whose row gets another content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edited {
+    /// Conversation of the message.
+    pub conversation: ConversationId,
+    /// Seq of the message.
+    pub seq: u64,
+    /// Seq and receive time of the edit.
+    pub at: (u64, u64),
+    /// New content, encoded.
+    pub content: Bytes,
 }
 
 /// Recalled message, which loses its content but keeps its row.
@@ -168,7 +185,8 @@ pub struct Pruned {
 /// Changes that the archive writes in one transaction, `WHERE fence = mine AND position = from`.
 ///
 /// Rows are complete new values (upserts). `rows` are always new: if a (conversation, seq) already exists, the log or
-/// the store has been replaced, and the partition must stop with an error. Apply `rows` before `recalled`.
+/// the store has been replaced, and the partition must stop with an error. Apply `rows` before `edited`, and that in its order
+/// before `recalled`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delta {
     /// Required position of the store before the transaction.
@@ -179,6 +197,8 @@ pub struct Delta {
     pub rules: Rules,
     /// New history rows, in log order.
     pub rows: Vec<Row>,
+    /// Messages that get another content, in log order.
+    pub edited: Vec<Edited>,
     /// Messages that lose their content.
     pub recalled: Vec<Recalled>,
     /// Pruned conversations, in log order; one that was pruned several times is there as often.
@@ -307,6 +327,12 @@ pub fn message_key(message: &Message) -> Hash16 {
 pub fn request_key(change: &MemberChange) -> Hash16 {
     let by = change.by.as_ref().map_or("", UserId::as_str);
     hash(b"q", [change.conversation.as_str(), by, change.request_id.as_str(), ""])
+}
+
+/// Returns the key of an edit: like [`message_key`], over (conversation, by, device, msg_id).
+pub fn edit_key(edit: &Edit) -> Hash16 {
+    let by = edit.by.as_ref().map_or("", UserId::as_str);
+    hash(b"e", [edit.conversation.as_str(), by, edit.device.as_str(), edit.msg_id.as_str()])
 }
 
 fn hash(domain: &[u8], parts: [&str; 4]) -> Hash16 {

@@ -1,13 +1,18 @@
-//! Queries on stored conversations: Pull, Sync, Read, Recall, Clear, Hide, Leave of a group, and Ping with positions.
+//! Queries on stored conversations: Pull, Sync, Read, Recall, Edit, Clear, Hide, Leave of a group, and Ping with positions.
 //!
 //! One query is open at a time, and reading stops meanwhile, so that answers, which may be large, never accumulate for
 //! a client that queries faster than it reads. The driver passes in the answer in one or more parts, and ends the query
 //! with [`Session::query_over`] once the client has taken them.
 
-use super::{Action, POSITIONS_MAX, Session, SessionLimits, State, send::Refusal};
+use bytes::Bytes;
+
+use super::{
+    Action, POSITIONS_MAX, Session, SessionLimits, State,
+    send::{Refusal, bad_id, encode},
+};
 use crate::{
     Code, Time,
-    id::{ConversationId, ConversationKind},
+    id::{ConversationId, ConversationKind, MsgId},
     pb::{self, server_frame::Body as ServerBody},
 };
 use std::time::Duration;
@@ -64,6 +69,17 @@ pub enum Query {
         /// Seq of the message, from 1.
         seq: u64,
     },
+    /// Replaces the content of a message for all users; replies a SendAck with the seq of the edit.
+    Edit {
+        /// Conversation of the message.
+        conversation: ConversationId,
+        /// Seq of the message, from 1.
+        seq: u64,
+        /// Encoded Content, checked.
+        content: Bytes,
+        /// Id of the edit.
+        msg_id: MsgId,
+    },
     /// Ends the user's membership in the group by a record of the log; replies Done.
     Leave(ConversationId),
 }
@@ -71,7 +87,7 @@ pub enum Query {
 impl Query {
     /// Returns whether the query appends to the log, so that its outcome is unknown without an answer.
     pub fn appends(&self) -> bool {
-        matches!(self, Self::Recall { .. } | Self::Leave(_))
+        matches!(self, Self::Recall { .. } | Self::Edit { .. } | Self::Leave(_))
     }
 }
 
@@ -199,6 +215,22 @@ impl Session {
         let query = self
             .queryable(&recall.conversation)
             .and_then(|conversation| Ok(Query::Recall { conversation, seq: check_seq(recall.seq)? }));
+        self.open_query(id, query, limits, out);
+    }
+
+    pub(super) fn handle_edit(
+        &mut self,
+        id: u64,
+        edit: pb::Edit,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = self.queryable(&edit.conversation).and_then(|conversation| {
+            let seq = check_seq(edit.seq)?;
+            let msg_id = MsgId::new(&edit.msg_id).map_err(|error| bad_id("msgId", &error))?;
+            let content = encode(edit.content, limits)?;
+            Ok(Query::Edit { conversation, seq, content, msg_id })
+        });
         self.open_query(id, query, limits, out);
     }
 

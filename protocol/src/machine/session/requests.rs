@@ -78,6 +78,7 @@ impl Session {
             }
             ClientBody::Read(read) => self.handle_read(id, &read, limits, out),
             ClientBody::Recall(recall) => self.handle_recall(id, &recall, limits, out),
+            ClientBody::Edit(edit) => self.handle_edit(id, edit, limits, out),
             ClientBody::Clear(clear) => self.handle_clear(id, &clear, limits, out),
             ClientBody::Hide(hide) => self.handle_hide(id, hide, limits, out),
             ClientBody::Signal(signal) => self.handle_signal(id, signal, limits, now, out),

@@ -9,6 +9,7 @@ use crate::{
     id::{ConversationId, ConversationKind, IdError, MsgId, UserId},
     machine::chain::{Chain, Offer, REMEMBERED_MAX},
     pb,
+    record::mode::FLAGS_TO_SEND,
 };
 use bytes::Bytes;
 use foldhash::{HashMap, HashMapExt};
@@ -137,7 +138,7 @@ impl Ordered {
 
 pub(super) type Refusal = (Code, String);
 
-fn bad_id(field: &str, error: &IdError) -> Refusal {
+pub(super) fn bad_id(field: &str, error: &IdError) -> Refusal {
     (Code::BadId, format!("{field}: {error}"))
 }
 
@@ -354,6 +355,7 @@ impl Session {
                 return Err((Code::BadLink, cure.to_owned()));
             }
         }
+        check_flags(send.flags, &conversation)?;
         let content = encode(send.content, limits)?;
         let order = Order { epoch: identity.epoch, n: 0, chained: false };
         let (attempt, flags) = (send.attempt, send.flags);
@@ -390,10 +392,25 @@ pub(super) fn target(conversation: &str, to_user: &str, me: &Identity) -> Result
     }
 }
 
-fn encode(content: Option<crate::content::Content>, limits: &SessionLimits) -> Result<Bytes, Refusal> {
+/// Refuses flags that mean nothing, so that a later version can give them a meaning.
+fn check_flags(flags: u32, conversation: &ConversationId) -> Result<(), Refusal> {
+    let why = match conversation.kind() {
+        _ if flags == 0 => return Ok(()),
+        ConversationKind::Room(_) => "flags: a live room stores and counts nothing; omit them".to_owned(),
+        _ if flags & !FLAGS_TO_SEND == 0 => return Ok(()),
+        _ => format!("flags: {flags} has unknown bits; use a sum of 1 transient, 2 silent, 4 no notice"),
+    };
+    Err((Code::BadContent, why))
+}
+
+/// Checks a content and encodes it as it is stored.
+pub(super) fn encode(
+    content: Option<crate::content::Content>,
+    limits: &SessionLimits,
+) -> Result<Bytes, Refusal> {
     let content = content.ok_or((Code::BadContent, String::new()))?;
+    let content = content.checked().map_err(|error| (Code::BadContent, format!("content: {error}")))?;
     match content.encoded_len() {
-        0 => Err((Code::BadContent, String::new())),
         n if n > limits.content_bytes_max as usize => Err((Code::ContentTooLarge, String::new())),
         _ => Ok(content.encode_to_vec().into()),
     }

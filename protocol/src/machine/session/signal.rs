@@ -123,7 +123,12 @@ impl Session {
             return Err((Code::Unsupported, cure.to_owned()));
         }
         check_id(&signal.kind).map_err(|error| (Code::BadId, format!("kind: {error}")))?;
-        let bytes = signal.content.as_ref().map_or(0, Message::encoded_len);
+        let content = signal.content.map(|content| match content.encoded_len() {
+            0 => Ok(content),
+            _ => content.checked(),
+        });
+        let content = content.transpose().map_err(|error| (Code::BadContent, format!("content: {error}")))?;
+        let bytes = content.as_ref().map_or(0, Message::encoded_len);
         if bytes > limits.signal_bytes_max as usize {
             let cure = format!("signal content is too large; send at most {} bytes", limits.signal_bytes_max);
             return Err((Code::ContentTooLarge, cure));
@@ -132,6 +137,7 @@ impl Session {
             conversation: conversation.to_string(),
             to_user: String::new(),
             sender: identity.user.to_string(),
+            content,
             ..signal
         };
         Ok((conversation, Box::new(complete)))

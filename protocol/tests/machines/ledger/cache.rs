@@ -29,6 +29,7 @@ fn to_stranger(nth: u64) -> Record {
         content,
         order: SenderOrder::default(),
         flags: 0,
+        mode: Default::default(),
     });
     Record { origin, received_at: 1, body, trace: None }
 }

@@ -11,11 +11,12 @@ use proptest::{
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use tidegate_protocol::{
+    Code,
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{LEDGER_NEWEST, Ledger},
     record::{
-        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, Role, RuleChange,
-        Rules, SenderOrder, body_hash,
+        Body, Edit, MemberAction, MemberChange, Message, MessageMode, Origin, Position, Prune, Recall,
+        Record, Role, RuleChange, Rules, SenderOrder, body_hash,
     },
 };
 
@@ -42,23 +43,55 @@ fn conversation(from: &'static [&'static str]) -> impl Strategy<Value = Conversa
     prop::sample::select(from).prop_map(|text| ConversationId::parse(text).unwrap())
 }
 
+/// Mode of a message: mostly none.
+fn mode() -> impl Strategy<Value = MessageMode> {
+    let some = (0..4u32, any::<bool>(), prop::sample::select(&[None, None, Some(Code::Forbidden)][..]));
+    let some = some.prop_map(|(flags, is_operator, denied)| MessageMode {
+        is_operator,
+        denied,
+        ..MessageMode::of_flags(flags)
+    });
+    prop_oneof![3 => Just(MessageMode::default()), 1 => some]
+}
+
+fn edit() -> impl Strategy<Value = Body> {
+    let of = (conversation(&CONVERSATIONS), 0..6u64, prop::option::of(user()));
+    let denied = prop::sample::select(&[None, None, None, Some(Code::Muted)][..]);
+    (of, 0..6u8, 0..3u8, denied).prop_map(|((conversation, seq, by), id, body, denied)| {
+        let content = Bytes::from(vec![body]);
+        Body::Edit(Edit {
+            conversation,
+            seq,
+            by,
+            device: DeviceId::new("p").unwrap(),
+            msg_id: MsgId::new(&format!("e{id}")).unwrap(),
+            body_hash: body_hash(&content),
+            content,
+            denied,
+        })
+    })
+}
+
 fn message() -> impl Strategy<Value = Body> {
     let order = (0..3u64, 0..3u64, any::<bool>());
     let id = (conversation(&CONVERSATIONS), user(), prop::sample::select(&["p", "q"][..]), 0..5u8);
-    (id, order, 0..2u32, 0..8u8).prop_map(|((conversation, sender, device, id), order, attempt, body)| {
-        let content = Bytes::from(if body == 0 { "other" } else { "body" });
-        Body::Message(Message {
-            conversation,
-            sender,
-            device: DeviceId::new(device).unwrap(),
-            msg_id: MsgId::new(&format!("m{id}")).unwrap(),
-            attempt,
-            body_hash: body_hash(&content),
-            content,
-            order: SenderOrder { epoch: order.0, n: order.1, chained: order.2 },
-            flags: 0,
-        })
-    })
+    (id, order, 0..2u32, 0..8u8, mode()).prop_map(
+        |((conversation, sender, device, id), order, attempt, body, mode)| {
+            let content = Bytes::from(if body == 0 { "other" } else { "body" });
+            Body::Message(Message {
+                conversation,
+                sender,
+                device: DeviceId::new(device).unwrap(),
+                msg_id: MsgId::new(&format!("m{id}")).unwrap(),
+                attempt,
+                body_hash: body_hash(&content),
+                content,
+                order: SenderOrder { epoch: order.0, n: order.1, chained: order.2 },
+                flags: mode.shown_flags(0),
+                mode,
+            })
+        },
+    )
 }
 
 fn action() -> impl Strategy<Value = MemberAction> {
@@ -104,7 +137,7 @@ pub(super) fn body() -> impl Strategy<Value = Body> {
         (1..=LEDGER_NEWEST, windows, 0..20u64).prop_map(|(ledger_version, dedup_window, keys_from)| {
             Body::Rules(RuleChange { ledger_version, dedup_window, keys_from })
         });
-    prop_oneof![20 => message(), 6 => change(), 2 => recall, 1 => prune, 1 => rules]
+    prop_oneof![20 => message(), 6 => change(), 2 => recall, 3 => edit(), 1 => prune, 1 => rules]
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -210,6 +243,7 @@ fn history(ops: &[Op]) {
     assert_eq!(run.store.now.devices, run.model.devices);
     assert_eq!(run.store.now.rows, run.model.rows);
     assert_eq!(run.store.now.recalled, run.model.recalled);
+    assert_eq!(run.store.now.edited, run.model.edited);
     run.ledger.evict(u64::MAX, 0);
     assert_eq!((run.ledger.cached(), run.ledger.cached_bytes()), ((0, 0), 0), "each row weighs what it was");
 }

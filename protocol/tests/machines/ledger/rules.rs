@@ -8,14 +8,16 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{Device, Ledger, Loaded, Need, Outcome, Stop},
     record::{
-        Body, MemberAction, MemberChange, Message, Origin, Position, Prune, Recall, Record, RecordError,
-        Role, RuleChange, Rules, SenderOrder, body_hash,
+        Body, Edit, MemberAction, MemberChange, Message, MessageMode, Origin, Position, Prune, Recall,
+        Record, RecordError, Role, RuleChange, Rules, SenderOrder, body_hash,
     },
 };
 
 use super::store;
 
+mod edits;
 mod hidden_groups;
+mod modes;
 mod refusals;
 mod switch;
 mod versions;
@@ -43,6 +45,7 @@ fn message(to: &str, sender: &str, id: &str) -> Message {
         content: Bytes::from_static(b"hi"),
         order: SenderOrder { epoch: 5, n: 0, chained: false },
         flags: 0,
+        mode: Default::default(),
         body_hash: body_hash(b"hi"),
     }
 }

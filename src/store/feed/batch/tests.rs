@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tidegate_protocol::{
     id::{GroupId, MsgId, UserId},
     machine::ledger::{Pruned, Row},
-    record::{Body, MemberAction, MemberChange, Message, Position, Recall, Rules, SenderOrder},
+    record::{Body, Edit, MemberAction, MemberChange, Message, Position, Recall, Rules, SenderOrder},
 };
 
 use super::*;
@@ -31,6 +31,7 @@ fn body(id: &ConversationId, kind: FeedKind) -> Body {
             order: SenderOrder { epoch: 1, n: 0, chained: false },
             flags: 0,
             body_hash: [0; 16],
+            mode: Default::default(),
         }),
         FeedKind::Change => Body::Member(MemberChange {
             conversation: id.clone(),
@@ -40,6 +41,16 @@ fn body(id: &ConversationId, kind: FeedKind) -> Body {
             by: None,
             settings: Default::default(),
             request_id: msg_id,
+        }),
+        FeedKind::Edit => Body::Edit(Edit {
+            conversation: id.clone(),
+            seq: 1,
+            by: None,
+            device: tidegate_protocol::id::DeviceId::new("phone").unwrap(),
+            msg_id,
+            content: Bytes::from_static(b"secret"),
+            body_hash: [0; 16],
+            denied: None,
         }),
         _ => Body::Recall(Recall { conversation: id.clone(), seq: 1, by: None }),
     }
@@ -55,6 +66,7 @@ fn delta(from: u64, log: &[Logged]) -> Delta {
         to: at(from + log.len() as u64),
         rules: Rules::default(),
         rows: Vec::new(),
+        edited: Vec::new(),
         recalled: Vec::new(),
         pruned: Vec::new(),
         heads: Vec::new(),
@@ -87,7 +99,7 @@ fn entries(log: &[Logged]) -> Vec<FeedEntry> {
 }
 
 fn logged() -> impl Strategy<Value = Logged> {
-    let kinds = vec![FeedKind::Message, FeedKind::Change, FeedKind::Recall, FeedKind::Prune];
+    let kinds = vec![FeedKind::Message, FeedKind::Change, FeedKind::Recall, FeedKind::Edit, FeedKind::Prune];
     let numbers = prop_oneof![0..100_u64, any::<u64>()];
     (0..4_u8, proptest::sample::select(kinds), numbers.clone(), numbers)
 }

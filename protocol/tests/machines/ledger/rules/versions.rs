@@ -2,7 +2,9 @@
 
 use tidegate_protocol::machine::ledger::{LEDGER_NEWEST, kind_version};
 
-use super::*;
+use tidegate_protocol::record::mode::SILENT;
+
+use super::{edits::edit, modes::moded, *};
 
 /// Kinds of records by the version of the rules that introduced them. A new kind, or a new action, joins the list of a
 /// version that no release has yet: nodes that do not know a kind skip its records, so two nodes that agree on the
@@ -18,6 +20,7 @@ const KINDS: [(u32, &[&str]); LEDGER_NEWEST as usize] = [
     (2, &[]),
     (3, &[]),
     (4, &[]),
+    (5, &["Edit", "Moded message"]),
 ];
 
 /// Returns the name of a kind, and the next kind; a new one does not compile until it is added here.
@@ -25,7 +28,9 @@ fn kinds() -> BTreeMap<String, Body> {
     use MemberAction::{Create, Delete, Join, Kick, Leave, Mute, Role, Settings, Unmute};
     // The match is complete, so that a kind can't be left out of the list below it.
     let name = |body: &Body| match body {
-        Body::Message(_) => "Message".to_owned(),
+        Body::Message(it) if it.mode.is_ordinary() => "Message".to_owned(),
+        Body::Message(_) => "Moded message".to_owned(),
+        Body::Edit(_) => "Edit".to_owned(),
         Body::Member(it) => match it.action {
             Create | Join | Leave | Kick | Role | Settings | Delete | Mute | Unmute => {
                 format!("{:?}", it.action)
@@ -39,6 +44,8 @@ fn kinds() -> BTreeMap<String, Body> {
     let changes = actions.map(|action| Body::Member(change(action, &["bob"], "ann", "q1")));
     let others = [
         Body::Message(message("g:a", "ann", "m1")),
+        Body::Message(moded("g:a", "ann", "m1", MessageMode::of_flags(SILENT))),
+        Body::Edit(edit("g:a", 1, "ann", "e1")),
         Body::Recall(Recall { conversation: conversation("g:a"), seq: 1, by: None }),
         Body::Prune(Prune { conversation: conversation("g:a"), up_to: 1 }),
         Body::Rules(RuleChange::default()),
@@ -84,6 +91,13 @@ fn log() -> Vec<Body> {
         rules(0),
         // Beyond a window of 2, a first attempt is a new message.
         Body::Message(message("g:a", "ann", "m4")),
+        Body::Message(moded(
+            "g:a",
+            "system",
+            "m5",
+            MessageMode { is_operator: true, ..MessageMode::default() },
+        )),
+        Body::Edit(edit("g:a", 4, "ann", "e1")),
     ]
 }
 
@@ -119,10 +133,12 @@ fn each_version_answers_a_log_as_it_always_did() {
         "noted",
         "noted",
         "again 4",
+        "NOT_YET",
+        "NOT_YET",
     ];
     assert_eq!(outcomes(1), first);
     // From version 2 on the window stays, from version 3 on the first refusal counts.
-    let second = [&first[..13], &["seq 5"]].concat();
+    let second = [&first[..13], &["seq 5"], &first[14..]].concat();
     assert_eq!(outcomes(2), second);
     let third = [&second[..7], &["still NOT_A_MEMBER"], &second[8..]].concat();
     assert_eq!(outcomes(3), third);
@@ -141,6 +157,10 @@ fn each_version_answers_a_log_as_it_always_did() {
         "noted",
         "noted",
         "seq 5",
+        "NOT_YET",
+        "NOT_YET",
     ];
     assert_eq!(outcomes(4), fourth);
+    let fifth = [&fourth[..14], &["seq 6", "seq 7"]].concat();
+    assert_eq!(outcomes(5), fifth);
 }

@@ -1,0 +1,119 @@
+//! Edits of messages by clients: checked as their sends are, then appended.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tidegate_protocol::{
+    Code,
+    id::{DeviceId, UserId},
+    machine::{ledger::MODES_RULES, session::Query},
+    record::{Edit, body_hash},
+};
+use tokio::time::Instant;
+
+use super::token::RECIPIENT_NOT_GRANTED;
+use crate::{
+    clock::wall_ms,
+    cluster::{BlockVerdict, Cluster},
+    config::AllowAction,
+    conversation::{
+        consistent::{beyond_head_after_barrier, beyond_head_before_barrier},
+        read_position::BeyondHead,
+    },
+    hooks::HookVerdict,
+    ingest::intake,
+    mail::{QueryResult, Refusal},
+    net::io::Io,
+    shard::{Shard, conn::Conn, query::Work},
+};
+
+/// Longest time for a lookup of a block.
+const BLOCK_LOOKUP_MAX: Duration = Duration::from_secs(3);
+
+impl<I: Io> Shard<I> {
+    /// Returns the work that edits a message, or refuses that.
+    pub(in crate::shard) fn edit(
+        &self,
+        conn: &Conn,
+        user: UserId,
+        query: Query,
+        appends: Arc<AtomicBool>,
+    ) -> Work {
+        let edit = conn.login.as_deref().and_then(|login| edit_of(&user, &login.route.device, query));
+        let (is_granted, is_suspended) = match &edit {
+            Some(edit) => (Self::may_write(conn, &edit.conversation), self.is_suspended(conn)),
+            None => (false, false),
+        };
+        let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
+        let (reads, hook) = (Arc::clone(&self.context.reads), self.context.hooks.allow());
+        Box::pin(async move {
+            let Some(mut edit) = edit else { return Err((Code::BadState, "")) };
+            if !is_granted {
+                return Err(RECIPIENT_NOT_GRANTED);
+            }
+            if is_suspended {
+                return Err((Code::Suspended, ""));
+            }
+            check_node(&cluster, &edit)?;
+            if let Some(hook) = hook {
+                match hook.decide_edit(&user, &edit.conversation).await {
+                    HookVerdict::Allowed => {}
+                    HookVerdict::Denied(reason) => {
+                        return Ok(QueryResult::Denied(AllowAction::Write, reason));
+                    }
+                    HookVerdict::Unavailable => return Err((Code::HookUnavailable, "")),
+                }
+            }
+            let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
+            let turn = reads.turn(&user).await?;
+            let mut denied = recaller.edit_denial(store, &user, &edit, first, wall_ms()).await;
+            drop(turn);
+            if first == BeyondHead::Unknown && matches!(denied, Err((Code::NotYet, _))) {
+                let above = beyond_head_after_barrier(&cluster, &edit.conversation).await;
+                let _turn = reads.turn(&user).await?;
+                denied = recaller.edit_denial(store, &user, &edit, above, wall_ms()).await;
+            }
+            edit.denied = match denied? {
+                None if is_blocked(&cluster, &user, &edit).await? => Some(Code::Forbidden),
+                denied => denied,
+            };
+            appends.store(true, Ordering::Relaxed);
+            Ok(match recaller.edit(edit, wall_ms()).await {
+                Ok(ack) => QueryResult::Accepted(Box::new(ack)),
+                Err((code, words)) => QueryResult::Refused(code, words),
+            })
+        })
+    }
+}
+
+/// Returns the edit that a query asks for.
+fn edit_of(user: &UserId, device: &DeviceId, query: Query) -> Option<Edit> {
+    let Query::Edit { conversation, seq, content, msg_id } = query else { return None };
+    let (by, device, body_hash) = (Some(user.clone()), device.clone(), body_hash(&content));
+    Some(Edit { conversation, seq, by, device, msg_id, content, body_hash, denied: None })
+}
+
+/// Refuses an edit while the log does not take it, or nodes of a former version would skip it.
+fn check_node(cluster: &Cluster, edit: &Edit) -> Result<(), Refusal> {
+    match intake::refusal(cluster, &edit.conversation) {
+        Some(code) => Err((code, "")),
+        None if !cluster.peers.all_follow(MODES_RULES) => Err((Code::NotYet, "not all nodes know edits yet")),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether the other user of a direct conversation blocks the user.
+async fn is_blocked(cluster: &Cluster, user: &UserId, edit: &Edit) -> Result<bool, Refusal> {
+    let mut verdict = cluster.block_verdict(user, &edit.conversation);
+    if verdict == BlockVerdict::Unknown {
+        let until = Instant::now() + BLOCK_LOOKUP_MAX;
+        let found = cluster.look_up_block(user, &edit.conversation, until).await;
+        verdict = found.map_err(|_| (Code::StoreUnavailable, ""))?;
+    }
+    Ok(verdict != BlockVerdict::Allowed)
+}
