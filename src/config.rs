@@ -314,6 +314,19 @@ impl Default for EventsConfig {
     }
 }
 
+impl EventsConfig {
+    fn check(&self, need: &mut impl FnMut(bool, &str)) {
+        need(
+            (1..=8_760).contains(&self.retention_hours),
+            "events.retention_hours: between 1 and 8760; to keep no feed, set events.feed = false",
+        );
+        need(
+            self.feed_bytes_max >= 1 << 20,
+            "events.feed_bytes_max: at least 1048576; to keep no feed, set events.feed = false",
+        );
+    }
+}
+
 impl Default for SocketConfig {
     fn default() -> Self {
         Self { send_buffer_bytes: 64 * 1024, notsent_lowat_bytes: 16 * 1024, user_timeout_ms: 20_000 }

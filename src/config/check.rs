@@ -70,14 +70,7 @@ impl Config {
             (8..=3_650).contains(&self.retention.keys_days),
             "retention.keys_days: between 8 and 3650; clients may retry for 7 days",
         );
-        need(
-            (1..=8_760).contains(&self.events.retention_hours),
-            "events.retention_hours: between 1 and 8760; to keep no feed, set events.feed = false",
-        );
-        need(
-            self.events.feed_bytes_max >= 1 << 20,
-            "events.feed_bytes_max: at least 1048576; to keep no feed, set events.feed = false",
-        );
+        self.events.check(&mut need);
         self.fault.check(&mut need);
     }
 }

@@ -110,6 +110,10 @@ impl Database {
         batch.insert(&self.state, codec::partition_key(partition), codec::put_partition_state(it));
     }
 
+    pub(super) fn put_feed_state(&self, batch: &mut WriteBatch, partition: u32, it: &FeedState) {
+        batch.insert(&self.feed, codec::feed_state_key(partition), codec::put_feed_state(it));
+    }
+
     /// Returns the counters of the partition's feed in the snapshot.
     pub(crate) fn feed_state_in(
         &self,

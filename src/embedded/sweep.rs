@@ -7,9 +7,7 @@ use std::{
 
 use tidegate_protocol::record::Hash16;
 
-use fjall::PersistMode;
-
-use super::{Database, DatabaseError, batch::WriteBatch, codec, writer::Writer};
+use super::{Database, DatabaseError, batch::WriteBatch, codec};
 
 /// Keys examined per step.
 const STEP_KEYS: usize = 1_024;
@@ -97,30 +95,4 @@ fn swept_to(database: &Database, partition: u32) -> Result<u64, DatabaseError> {
     let value = database.state.get(codec::swept_key(partition))?;
     let to = value.map(|value| value[..].try_into().map(u64::from_be_bytes).map_err(|_| codec::damaged()));
     Ok(to.transpose()?.unwrap_or(0))
-}
-
-impl Writer {
-    /// Removes the next few expired keys. Removals that a crash undoes are repeated by a later sweep.
-    pub(super) fn sweep_keys(&mut self) {
-        if self.check_usable().is_err() || !self.key_sweep.is_due() {
-            return;
-        }
-        let expired: Vec<_> =
-            self.partitions.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
-        for (partition, keys_from) in expired {
-            if !self.key_sweep.has_work(partition, keys_from) {
-                continue;
-            }
-            let mut sweep = std::mem::take(&mut self.key_sweep);
-            let mut step = None;
-            let swept = self.write(PersistMode::Buffer, |database, _, batch| {
-                step = sweep.stage(database, partition, keys_from, batch)?;
-                Ok(())
-            });
-            if swept.is_ok() {
-                sweep.done(partition, step);
-            }
-            self.key_sweep = sweep;
-        }
-    }
 }

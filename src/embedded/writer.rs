@@ -55,7 +55,7 @@ pub(super) struct Writer {
     unsynced: u64,
     /// Replies that wait for a sync of those bytes.
     pub(super) confirms: PendingConfirms,
-    pub(super) key_sweep: KeySweep,
+    key_sweep: KeySweep,
 }
 
 fn full() -> StoreError {
@@ -169,6 +169,30 @@ impl Writer {
                     reply.send(()).ok();
                 }
             }
+        }
+    }
+
+    /// Removes the next few expired keys. Removals that a crash undoes are repeated by a later sweep.
+    fn sweep_keys(&mut self) {
+        if self.check_usable().is_err() || !self.key_sweep.is_due() {
+            return;
+        }
+        let expired: Vec<_> =
+            self.partitions.iter().map(|(number, it)| (*number, it.rules.keys_from)).collect();
+        for (partition, keys_from) in expired {
+            if !self.key_sweep.has_work(partition, keys_from) {
+                continue;
+            }
+            let mut sweep = std::mem::take(&mut self.key_sweep);
+            let mut step = None;
+            let swept = self.write(PersistMode::Buffer, |database, _, batch| {
+                step = sweep.stage(database, partition, keys_from, batch)?;
+                Ok(())
+            });
+            if swept.is_ok() {
+                sweep.done(partition, step);
+            }
+            self.key_sweep = sweep;
         }
     }
 

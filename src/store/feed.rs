@@ -31,7 +31,7 @@ pub const FEED_PAGE_MAX: usize = 10_000;
 /// Most rows, each of one batch, that [`FeedStore::trim_feed`] removes at once, so that it delays no archive.
 pub const FEED_TRIM_ROWS: usize = 1_024;
 
-/// What an entry of the feed is about.
+/// Kind of an entry of the feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FeedKind {
     /// Message; the entry's seq is its row.
@@ -93,7 +93,7 @@ pub struct FeedEntry {
     pub conversation: ConversationId,
     /// Seq in the conversation; see [`FeedKind`].
     pub seq: u64,
-    /// What the entry is about.
+    /// Kind of the record.
     pub kind: FeedKind,
     /// Receive time of the record, in ms since 1970.
     pub time: u64,

@@ -64,7 +64,7 @@ pub(in crate::embedded) fn stage(
         let value = codec::put_feed_value(time, state.bytes, &bytes);
         batch.insert(&database.feed, codec::feed_key(partition, state.newest), value);
     }
-    batch.insert(&database.feed, codec::feed_state_key(partition), codec::put_feed_state(&state));
+    database.put_feed_state(batch, partition, &state);
     state
 }
 
@@ -152,7 +152,7 @@ fn stage_trim(
         removed += 1;
     }
     if removed > 0 {
-        batch.insert(&database.feed, codec::feed_state_key(partition), codec::put_feed_state(state));
+        database.put_feed_state(batch, partition, state);
     }
     Ok(removed)
 }

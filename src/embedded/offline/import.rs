@@ -185,8 +185,7 @@ impl ImportWriter<'_> {
                 let partition_state = PartitionState { topic: self.topic, fence: Fence(0), position, rules };
                 self.database.put_partition_state(batch, it.number, &partition_state);
                 batch.insert(state, codec::swept_key(it.number), rules.keys_from.to_be_bytes());
-                let feed = codec::put_feed_state(&FeedState::imported(position));
-                batch.insert(&self.database.feed, codec::feed_state_key(it.number), feed);
+                self.database.put_feed_state(batch, it.number, &FeedState::imported(position));
             }
             Entry::Log(it) => batch.insert(state, codec::log_key(it.partition, it.offset), it.record),
             Entry::Conversation(it) => {

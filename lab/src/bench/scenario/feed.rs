@@ -104,11 +104,12 @@ async fn round(owner: &mut Owner, load: &Load<'_>) -> Result<(f64, f64)> {
         deltas.push(owner.decide(count, load).await?);
         left -= count;
         if deltas.len() == 8 || left == 0 {
-            let before = (host::cpu(me)?.ran, host::busy_ns()?);
+            // With the time of threads that have ended.
+            let before = (host::Processes::read()?.tree_cpu_ns(me)?, host::busy_ns()?);
             for delta in deltas.drain(..) {
                 owner.write(&delta).await?;
             }
-            process += host::cpu(me)?.ran - before.0;
+            process += host::Processes::read()?.tree_cpu_ns(me)?.saturating_sub(before.0);
             all += host::busy_ns()?.saturating_sub(before.1);
         }
     }
