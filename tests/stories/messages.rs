@@ -2,6 +2,7 @@
 
 mod api;
 mod blocks;
+mod edits;
 mod limits;
 mod modes;
 mod rules;

@@ -5,10 +5,8 @@ use std::{io::Write as _, net::TcpStream};
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::{
-    edits::switched,
-    support::{Client, ServerBody, TestNode, ask, eventually, hello, http, send, text_of},
-};
+use super::edits::switched;
+use crate::support::{Client, ServerBody, TestNode, ask, eventually, hello, http, send, text_of};
 
 fn post(node: &TestNode, path: &str, body: &Value) -> (u16, Value) {
     node.admin("POST", path, body)
