@@ -63,7 +63,7 @@ impl Content {
     }
 }
 
-// Numbers of the fields beside the body.
+// Numbers of the fields after the body.
 const TYPE: u32 = 3;
 const JSON: u32 = 4;
 const REPLY_TO: u32 = 5;

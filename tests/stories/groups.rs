@@ -26,7 +26,7 @@ fn members_get_changes_and_others_may_not_send() {
         assert_eq!(joined.seq, 2);
         assert!(is_event(&joined, pb::MemberChange::Joined, &["carol"]), "{joined:?}");
     }
-    assert_eq!(carol.text(&group, "m1", "thank you"), 3, "a refusal takes no seq");
+    assert_eq!(carol.text(&group, "m1-again", "thank you"), 3, "a refusal takes no seq");
     assert_eq!(alice.expect_push().seq, 3);
     assert_eq!(node.kick(&group, &["carol"]), 4);
     for client in [&mut alice, &mut carol] {

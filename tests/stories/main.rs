@@ -7,7 +7,6 @@ mod devices;
 mod disconnects;
 mod disk;
 mod drain;
-mod edits;
 mod events;
 mod groups;
 mod login;

@@ -2,6 +2,7 @@
 
 mod api;
 mod blocks;
+mod edits;
 mod limits;
 mod modes;
 mod rules;
@@ -205,7 +206,7 @@ fn invalid_send_is_refused_with_its_code_and_takes_no_seq() {
         assert_eq!(refused(send("d:zoe:bob", "m1", "ids are not in order")), Code::BadId);
         assert_eq!(refused(send("bob", "m1", &"x".repeat(32_769))), Code::ContentTooLarge);
         assert_eq!(refused(pb::Send { next_id: "m2".into(), ..send("bob", "m1", "x") }), Code::BadLink);
-        assert_eq!(refused(send("g:nobody-made-this", "m1", "x")), Code::NotFound);
+        assert_eq!(refused(send("g:nobody-made-this", "m1", "x")), Code::NotAMember);
         assert_eq!(refused(send("r:hall", "m1", "x")), Code::NotAMember);
         assert_eq!(alice.text("bob", "m1", "at last"), 1);
     }

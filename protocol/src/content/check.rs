@@ -41,7 +41,7 @@ pub enum ContentError {
     /// An object of its JSON has a key twice.
     #[error("json: an object has a key twice; the second one is at byte {0}")]
     Twice(usize),
-    /// It mentions too many users.
+    /// The list of mentions is too long.
     #[error("mentions: at most {MENTIONS_MAX} are allowed")]
     Mentions,
     /// It mentions something that is no user.

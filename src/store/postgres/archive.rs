@@ -153,9 +153,9 @@ impl<'a> RowColumns<'a> {
             delta.edited.iter().map(|it| ((&it.conversation, it.seq), it)).collect();
         for row in &delta.rows {
             let Some(id) = row.body.conversation() else { continue };
-            let change = (edited.remove(&(id, row.seq)), recalled.remove(&(id, row.seq)));
+            let (edit, recall) = (edited.remove(&(id, row.seq)), recalled.remove(&(id, row.seq)));
             if !is_gone(id, row.seq) {
-                self.push(id, row, change)?;
+                self.push(id, row, edit, recall)?;
             }
         }
         for ((id, seq), it) in edited {
@@ -171,7 +171,8 @@ impl<'a> RowColumns<'a> {
         &mut self,
         id: &'a ConversationId,
         row: &'a Row,
-        (edited, recalled): (Option<&'a Edited>, Option<&Recalled>),
+        edited: Option<&'a Edited>,
+        recalled: Option<&Recalled>,
     ) -> Result<(), PostgresError> {
         let (sender, content) = match &row.body {
             Body::Message(message) => (Some(message.sender.as_str()), &message.content[..]),

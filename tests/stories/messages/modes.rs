@@ -3,10 +3,8 @@
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
-use crate::{
-    edits::switched,
-    support::{TestNode, text_of},
-};
+use super::edits::switched;
+use crate::support::{TestNode, text_of};
 
 fn patch(node: &TestNode, place: &str, seq: u64, body: &Value) -> (u16, Value) {
     node.admin("PATCH", &format!("/v1/conversations/{place}/messages/{seq}"), body)
