@@ -20,6 +20,7 @@ mod blocks;
 mod conversation_lists;
 pub mod dump;
 mod faulty;
+pub(crate) mod feed;
 pub(crate) mod guard;
 pub mod import;
 mod memory;
@@ -31,6 +32,11 @@ mod user_state;
 pub use self::{
     blocks::{AddedBlock, BlockEntry, BlockLists, BlockOutcome, BlocksPage},
     conversation_lists::{ConversationHead, ConversationLists, MembershipsRequest},
+    feed::{
+        CONSUMER_BYTES_MAX, CURSOR_BYTES_MAX, ConsumerName, CursorOutcome, FEED_CONSUMERS_MAX, FEED_PAGE_MAX,
+        FEED_TRIM_ROWS, FeedBounds, FeedCursor, FeedEntry, FeedKind, FeedLimits, FeedPage, FeedPosition,
+        FeedRead, FeedStore, InvalidCursor,
+    },
     guard::{
         GUARD_BATCH_MAX, GUARD_ENTRIES_MAX, GUARD_NAME_BYTES_MAX, GUARD_PAGE_MAX, GUARD_VALUE_BYTES_MAX,
         GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPage, GuardPut, GuardRow, GuardStore,
@@ -236,7 +242,7 @@ pub enum StoreError {
 /// Archive of the log. Reads see only complete, successful archives, and what they have seen never disappears.
 #[async_trait]
 pub trait Store:
-    BlockLists + ConversationLists + GuardStore + MessageTimes + RevocationStore + Send + Sync
+    BlockLists + ConversationLists + FeedStore + GuardStore + MessageTimes + RevocationStore + Send + Sync
 {
     /// Returns whether the store may fall back to an older state while nodes use it, as one that promotes a standby.
     fn may_fall_back(&self) -> bool {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::{Delta, Head, Member},
+    machine::ledger::{Delta, Head, Member, Pruned},
 };
 
 use super::{
@@ -127,7 +127,7 @@ fn refuse_conflicts(database: &Database, cache: &mut WriteCache, delta: &Delta) 
 }
 
 fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result<(), DatabaseError> {
-    let pruned: HashMap<_, _> = delta.pruned.iter().map(|(id, up_to)| (id, *up_to)).collect();
+    let pruned: HashMap<_, _> = delta.pruned.iter().map(|it| (&it.conversation, it.up_to)).collect();
     let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
     let mut recalled: HashMap<_, _> =
         delta.recalled.iter().map(|it| ((&it.conversation, it.seq), it.by)).collect();
@@ -147,7 +147,7 @@ fn history(database: &Database, delta: &Delta, batch: &mut WriteBatch) -> Result
             batch.insert(&database.rows, key, codec::put_row(&stored.row, Some(by))?);
         }
     }
-    for (id, up_to) in &delta.pruned {
+    for Pruned { conversation: id, up_to, .. } in &delta.pruned {
         // Start above the rows pruned before: a scan visits the tombstones of removed rows one by one.
         let stored = database.state.get(codec::head_key(id))?.map(|value| codec::head(&value)).transpose()?;
         let first = stored.map_or(0, |(head, _)| head.pruned_to) + 1;

@@ -14,6 +14,7 @@ use tidegate_protocol::{
 };
 
 mod conversation_lists;
+mod feed;
 mod guard;
 mod message_times;
 mod revocations;

@@ -10,13 +10,14 @@ use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
-    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, RowHead, Stay},
+    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, Pruned, RowHead, Stay},
     record::{Body, Hash16, Position, Rules},
     settings::UserSettings,
 };
 
 mod blocks;
 mod conversation_lists;
+mod feed;
 mod guard;
 
 use super::{
@@ -35,6 +36,8 @@ pub struct MemoryStore {
     now_ms: Mutex<Option<u64>>,
     /// Wall clock, by which entries of the guard end.
     wall_ms: fn() -> u64,
+    /// Whether archives write the feed.
+    writes_feed: bool,
 }
 
 impl Default for MemoryStore {
@@ -59,6 +62,7 @@ struct State {
     newest_revocation: u64,
     blocks: blocks::AllBlocks,
     guard: guard::GuardRows,
+    feed: feed::Feeds,
 }
 
 #[derive(Clone)]
@@ -89,7 +93,14 @@ struct Conversation {
 impl MemoryStore {
     /// Creates an empty store with another wall clock, as a simulation has.
     pub fn with_clock(wall_ms: fn() -> u64) -> Self {
-        Self { state: Mutex::default(), now_ms: Mutex::default(), wall_ms }
+        Self { state: Mutex::default(), now_ms: Mutex::default(), wall_ms, writes_feed: true }
+    }
+
+    /// Makes archives count the entries of the feed, and write none.
+    #[must_use]
+    pub fn without_feed(mut self) -> Self {
+        self.writes_feed = false;
+        self
     }
 
     /// Gives the store a clock of its own, which stands still.
@@ -161,7 +172,7 @@ impl State {
                 }
             }
         }
-        for (conversation, up_to) in &delta.pruned {
+        for Pruned { conversation, up_to, .. } in &delta.pruned {
             let rows = &mut self.conversation(conversation).rows;
             *rows = rows.split_off(&up_to.saturating_add(1));
         }
@@ -276,6 +287,7 @@ impl Store for MemoryStore {
             return Err(StoreError::Conflict(conversation, seq));
         }
         state.apply(partition, delta);
+        state.feed.append(partition, delta, self.writes_feed);
         let kept = state.partitions.get_mut(&partition).expect("its fence was just read");
         kept.position = delta.to;
         kept.keys.extend(delta.keys.iter().copied());

@@ -13,10 +13,11 @@ use tidegate::{
     bus::TopicId,
     revocation::Revocation,
     store::{
-        BlockEntry, BlockLists, BlockOutcome, BlocksPage, ConversationSeq, Fence, GroupMembers, GuardBatch,
-        GuardKey, GuardOutcome, GuardPage, GuardRow, GuardStore, Membership, MemoryStore, MessageTimes, Page,
-        PageQuery, Personal, ReadClass, RevocationPage, RevocationStore, Scan, Snapshot, Store, StoreError,
-        StoredRow, Summary, Takeover,
+        BlockEntry, BlockLists, BlockOutcome, BlocksPage, ConsumerName, ConversationSeq, CursorOutcome,
+        FeedBounds, FeedCursor, FeedLimits, FeedPosition, FeedRead, FeedStore, Fence, GroupMembers,
+        GuardBatch, GuardKey, GuardOutcome, GuardPage, GuardRow, GuardStore, Membership, MemoryStore,
+        MessageTimes, Page, PageQuery, Personal, ReadClass, RevocationPage, RevocationStore, Scan, Snapshot,
+        Store, StoreError, StoredRow, Summary, Takeover,
     },
 };
 use tidegate_protocol::{
@@ -98,6 +99,42 @@ impl RevocationStore for SlowStore {
 
     async fn revocations(&self, above: u64, limit: usize) -> Result<RevocationPage, StoreError> {
         self.inner.revocations(above, limit).await
+    }
+}
+
+#[async_trait]
+impl FeedStore for SlowStore {
+    async fn read_feed(
+        &self,
+        partition: u32,
+        after: u64,
+        limits: FeedLimits,
+    ) -> Result<FeedRead, StoreError> {
+        self.inner.read_feed(partition, after, limits).await
+    }
+
+    async fn feed_positions(&self) -> Result<Vec<FeedPosition>, StoreError> {
+        self.inner.feed_positions().await
+    }
+
+    async fn trim_feed(&self, partition: u32, fence: Fence, bounds: FeedBounds) -> Result<u64, StoreError> {
+        self.inner.trim_feed(partition, fence, bounds).await
+    }
+
+    async fn save_cursor(&self, fence: Fence, cursor: &FeedCursor) -> Result<CursorOutcome, StoreError> {
+        self.inner.save_cursor(fence, cursor).await
+    }
+
+    async fn cursors(&self, consumer: &ConsumerName) -> Result<Vec<FeedCursor>, StoreError> {
+        self.inner.cursors(consumer).await
+    }
+
+    async fn consumers(&self) -> Result<Vec<ConsumerName>, StoreError> {
+        self.inner.consumers().await
+    }
+
+    async fn forget_consumer(&self, consumer: &ConsumerName) -> Result<(), StoreError> {
+        self.inner.forget_consumer(consumer).await
     }
 }
 

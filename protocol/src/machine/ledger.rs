@@ -48,8 +48,8 @@ use self::cache::Cache;
 #[doc(hidden)]
 pub use self::mutation::Mutation;
 pub use self::rows::{
-    Delta, Device, Head, Key, Loaded, Member, Need, Outcome, Recalled, Row, RowHead, Stay, Stop, message_key,
-    request_key,
+    Delta, Device, Head, Key, Loaded, Member, Need, Outcome, Pruned, Recalled, Row, RowHead, Stay, Stop,
+    message_key, request_key,
 };
 use crate::{
     id::{ConversationId, UserId},
@@ -225,7 +225,7 @@ impl Ledger {
             Body::Message(it) => message::apply(self, offset, record, it)?,
             Body::Member(it) => group::member(self, offset, time, it)?,
             Body::Recall(it) => group::recall(self, offset, time, it)?,
-            Body::Prune(it) => group::prune(self, it)?,
+            Body::Prune(it) => group::prune(self, offset, time, it)?,
             Body::Rules(it) => self.set_rules(offset, it)?,
         };
         self.next = offset + 1;

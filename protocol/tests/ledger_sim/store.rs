@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
-    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, Row, RowHead},
+    machine::ledger::{Delta, Device, Head, Key, Loaded, Member, Need, Pruned, Row, RowHead},
     record::{Body, Hash16, Position, Rules},
 };
 
@@ -79,7 +79,7 @@ impl Store {
             }
         }
         tables.recalled.extend(delta.recalled.iter().map(|it| ((it.conversation.clone(), it.seq), it.by)));
-        for (id, up_to) in &delta.pruned {
+        for Pruned { conversation: id, up_to, .. } in &delta.pruned {
             tables.rows.retain(|(conversation, seq), _| conversation != id || seq > up_to);
             tables.recalled.retain(|(conversation, seq), _| conversation != id || seq > up_to);
         }

@@ -132,7 +132,7 @@ pub(super) struct RowColumns<'a> {
 
 impl<'a> RowColumns<'a> {
     fn add(&mut self, delta: &'a Delta) -> Result<(), PostgresError> {
-        let pruned: HashMap<_, _> = delta.pruned.iter().map(|(id, up_to)| (id, *up_to)).collect();
+        let pruned: HashMap<_, _> = delta.pruned.iter().map(|it| (&it.conversation, it.up_to)).collect();
         let is_gone = |id: &ConversationId, seq: u64| pruned.get(id).is_some_and(|up_to| seq <= *up_to);
         let mut recalled: HashMap<_, _> =
             delta.recalled.iter().map(|it| ((&it.conversation, it.seq), it)).collect();
@@ -355,7 +355,7 @@ pub(super) async fn write(
         members.add(*partition, delta);
         others.add(delta);
         keys.add(*partition, &delta.keys);
-        pruned.extend(delta.pruned.iter().map(|(id, up_to)| (id.as_str(), codec::bound(*up_to))));
+        pruned.extend(delta.pruned.iter().map(|it| (it.conversation.as_str(), codec::bound(it.up_to))));
     }
     let mut calls = Vec::new();
     if !rows.seq.is_empty() {

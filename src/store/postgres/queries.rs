@@ -1,5 +1,7 @@
 //! Queries that any node may run: conversations of a user, members, summaries, pages of history.
 
+mod feed;
+
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::ledger::Member,

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
 use foldhash::fast::FixedState;
 
-use super::rows::{Device, Head, Key, Loaded, Member, Need, Recalled, Row, RowHead, Stay, Stop};
+use super::rows::{Device, Head, Key, Loaded, Member, Need, Pruned, Recalled, Row, RowHead, Stay, Stop};
 use crate::{
     id::{ConversationId, DeviceId, UserId},
     record::Hash16,
@@ -56,7 +56,7 @@ struct User {
 pub(super) struct Fresh {
     pub(super) rows: Vec<Row>,
     pub(super) recalled: Vec<Recalled>,
-    pub(super) pruned: Vec<(ConversationId, u64)>,
+    pub(super) pruned: Vec<Pruned>,
     pub(super) stays: Vec<(ConversationId, UserId, Stay)>,
     heads: Vec<ConversationId>,
     members: Vec<(ConversationId, UserId)>,

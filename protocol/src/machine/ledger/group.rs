@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     Ledger,
     mutation::Mutation,
-    rows::{Head, Key, Member, Outcome, Recalled, Row, RowHead, Stop, request_key},
+    rows::{Head, Key, Member, Outcome, Pruned, Recalled, Row, RowHead, Stop, request_key},
 };
 use crate::{
     code::Code,
@@ -290,13 +290,14 @@ pub(super) fn recall(ledger: &mut Ledger, offset: u64, time: u64, recall: &Recal
 }
 
 /// Applies a prune. It is no event of the conversation and has no seq or row; readers get removed seqs as expired.
-pub(super) fn prune(ledger: &mut Ledger, prune: &Prune) -> Result<Outcome, Stop> {
+pub(super) fn prune(ledger: &mut Ledger, offset: u64, time: u64, prune: &Prune) -> Result<Outcome, Stop> {
     let Some(head) = ledger.cache.head(&prune.conversation)? else { return Ok(refused(Code::NotFound)) };
     let up_to = prune.up_to.min(head.last_seq);
     if up_to > head.pruned_to {
         let head = Head { pruned_to: up_to, ..head.clone() };
         ledger.cache.set_head(&prune.conversation, head);
-        ledger.cache.fresh.pruned.push((prune.conversation.clone(), up_to));
+        let conversation = prune.conversation.clone();
+        ledger.cache.fresh.pruned.push(Pruned { conversation, up_to, offset, time });
     }
     Ok(Outcome::Noted)
 }

@@ -152,6 +152,19 @@ pub struct Recalled {
     pub by: (u64, u64),
 }
 
+/// Conversation whose oldest rows a `Prune` has removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pruned {
+    /// Conversation of the rows.
+    pub conversation: ConversationId,
+    /// Last removed seq.
+    pub up_to: u64,
+    /// Offset of the record in the log.
+    pub offset: u64,
+    /// Receive time of the record.
+    pub time: u64,
+}
+
 /// Changes that the archive writes in one transaction, `WHERE fence = mine AND position = from`.
 ///
 /// Rows are complete new values (upserts). `rows` are always new: if a (conversation, seq) already exists, the log or
@@ -168,8 +181,8 @@ pub struct Delta {
     pub rows: Vec<Row>,
     /// Messages that lose their content.
     pub recalled: Vec<Recalled>,
-    /// Pruned conversations, with the last removed seq.
-    pub pruned: Vec<(ConversationId, u64)>,
+    /// Pruned conversations, in log order; one that was pruned several times is there as often.
+    pub pruned: Vec<Pruned>,
     /// Changed heads.
     pub heads: Vec<(ConversationId, Head)>,
     /// Changed members.
