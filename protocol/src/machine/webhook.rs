@@ -1,7 +1,7 @@
 //! Delivery of the feed to one endpoint of the application, from one node.
 //!
 //! **Promise.** An event is sent only after the receiver has taken every earlier event of its conversation, except those
-//! that were set aside and reported. Each event is taken at least once, whatever crashes, and whoever else delivers at the
+//! that were set aside and reported. Each event is taken at least once, whatever crashes, and if two nodes deliver at the
 //! same time: a cursor only claims what its writer saw taken, so every saved one is safe to start from.
 //!
 //! **Lanes.** The conversations of a partition are spread over lanes by their hash. Of all partitions, a lane has one
@@ -93,7 +93,7 @@ struct Sent {
     of: SentOf,
 }
 
-/// What a request delivers.
+/// Events that a request delivers.
 #[derive(Clone, Debug)]
 enum SentOf {
     /// First events of a lane.

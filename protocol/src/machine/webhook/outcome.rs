@@ -23,6 +23,13 @@ struct ParkTimes {
 }
 
 impl WebhookDelivery {
+    /// Notes that a request has only so many of its events, at least one: the others did not fit, and stay in their lane.
+    pub fn handle_shortened(&mut self, ticket: u64, events: usize) {
+        if let Some(Sent { of: SentOf::Lane { count, .. }, .. }) = self.in_flight.get_mut(&ticket) {
+            *count = events.clamp(1, *count);
+        }
+    }
+
     /// Takes the outcome of a request. That of a request of a partition that was lost meanwhile changes nothing.
     pub fn handle_outcome(&mut self, ticket: u64, outcome: WebhookOutcome, now: Time) {
         let Some(sent) = self.in_flight.remove(&ticket) else { return };

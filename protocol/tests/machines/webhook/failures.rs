@@ -200,6 +200,17 @@ fn repeated_events_after_a_crash_are_bounded() {
 }
 
 #[test]
+fn events_that_did_not_fit_stay_in_their_lane() {
+    let mut delivery = delivery(ONE_LANE, &(1..=5).map(|seq| entry("g:a", seq)).collect::<Vec<_>>());
+    let first = sends(&mut delivery, 0).remove(0);
+    assert_eq!(first.events.len(), 5);
+    delivery.handle_shortened(first.ticket, 2);
+    delivery.handle_outcome(first.ticket, WebhookOutcome::Taken, at(0));
+    let second = sends(&mut delivery, 0).remove(0);
+    assert_eq!(second.events, [entry("g:a", 3), entry("g:a", 4), entry("g:a", 5)]);
+}
+
+#[test]
 fn hand_over_waits_two_seconds_for_requests_in_flight() {
     let mut delivery = delivery(ONE_LANE, &[entry("g:a", 1), entry("g:a", 2)]);
     let sent = sends(&mut delivery, 0).remove(0);
