@@ -1,15 +1,12 @@
 //! Entries of histories and states of conversations as JSON.
 
-use data_encoding::BASE64;
-use prost::Message as _;
 use serde_json::{Map, Value, json};
 use tidegate_protocol::{
-    content::{Content, ContentBody},
     id::ConversationKind,
     record::{Body, MemberAction, MemberChange, Message},
 };
 
-use crate::{conversation::overview::Listed, store::StoredRow};
+use crate::{conversation::overview::Listed, events::content_json, store::StoredRow};
 
 /// Returns an entry of a history. Its kind is `message`, `recall`, or that of a change of the group.
 pub(super) fn entry(row: &StoredRow) -> Map<String, Value> {
@@ -36,7 +33,7 @@ fn put_message(message: &Message, put: &mut impl FnMut(&str, Value)) {
     put("sender", json!(message.sender.as_str()));
     put("device", json!(message.device.as_str()));
     put("msgId", json!(message.msg_id.as_str()));
-    put("content", content(message));
+    put("content", content_json(message));
 }
 
 fn put_change(change: &MemberChange, put: &mut impl FnMut(&str, Value)) {
@@ -64,16 +61,6 @@ fn kind(action: MemberAction) -> &'static str {
         MemberAction::Delete => "deleted",
         MemberAction::Mute => "muted",
         MemberAction::Unmute => "unmuted",
-    }
-}
-
-/// Returns the content as `text` or `data`; `null` if it can't be decoded, as in a push. Fields of a newer schema are left out.
-fn content(message: &Message) -> Value {
-    match Content::decode(message.content.clone()).map(|content| content.body) {
-        Ok(Some(ContentBody::Text(text))) => json!({"text": text}),
-        Ok(Some(ContentBody::Data(data))) => json!({"data": BASE64.encode(&data)}),
-        Ok(None) => json!({}),
-        Err(_) => Value::Null,
     }
 }
 
