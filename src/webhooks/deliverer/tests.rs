@@ -247,6 +247,22 @@ async fn pruned_events_are_named_as_gone_and_the_pruning_follows() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn events_that_do_not_fit_into_a_request_come_with_the_next() {
+    let mut world = World::new().await;
+    let mut rows: Vec<_> = (0..4).map(|_| world.message("g:a")).collect();
+    for (_, row) in &mut rows {
+        let Body::Message(message) = &mut row.body else { panic!("a message") };
+        message.content = vec![0; content::REQUEST_BYTES_MAX * 2 / 5].into();
+    }
+    world.archive(rows, |_| {}).await;
+    world.start(World::settings(&["tidegate.*"]));
+    pass(1).await;
+    let requests = world.script.requests.lock().clone();
+    let ids: Vec<Vec<String>> = requests.into_iter().map(|(ids, _)| ids).collect();
+    assert_eq!(ids, [["g:a/1", "g:a/2"], ["g:a/3", "g:a/4"]]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn unwanted_types_are_passed_without_a_request() {
     let mut world = World::new().await;
     world.messages(&["g:a", "g:a"]).await;
