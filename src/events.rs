@@ -18,12 +18,14 @@ use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::id::{ConversationId, MsgId, UserId};
 use tokio::{sync::Notify, time::Instant};
 
+mod body;
 mod cloud;
 mod eventing;
 mod ring;
 mod security;
 mod storm;
 
+pub(crate) use body::content_json;
 pub use eventing::{AnnouncedRoutes, DEPARTURE_RECHECK_DELAY, Sorted, sort};
 pub use ring::{Cursor, EventsPage, Ring};
 pub use security::{SECURITY_ROWS_MAX, SecurityNotice};

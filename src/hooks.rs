@@ -17,10 +17,13 @@ use std::{
 mod allow;
 mod cache;
 mod client;
+mod failure;
 mod login;
 mod reason;
 mod share;
 mod signing;
+mod transport;
+mod webhook;
 
 use self::{
     allow::AllowSettings,
@@ -32,6 +35,7 @@ pub use self::{
     allow::{AllowHook, HookVerdict},
     login::{IDENTITY_TTL_MAX, LoginFault, LoginOrigin},
     reason::AppReason,
+    webhook::{EncodedEvent, InvalidTarget, SenderSettings, WebhookReply, WebhookSender, WebhookTarget},
 };
 use crate::{
     auth::{TokenIdentity, Verifier},

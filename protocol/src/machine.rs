@@ -20,4 +20,5 @@ pub mod score;
 pub mod session;
 pub mod storm;
 pub mod threshold;
+pub mod webhook;
 pub mod window;

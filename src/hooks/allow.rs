@@ -11,7 +11,8 @@ use tidegate_protocol::id::{ConversationId, ConversationKind, RoomId, UserId};
 
 use super::{
     cache::{PairMap, PairQuestion},
-    client::{HookClient, HookFailure},
+    client::HookClient,
+    failure::HookFailure,
     reason::AppReason,
     share::UserQuestions,
 };

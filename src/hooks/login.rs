@@ -10,11 +10,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{
-    cache::AnswerMap,
-    client::{HookClient, HookFailure},
-    reason::AppReason,
-};
+use super::{cache::AnswerMap, client::HookClient, failure::HookFailure, reason::AppReason};
 use crate::{
     auth::{Claims, TokenFault, TokenIdentity, identity_of},
     log_limit::log_limited,

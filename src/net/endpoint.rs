@@ -1,6 +1,6 @@
 //! HttpEndpoint of an HTTP server that the node calls: its URL, and how to connect to it.
 
-use std::{io, path::Path, sync::Arc};
+use std::{io, net::IpAddr, path::Path, sync::Arc};
 
 use hyper::Uri;
 use rustls::{
@@ -10,7 +10,7 @@ use rustls::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
 };
 use tokio_rustls::TlsConnector;
 
@@ -21,11 +21,44 @@ pub(crate) trait EndpointStream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> EndpointStream for T {}
 
+/// Addresses that may be called. They are checked at each connection, so that a name can't change them later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddressRule {
+    /// All.
+    Any,
+    /// All except those of the link, such as that of a cloud's metadata server, and those that name no host.
+    Routed,
+    /// Of these, the private ones and loopback.
+    Private,
+}
+
+impl AddressRule {
+    /// Returns whether the address may be called.
+    pub(crate) const fn allows(self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let is_host = match address {
+            IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_broadcast(),
+            IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+        };
+        let is_host = is_host && !address.is_unspecified() && !address.is_multicast();
+        let is_private = match address {
+            IpAddr::V4(v4) => v4.is_private() || v4.is_loopback(),
+            IpAddr::V6(v6) => v6.is_unique_local() || v6.is_loopback(),
+        };
+        match self {
+            Self::Any => true,
+            Self::Routed => is_host,
+            Self::Private => is_host && is_private,
+        }
+    }
+}
+
 /// Server and path of a URL.
 pub(crate) struct HttpEndpoint {
     uri: Uri,
     host: String,
     port: u16,
+    rule: AddressRule,
     tls: Option<TlsConnector>,
 }
 
@@ -46,7 +79,12 @@ impl HttpEndpoint {
         };
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let tls = is_tls.then(|| tls(ca_file)).transpose()?;
-        Ok(Self { uri, host, port, tls })
+        Ok(Self { uri, host, port, rule: AddressRule::Any, tls })
+    }
+
+    /// Restricts the addresses to which it connects.
+    pub(crate) fn restricted(self, rule: AddressRule) -> Self {
+        Self { rule, ..self }
     }
 
     /// Returns the path and query of a request.
@@ -64,8 +102,13 @@ impl HttpEndpoint {
     /// # Errors
     /// The server can't be reached, or has no trusted certificate; the text says which.
     pub(crate) async fn connect(&self) -> Result<Box<dyn EndpointStream>, String> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
-        let stream = stream.map_err(|error| format!("no connection: {error}"))?;
+        let failed = |error: io::Error| format!("no connection: {error}");
+        let found = lookup_host((self.host.as_str(), self.port)).await.map_err(failed)?;
+        let addresses: Vec<_> = found.filter(|it| self.rule.allows(it.ip())).collect();
+        if addresses.is_empty() {
+            return Err(format!("no connection: {} has no address that may be called", self.host));
+        }
+        let stream = TcpStream::connect(&addresses[..]).await.map_err(failed)?;
         // Small requests must not wait for others.
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
         let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
@@ -98,4 +141,36 @@ fn tls(ca_file: &Path) -> io::Result<TlsConnector> {
         .with_root_certificates(roots)
         .with_no_client_auth();
     Ok(TlsConnector::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_link_are_never_called_and_private_ones_can_be_demanded() {
+        let allowed = |address: &str| {
+            let address = address.parse().unwrap();
+            (AddressRule::Routed.allows(address), AddressRule::Private.allows(address))
+        };
+        for link in [
+            "169.254.169.254",
+            "fe80::1",
+            "::ffff:169.254.1.1",
+            "0.0.0.0",
+            "::",
+            "255.255.255.255",
+            "224.0.0.1",
+        ] {
+            assert_eq!(allowed(link), (false, false), "{link}");
+        }
+        for public in ["203.0.113.1", "2001:db8::1", "172.32.0.1"] {
+            assert_eq!(allowed(public), (true, false), "{public}");
+        }
+        for private in
+            ["10.1.2.3", "172.16.0.1", "192.168.0.1", "127.0.0.1", "::1", "fd00::1", "::ffff:10.0.0.1"]
+        {
+            assert_eq!(allowed(private), (true, true), "{private}");
+        }
+    }
 }

@@ -20,6 +20,7 @@
 //! | `storm` | message storms |
 //! | `threshold` | limits that follow the load and the history |
 //! | `transcripts` | the golden transcripts, replayed with the real session and ledger |
+//! | `webhook` | delivery of the feed to webhooks |
 //! | `window` | unacked pushes |
 #![allow(clippy::unwrap_used)]
 
@@ -46,4 +47,5 @@ mod threshold;
 #[path = "../wire/transcript.rs"]
 mod transcript;
 mod transcripts;
+mod webhook;
 mod window;

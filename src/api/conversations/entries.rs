@@ -1,10 +1,7 @@
 //! Entries of histories and states of conversations as JSON.
 
-use bytes::Bytes;
-use prost::Message as _;
 use serde_json::{Map, Value, json};
 use tidegate_protocol::{
-    content::Content,
     id::ConversationKind,
     record::{Body, MemberAction, MemberChange, Message},
 };
@@ -12,6 +9,7 @@ use tidegate_protocol::{
 use crate::{
     api::messages::form::flag_words,
     conversation::{history::HistoryPage, overview::Listed},
+    events::content_json,
     store::StoredRow,
 };
 
@@ -52,7 +50,7 @@ fn put_message(message: &Message, put: &mut impl FnMut(&str, Value)) {
     put("sender", json!(message.sender.as_str()));
     put("device", json!(message.device.as_str()));
     put("msgId", json!(message.msg_id.as_str()));
-    put("content", content(&message.content));
+    put("content", content_json(&message.content));
     let flags = flag_words(message.shown_flags());
     if !flags.is_empty() {
         put("flags", json!(flags));
@@ -91,16 +89,9 @@ fn kind(action: MemberAction) -> &'static str {
 pub(super) fn page_entry(page: &HistoryPage, row: &StoredRow) -> Map<String, Value> {
     let mut entry = entry(row);
     if let Some(encoded) = page.edits.get(&row.row.seq) {
-        entry.insert("content".to_owned(), content(encoded));
+        entry.insert("content".to_owned(), content_json(encoded));
     }
     entry
-}
-
-/// Returns the content as clients get it in JSON; `null` if it can't be decoded, as in a push. Fields of a newer schema are left
-/// out.
-fn content(encoded: &Bytes) -> Value {
-    let Ok(content) = Content::decode(encoded.clone()) else { return Value::Null };
-    serde_json::to_value(content).unwrap_or_default()
 }
 
 /// Returns the state of a user's conversation, with its last entry if `with_last`.

@@ -1,0 +1,380 @@
+//! Tests of a deliverer over the store in memory, with a scripted receiver and a paused clock.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tidegate_protocol::{
+    id::{ConversationId, DeviceId, MsgId, UserId},
+    machine::ledger::{Delta, Head, Pruned, Recalled, Row},
+    record::{Body, Message, Position, Recall, Rules, SenderOrder},
+};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::{
+    bus::TopicId,
+    store::{FeedStore as _, MemoryStore},
+};
+
+const PARTITION: u32 = 0;
+const TOPIC: TopicId = TopicId(7);
+
+/// Receiver that takes everything except what the script refuses.
+#[derive(Default)]
+struct Script {
+    /// Ids of the events of each request, with its number of tries.
+    requests: Mutex<Vec<(Vec<String>, u32)>>,
+    bodies: Mutex<HashMap<String, Value>>,
+    outcomes: Mutex<HashMap<String, WebhookOutcome>>,
+}
+
+#[async_trait]
+impl WebhookReceiver for Script {
+    async fn send(&self, events: &[EncodedEvent], attempt: u32) -> WebhookReply {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let ids: Vec<String> = events.iter().map(|event| event.id.clone()).collect();
+        let outcomes = self.outcomes.lock();
+        let outcome = ids.iter().find_map(|id| outcomes.get(id)).copied().unwrap_or(WebhookOutcome::Taken);
+        for event in events {
+            self.bodies.lock().insert(event.id.clone(), serde_json::from_slice(&event.json).unwrap());
+        }
+        self.requests.lock().push((ids, attempt));
+        let error = (outcome != WebhookOutcome::Taken).then(|| "refused".to_owned());
+        WebhookReply { outcome, status: None, error }
+    }
+}
+
+impl Script {
+    fn ids(&self) -> Vec<String> {
+        self.requests.lock().iter().flat_map(|(ids, _)| ids.clone()).collect()
+    }
+
+    fn data(&self, id: &str) -> Value {
+        self.bodies.lock()[id]["data"].clone()
+    }
+
+    fn refuse(&self, id: &str, outcome: WebhookOutcome) {
+        self.outcomes.lock().insert(id.to_owned(), outcome);
+    }
+}
+
+/// Store with one owned partition, its feed and its deliverer.
+struct World {
+    store: Arc<MemoryStore>,
+    script: Arc<Script>,
+    feeds: watch::Sender<OwnedFeeds>,
+    fence: Fence,
+    /// Fence that the node believes to have.
+    believed: Fence,
+    position: Position,
+    seqs: HashMap<ConversationId, u64>,
+    task: Option<JoinHandle<()>>,
+    status: Option<watch::Receiver<WebhookStatus>>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (store, fence) = (Arc::new(MemoryStore::default()), Fence(1));
+        store.take_over(PARTITION, fence, TOPIC).await.unwrap();
+        Self {
+            store,
+            script: Arc::default(),
+            feeds: watch::Sender::new(OwnedFeeds::new()),
+            fence,
+            believed: fence,
+            position: Position::START,
+            seqs: HashMap::new(),
+            task: None,
+            status: None,
+        }
+    }
+
+    fn settings(types: &[&str]) -> DelivererSettings {
+        let types: Vec<String> = types.iter().map(|it| (*it).to_owned()).collect();
+        DelivererSettings {
+            consumer: ConsumerName::new("crm").unwrap(),
+            source: "/tidegate/log".to_owned(),
+            filter: WebhookFilter::new(&types, &[]).unwrap(),
+            with_content: true,
+            delivery: WebhookSettings {
+                parallel: 2,
+                batch_max: 4,
+                batch_wait: Duration::ZERO,
+                aside_after: Duration::from_secs(86_400),
+            },
+            start: WebhookStart::Oldest,
+            seed: 7,
+        }
+    }
+
+    fn start(&mut self, settings: DelivererSettings) {
+        let permits = Arc::new(Semaphore::new(FEED_REQUESTS_MAX));
+        let (deliverer, status) = WebhookDeliverer::new(
+            settings,
+            Arc::clone(&self.store) as Arc<dyn Store>,
+            Arc::clone(&self.script) as Arc<dyn WebhookReceiver>,
+            permits,
+        );
+        self.task = Some(tokio::spawn(deliverer.run(self.feeds.subscribe())));
+        self.status = Some(status);
+        self.own(false);
+    }
+
+    fn own(&self, is_leaving: bool) {
+        let archives = self.position.offset;
+        let feed = OwnedFeed { fence: self.believed, archives, is_leaving };
+        self.feeds.send_modify(|feeds| {
+            feeds.insert(PARTITION, feed);
+        });
+    }
+
+    /// Takes the partition over, without the knowledge of the deliverer.
+    async fn take_over(&mut self) {
+        self.fence = Fence(self.fence.0 + 1);
+        self.store.take_over(PARTITION, self.fence, TOPIC).await.unwrap();
+    }
+
+    /// Ends the task as a crash does.
+    fn kill(&mut self) {
+        self.task.take().unwrap().abort();
+    }
+
+    async fn archive(&mut self, rows: Vec<(ConversationId, Row)>, more: impl FnOnce(&mut Delta)) {
+        let to = Position { offset: self.position.offset + rows.len() as u64 + 1, hash: [0; 16] };
+        let head = |(conversation, last_seq): (&ConversationId, &u64)| {
+            let head = Head { last_seq: *last_seq, ..Head::default() };
+            (conversation.clone(), head)
+        };
+        let mut delta = Delta {
+            from: self.position,
+            to,
+            rules: Rules::default(),
+            heads: self.seqs.iter().map(head).collect(),
+            rows: rows.into_iter().map(|(_, row)| row).collect(),
+            edited: Vec::new(),
+            recalled: Vec::new(),
+            pruned: Vec::new(),
+            members: Vec::new(),
+            stays: Vec::new(),
+            devices: Vec::new(),
+            keys: Vec::new(),
+        };
+        more(&mut delta);
+        self.store.archive(PARTITION, self.fence, &delta).await.unwrap();
+        self.position = to;
+        self.own(false);
+    }
+
+    fn row(&mut self, key: &str, body: impl FnOnce(ConversationId) -> Body) -> (ConversationId, Row) {
+        let conversation = ConversationId::parse(key).unwrap();
+        let seq = self.seqs.entry(conversation.clone()).or_default();
+        *seq += 1;
+        let offset = self.position.offset;
+        let body = body(conversation.clone());
+        (conversation, Row { seq: *seq, ordinal: *seq, own: *seq, time: 1_795_269_992_559, offset, body })
+    }
+
+    fn message(&mut self, key: &str) -> (ConversationId, Row) {
+        self.row(key, |conversation| {
+            Body::Message(Message {
+                conversation,
+                sender: UserId::new("ann").unwrap(),
+                device: DeviceId::new("phone").unwrap(),
+                msg_id: MsgId::new("m").unwrap(),
+                attempt: 0,
+                // Field 1, the text.
+                content: bytes::Bytes::from_static(b"\x0a\x02hi"),
+                order: SenderOrder { epoch: 1, n: 0, chained: false },
+                flags: 0,
+                body_hash: [0; 16],
+                mode: Default::default(),
+            })
+        })
+    }
+
+    async fn messages(&mut self, keys: &[&str]) {
+        let rows = keys.iter().map(|key| self.message(key)).collect();
+        self.archive(rows, |_| {}).await;
+    }
+
+    fn shown(&self) -> WebhookStatus {
+        self.status.as_ref().unwrap().borrow().clone()
+    }
+}
+
+/// Lets time pass on the paused clock.
+async fn pass(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_of_a_conversation_arrive_in_order_with_what_the_store_has_then() {
+    let mut world = World::new().await;
+    world.messages(&["g:a", "g:b", "g:a", "g:a"]).await;
+    let recall = world.row("g:a", |conversation| Body::Recall(Recall { conversation, seq: 3, by: None }));
+    let recalled = Recalled { conversation: recall.0.clone(), seq: 3, by: (recall.1.seq, recall.1.time) };
+    world.archive(vec![recall], |delta| delta.recalled.push(recalled)).await;
+    world.start(World::settings(&["tidegate.message.*"]));
+    pass(1).await;
+    let of_a: Vec<String> = world.script.ids().into_iter().filter(|id| id.starts_with("g:a/")).collect();
+    assert_eq!(of_a, ["g:a/1", "g:a/2", "g:a/3", "g:a/4"]);
+    let first = world.script.data("g:a/1");
+    assert_eq!((first["seq"].as_u64(), first["sender"].as_str()), (Some(1), Some("ann")));
+    assert_eq!((first["content"]["text"].as_str(), first["bytes"].as_u64()), (Some("hi"), Some(4)));
+    let taken_back = world.script.data("g:a/3");
+    assert_eq!((taken_back["gone"].as_str(), taken_back.get("content")), (Some("recalled"), None));
+    assert_eq!(world.script.data("g:a/4")["of"].as_u64(), Some(3));
+    assert_eq!(world.shown().behind, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pruned_events_are_named_as_gone_and_the_pruning_follows() {
+    let mut world = World::new().await;
+    world.messages(&["g:a", "g:a"]).await;
+    let conversation = ConversationId::parse("g:a").unwrap();
+    let (offset, time) = (world.position.offset, 1_795_269_992_559);
+    let head = Head { last_seq: 2, pruned_to: 2, ..Head::default() };
+    world
+        .archive(Vec::new(), |delta| {
+            delta.heads = vec![(conversation.clone(), head)];
+            delta.pruned.push(Pruned { conversation, up_to: 2, offset, time });
+        })
+        .await;
+    world.start(World::settings(&["tidegate.*"]));
+    pass(1).await;
+    assert_eq!(world.script.ids(), ["g:a/1", "g:a/2", "pruned/g:a/2"]);
+    assert_eq!(world.script.data("g:a/2")["gone"].as_str(), Some("pruned"));
+    assert_eq!(world.script.data("pruned/g:a/2")["upTo"].as_u64(), Some(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_do_not_fit_into_a_request_come_with_the_next() {
+    let mut world = World::new().await;
+    let mut rows: Vec<_> = (0..4).map(|_| world.message("g:a")).collect();
+    for (_, row) in &mut rows {
+        let Body::Message(message) = &mut row.body else { panic!("a message") };
+        message.content = vec![0; content::REQUEST_BYTES_MAX * 2 / 5].into();
+    }
+    world.archive(rows, |_| {}).await;
+    world.start(World::settings(&["tidegate.*"]));
+    pass(1).await;
+    let requests = world.script.requests.lock().clone();
+    let ids: Vec<Vec<String>> = requests.into_iter().map(|(ids, _)| ids).collect();
+    assert_eq!(ids, [["g:a/1", "g:a/2"], ["g:a/3", "g:a/4"]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unwanted_types_are_passed_without_a_request() {
+    let mut world = World::new().await;
+    world.messages(&["g:a", "g:a"]).await;
+    world.start(World::settings(&["tidegate.member.*"]));
+    pass(20).await;
+    assert!(world.script.requests.lock().is_empty());
+    let cursors = world.store.cursors(&ConsumerName::new("crm").unwrap()).await.unwrap();
+    assert_eq!(WebhookCursor::decode(cursors[0].bytes()).unwrap().lowest(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_endpoint_gets_what_is_archived_after_its_start_also_if_it_crashes_before() {
+    let mut world = World::new().await;
+    world.messages(&["g:a"]).await;
+    let settings = DelivererSettings { start: WebhookStart::Now, ..World::settings(&["tidegate.*"]) };
+    world.start(settings.clone());
+    pass(1).await;
+    world.kill();
+    world.messages(&["g:a"]).await;
+    world.start(settings);
+    pass(1).await;
+    assert_eq!(world.script.ids(), ["g:a/2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn killed_deliverer_repeats_at_most_what_it_had_not_saved() {
+    let mut world = World::new().await;
+    world.messages(&["g:a", "g:a"]).await;
+    world.start(World::settings(&["tidegate.*"]));
+    pass(5).await;
+    world.messages(&["g:a"]).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    world.kill();
+    world.take_over().await;
+    world.believed = world.fence;
+    world.start(World::settings(&["tidegate.*"]));
+    pass(5).await;
+    assert_eq!(world.script.ids(), ["g:a/1", "g:a/2", "g:a/3", "g:a/3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn planned_hand_over_repeats_nothing() {
+    let mut world = World::new().await;
+    world.messages(&["g:a", "g:a"]).await;
+    world.start(World::settings(&["tidegate.*"]));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    world.own(true);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    world.kill();
+    world.take_over().await;
+    world.believed = world.fence;
+    world.start(World::settings(&["tidegate.*"]));
+    pass(5).await;
+    assert_eq!(world.script.ids(), ["g:a/1", "g:a/2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn former_owner_stops_when_its_cursor_is_refused() {
+    let mut world = World::new().await;
+    world.start(World::settings(&["tidegate.*"]));
+    pass(1).await;
+    world.take_over().await;
+    world.messages(&["g:a"]).await;
+    pass(5).await;
+    world.messages(&["g:b"]).await;
+    pass(5).await;
+    assert_eq!(world.script.ids(), ["g:a/1"], "only until its cursor was refused");
+    world.believed = world.fence;
+    world.own(false);
+    pass(5).await;
+    let mut ids = world.script.ids();
+    ids.sort();
+    assert_eq!(ids, ["g:a/1", "g:a/1", "g:b/1"], "the new owner begins at the saved cursor");
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_event_delays_only_its_conversation() {
+    let mut world = World::new().await;
+    world.script.refuse("g:bad/1", WebhookOutcome::Refused);
+    world.start(World::settings(&["tidegate.*"]));
+    world.messages(&["g:bad", "g:a", "g:bad", "g:b"]).await;
+    for _ in 0..30 {
+        world.messages(&["g:a", "g:b", "g:c"]).await;
+        pass(2).await;
+    }
+    let ids = world.script.ids();
+    assert!(ids.contains(&"g:a/31".to_owned()) && ids.contains(&"g:c/30".to_owned()));
+    assert!(!ids.contains(&"g:bad/2".to_owned()) || ids.iter().any(|id| id == "g:bad/1"), "{ids:?}");
+    assert_eq!((world.shown().parked, world.shown().aside), (1, 0));
+    world.script.outcomes.lock().clear();
+    pass(300).await;
+    assert_eq!((world.shown().parked, world.shown().behind), (0, 0));
+    assert_eq!(world.script.ids().last().map(String::as_str), Some("g:bad/2"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn receiver_that_is_down_is_probed_and_gets_everything_later() {
+    let mut world = World::new().await;
+    for key in ["g:a/1", "g:b/1", "g:c/1"] {
+        world.script.refuse(key, WebhookOutcome::Failed);
+    }
+    world.start(World::settings(&["tidegate.*"]));
+    world.messages(&["g:a", "g:b", "g:c"]).await;
+    pass(600).await;
+    assert_eq!(world.shown().state, WebhookState::Failing);
+    assert_eq!(world.shown().last_error.as_deref(), Some("refused"));
+    let tries = world.script.requests.lock().len();
+    assert!((5..60).contains(&tries), "{tries} requests in ten minutes");
+    world.script.outcomes.lock().clear();
+    pass(310).await;
+    assert_eq!((world.shown().state, world.shown().behind), (WebhookState::Active, 0));
+    assert_eq!(world.shown().last_error, None);
+}
