@@ -115,15 +115,15 @@ impl Dispatcher {
 
     /// Adds a recall with its seq, for all members, the requester included.
     pub fn recall(&mut self, record: &Record, recall: &Recall, seq: u64, tracked: bool, members: Users<'_>) {
-        self.to_all(&recall.conversation, recall_push(record.received_at, recall, seq), tracked, members);
+        self.push_all(&recall.conversation, recall_push(record.received_at, recall, seq), tracked, members);
     }
 
     /// Adds an edit with its seq, for all members, the requester included.
     pub fn edit(&mut self, record: &Record, edit: &Edit, seq: u64, tracked: bool, members: Users<'_>) {
-        self.to_all(&edit.conversation, live_edit_push(record.received_at, edit, seq), tracked, members);
+        self.push_all(&edit.conversation, live_edit_push(record.received_at, edit, seq), tracked, members);
     }
 
-    fn to_all(&mut self, conversation: &ConversationId, push: pb::Push, tracked: bool, members: Users<'_>) {
+    fn push_all(&mut self, conversation: &ConversationId, push: pb::Push, tracked: bool, members: Users<'_>) {
         let (audience, shards) = self.local.audience_of(conversation, members);
         let delivery = Delivery {
             conversation: conversation.clone(),

@@ -71,7 +71,7 @@ impl<I: Io> Shard<I> {
         match action {
             Action::Login(hello) if !self.enter_login(conn, &hello) => {}
             Action::Login(hello) => {
-                conn.hello_at = self.now;
+                conn.hello_at_ms = self.now.as_millis() as u32;
                 let pb::Hello { token, device, .. } = *hello;
                 self.check_token(conn, token, TokenUse::Login { device, asked_at: time::Instant::now() });
             }
@@ -201,7 +201,8 @@ impl<I: Io> Shard<I> {
         conn.session.logged_in(logged_in, &conn.settings.limits, self.now, &mut self.buffers.actions);
         self.conns.hot[conn.key.slot as usize].flags |= LIVE;
         self.context.metrics.logins.increment(1);
-        self.context.metrics.login_times.record(self.now.since(conn.hello_at));
+        let login_ms = (self.now.as_millis() as u32).wrapping_sub(conn.hello_at_ms);
+        self.context.metrics.login_times.record(Duration::from_millis(login_ms.into()));
         self.act(conn);
         self.notify_late_login(conn);
         self.resume(conn);

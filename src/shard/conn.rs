@@ -182,8 +182,8 @@ pub(super) struct Conn {
     pub(super) early_frames: u8,
     /// Whether a gate has admitted the login in progress.
     pub(super) is_login_gated: bool,
-    /// Time of its hello.
-    pub(super) hello_at: Time,
+    /// Lower half of the time of its hello, in ms: a whole one would take the box into the next size.
+    pub(super) hello_at_ms: u32,
     /// Whether reading is paused while bytes may wait in the socket.
     pub(super) paused: bool,
     /// Whether the poll has reported the end of input; earlier input may still be unread.

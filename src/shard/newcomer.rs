@@ -5,7 +5,7 @@
 
 use std::{net::SocketAddr, sync::atomic::Ordering};
 
-use tidegate_protocol::{Code, Time, codec::Wire, machine::session::Session};
+use tidegate_protocol::{Code, codec::Wire, machine::session::Session};
 use tokio::sync::mpsc;
 
 use super::{
@@ -109,7 +109,7 @@ impl<I: Io> Shard<I> {
             open_query: None,
             page: None,
             held: None,
-            hello_at: Time::ZERO,
+            hello_at_ms: 0,
             is_login_gated: false,
             ending: None,
             blocked_since: None,

@@ -68,7 +68,7 @@ fn chain_orders_sends_and_refusals_over_conversations() {
     let b = alice.say(ask::send(link_to("g:not-hers", "b", "c")));
     let a = alice.say(ask::send(link("a", "b")));
     assert_eq!(alice.expect_ack(a).seq, 1);
-    assert_eq!(alice.expect_error(b), Code::NotFound);
+    assert_eq!(alice.expect_error(b), Code::NotAMember);
     assert_eq!(alice.expect_ack(c).seq, 2);
     assert_eq!(alice.expect_ack(d).seq, 1);
     assert_eq!(expected(&mut alice), "e");

@@ -12,6 +12,9 @@ use tidegate_protocol::{
 
 pub(crate) type Id = (ConversationId, UserId, DeviceId, MsgId);
 
+/// Id of an edit; without a user it is one of the admin API.
+pub(crate) type EditId = (ConversationId, Option<UserId>, DeviceId, MsgId);
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) seq: u64,
@@ -36,7 +39,7 @@ pub(crate) struct Model {
     pub(crate) recalled: BTreeMap<(ConversationId, u64), (u64, u64)>,
     /// Newest edit of each message: its seq, time and content.
     pub(crate) edited: BTreeMap<(ConversationId, u64), (u64, u64, Bytes)>,
-    pub(crate) edits: BTreeMap<(ConversationId, Option<UserId>, DeviceId, MsgId), (Decision, Edit)>,
+    pub(crate) edits: BTreeMap<EditId, (Decision, Edit)>,
     /// Outcome at each offset, `None` for records that can't be decoded.
     pub(crate) answers: Vec<Option<Outcome>>,
 }

@@ -45,7 +45,7 @@ fn new_chain(expected: &MsgId) -> ChainSaved {
 enum Event {
     Login(pb::Hello),
     Answer(u64, SubmitAnswer),
-    Push(pb::Push),
+    Push(Box<pb::Push>),
 }
 
 struct Peer {
@@ -238,7 +238,7 @@ impl<'a> Replay<'a> {
             }
             Event::Answer(ticket, answer) => self.with(name, now, |conn| conn.answer(ticket, answer)),
             Event::Push(push) => {
-                self.emit(name, now, &pb::ServerFrame { id: 0, body: Some(ServerBody::Push(push)) })
+                self.emit(name, now, &pb::ServerFrame { id: 0, body: Some(ServerBody::Push(*push)) })
             }
         }
     }
@@ -382,7 +382,11 @@ impl<'a> Replay<'a> {
         };
         let others = self.peers.keys().filter(|other| *other != name && [a, b].contains(&device_of(other).0));
         for other in others {
-            self.pending.push_back((now + ANSWER_DELAY_MS, other.clone(), Event::Push(push.clone())));
+            self.pending.push_back((
+                now + ANSWER_DELAY_MS,
+                other.clone(),
+                Event::Push(Box::new(push.clone())),
+            ));
         }
     }
 }

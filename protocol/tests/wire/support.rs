@@ -86,6 +86,7 @@ pub(crate) fn vectors() -> Vec<(String, Vector)> {
 }
 
 /// Frame of either side.
+#[allow(clippy::large_enum_variant, reason = "a test has one at a time")]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AnyFrame {
     Client(pb::ClientFrame),

@@ -48,7 +48,8 @@ async fn tables_of_the_former_version_get_a_feed_that_begins_at_one() {
     drop(store);
     database
         .execute(
-            "DROP TABLE feed, feed_cursors; DELETE FROM refinery_schema_history WHERE version = 7;
+            "DROP TABLE feed, feed_cursors; DELETE FROM refinery_schema_history WHERE version >= 7;
+             ALTER TABLE messages DROP COLUMN edited_seq, DROP COLUMN edited_time;
              ALTER TABLE partitions DROP COLUMN feed_newest, DROP COLUMN feed_oldest, DROP COLUMN feed_bytes,
              DROP COLUMN feed_removed_bytes, DROP COLUMN feed_offset",
         )

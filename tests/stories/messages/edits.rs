@@ -121,7 +121,7 @@ fn edit_survives_a_restart_with_its_seq() {
     let again = edited(&mut alice, "d:alice:bob", 1, "e1", "typo");
     assert_eq!((again.seq, again.time, again.duplicate), (ack.seq, ack.time, true));
     let page = alice.page(ask::after("d:alice:bob", 0, 10));
-    assert_eq!((text_of(&page.messages[0]), page.messages[0].edited.unwrap().seq), ("typo".into(), 2));
+    assert_eq!((text_of(&page.messages[0]), page.messages[0].edited.unwrap().seq), ("typo", 2));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn flags_decide_what_counts_and_what_is_kept() {
     let pushes = bob.pushes(4);
     let shown: Vec<_> = pushes.iter().map(|push| (text_of(push), push.flags)).collect();
     let expected = [("plain", 0), ("silent", SILENT), ("brief", TRANSIENT), ("quiet", NO_PUSH)];
-    assert_eq!(shown, expected.map(|(text, flags)| (text.into(), flags)));
+    assert_eq!(shown, expected);
     assert_eq!(bob.state("d:alice:bob").unread, 3, "all but the silent one");
     let id = bob.say(ask::read("d:alice:bob", 2));
     assert!(matches!(bob.reply(id), ServerBody::Done(_)));
