@@ -1,4 +1,4 @@
-import type { Change, Content, Entry, GroupChange, History, HistoryOptions, Message, PullOptions, Recall } from './types.js';
+import type { Change, Content, Entry, History, HistoryOptions, PullOptions, PushEntry } from './types.js';
 import type { WireContent, WirePage, WirePush } from './wire.js';
 
 export const isRoom = (conversation: string): boolean => conversation.startsWith('r:');
@@ -19,25 +19,16 @@ export function fromWireContent(content: WireContent | undefined): Content {
   return data === undefined ? rest : { ...rest, data: Uint8Array.from(atob(data), (c) => c.charCodeAt(0)) };
 }
 
-const place = ({ conversation, seq = 0, sender = '', time = 0 }: WirePush) => ({ conversation, seq, sender, time });
-
-export function message(push: WirePush): Message {
-  return { ...place(push), msgId: push.msgId ?? '', content: fromWireContent(push.content), room: isRoom(push.conversation) };
-}
-
-export function change(push: WirePush): GroupChange {
-  const { change = '', users = [], role, settings } = push.event ?? {};
-  return { ...place(push), change: String(change).replace('MEMBER_CHANGE_', '') as Change, users, role, settings };
-}
-
-export function recall(push: WirePush): Recall {
-  return { ...place(push), recalled: push.recall?.seq ?? 0 };
-}
-
-export function entry(push: WirePush): Entry {
-  if (push.event) return { kind: 'change', ...change(push) };
-  if (push.recall) return { kind: 'recall', ...recall(push) };
-  return { kind: 'message', ...message(push) };
+/** Returns what a push is; its kind is the name of the event, too. */
+export function entry({ conversation, seq = 0, sender = '', time = 0, msgId = '', content, event, recall, edit }: WirePush): PushEntry {
+  const place = { conversation, seq, sender, time };
+  if (event) {
+    const { change = '', users = [], role, settings } = event;
+    return { kind: 'change', ...place, change: String(change).replace('MEMBER_CHANGE_', '') as Change, users, role, settings };
+  }
+  if (recall) return { kind: 'recall', ...place, recalled: recall.seq ?? 0 };
+  if (edit) return { kind: 'edit', ...place, edited: edit.seq ?? 0, content: fromWireContent(edit.content) };
+  return { kind: 'message', ...place, msgId, content: fromWireContent(content), room: isRoom(conversation) };
 }
 
 /** Returns the fields of the `pull` that asks for this part of a history. */

@@ -1,5 +1,5 @@
 import { Conversations } from './conversations.js';
-import { change, fromWireContent, isRoom, message, recall } from './entries.js';
+import { entry, fromWireContent, isRoom } from './entries.js';
 import type { EventName, Events } from './types.js';
 import type { ServerFrame, WirePush, WireState } from './wire.js';
 
@@ -35,15 +35,14 @@ export class Feed {
     const { conversation } = push;
     if (isRoom(conversation)) return this.#say(push, own);
     const counts = this.counting === 'all' || (this.counting === 'direct' && conversation.startsWith('d:'));
-    this.conversations.push(push, counts && !own && !push.event && !push.recall && push.sender !== this.user);
+    this.conversations.push(push, counts && !own && !!push.content && !(push.flags! & 2) && push.sender !== this.user);
     this.#say(push, own);
     this.#changed(conversation);
   }
 
   #say(push: WirePush, own: boolean): void {
-    if (push.event) this.emit('change', change(push));
-    else if (push.recall) this.emit('recall', recall(push));
-    else this.emit(own ? 'sent' : 'message', message(push));
+    const { kind, ...value } = entry(push);
+    this.events.push({ name: own && kind === 'message' ? 'sent' : kind, value } as Emitted);
   }
 
   #changed(conversation: string): void {

@@ -69,11 +69,28 @@ export interface Recall {
   recalled: number;
 }
 
-/** One place of a history. `recalled` has lost its content; `expired` is a range that is not available. */
-export type Entry =
+export interface Edit {
+  conversation: string;
+  /** Seq of the edit itself. */
+  seq: number;
+  sender: string;
+  time: number;
+  /** Seq of the message whose content is replaced. */
+  edited: number;
+  /** In a history that of the newest edit, and empty where it was too large for the page: pull the message. */
+  content: Content;
+}
+
+/** What is pushed, and an entry of a history. */
+export type PushEntry =
   | ({ kind: 'message' } & Message)
   | ({ kind: 'change' } & GroupChange)
   | ({ kind: 'recall' } & Recall)
+  | ({ kind: 'edit' } & Edit);
+
+/** One place of a history. `recalled` has lost its content; `expired` is a range that is not available. */
+export type Entry =
+  | PushEntry
   | { kind: 'recalled'; conversation: string; seq: number }
   | { kind: 'expired'; conversation: string; seq: number; last: number };
 
@@ -191,6 +208,8 @@ export interface Events {
   failed: { msgId: string; to: Target; content: Content; error: TidegateError };
   change: GroupChange;
   recall: Recall;
+  /** The content of a message was replaced. */
+  edit: Edit;
   receipt: { conversation: string; seq: number };
   cleared: { conversation: string; seq: number };
   hidden: { conversation: string; seqs: number[] };

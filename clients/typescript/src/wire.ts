@@ -17,6 +17,8 @@ export interface WirePush {
   content?: WireContent;
   event?: { change?: string; users?: string[]; role?: string; settings?: Record<string, string> };
   recall?: { seq?: number };
+  edit?: { seq?: number; content?: WireContent };
+  flags?: number;
 }
 
 export interface WireError {

@@ -375,6 +375,17 @@ test('does not hand over the content of a message whose recall is known', () => 
   assert.deepEqual(machine.of('recall').map((it) => [it.seq, it.recalled]), [[2, 1]]);
 });
 
+test('an edit replaces a content, and is no message that could be unread', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.push(1);
+  machine.push(2, { content: undefined, edit: { seq: 1, content: { text: 'better', mentions: ['bob'] } } });
+  machine.push(3, { flags: 2 });
+  assert.deepEqual(machine.of('edit').map((it) => [it.seq, it.edited, it.content]), [[2, 1, { text: 'better', mentions: ['bob'] }]]);
+  assert.deepEqual(machine.of('message').map((it) => it.seq), [1, 3]);
+  assert.equal(machine.of('conversation').at(-1).unread, 1, 'neither the edit nor the silent message');
+});
+
 test('begins at the start of a conversation, also if a push comes and the first sync is slow', () => {
   const machine = new Machine({ fromStart: true });
   machine.open();

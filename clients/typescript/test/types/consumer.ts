@@ -17,7 +17,7 @@ const off: () => void = client.on('message', (it: Message) => console.log(it.con
 client.on('state', ({ name, error, retryAt }) => {
   if (name === 'waiting' && error) console.log(error.cure, retryAt);
 });
-const names: EventName[] = ['accepted', 'change', 'cleared', 'conversation', 'failed', 'gap', 'goAway', 'hidden', 'message', 'notice', 'recall', 'receipt', 'sent', 'shed', 'signal', 'state', 'synced'];
+const names: EventName[] = ['accepted', 'change', 'cleared', 'conversation', 'edit', 'failed', 'gap', 'goAway', 'hidden', 'message', 'notice', 'recall', 'receipt', 'sent', 'shed', 'signal', 'state', 'synced'];
 for (const name of names) client.on(name, (value: Events[typeof name]) => void value);
 
 const show = (entry: Entry): string => {
@@ -28,6 +28,8 @@ const show = (entry: Entry): string => {
       return `${entry.change} ${entry.users.join()}`;
     case 'recall':
       return `recalls ${entry.recalled}`;
+    case 'edit':
+      return `${entry.edited} is ${entry.content.text}`;
     case 'recalled':
       return 'recalled';
     case 'expired':
