@@ -417,13 +417,15 @@ fn announcement(
         [] => vec![addresses.client.to_string()],
         named => named.to_vec(),
     };
+    let rules = settings::rules(config)?;
+    broker.cluster.peers.set_own_rules(rules.announced());
     Ok(NodeAnnouncement {
         broker: Arc::clone(broker),
         client_addresses,
         peer_address: ports::peer_address(config, listener.as_ref()),
         admission: Arc::clone(admission),
         drainer: Arc::clone(drainer),
-        rules: settings::rules(config)?,
+        rules,
     })
 }
 

@@ -163,8 +163,8 @@ routes! {
     post "/v1/groups/{id}/members" Groups Change ["by" "add" "remove" "leave" "mute" "unmute"] groups::change_members;
     get "/v1/groups/{id}/members" Read Query [] groups::lists::members;
     get "/v1/groups/{id}/members/{user}" Read Query [] groups::lists::one;
-    put "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::add;
-    patch "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::patch;
+    put "/v1/groups/{id}/members/{user}" Groups Change ["by" "role"] groups::member::add;
+    patch "/v1/groups/{id}/members/{user}" Groups Change ["by" "role" "muted"] groups::member::patch;
     delete "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::remove;
     get "/v1/users/{user}" Read Query [] person::show;
     get "/v1/users/{user}/devices" Read Query [] person::devices;
@@ -176,7 +176,7 @@ routes! {
     get "/v1/rooms/{room}" Read Query [] rooms::one;
     get "/v1/rooms/{room}/members" Read Query [] rooms::members;
     get "/v1/users/{user}/groups" Read Query [] groups::lists::of_user;
-    post "/v1/groups/{id}/roles" Groups Change ["by" "users"] groups::change_roles;
+    post "/v1/groups/{id}/roles" Groups Change ["by" "users" "role"] groups::change_roles;
     post "/v1/groups/{id}/settings" Groups Change ["by"] groups::change_settings;
     get "/v1/groups/{id}/storm" Read Query [] groups::storm_rules::show;
     put "/v1/groups/{id}/storm" Groups Change [] groups::storm_rules::set;

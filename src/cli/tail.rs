@@ -27,7 +27,7 @@ mod lines;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// User to log in as
-    #[arg(long, required_unless_present = "events")]
+    #[arg(long, required_unless_present = "events", conflicts_with = "context")]
     user: Option<String>,
     /// Show node events instead: online, offline, read markers, blocked chains, audit (docs/events.md)
     #[arg(long, conflicts_with_all = ["user", "room", "device", "server", "assign", "tls", "server_name"])]

@@ -4,11 +4,12 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use parking_lot::{Mutex, MutexGuard};
+use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
 use tokio::sync::Notify;
 
 use super::Lags;
@@ -27,6 +28,8 @@ pub struct Peers {
     refresh: Notify,
     lags: Lags,
     pub(crate) barrier_calls: BarrierCalls,
+    /// Version of the ledger's rules that this node announces.
+    own_rules: AtomicU32,
 }
 
 /// Counter of the snapshots. Waiters wake in the order in which they began to wait, unlike those of a `watch` channel.
@@ -89,6 +92,7 @@ impl Peers {
             refresh: Notify::new(),
             lags,
             barrier_calls: BarrierCalls::default(),
+            own_rules: AtomicU32::new(LEDGER_NEWEST),
         }
     }
 
@@ -102,9 +106,18 @@ impl Peers {
         self.lock().clone()
     }
 
-    /// Returns whether all runs that may own a partition have agreed to this version of the ledger's rules, as far as known.
-    /// Partitions switch some time later; their owners refuse what is too early.
+    /// Sets the version of the ledger's rules that this node announces, of which a single node has no list.
+    pub fn set_own_rules(&self, version: u32) {
+        self.own_rules.store(version, Ordering::Relaxed);
+    }
+
+    /// Returns whether every node that may run, this one included, announces at least that version of the ledger's rules. A
+    /// node whose lease has expired may come back until it is retired. Partitions switch some time later; their owners refuse
+    /// what is too early.
     pub fn all_follow(&self, version: u32) -> bool {
+        if self.own_rules.load(Ordering::Relaxed) < version {
+            return false;
+        }
         let snapshot = self.lock();
         let unretired = snapshot.rows.iter().filter(|row| row.lease != Lease::Retired);
         unretired.chain(snapshot.others.iter()).all(|row| row.info.rules >= version)
@@ -118,14 +131,6 @@ impl Peers {
     /// Returns the same runs, without their announcements.
     pub fn runs(&self) -> Vec<NodeBoot> {
         self.lock().others.iter().map(|row| row.info.boot.clone()).collect()
-    }
-
-    /// Returns whether every node that may run, this one included, announces at least that version of the ledger's
-    /// rules. A node whose lease has expired may come back until it is retired.
-    pub fn all_announce(&self, version: u32) -> bool {
-        let snapshot = self.lock();
-        let unretired = snapshot.rows.iter().filter(|row| row.lease != Lease::Retired);
-        unretired.chain(snapshot.others.iter()).all(|row| row.info.rules >= version)
     }
 
     /// Returns whether a lookup in the routes may be incomplete; then address [`Self::others`] too.
@@ -234,10 +239,13 @@ mod tests {
         let all_announce = |rows: &[NodeRow], others: &[NodeRow]| {
             let peers = Peers::default();
             peers.set(PeerSnapshot { rows: rows.into(), others: others.into(), ..PeerSnapshot::default() });
-            peers.all_announce(4)
+            peers.all_follow(4)
         };
         let me = || row("a", 4, Lease::Live);
         assert!(all_announce(&[], &[]), "a single node has no list");
+        let held_back = Peers::default();
+        held_back.set_own_rules(3);
+        assert!(!held_back.all_follow(4) && held_back.all_follow(3), "its operator holds the rules back");
         assert!(all_announce(&[me(), row("b", 5, Lease::Live)], &[row("b", 5, Lease::Live)]));
         assert!(all_announce(&[me(), row("b", 3, Lease::Retired)], &[]));
         assert!(!all_announce(&[me(), row("b", 3, Lease::Lapsed)], &[]), "it may come back");

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use tidegate_protocol::{
     Code,
     id::UserId,
@@ -48,7 +49,11 @@ impl Recaller {
     ///
     /// # Errors
     /// The code of the ledger's refusal, with the reason if it has one; `UNKNOWN` if no answer arrived.
-    pub async fn edit(&self, edit: Edit, now_ms: u64) -> Result<pb::SendAck, (Code, String)> {
+    pub async fn edit(&self, mut edit: Edit, now_ms: u64) -> Result<pb::SendAck, (Code, String)> {
+        if edit.denied.is_some() {
+            // What is refused is not kept; the hash of a repetition is that of the content all the same.
+            edit.content = Bytes::new();
+        }
         let (conversation, msg_id) = (edit.conversation.to_string(), edit.msg_id.to_string());
         let (seq, time, duplicate) = match self.admin.append(Body::Edit(edit), now_ms).await {
             SubmitAnswer::Accepted { seq, time } => (seq, time, false),

@@ -273,7 +273,7 @@ impl Paging<'_> {
 
     fn row(&mut self, view: &View, row: StoredRow) {
         let seq = row.row.seq;
-        if !view.shows(seq) {
+        if !view.shows(seq) || !view.may_have(&row) {
             self.expired(seq, seq);
         } else if is_pushed(&row) {
             self.page.rows.push(row);

@@ -121,7 +121,7 @@ impl Stream {
     fn returns(&self, row: &StoredRow, user: &UserId, only_unread: bool) -> bool {
         let Body::Message(message) = &row.row.body else { return false };
         let view = &self.listed.view;
-        let is_shown = view.shows(row.row.seq) && is_pushed(row);
+        let is_shown = view.shows(row.row.seq) && view.may_have(row) && is_pushed(row);
         is_shown && (!only_unread || (counts_as_unread(message, user) && view.was_in(row.row.ordinal)))
     }
 

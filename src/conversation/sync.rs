@@ -149,6 +149,7 @@ pub(super) async fn last_entries(
         // There are no rows if the newest is too large.
         let is_shown = |row: &StoredRow| {
             view.shows(row.row.seq)
+                && view.may_have(row)
                 && !matches!(row.row.body, Body::Recall(_) | Body::Edit(_))
                 && is_pushed(row)
         };

@@ -10,7 +10,7 @@ use tidegate_protocol::{
     record::Message,
 };
 
-use crate::store::{Mark, MemberView, UserState};
+use crate::store::{Mark, MemberView, StoredRow, UserState};
 
 /// Range of seqs that the user may see, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +119,12 @@ impl View {
     /// Returns whether a row at that seq is shown to the user: in range, and not pruned, cleared or hidden.
     pub fn shows(&self, seq: u64) -> bool {
         self.sees(seq) && seq > self.state.cleared.seq && !self.state.hides(seq)
+    }
+
+    /// Returns whether the user may have the content that the row has now: none that an edit gave it after the user's
+    /// membership had ended.
+    pub fn may_have(&self, row: &StoredRow) -> bool {
+        self.is_in || row.edited.is_none_or(|(seq, _)| seq <= self.max())
     }
 
     /// Returns whether the message of that ordinal was sent during a stay of the user;

@@ -9,5 +9,9 @@ use tidegate_protocol::content::Content;
 /// left out.
 pub(crate) fn content_json(encoded: &Bytes) -> Value {
     let Ok(content) = Content::decode(encoded.clone()) else { return Value::Null };
-    serde_json::to_value(content).unwrap_or_default()
+    match serde_json::to_value(&content) {
+        Ok(value) => value,
+        // A node of a former version did not check the field; the rest must not be hidden with it.
+        Err(_) => serde_json::to_value(Content { json: Bytes::new(), ..content }).unwrap_or_default(),
+    }
 }

@@ -188,7 +188,13 @@ impl Sweeper<'_> {
     /// Checks all conversations and keys that are due in this round.
     pub(crate) async fn round(&mut self, round: u64) -> Result<(), SweepError> {
         let now = self.trusted_now().await?;
-        self.trim_feed(now).await?;
+        match self.trim_feed(now).await {
+            // Messages and keys expire also while the feed can't be trimmed.
+            Err(error) if !matches!(error, SweepError::Store(StoreError::Fenced)) => {
+                tracing::warn!(%error, partition = self.partition, "the feed is not trimmed; it is tried again");
+            }
+            trimmed => trimmed?,
+        }
         let Some(now) = now else { return Ok(()) };
         let mut after = None;
         // When the node's retention is not due, only groups with a setting of their own can be.

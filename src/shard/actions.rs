@@ -266,7 +266,7 @@ impl<I: Io> Shard<I> {
         let chain = login.chain.get_or_insert_with(|| Arc::new(saver(&login.route, None)));
         let Some(step) = chain.advance(change, expected) else { return };
         let (cluster, chain) = (Arc::clone(&self.context.cluster), Arc::clone(chain));
-        let in_steps = cluster.peers.all_announce(CHAIN_STEPS_RULES);
+        let in_steps = cluster.peers.all_follow(CHAIN_STEPS_RULES);
         let work = async move {
             let scratch = &*cluster.ports.scratch;
             let saved = if in_steps {

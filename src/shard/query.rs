@@ -40,6 +40,7 @@ use crate::{
     limits::LimitRefusal,
     mail::{Decision, Mail, QueryResult},
     net::io::Io,
+    storms::SlowMessage,
     supervised,
 };
 
@@ -59,7 +60,18 @@ impl<I: Io> Shard<I> {
             return;
         };
         let (call, conversation) = call_of(&query);
-        let limiter = || self.context.limiter.query(&user, self.now);
+        let device = conn.login.as_deref().map(|login| login.route.device.clone());
+        let limiter = || match (&query, &device) {
+            // An edit goes to the log and to all members, as a message does.
+            (Query::Edit { conversation, msg_id, .. }, Some(device)) => {
+                let slow = self.context.cluster.storms.entries().slow();
+                let asked = SlowMessage { group: conversation, user: &user, device, msg_id };
+                let admission = slow.admit(asked, || !self.hub.is_in(conversation, conn.key.slot))?;
+                let limited = self.context.limiter.send(&user, conversation, self.now);
+                limited.inspect_err(|_| admission.withdraw())
+            }
+            _ => self.context.limiter.query(&user, self.now),
+        };
         if let Err(refusal) = self.admit_request(conn, call, conversation, limiter) {
             if is_gated {
                 self.gates.leave_read(None);
@@ -232,11 +244,16 @@ impl<I: Io> Shard<I> {
         found: Result<QueryResult, (Code, &'static str)>,
     ) {
         let is_open = |open_query: &&mut Box<OpenQuery>| !open_query.is_sent;
-        if let Err((code, _)) = &found
+        let refused = match &found {
+            Err((code, _)) => Some(*code),
+            Ok(QueryResult::Refused(code, _)) => Some(*code),
+            Ok(_) => None,
+        };
+        if let Some(code) = refused
             && let Some(conversation) =
                 conn.open_query.as_mut().filter(is_open).and_then(|open_query| open_query.conversation.take())
         {
-            self.note_probe(conn, *code, &conversation);
+            self.note_probe(conn, code, &conversation);
         }
         let Some(open_query) = conn.open_query.as_mut().filter(|open_query| !open_query.is_sent) else {
             return;

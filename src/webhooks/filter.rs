@@ -82,8 +82,8 @@ impl WebhookFilter {
             return Err(InvalidFilter::Count);
         }
         let pattern = |text: &String| {
-            let is_valid =
-                (1..=PATTERN_BYTES_MAX).contains(&text.len()) && !text[..text.len() - 1].contains('*');
+            let is_valid = (1..=PATTERN_BYTES_MAX).contains(&text.len())
+                && !text.strip_suffix('*').unwrap_or(text).contains('*');
             is_valid.then(|| Pattern(text.clone())).ok_or(InvalidFilter::Pattern)
         };
         Ok(Self {

@@ -99,8 +99,13 @@ fn saved_server_is_found_by_its_name() {
     };
     assert!(run(&["context", "set", "here", "--admin", &node.addresses.admin.to_string()]).0);
     for words in [&["nodes"][..], &["owners"], &["group", "list"], &["trace", "bob"]] {
-        let (is_fine, text) = run(&[words, &["--context", "here", "--data", "nowhere"]].concat());
+        let (is_fine, text) = run(&[words, &["--context", "here"]].concat());
         assert!(is_fine, "{words:?}: {text}");
+        // A server is named once, or a command could change another one than it seems to.
+        for other in [["--data", "nowhere"], ["--admin", "127.0.0.1:1"], ["--key-file", "nowhere"]] {
+            let (is_fine, text) = run(&[words, &["--context", "here"], &other].concat());
+            assert!(!is_fine && text.contains("--context"), "{words:?} {other:?}: {text}");
+        }
         let (is_fine, text) = run(&[words, &["--context", "there"]].concat());
         assert!(!is_fine && text.contains("there is no context"), "{words:?}: {text}");
     }

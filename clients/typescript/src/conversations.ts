@@ -44,7 +44,8 @@ export class Conversations {
       if (it.last?.kind === 'message' && it.last.seq === known.recalled) {
         it.last = { kind: 'recalled', conversation: push.conversation, seq: known.recalled };
       }
-    } else if (!it.last || seq > it.last.seq) {
+    } else if (!push.edit && !(seq <= it.last?.seq!)) {
+      // An edit is never the last entry, as in a state.
       it.last = known;
     }
     // The count of the last state covers everything up to its highest seq.

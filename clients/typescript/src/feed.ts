@@ -35,7 +35,7 @@ export class Feed {
     const { conversation } = push;
     if (isRoom(conversation)) return this.#say(push, own);
     const counts = this.counting === 'all' || (this.counting === 'direct' && conversation.startsWith('d:'));
-    this.conversations.push(push, counts && !own && !!push.content && !(push.flags! & 2) && push.sender !== this.user);
+    this.conversations.push(push, counts && !!push.content && !(push.flags! & 2) && push.sender !== this.user);
     this.#say(push, own);
     this.#changed(conversation);
   }

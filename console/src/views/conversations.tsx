@@ -44,12 +44,13 @@ function Row({ it }: { readonly it: State }) {
 /** Conversations of a user by their newest entry, with what is unread; nothing of what was written. */
 export function Conversations({ user }: { readonly user: string }) {
   void seconds.value;
-  const list = useReading<States>(`${userPath(user, "conversations")}?order=recent&limit=${SHOWN}`, 10_000);
+  // Once: the answer has last entries where the key may read them, so each read is a line of the audit log.
+  const list = useReading<States>(`${userPath(user, "conversations")}?order=recent&limit=${SHOWN}`, 0);
   const total = useReading<{ readonly unread: number; readonly incomplete?: boolean }>(userPath(user, "unread"), 10_000);
   const all = list.value?.conversations;
   return (
     <section class="pad">
-      <h2>Conversations {total.value && <span class="quiet small">{grouped(total.value.unread)}{total.value.incomplete ? " or more" : ""} unread in all</span>}</h2>
+      <h2>Conversations {total.value && <span class="quiet small">{grouped(total.value.unread)}{total.value.incomplete ? " or more" : ""} unread in all</span>} <button type="button" class="link small" onClick={list.again}>Read again</button></h2>
       {list.error && <Failed error={list.error} again={list.again} />}
       {all?.length === 0 && <p class="quiet">None is stored.</p>}
       {all && all.length > 0 && (
@@ -60,7 +61,7 @@ export function Conversations({ user }: { readonly user: string }) {
           <tbody>{all.map((it) => <Row key={it.conversation} it={it} />)}</tbody>
         </table>
       )}
-      {list.value?.next && <p class="quiet small">The newest {SHOWN}; there are more.</p>}
+      {list.value?.next && <p class="quiet small">{list.value.incomplete ? "Some" : "The newest"} {SHOWN}; there are more.</p>}
     </section>
   );
 }

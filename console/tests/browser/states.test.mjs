@@ -58,14 +58,14 @@ describe("the states of the page", { concurrency: 3 }, () => {
     await page.waitForSelector(".chip >> text=offline");
   });
 
-  stated("an empty list says how to fill it, as a command to copy", "/events?user=eve", undefined, async (page) => {
-    await page.waitForSelector(".empty code >> text=tidegate tail --user eve");
+  stated("an empty list says how to fill it, as a command to copy", "/events?user=zoe", undefined, async (page) => {
+    await page.waitForSelector(".empty code >> text=tidegate tail --user zoe");
     await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
     await page.click(".empty >> text=Copy");
     await page.waitForSelector(".empty >> text=Copied");
-    assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "tidegate tail --user eve");
-    await page.goto(`${node.url}/messages?user=eve`);
-    await page.waitForSelector(".empty code >> text=tidegate send --user eve --to bob hello");
+    assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "tidegate tail --user zoe");
+    await page.goto(`${node.url}/messages?user=zoe`);
+    await page.waitForSelector(".empty code >> text=tidegate send --user zoe --to bob hello");
   });
 
   let areFilesThere = false;

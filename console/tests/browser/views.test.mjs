@@ -129,7 +129,7 @@ describe("the views", { concurrency: 3 }, () => {
     const findings = await accessibility(page);
     const dialogs = [
       ["palette", () => page.keyboard.press("Control+k"), "dialog[open] li[aria-selected=true]"],
-      ["keys", () => page.click(".help"), "dialog[open] .keys"],
+      ["keys", () => page.click("[aria-label=Keys]"), "dialog[open] .keys"],
       ["drain", () => page.click("td >> text=Drain"), "dialog[open] >> text=Keep it"],
     ];
     for (const [name, show, shown] of dialogs) {

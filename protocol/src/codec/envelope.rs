@@ -181,8 +181,12 @@ impl Serialize for Content {
         if !self.kind.is_empty() {
             map.serialize_entry("type", &self.kind)?;
         }
-        // Nodes of a former version pass on the field without a check.
-        if let Ok(json) = serde_json::from_slice::<&RawValue>(&self.json) {
+        // Nodes of a former version pass on the field without a check. A line break in it would begin another frame of a
+        // JSON line, which its author could choose.
+        if let Ok(json) = serde_json::from_slice::<&RawValue>(&self.json)
+            && !self.json.contains(&b'\n')
+            && !self.json.contains(&b'\r')
+        {
             map.serialize_entry("json", json)?;
         }
         if self.reply_to != 0 {

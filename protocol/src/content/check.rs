@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use serde::de::IgnoredAny;
 
 use super::Content;
 use crate::id::{IdError, UserId, check_id};
@@ -124,7 +123,8 @@ fn minified(json: &[u8]) -> Result<Bytes, ContentError> {
         out.extend_from_slice(&json[from..at]);
     }
     // White space between the parts of a number must not join them, so it is the text as written that is checked.
-    if let Err(error) = serde_json::from_str::<IgnoredAny>(text) {
+    // As a value: numbers and texts that decoders refuse would take the whole message from those who read it in JSON.
+    if let Err(error) = serde_json::from_str::<serde_json::Value>(text) {
         return Err(ContentError::Syntax(byte_at(text, error.line(), error.column())));
     }
     if out == b"null" { Err(ContentError::Null) } else { Ok(out.into()) }
@@ -159,10 +159,10 @@ mod tests {
 
     #[test]
     fn json_is_stored_without_white_space_and_as_written_otherwise() {
-        let as_written = r#"{"b":1.50e+3,"a":[-0,"x \" ] , y\u0041",1e999,null],"":{}}"#;
+        let as_written = r#"{"b":1.50e+3,"a":[-0,"x \" ] , y\u0041",1e99,null],"":{}}"#;
         assert_eq!(of(as_written).as_deref(), Ok(as_written));
         let spaced =
-            "\t{ \"b\" : 1.50e+3 ,\r\n\"a\":[ -0 , \"x \\\" ] , y\\u0041\" , 1e999,null ],\"\": { } } ";
+            "\t{ \"b\" : 1.50e+3 ,\r\n\"a\":[ -0 , \"x \\\" ] , y\\u0041\" , 1e99,null ],\"\": { } } ";
         assert_eq!(of(spaced).as_deref(), Ok(as_written));
         assert_eq!(of("7").as_deref(), Ok("7"));
     }
@@ -178,10 +178,23 @@ mod tests {
                 of(json)
             );
         }
+        assert!(
+            matches!(of("[1e999]"), Err(ContentError::Syntax(_))),
+            "a number that is none in most decoders"
+        );
+        assert!(matches!(of(r#"["\ud800"]"#), Err(ContentError::Syntax(_))), "half a character");
         assert!(matches!(of(r#"{"\ud800":1}"#), Err(ContentError::Syntax(1))), "a key that is no text");
         let broken = Content { json: Bytes::from_static(b"\"\xff\""), ..Content::default() };
         assert_eq!(broken.checked(), Err(ContentError::Syntax(1)));
         assert_eq!(of(" null "), Err(ContentError::Null));
+    }
+
+    #[test]
+    fn line_breaks_that_a_former_version_has_stored_begin_no_frame() {
+        for json in ["[\n1]", "[\r1]"] {
+            let content = Content { json: Bytes::from_static(json.as_bytes()), ..Content::text("hi") };
+            assert_eq!(serde_json::to_string(&content).unwrap(), r#"{"text":"hi"}"#);
+        }
     }
 
     #[test]

@@ -112,7 +112,9 @@ impl Targets {
                 self.ids.insert(MESSAGES.to_owned(), vec![count.to_string()]);
             }
         } else if value.get().starts_with(|first: char| first.is_ascii_digit()) {
-            // A time.
+            // A time, or another number.
+            self.field(route, name, value.get());
+        } else if ["true", "false"].contains(&value.get()) {
             self.field(route, name, value.get());
         } else {
             self.single(route, name, value);

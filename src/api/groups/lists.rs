@@ -138,6 +138,10 @@ pub(in crate::api) async fn of_user(
     let limit = limit_up_to(query.limit, PAGE_MAX)?;
     let list = ListName { name: "groups", filters: &["", user.as_str()] };
     let after = list.after_key(query.cursor.as_deref())?;
+    // A made-up cursor must not lead out of the groups.
+    if after.as_ref().is_some_and(|key| !matches!(key.kind(), ConversationKind::Group(_))) {
+        return Err(Problem(Code::CursorInvalid, String::new()));
+    }
     let work = move |store: Arc<dyn Store>, _| async move {
         let ListPage { rows, next } =
             store.groups_of(&user, after.as_ref(), limit).await.map_err(unavailable)?;
@@ -158,6 +162,10 @@ pub(in crate::api) async fn of_user(
     in_turn_of_all(&api, &caller, work).await.map(Json)
 }
 
+/// Most pages that are read for the first members of a group. Of one with more rows of users who left than these pages have,
+/// fewer members are shown; the list of members has them all.
+const SHOWN_PAGES_MAX: usize = 8;
+
 /// Returns a group with its first members.
 pub(in crate::api) async fn show(
     State(api): State<Api>,
@@ -170,16 +178,17 @@ pub(in crate::api) async fn show(
         let Some(found) = head else { return Err(absent(absence)) };
         let mut request = MembersRequest { group, role: None, after: None, limit: USERS_MAX };
         let mut members = Vec::new();
+        let wanted = usize::try_from(found.members).unwrap_or(usize::MAX).min(USERS_MAX);
         // Most groups are complete after the first page; rows of users who left may fill some.
-        loop {
+        for _ in 0..SHOWN_PAGES_MAX {
             let page = member_page(&*store, &request, absence).await?;
             members.extend(page.rows);
             request.after = page.next;
-            request.limit = USERS_MAX.saturating_sub(members.len());
-            if request.after.is_none() || request.limit == 0 {
+            if request.after.is_none() || members.len() >= wanted {
                 break;
             }
         }
+        members.truncate(USERS_MAX);
         Ok(shown(&found, &members))
     };
     in_turn_of_all(&api, &caller, work).await.map(Json)

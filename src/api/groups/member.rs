@@ -105,7 +105,8 @@ async fn role_in(
 ) -> Result<Option<Role>, Problem> {
     match member_of(api, caller, group.clone(), user.clone()).await {
         Ok(found) => Ok(found.map(|it| it.member.role)),
-        Err(Problem(Code::NotFound, _)) => Ok(None),
+        // In doubt the change is submitted, and the ledger decides.
+        Err(Problem(code, _)) if code == Code::NotFound || code.temporary() => Ok(None),
         Err(problem) => Err(problem),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::cli::admin::{AdminArgs, accepted, array, cell, escaped, table};
+use crate::cli::admin::{AdminArgs, accepted, array, cell, escaped, printable, table};
 
 /// Largest page of a list.
 const PAGE: u32 = 200;
@@ -22,8 +22,8 @@ Examples:
   tidegate group set team history=all post=admins
   tidegate group show team
 
-A change that was already made is no error. With keys on the admin port a change needs the scope
-groups, and a list the scope read.";
+A change repeated under its --request-id is no error, nor is adding a member again. With keys on the
+admin port a change needs the scope groups, and a list the scope read.";
 
 #[derive(clap::Subcommand, Debug)]
 enum GroupCommand {
@@ -277,12 +277,12 @@ fn shown(group: &Value) -> String {
     }
     let more = group["count"].as_u64().unwrap_or(0).saturating_sub(members.len() as u64);
     let more = if more > 0 { format!("... and {more} more\n") } else { String::new() };
-    format!(
-        "{}, {} members, {settings}\n{}{more}",
-        cell(&group["conversation"]),
-        cell(&group["count"]),
-        table(&rows)
-    )
+    let name = group["name"].as_str().map(|name| format!(" {}", printable(name))).unwrap_or_default();
+    let meta = group["meta"].as_object().into_iter().flatten();
+    let meta: String =
+        meta.map(|(key, value)| printable(&format!("{key}: {}", cell(value))) + "\n").collect();
+    let (id, count) = (cell(&group["conversation"]), cell(&group["count"]));
+    format!("{id}{name}, {count} members, {settings}\n{meta}{}{more}", table(&rows))
 }
 
 /// Parses `KEY=VALUE`.
@@ -307,6 +307,12 @@ mod tests {
         assert_eq!(
             shown(&group),
             "g:team, 5 members, history=all\nUSER   ROLE    MUTED\nalice  owner   -\nbob    member  muted\n... and 3 more\n"
+        );
+        let named =
+            json!({"conversation": "g:a", "count": 0, "name": "Tea\u{7}", "meta": {"color": "green"}});
+        assert_eq!(
+            shown(&named),
+            "g:a Tea\\u{7}, 0 members, default settings\ncolor: green\nUSER  ROLE  MUTED\n"
         );
         let ended = json!({"conversation": "g:old", "ended": true, "maxSeq": 9, "members": 0, "messages": 4});
         assert_eq!(row(&ended), ["old", "0", "4", "9", "deleted"]);

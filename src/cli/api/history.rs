@@ -61,7 +61,8 @@ pub fn history(args: &HistoryArgs) -> anyhow::Result<()> {
     let newer = if args.is_elsewhere() { &page["newer"] } else { &Value::Null };
     for (name, cursor) in [("older", &page["older"]), ("newer", newer)] {
         if let Some(cursor) = cursor.as_str() {
-            eprintln!("{name}: tidegate history {} --cursor {cursor}", cell(&page["conversation"]));
+            // The cursor is valid for the same conversation and reader only.
+            eprintln!("{name}: the same command with --cursor {cursor}");
         }
     }
     Ok(())
@@ -114,6 +115,7 @@ fn what(entry: &Value) -> String {
     match entry["kind"].as_str().unwrap_or_default() {
         "message" => format!("{}{edited}", content(&entry["content"])),
         "recall" => format!("* recalled {}", cell(&entry["of"])),
+        "edit" => format!("* edited {}: {}", cell(&entry["of"]), content(&entry["content"])),
         kind => {
             let users: Vec<String> =
                 array(entry, "users").iter().map(|user| printable(&cell(user))).collect();
@@ -152,6 +154,8 @@ mod tests {
         let created = json!({"seq": 1, "time": 0, "kind": "created", "users": ["a", "b"], "sender": "ann",
             "settings": {"history": "all", "post": "admins"}});
         assert!(line(&created).ends_with("ann  * created a, b history=all post=admins"));
+        let edit = json!({"seq": 8, "time": 0, "kind": "edit", "of": 4, "sender": "bob", "content": {"text": "okay"}});
+        assert!(line(&edit).ends_with("bob  * edited 4: okay"));
         let data =
             json!({"seq": 7, "time": 0, "kind": "message", "sender": "bob", "content": {"data": "AAAA"}});
         assert!(line(&data).ends_with("(4 characters of base64)"));

@@ -21,8 +21,13 @@ pub struct KeyArg {
     /// port's where `tail` speaks TLS; default: those of the system
     #[arg(long, value_name = "FILE", env = "TIDEGATE_ADMIN_CA")]
     ca: Option<PathBuf>,
-    /// Saved server (`tidegate context`) with the admin address, the key file and the authority that are not given here
-    #[arg(long, value_name = "NAME", env = "TIDEGATE_CONTEXT")]
+    /// Saved server (`tidegate context`), in place of the options that name a server, its key and its authority
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "TIDEGATE_CONTEXT",
+        conflicts_with_all = ["admin", "data", "key_file", "ca"]
+    )]
     context: Option<String>,
 }
 
@@ -56,9 +61,11 @@ impl KeyArg {
     /// # Errors
     /// The file can't be read, other accounts may read it, or there is no key in it. The text does not repeat its content.
     pub(in crate::cli) fn key(&self) -> anyhow::Result<Option<SecretKey>> {
+        let saved = self.saved()?;
+        let has_context = saved.is_some();
         let (file, named_by) = match &self.key_file {
             Some(file) => (Some(file.clone()), "--key-file, TIDEGATE_KEY_FILE"),
-            None => (self.saved()?.and_then(|server| server.key_file), "key_file of the context"),
+            None => (saved.and_then(|server| server.key_file), "key_file of the context"),
         };
         if let Some(file) = file {
             let unusable = || format!("{} ({named_by}) can't be used", file.display());
@@ -66,6 +73,10 @@ impl KeyArg {
             let text =
                 String::from_utf8(text).map_err(|_| anyhow!("it is not text")).with_context(unusable)?;
             return text.trim().parse().map(Some).with_context(unusable);
+        }
+        // The variable has the key of some server, and a key is sent to the server that it is for alone.
+        if has_context {
+            return Ok(None);
         }
         match env::var(KEY_VARIABLE) {
             Ok(text) if text.trim().is_empty() => Ok(None),

@@ -27,7 +27,8 @@ pub struct ContextArgs {
 }
 
 const NOTES: &str = "\
-A command takes what its options do not say from the context that --context or TIDEGATE_CONTEXT names.
+--context or TIDEGATE_CONTEXT names a context. It has the address, the key and the authority of one
+server, so it excludes the options and variables for these, and TIDEGATE_KEY is not used with it.
 The contexts are in tidegate/contexts.toml below XDG_CONFIG_HOME or ~/.config, or where
 TIDEGATE_CONTEXTS says.";
 
@@ -61,6 +62,7 @@ struct SetArgs {
 
 /// Server that is saved under a name.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub(super) struct SavedServer {
     /// Admin address, with a scheme or not.
     pub(super) admin: String,
@@ -175,9 +177,11 @@ mod tests {
         let all = BTreeMap::from([("prod".to_owned(), server)]);
         write(&file, &all).unwrap();
         assert_eq!(read(&file).unwrap(), all);
-        fs::write(&file, "[prod]\nadmin = 3\n").unwrap();
-        let damaged = format!("{:#}", read(&file).unwrap_err());
-        assert!(damaged.contains("mend or remove it"), "{damaged}");
+        for wrong in ["[prod]\nadmin = 3\n", "[prod]\nadmin = \"n1:1\"\nkeyfile = \"/keys/prod\"\n"] {
+            fs::write(&file, wrong).unwrap();
+            let damaged = format!("{:#}", read(&file).unwrap_err());
+            assert!(damaged.contains("mend or remove it"), "{damaged}");
+        }
         fs::remove_dir_all(folder).unwrap();
     }
 }

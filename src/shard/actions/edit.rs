@@ -60,7 +60,9 @@ impl<I: Io> Shard<I> {
                 return Err((Code::Suspended, ""));
             }
             check_node(&cluster, &edit)?;
-            if let Some(hook) = hook {
+            let is_blocked = is_blocked(&cluster, &user, &edit).await?;
+            // The application is not asked about a sender whom the recipient blocks.
+            if let Some(hook) = hook.filter(|_| !is_blocked) {
                 match hook.decide_edit(&user, &edit.conversation).await {
                     HookVerdict::Allowed => {}
                     HookVerdict::Denied(reason) => {
@@ -79,7 +81,7 @@ impl<I: Io> Shard<I> {
                 denied = recaller.edit_denial(store, &user, &edit, above, wall_ms()).await;
             }
             edit.denied = match denied? {
-                None if is_blocked(&cluster, &user, &edit).await? => Some(Code::Forbidden),
+                None if is_blocked => Some(Code::Forbidden),
                 denied => denied,
             };
             appends.store(true, Ordering::Relaxed);

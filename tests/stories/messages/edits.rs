@@ -110,6 +110,30 @@ fn edit_is_for_the_sender_in_time_and_the_groups_owner() {
 }
 
 #[test]
+fn user_who_has_left_gets_no_content_from_a_later_edit() {
+    let node = switched(|_| {});
+    let group = node.group("tea", &["alice", "bob"]);
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    let mut bob = node.login(Wire::WsText, "bob", "phone");
+    let (early, late) = (alice.text(&group, "m1", "one"), alice.text(&group, "m2", "two"));
+    edited(&mut alice, &group, early, "e1", "first");
+    node.kick("tea", &["bob"]);
+    edited(&mut alice, &group, late, "e2", "the new code of the door");
+    let page = bob.page(ask::after(&group, 0, 10));
+    let texts: Vec<&str> = page.messages.iter().filter(|it| it.content.is_some()).map(text_of).collect();
+    assert_eq!(texts, ["first"], "an edit of that time is read, a later one is not");
+    assert!(page.expired.iter().any(|range| (range.first..=range.last).contains(&late)), "{page:?}");
+    let single = node.admin(
+        "GET",
+        &format!("/v1/conversations/g:tea/messages/{late}?as=bob"),
+        &serde_json::Value::Null,
+    );
+    assert_eq!(single.0, 404, "{}", single.1);
+    let page = alice.page(ask::after(&group, 0, 10));
+    assert_eq!(page.messages.iter().filter(|it| it.content.is_some()).count(), 2, "a member reads both");
+}
+
+#[test]
 fn edit_survives_a_restart_with_its_seq() {
     let node = switched(|_| {});
     let mut alice = node.login(Wire::Tcp, "alice", "phone");

@@ -66,7 +66,7 @@ test('tabs share one connection, and another tab takes over', limits, async () =
   await texts(first, 'message', ['for both']);
   await texts(second, 'message', ['for both']);
   const denied = await second.evaluate(() => window.client.send('g:none', 'x').catch((error) => [error.name, error.code, error instanceof Error]));
-  assert.deepEqual(denied, ['NOT_FOUND', 4005, true]);
+  assert.deepEqual(denied, ['NOT_A_MEMBER', 2004, true]);
 
   // The tab with the connection is closed: the other one continues from the same position, with the same device.
   await first.close();

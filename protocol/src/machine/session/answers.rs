@@ -99,9 +99,9 @@ impl Session {
         let Some(flight) = self.flights.answer(ticket) else { return };
         self.gated = self.gated.saturating_sub(flight.gated.into());
         let (id, was_exempt) = (flight.id, is_exempt(&flight.conversation));
-        if flight.next_id.is_some() && is_order_broken(&answer) {
+        if let Some(code) = untaken(&answer).filter(|_| flight.next_id.is_some()) {
             // The ledger accepts no later number of this epoch in that conversation, and this id is not done.
-            self.refuse(id, Code::OrderBroken, "", limits, out);
+            self.refuse(id, code, "", limits, out);
             return self.close(Code::Resync, "", out);
         }
         flight.unknown = matches!(answer, SubmitAnswer::Unknown);
@@ -176,6 +176,10 @@ fn is_temporary(answer: &SubmitAnswer) -> bool {
     }
 }
 
-fn is_order_broken(answer: &SubmitAnswer) -> bool {
-    matches!(answer, SubmitAnswer::Refused { code: Code::OrderBroken, .. })
+/// Returns the code of a refusal by which a chained message has not taken its number.
+fn untaken(answer: &SubmitAnswer) -> Option<Code> {
+    match answer {
+        SubmitAnswer::Refused { code: code @ (Code::OrderBroken | Code::NotYet), .. } => Some(*code),
+        _ => None,
+    }
 }

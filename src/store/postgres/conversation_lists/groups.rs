@@ -73,7 +73,7 @@ const GROUP_PAGE: &str = group_page!(
 
 const GROUPS_OF: &str = group_page!(
     "SELECT conversation FROM memberships
-    WHERE user_id = $1 AND conversation > $2 AND conversation < 'g:~' ORDER BY conversation LIMIT $3",
+    WHERE user_id = $1 AND conversation > $2 AND conversation >= 'g:' AND conversation < 'g:~' ORDER BY conversation LIMIT $3",
     "SELECT v.conversation, h.last_seq, h.messages, h.pruned_to, h.deleted_seq, h.settings, h.members,
         m.role, m.muted, m.joined_seq, m.left_seq, m.sent, m.joined_messages, m.left_messages, m.stays
     FROM visited v

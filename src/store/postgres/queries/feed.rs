@@ -42,10 +42,15 @@ SELECT fence, log_offset, last_hash, feed_bytes FROM partitions WHERE partition 
 
 const SELECT_OLDEST: &str = "
 SELECT f.last, f.time, f.bytes_end, octet_length(f.batch)::bigint FROM partitions p
-JOIN feed f ON f.partition = p.partition AND f.last >= p.feed_oldest
-WHERE p.partition = $1 ORDER BY f.last LIMIT $2";
+CROSS JOIN LATERAL (
+    SELECT last, time, bytes_end, batch FROM feed
+    WHERE partition = $1 AND last >= p.feed_oldest ORDER BY last LIMIT $2
+) f WHERE p.partition = $1 ORDER BY f.last";
 
-const DELETE_OLDEST: &str = "DELETE FROM feed WHERE partition = $1 AND last <= $2";
+/// Begins at the oldest row, above what was removed before.
+const DELETE_OLDEST: &str = "
+DELETE FROM feed WHERE partition = $1 AND last <= $2
+    AND last >= (SELECT feed_oldest FROM partitions WHERE partition = $1)";
 
 /// Moves the oldest number, last in the transaction, because archives wait for the row.
 const MOVE_OLDEST: &str = "
