@@ -28,6 +28,12 @@ fn moved(cluster: &Cluster, nth: usize) -> (BTreeMap<(String, String), u64>, Val
 fn one_node_shows_the_figures_of_all() {
     let mut cluster = Cluster::start(2, &[]);
     cluster.all_linked();
+    // A node has its first row a second after its start.
+    eventually("n2 has figures", || {
+        let mut own = StatsFollower::open(cluster.node(1));
+        own.expect("start");
+        own.expect("past")["rows"].as_array().is_some_and(|rows| !rows.is_empty()).then_some(())
+    });
     let mut follower = StatsFollower::open(cluster.node(0));
     let fields: Vec<String> =
         serde_json::from_value(follower.expect("start")["fields"].clone()).expect("names");
