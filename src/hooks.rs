@@ -35,7 +35,10 @@ pub use self::{
     allow::{AllowHook, HookVerdict},
     login::{IDENTITY_TTL_MAX, LoginFault, LoginOrigin},
     reason::AppReason,
-    webhook::{EncodedEvent, InvalidTarget, SenderSettings, WebhookReply, WebhookSender, WebhookTarget},
+    webhook::{
+        EncodedEvent, InvalidTarget, SenderSettings, WebhookBody, WebhookReply, WebhookRequest,
+        WebhookSender, WebhookTarget,
+    },
 };
 use crate::{
     auth::{TokenIdentity, Verifier},

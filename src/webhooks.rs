@@ -3,16 +3,26 @@
 //! Order, retries and cursors are decided by [`tidegate_protocol::machine::webhook`]; this module reads the feed, reads what
 //! each event is about when it is sent, and saves cursors under the fence of the partition's owner. Nothing here delays an
 //! owner: deliveries read the store, and owners only note that they have archived.
+//!
+//! **Memory.** An endpoint holds at most [`tidegate_protocol::machine::webhook::WEBHOOK_EVENTS_MAX`] references to events,
+//! about 1 MiB, on each node. A request has at most [`REQUEST_BYTES_MAX`] of content and the same of JSON, or one event. A
+//! node has [`FEED_REQUESTS_MAX`] requests at a time.
 
 mod content;
 mod deliverer;
 mod event;
 mod filter;
+mod newest;
+mod once;
+mod permits;
+mod plan;
+mod start;
 
 pub use self::{
-    deliverer::{
-        DelivererSettings, FEED_REQUESTS_MAX, OwnedFeed, OwnedFeeds, WebhookDeliverer, WebhookReceiver,
-        WebhookStart, WebhookStatus,
-    },
-    filter::{InvalidFilter, WebhookFilter},
+    content::REQUEST_BYTES_MAX,
+    deliverer::{OwnedFeed, OwnedFeeds, WebhookDeliverer, WebhookStatus},
+    filter::{FILTER_USERS_MAX, InvalidFilter, WebhookFilter},
+    once::{SEND_ONCE_MAX, send_once, send_test},
+    permits::{FEED_REQUESTS_MAX, WebhookPermits},
+    plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
 };

@@ -14,7 +14,11 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use self::{decode::RecordError, edit::Edit, mode::MessageMode};
+pub use self::{
+    decode::RecordError,
+    edit::Edit,
+    mode::{MessageMode, flag_words},
+};
 use crate::{
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     pb,

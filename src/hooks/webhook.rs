@@ -1,13 +1,13 @@
 //! Requests of webhooks: CloudEvents in signed requests, and what the answers mean.
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{fmt, io, path::Path, sync::Arc, time::Duration};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use hyper::{
     HeaderMap, StatusCode, Uri,
     header::{HeaderName, HeaderValue},
 };
-use tidegate_protocol::machine::webhook::WebhookOutcome;
+use tidegate_protocol::machine::webhook::{WebhookFailure, WebhookOutcome};
 use tokio::time::timeout;
 
 use super::{
@@ -49,7 +49,7 @@ const RESERVED_HEADERS: [&str; 12] = [
 const RESERVED_PREFIXES: [&str; 3] = ["webhook-", "tidegate-", "proxy-"];
 
 /// Receiver of webhooks: its URL, and the headers that it wants.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct WebhookTarget {
     url: String,
     host: String,
@@ -114,6 +114,15 @@ impl WebhookTarget {
     }
 }
 
+/// Shows neither the path of the URL, which may be a secret, nor the values of headers.
+impl fmt::Debug for WebhookTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headers: Vec<&str> = self.headers.keys().map(HeaderName::as_str).collect();
+        let shown = &mut f.debug_struct("WebhookTarget");
+        shown.field("host", &self.host).field("rule", &self.rule).field("headers", &headers).finish()
+    }
+}
+
 fn parse_headers(headers: &[(String, String)]) -> Option<HeaderMap> {
     let mut parsed = HeaderMap::new();
     for (name, value) in headers {
@@ -141,12 +150,49 @@ pub struct WebhookReply {
 }
 
 /// Encoded event.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct EncodedEvent {
     /// Id, stable over all deliveries.
     pub id: String,
     /// CloudEvent as JSON.
     pub json: Vec<u8>,
+}
+
+/// Shows no content.
+impl fmt::Debug for EncodedEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EncodedEvent").field("id", &self.id).field("bytes", &self.json.len()).finish()
+    }
+}
+
+/// Events of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WebhookBody {
+    /// One event, in CloudEvents' mode for single events.
+    Single(EncodedEvent),
+    /// List of events.
+    List(Vec<EncodedEvent>),
+}
+
+impl WebhookBody {
+    /// Returns the events.
+    pub fn events(&self) -> &[EncodedEvent] {
+        match self {
+            Self::Single(event) => std::slice::from_ref(event),
+            Self::List(events) => events,
+        }
+    }
+}
+
+/// Request with events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookRequest {
+    /// Events.
+    pub body: WebhookBody,
+    /// Number of the try, from 1.
+    pub attempt: u32,
+    /// Whether an operator had the events sent once more, out of their order.
+    pub is_resent: bool,
 }
 
 /// Sender of the requests of one endpoint.
@@ -155,11 +201,10 @@ pub struct WebhookSender {
     name: HeaderValue,
     headers: HeaderMap,
     timeout: Duration,
-    sends_batches: bool,
 }
 
 /// Settings of a sender.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct SenderSettings<'a> {
     /// Id of the endpoint.
     pub name: &'a str,
@@ -169,8 +214,15 @@ pub struct SenderSettings<'a> {
     pub ca_file: &'a Path,
     /// Longest time of a request.
     pub timeout: Duration,
-    /// Whether a request is a list of events. Otherwise it is one event.
-    pub sends_batches: bool,
+}
+
+/// Shows no secret.
+impl fmt::Debug for SenderSettings<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let secrets = self.secrets.len();
+        let shown = &mut f.debug_struct("SenderSettings");
+        shown.field("name", &self.name).field("secrets", &secrets).field("timeout", &self.timeout).finish()
+    }
 }
 
 impl WebhookSender {
@@ -188,41 +240,39 @@ impl WebhookSender {
             name: HeaderValue::from_str(settings.name).map_err(|_| wrong("invalid name"))?,
             headers: target.headers.clone(),
             timeout: settings.timeout,
-            sends_batches: settings.sends_batches,
         })
     }
 
-    /// Sends events in one request; `attempt` counts the tries from 1. If batches are off, only the first is sent.
-    pub async fn send(&self, events: &[EncodedEvent], attempt: u32) -> WebhookReply {
-        let (content_type, events) = match self.sends_batches {
-            true => (BATCH, events),
-            false => (SINGLE, events.get(..1).unwrap_or_default()),
+    /// Sends a request, and returns what the answer means.
+    pub async fn send(&self, request: &WebhookRequest) -> WebhookReply {
+        let (content_type, body) = match &request.body {
+            WebhookBody::Single(event) => (SINGLE, event.json.clone()),
+            WebhookBody::List(events) => (BATCH, list(events)),
         };
         let mut headers = self.headers.clone();
-        headers.insert("tidegate-attempt", attempt.into());
+        headers.insert("tidegate-attempt", request.attempt.into());
         headers.insert("tidegate-webhook", self.name.clone());
-        let body = body(events, self.sends_batches).into();
-        let post = SignedPost { id: request_id(events), content_type, headers: &headers, body };
+        if request.is_resent {
+            headers.insert("tidegate-resent", HeaderValue::from_static("1"));
+        }
+        let id = request_id(request.body.events());
+        let post = SignedPost { id, content_type, headers: &headers, body: body.into() };
         let answer = timeout(self.timeout, self.transport.post(&post)).await;
         reply(answer.unwrap_or(Err(HookFailure::Timeout)))
     }
 }
 
-fn body(events: &[EncodedEvent], is_list: bool) -> Vec<u8> {
+fn list(events: &[EncodedEvent]) -> Vec<u8> {
     let bytes = events.iter().map(|event| event.json.len() + 1).sum::<usize>();
     let mut body = Vec::with_capacity(bytes + 2);
-    if is_list {
-        body.push(b'[');
-    }
+    body.push(b'[');
     for (nth, event) in events.iter().enumerate() {
         if nth > 0 {
             body.push(b',');
         }
         body.extend_from_slice(&event.json);
     }
-    if is_list {
-        body.push(b']');
-    }
+    body.push(b']');
     body
 }
 
@@ -247,25 +297,29 @@ fn reply(answer: Result<HookAnswer, HookFailure>) -> WebhookReply {
             return WebhookReply { outcome: WebhookOutcome::Taken, status: None, error: None };
         }
         Err(failure) => {
-            return WebhookReply {
-                outcome: WebhookOutcome::Failed,
-                status: None,
-                error: Some(failure.text()),
+            let reason = match failure {
+                HookFailure::Timeout => WebhookFailure::Timeout,
+                _ => WebhookFailure::Unreachable,
             };
+            let outcome = WebhookOutcome::Failed(reason);
+            return WebhookReply { outcome, status: None, error: Some(failure.text()) };
         }
     };
+    let status = answer.status.as_u16();
     let seconds = answer.retry_after.as_ref().and_then(|it| it.to_str().ok()?.trim().parse().ok());
     let wait = seconds.map(Duration::from_secs);
-    let outcome = match answer.status {
-        status if status.is_success() => WebhookOutcome::Taken,
-        StatusCode::GONE => WebhookOutcome::Gone,
-        StatusCode::TOO_MANY_REQUESTS => WebhookOutcome::Busy(wait),
-        StatusCode::SERVICE_UNAVAILABLE if wait.is_some() => WebhookOutcome::Busy(wait),
-        StatusCode::REQUEST_TIMEOUT => WebhookOutcome::Failed,
-        status if status.is_client_error() => WebhookOutcome::Refused,
-        _ => WebhookOutcome::Failed,
+    let outcome = match (answer.status, wait) {
+        (other, _) if other.is_success() => WebhookOutcome::Taken,
+        (StatusCode::GONE, _) => WebhookOutcome::Gone,
+        (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE, Some(wait)) => {
+            WebhookOutcome::Busy(wait)
+        }
+        (StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT, _) => {
+            WebhookOutcome::Failed(WebhookFailure::Status(status))
+        }
+        (other, _) if other.is_client_error() => WebhookOutcome::Refused(status),
+        _ => WebhookOutcome::Failed(WebhookFailure::Status(status)),
     };
-    let status = answer.status.as_u16();
     let error = (outcome != WebhookOutcome::Taken).then(|| format!("status {status}"));
     WebhookReply { outcome, status: Some(status), error }
 }
@@ -289,14 +343,13 @@ mod tests {
         WebhookTarget::new(url, &[("authorization".to_owned(), "Bearer x".to_owned())], true).unwrap()
     }
 
-    fn sender(url: &str, sends_batches: bool) -> WebhookSender {
+    fn sender(url: &str) -> WebhookSender {
         let secrets = [SECRET.to_owned(), format!("whsec_{}", "QUJD".repeat(8))];
         let settings = SenderSettings {
             name: "crm",
             secrets: &secrets,
             ca_file: Path::new(""),
             timeout: Duration::from_secs(5),
-            sends_batches,
         };
         WebhookSender::new(&target(url), settings).unwrap()
     }
@@ -322,10 +375,12 @@ mod tests {
     #[tokio::test]
     async fn request_is_signed_with_each_secret_and_keeps_its_id() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let sender = sender(&format!("http://{}/tg", listener.local_addr().unwrap()), true);
+        let sender = sender(&format!("http://{}/tg", listener.local_addr().unwrap()));
         let events = [event("g:a.b/1"), event("g:a.b/2")];
+        let body = WebhookBody::List(events.to_vec());
+        let request = WebhookRequest { body, attempt: 3, is_resent: false };
         let ok = "HTTP/1.1 204 No Content\r\n\r\n";
-        let (reply, request) = tokio::join!(sender.send(&events, 3), serve(&listener, ok));
+        let (reply, request) = tokio::join!(sender.send(&request), serve(&listener, ok));
         assert_eq!((reply.outcome, reply.status), (WebhookOutcome::Taken, Some(204)));
         let (head, body) = request.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("POST /tg HTTP/1.1\r\n"), "{head}");
@@ -345,11 +400,14 @@ mod tests {
     #[tokio::test]
     async fn single_events_are_no_list_and_redirects_are_not_followed() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let sender = sender(&format!("http://{}/", listener.local_addr().unwrap()), false);
+        let sender = sender(&format!("http://{}/", listener.local_addr().unwrap()));
         let moved = "HTTP/1.1 307 Moved\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n";
-        let events = [event("g:a/1")];
-        let (reply, request) = tokio::join!(sender.send(&events, 1), serve(&listener, moved));
-        assert_eq!((reply.outcome, reply.status), (WebhookOutcome::Failed, Some(307)));
+        let body = WebhookBody::Single(event("g:a/1"));
+        let request = WebhookRequest { body, attempt: 1, is_resent: true };
+        let (reply, request) = tokio::join!(sender.send(&request), serve(&listener, moved));
+        let failed = WebhookOutcome::Failed(WebhookFailure::Status(307));
+        assert_eq!((reply.outcome, reply.status), (failed, Some(307)));
+        assert_eq!(header(&request, "tidegate-resent"), "1");
         assert!(request.ends_with(r#"{"id":"g:a/1"}"#) && header(&request, "content-type") == SINGLE);
     }
 
@@ -360,24 +418,26 @@ mod tests {
             let retry_after = retry_after.map(HeaderValue::from_static);
             reply(Ok(HookAnswer { status, retry_after, body: Bytes::new() })).outcome
         };
-        let minute = WebhookOutcome::Busy(Some(Duration::from_secs(60)));
+        let failed = |status: u16| WebhookOutcome::Failed(WebhookFailure::Status(status));
         for (status, outcome) in [
             (200, WebhookOutcome::Taken),
             (204, WebhookOutcome::Taken),
-            (302, WebhookOutcome::Failed),
-            (400, WebhookOutcome::Refused),
-            (408, WebhookOutcome::Failed),
+            (302, failed(302)),
+            (400, WebhookOutcome::Refused(400)),
+            (408, failed(408)),
             (410, WebhookOutcome::Gone),
-            (429, WebhookOutcome::Busy(None)),
-            (500, WebhookOutcome::Failed),
-            (503, WebhookOutcome::Failed),
+            (429, failed(429)),
+            (500, failed(500)),
+            (503, failed(503)),
         ] {
             assert_eq!(of(status, None), outcome, "{status}");
         }
+        let minute = WebhookOutcome::Busy(Duration::from_secs(60));
         assert_eq!((of(429, Some("60")), of(503, Some(" 60 "))), (minute, minute));
-        assert_eq!(of(429, Some("Wed, 21 Oct 2026 07:28:00 GMT")), WebhookOutcome::Busy(None));
-        assert_eq!(of(500, Some("60")), WebhookOutcome::Failed);
-        assert_eq!(reply(Err(HookFailure::Timeout)).outcome, WebhookOutcome::Failed);
+        assert_eq!(of(429, Some("Wed, 21 Oct 2026 07:28:00 GMT")), failed(429));
+        assert_eq!(of(500, Some("60")), failed(500));
+        let late = WebhookOutcome::Failed(WebhookFailure::Timeout);
+        assert_eq!(reply(Err(HookFailure::Timeout)).outcome, late);
     }
 
     #[test]

@@ -260,10 +260,19 @@ pub trait FeedStore: Send + Sync {
     /// the number of removed batches: fewer than that means that none is left.
     async fn trim_feed(&self, partition: u32, fence: Fence, bounds: FeedBounds) -> Result<u64, StoreError>;
 
-    /// Stores a cursor in place of the consumer's former one in the partition, as durably as a mark.
+    /// Stores a cursor in place of the consumer's former one in the partition. A crash of the store may undo it, so that the
+    /// consumer repeats what followed the former one; it never keeps a cursor and undoes an archive that was before it.
     ///
     /// Fails with [`StoreError::Fenced`] if another owner has the partition.
     async fn save_cursor(&self, fence: Fence, cursor: &FeedCursor) -> Result<CursorOutcome, StoreError>;
+
+    /// Stores a cursor as [`Self::save_cursor`] does, as durably as an archive: for those that skip entries, or that an
+    /// operator ordered. Archives of the partition may have to wait for it.
+    async fn save_cursor_durably(
+        &self,
+        fence: Fence,
+        cursor: &FeedCursor,
+    ) -> Result<CursorOutcome, StoreError>;
 
     /// Returns the cursors of a consumer, by partition.
     async fn cursors(&self, consumer: &ConsumerName) -> Result<Vec<FeedCursor>, StoreError>;
@@ -300,6 +309,14 @@ impl FeedStore for Faulty<dyn Store> {
 
     async fn save_cursor(&self, fence: Fence, cursor: &FeedCursor) -> Result<CursorOutcome, StoreError> {
         self.call("save_cursor", self.inner.save_cursor(fence, cursor)).await
+    }
+
+    async fn save_cursor_durably(
+        &self,
+        fence: Fence,
+        cursor: &FeedCursor,
+    ) -> Result<CursorOutcome, StoreError> {
+        self.call("save_cursor_durably", self.inner.save_cursor_durably(fence, cursor)).await
     }
 
     async fn cursors(&self, consumer: &ConsumerName) -> Result<Vec<FeedCursor>, StoreError> {

@@ -2,17 +2,30 @@
 
 use serde_json::{Map, Value, json};
 use tidegate_protocol::{
+    content::Content,
+    id::ConversationKind,
     machine::webhook::{WebhookEvent, WebhookEventKind},
-    record::{Body, MemberChange, Message},
+    record::{Body, Edit, MemberAction, MemberChange, Message, flag_words},
 };
 
-use super::filter::{ACCEPTED, EDITED, PRUNED, RECALLED, WebhookFilter, change_type};
-use crate::{clock::rfc3339, events::content_json, hooks::EncodedEvent, store::StoredRow};
+use super::{
+    filter::{ACCEPTED, EDITED, PRUNED, RECALLED, WebhookFilter, change_type},
+    plan::WebhookPlan,
+};
+use crate::{
+    clock::{rfc3339, wall_ms},
+    events::content_json,
+    hooks::EncodedEvent,
+    store::{FeedKind, StoredRow},
+};
+
+/// Type of the event that an operator sends as a test.
+const TEST: &str = "tidegate.webhook.test";
 
 /// What the store has about an event.
 pub(super) enum Found {
-    /// Its row.
-    Row(Box<StoredRow>),
+    /// Its row; with the row of the message that a recall or an edit names, unless that was removed from the history.
+    Row(Box<StoredRow>, Option<Box<StoredRow>>),
     /// None: it was removed from the history.
     Pruned,
 }
@@ -27,54 +40,66 @@ pub(super) struct EventEncoder {
 
 type Data = Map<String, Value>;
 
+/// Returns the kind of the event of an entry of the feed.
+pub(super) const fn event_kind(kind: FeedKind) -> WebhookEventKind {
+    match kind {
+        FeedKind::Message => WebhookEventKind::Message,
+        FeedKind::Change => WebhookEventKind::Change,
+        FeedKind::Recall => WebhookEventKind::Recall,
+        FeedKind::Edit => WebhookEventKind::Edit,
+        FeedKind::Prune => WebhookEventKind::Pruned,
+        FeedKind::Unknown(_) => WebhookEventKind::Entry,
+    }
+}
+
 impl EventEncoder {
-    /// Encodes an event; `None` if the endpoint does not want it. An entry that was removed from the history has the type of
-    /// a message, whatever it was.
+    pub(super) fn new(plan: &WebhookPlan) -> Self {
+        let WebhookPlan { source, filter, with_content, .. } = plan;
+        Self { source: source.clone(), filter: filter.clone(), with_content: *with_content }
+    }
+
+    /// Returns an encoder that encodes all events.
+    pub(super) fn unfiltered(plan: &WebhookPlan) -> Self {
+        Self { filter: WebhookFilter::all(), ..Self::new(plan) }
+    }
+
+    /// Encodes an event; `None` if the endpoint does not want it. An entry that was removed from the history has the type of its
+    /// kind, and `gone`. One of unknown kind is left out then: the event of the removal, which follows, includes it.
     pub(super) fn encode(&self, event: &WebhookEvent, found: &Found) -> Option<EncodedEvent> {
+        if !self.filter.wants_conversation(&event.conversation) || !self.filter.wants_users(event, found) {
+            return None;
+        }
         let mut data = Data::new();
-        data.insert("conversation".into(), json!(event.conversation.as_str()));
-        let key = event.conversation.as_str();
-        let seq = event.seq;
+        let (key, seq) = (event.conversation.as_str(), event.seq);
+        data.insert("conversation".into(), json!(key));
         let (kind, id, time) = match (event.kind, found) {
             (WebhookEventKind::Pruned, _) => {
                 data.insert("upTo".into(), json!(seq));
                 (PRUNED, format!("pruned/{key}/{seq}"), None)
             }
-            (WebhookEventKind::Entry, Found::Pruned) => {
+            (kind, Found::Pruned) => {
                 data.insert("seq".into(), json!(seq));
                 data.insert("gone".into(), json!("pruned"));
-                (ACCEPTED, format!("{key}/{seq}"), None)
+                (removed_type(kind)?, format!("{key}/{seq}"), None)
             }
-            (WebhookEventKind::Entry, Found::Row(row)) => {
+            (_, Found::Row(row, message)) => {
                 data.insert("seq".into(), json!(seq));
                 data.insert("time".into(), json!(row.row.time));
-                (self.put_row(row, &mut data)?, format!("{key}/{seq}"), Some(row.row.time))
+                let kind = self.put_row(row, message.as_deref(), &mut data)?;
+                (kind, format!("{key}/{seq}"), Some(row.row.time))
             }
         };
         if !self.filter.wants_type(kind) {
             return None;
         }
-        let mut cloud = json!({
-            "specversion": "1.0",
-            "id": id,
-            "source": self.source,
-            "type": kind,
-            "subject": key,
-            "partitionkey": key,
-            "datacontenttype": "application/json",
-            "data": data,
-        });
-        if let (Some(time), Some(cloud)) = (time, cloud.as_object_mut()) {
-            cloud.insert("time".into(), json!(rfc3339(time)));
-        }
-        Some(EncodedEvent { id, json: cloud.to_string().into_bytes() })
+        Some(cloud_event(CloudEvent { id, kind, source: &self.source, subject: key, time, data }))
     }
 
     /// Puts what the row has, and returns the type.
-    fn put_row(&self, row: &StoredRow, data: &mut Data) -> Option<&'static str> {
+    fn put_row(&self, row: &StoredRow, message: Option<&StoredRow>, data: &mut Data) -> Option<&'static str> {
         match &row.row.body {
             Body::Message(message) => {
-                self.put_message(message, row.recalled.is_some(), data);
+                self.put_message(message, row, data);
                 Some(ACCEPTED)
             }
             Body::Member(change) => {
@@ -87,8 +112,7 @@ impl EventEncoder {
                 Some(RECALLED)
             }
             Body::Edit(edit) => {
-                data.insert("of".into(), json!(edit.seq));
-                put_by(edit.by.as_ref().map(|by| by.as_str()), data);
+                self.put_edit(edit, message, data);
                 Some(EDITED)
             }
             // They have no seq.
@@ -96,23 +120,122 @@ impl EventEncoder {
         }
     }
 
-    fn put_message(&self, message: &Message, is_recalled: bool, data: &mut Data) {
+    fn put_message(&self, message: &Message, row: &StoredRow, data: &mut Data) {
         data.insert("sender".into(), json!(message.sender.as_str()));
         data.insert("device".into(), json!(message.device.as_str()));
         data.insert("msgId".into(), json!(message.msg_id.as_str()));
-        if is_recalled {
-            data.insert("gone".into(), json!("recalled"));
-            return;
+        if let ConversationKind::Direct(one, other) = message.conversation.kind() {
+            let to = if one == message.sender.as_str() { other } else { one };
+            if message.conversation.is_direct_of(&message.sender) {
+                data.insert("to".into(), json!(to));
+            }
         }
-        if message.mode.is_transient {
-            data.insert("gone".into(), json!("transient"));
+        let flags = flag_words(message.shown_flags());
+        if !flags.is_empty() {
+            data.insert("flags".into(), json!(flags));
+        }
+        if let Some((seq, time)) = row.edited {
+            data.insert("edited".into(), json!({"seq": seq, "time": time}));
+        }
+        if let Some(gone) = gone(row, message) {
+            data.insert("gone".into(), json!(gone));
             return;
         }
         data.insert("bytes".into(), json!(message.content.len()));
+        put_header(message, data);
         if self.with_content {
             data.insert("content".into(), content_json(&message.content));
         }
     }
+
+    /// Puts an edit, with the newest content of the message: there is no other.
+    fn put_edit(&self, edit: &Edit, message: Option<&StoredRow>, data: &mut Data) {
+        data.insert("of".into(), json!(edit.seq));
+        put_by(edit.by.as_ref().map(|by| by.as_str()), data);
+        let Some(row) = message else {
+            data.insert("gone".into(), json!("pruned"));
+            return;
+        };
+        let Body::Message(message) = &row.row.body else { return };
+        if let Some(gone) = gone(row, message) {
+            data.insert("gone".into(), json!(gone));
+        } else if self.with_content {
+            data.insert("content".into(), content_json(&message.content));
+        }
+    }
+}
+
+/// Returns why the content of a message no longer exists.
+fn gone(row: &StoredRow, message: &Message) -> Option<&'static str> {
+    match (row.recalled.is_some(), message.mode.is_transient) {
+        (true, _) => Some("recalled"),
+        (false, true) => Some("transient"),
+        (false, false) => None,
+    }
+}
+
+/// Puts what a content says about itself, which is not content.
+fn put_header(message: &Message, data: &mut Data) {
+    let Ok(content) = <Content as prost::Message>::decode(message.content.clone()) else { return };
+    if !content.kind.is_empty() {
+        data.insert("type".into(), json!(content.kind));
+    }
+    if content.reply_to > 0 {
+        data.insert("replyTo".into(), json!(content.reply_to));
+    }
+    if !content.mentions.is_empty() {
+        data.insert("mentions".into(), json!(content.mentions));
+    }
+}
+
+/// Returns the type of an entry that was removed. That of a change has gone with it.
+const fn removed_type(kind: WebhookEventKind) -> Option<&'static str> {
+    match kind {
+        WebhookEventKind::Message => Some(ACCEPTED),
+        WebhookEventKind::Recall => Some(RECALLED),
+        WebhookEventKind::Edit => Some(EDITED),
+        WebhookEventKind::Change => Some(change_type(MemberAction::Settings)),
+        WebhookEventKind::Entry | WebhookEventKind::Pruned => None,
+    }
+}
+
+/// Returns an event by which an operator tests an endpoint.
+pub(super) fn test_event(plan: &WebhookPlan) -> EncodedEvent {
+    let (name, time) = (plan.consumer.as_str(), wall_ms());
+    let mut data = Data::new();
+    data.insert("webhook".into(), json!(name));
+    data.insert("time".into(), json!(time));
+    let id = format!("test/{name}/{}", uuid::Uuid::new_v4().simple());
+    cloud_event(CloudEvent { id, kind: TEST, source: &plan.source, subject: name, time: Some(time), data })
+}
+
+/// Attributes of a CloudEvent.
+struct CloudEvent<'a> {
+    id: String,
+    kind: &'a str,
+    source: &'a str,
+    /// Subject, and key by which a receiver may partition events.
+    subject: &'a str,
+    time: Option<u64>,
+    data: Data,
+}
+
+fn cloud_event(event: CloudEvent<'_>) -> EncodedEvent {
+    let CloudEvent { id, kind, source, subject, time, data } = event;
+    let mut cloud = json!({
+        "specversion": "1.0",
+        "id": id,
+        "source": source,
+        "type": kind,
+        "subject": subject,
+        "partitionkey": subject,
+        "datacontenttype": "application/json",
+        "data": data,
+    });
+    if let (Some(time), Some(cloud)) = (time, cloud.as_object_mut()) {
+        cloud.insert("time".into(), json!(rfc3339(time)));
+    }
+    EncodedEvent { id, json: cloud.to_string().into_bytes() }
 }
 
 fn put_by(by: Option<&str>, data: &mut Data) {

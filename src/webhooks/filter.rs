@@ -1,8 +1,13 @@
-//! Filter of an endpoint: the types and conversations that it wants.
+//! Filter of an endpoint: the types, conversations and users that it wants.
 
-use tidegate_protocol::{id::ConversationId, record::MemberAction};
+use tidegate_protocol::{
+    id::{ConversationId, ConversationKind, UserId},
+    machine::webhook::{WebhookEvent, WebhookEventKind},
+    record::{Body, MemberAction},
+};
 
-use crate::store::FeedKind;
+use super::event::Found;
+use crate::store::{FeedKind, StoredRow};
 
 pub(super) const ACCEPTED: &str = "tidegate.message.accepted";
 pub(super) const RECALLED: &str = "tidegate.message.recalled";
@@ -24,6 +29,9 @@ const CHANGES: [MemberAction; 9] = [
 
 /// Most patterns of types, and of conversations.
 const PATTERNS_MAX: usize = 64;
+
+/// Most users of a filter.
+pub const FILTER_USERS_MAX: usize = 64;
 
 /// Longest pattern, in bytes.
 const PATTERN_BYTES_MAX: usize = 160;
@@ -56,29 +64,39 @@ impl Pattern {
 /// Reason why a filter can't be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFilter {
-    /// No type is wanted, or there are too many patterns.
-    #[error("name 1 to 64 types, such as tidegate.message.*, and at most 64 conversations")]
+    /// No type is wanted, or there are too many patterns or users.
+    #[error("name 1 to 64 types, such as tidegate.message.*, and at most 64 conversations and 64 users")]
     Count,
+    /// A user is no id.
+    #[error("a user must be a valid id")]
+    User,
     /// A pattern is too long, or has a `*` before its end.
     #[error("a pattern must have 1 to 160 bytes, and a * only at its end")]
     Pattern,
 }
 
-/// Types and conversations that an endpoint wants.
+/// Types, conversations and users that an endpoint wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookFilter {
     types: Vec<Pattern>,
     /// Empty for all.
     conversations: Vec<Pattern>,
+    /// Empty for all.
+    users: Vec<UserId>,
 }
 
 impl WebhookFilter {
-    /// Creates a filter of types and conversations; without a conversation, all are wanted.
+    /// Creates a filter. Without a conversation, all are wanted. With users, an event is wanted that one of them sent or
+    /// caused, that is in a direct conversation of one, or a change of which one is a subject; removals of history are wanted
+    /// always, because they concern the messages of all.
     ///
     /// # Errors
-    /// There is no type, there are too many patterns, or one is invalid.
-    pub fn new(types: &[String], conversations: &[String]) -> Result<Self, InvalidFilter> {
-        if types.is_empty() || types.len() > PATTERNS_MAX || conversations.len() > PATTERNS_MAX {
+    /// There is no type, there are too many patterns or users, or one is invalid.
+    pub fn new(types: &[String], conversations: &[String], users: &[String]) -> Result<Self, InvalidFilter> {
+        let is_count = (1..=PATTERNS_MAX).contains(&types.len())
+            && conversations.len() <= PATTERNS_MAX
+            && users.len() <= FILTER_USERS_MAX;
+        if !is_count {
             return Err(InvalidFilter::Count);
         }
         let pattern = |text: &String| {
@@ -89,7 +107,16 @@ impl WebhookFilter {
         Ok(Self {
             types: types.iter().map(pattern).collect::<Result<_, _>>()?,
             conversations: conversations.iter().map(pattern).collect::<Result<_, _>>()?,
+            users: users
+                .iter()
+                .map(|user| UserId::new(user.as_str()).map_err(|_| InvalidFilter::User))
+                .collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Returns a filter that wants everything.
+    pub(super) fn all() -> Self {
+        Self { types: vec![Pattern("*".to_owned())], conversations: Vec::new(), users: Vec::new() }
     }
 
     /// Returns whether events of the type are wanted.
@@ -107,9 +134,46 @@ impl WebhookFilter {
             FeedKind::Change => CHANGES.iter().any(|action| self.wants_type(change_type(*action))),
             FeedKind::Unknown(_) => false,
         };
-        let conversations = &self.conversations;
-        wants_type
-            && (conversations.is_empty() || conversations.iter().any(|it| it.matches(conversation.as_str())))
+        wants_type && self.wants_conversation(conversation)
+    }
+
+    /// Returns whether events of the conversation are wanted.
+    pub(super) fn wants_conversation(&self, conversation: &ConversationId) -> bool {
+        let mut conversations = self.conversations.iter();
+        self.conversations.is_empty() || conversations.any(|it| it.matches(conversation.as_str()))
+    }
+
+    /// Returns whether an event is wanted for its users.
+    pub(super) fn wants_users(&self, event: &WebhookEvent, found: &Found) -> bool {
+        if self.users.is_empty() || event.kind == WebhookEventKind::Pruned {
+            return true;
+        }
+        if let ConversationKind::Direct(one, other) = event.conversation.kind()
+            && self.users.iter().any(|user| [one, other].contains(&user.as_str()))
+        {
+            return true;
+        }
+        match found {
+            Found::Row(row, message) => {
+                self.is_of(row) || message.as_ref().is_some_and(|message| self.is_of(message))
+            }
+            // Whose it was has gone with it.
+            Found::Pruned => false,
+        }
+    }
+
+    /// Returns whether one of the users sent or caused the row, or is a subject of it.
+    fn is_of(&self, row: &StoredRow) -> bool {
+        let is_any = |by: &Option<UserId>| by.as_ref().is_some_and(|by| self.users.contains(by));
+        match &row.row.body {
+            Body::Message(message) => self.users.contains(&message.sender),
+            Body::Member(change) => {
+                is_any(&change.by) || change.users.iter().any(|user| self.users.contains(user))
+            }
+            Body::Recall(recall) => is_any(&recall.by),
+            Body::Edit(edit) => is_any(&edit.by),
+            Body::Prune(_) | Body::Rules(_) => false,
+        }
     }
 }
 
@@ -119,7 +183,7 @@ mod tests {
 
     fn filter(types: &[&str], conversations: &[&str]) -> Result<WebhookFilter, InvalidFilter> {
         let owned = |texts: &[&str]| texts.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
-        WebhookFilter::new(&owned(types), &owned(conversations))
+        WebhookFilter::new(&owned(types), &owned(conversations), &[])
     }
 
     #[test]

@@ -125,6 +125,14 @@ impl FeedStore for SlowStore {
         self.inner.save_cursor(fence, cursor).await
     }
 
+    async fn save_cursor_durably(
+        &self,
+        fence: Fence,
+        cursor: &FeedCursor,
+    ) -> Result<CursorOutcome, StoreError> {
+        self.inner.save_cursor_durably(fence, cursor).await
+    }
+
     async fn cursors(&self, consumer: &ConsumerName) -> Result<Vec<FeedCursor>, StoreError> {
         self.inner.cursors(consumer).await
     }

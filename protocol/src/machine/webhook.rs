@@ -30,10 +30,11 @@ pub use self::{
     },
     health::{FAILING_AFTER, RETRY_AFTER_MAX},
     parking::REFUSED_ASIDE,
-    partition::{RELEASE_MAX, SAVE_INTERVAL, UNSAVED_MAX},
+    partition::{RELEASE_MAX, SAVE_INTERVAL, UNSAVED_MAX, WEBHOOK_ORDERS_MAX},
     types::{
-        WebhookBatch, WebhookEvent, WebhookEventKind, WebhookItem, WebhookNotice, WebhookOutcome,
-        WebhookPage, WebhookRead, WebhookSave, WebhookSettings, WebhookState,
+        WebhookBatch, WebhookChange, WebhookEvent, WebhookEventKind, WebhookFailure, WebhookItem,
+        WebhookNotice, WebhookOutcome, WebhookPage, WebhookRead, WebhookSave, WebhookSettings, WebhookState,
+        WebhookStep,
     },
 };
 
@@ -70,7 +71,8 @@ pub struct WebhookDelivery {
     /// End of a wait that the receiver asked for.
     wait_until: Time,
     is_paused: bool,
-    is_disabled: bool,
+    /// Time of [`Time::ZERO`], in ms since 1970; only shown.
+    wall_at_zero: u64,
     notices: VecDeque<WebhookNotice>,
 }
 
@@ -89,6 +91,8 @@ struct Slot {
 #[derive(Clone, Debug)]
 struct Sent {
     partition: u32,
+    /// Last order that the partition had carried out.
+    order: u64,
     is_probe: bool,
     of: SentOf,
 }
@@ -105,8 +109,9 @@ enum SentOf {
 }
 
 impl WebhookDelivery {
-    /// Creates a delivery without partitions. The seed chooses the jitter.
-    pub fn new(settings: WebhookSettings, seed: u64) -> Self {
+    /// Creates a delivery without partitions. The seed chooses the jitter; `wall_at_zero` is the time of [`Time::ZERO`] in ms
+    /// since 1970, for what operators see.
+    pub fn new(settings: WebhookSettings, seed: u64, wall_at_zero: u64) -> Self {
         Self {
             slots: slots(&settings),
             settings: checked(settings),
@@ -118,7 +123,7 @@ impl WebhookDelivery {
             turn: 0,
             wait_until: Time::ZERO,
             is_paused: false,
-            is_disabled: false,
+            wall_at_zero,
             notices: VecDeque::new(),
         }
     }
@@ -151,19 +156,32 @@ impl WebhookDelivery {
             self.slots = slots(&settings);
             for partition in self.partitions.values_mut() {
                 partition.reshape(&settings, now);
+                partition.carry_out_orders(&settings, now);
             }
+        }
+        for lane in self.partitions.values_mut().flat_map(|it| &mut it.lanes) {
+            lane.limit = lane.limit.min(settings.batch_max);
         }
         self.settings = settings;
     }
 
-    /// Stops sending, until [`Self::handle_resume`].
-    pub const fn handle_pause(&mut self) {
-        self.is_paused = true;
+    /// Pauses, or sends again after a pause.
+    pub const fn handle_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
     }
 
-    /// Sends again after a pause, or after the receiver had answered that it does not want any events any more.
-    pub const fn handle_resume(&mut self) {
-        (self.is_paused, self.is_disabled) = (false, false);
+    /// Returns the last order that a partition has taken; `None` if it is not delivered here.
+    pub fn last_order(&self, partition: u32) -> Option<u64> {
+        self.partitions.get(&partition).map(Partition::last_order)
+    }
+
+    /// Takes an order for a partition, if its number is above [`Self::last_order`]. It is carried out once no request of the
+    /// partition is in flight, and nothing is sent until its effect is durable.
+    pub fn handle_order(&mut self, partition: u32, step: WebhookStep, now: Time) {
+        if let Some(partition) = self.partitions.get_mut(&partition) {
+            partition.handle_order(step);
+            partition.carry_out_orders(&self.settings, now);
+        }
     }
 
     /// Notes the newest number of a partition's feed.
@@ -185,8 +203,27 @@ impl WebhookDelivery {
     /// Takes a part of the feed.
     pub fn handle_page(&mut self, partition: u32, page: &WebhookPage, now: Time) {
         let capacity = self.capacity();
+        self.handle_fell_back(partition, page.newest, now);
         if let Some(partition) = self.partitions.get_mut(&partition) {
             partition.handle_page(page, capacity, now);
+        }
+    }
+
+    /// Notes the newest number of a feed that is lower than that of an entry already read: the store fell back to an older
+    /// state. What is above it comes again, and is delivered again, because the receiver may have taken something else.
+    pub fn handle_ahead(&mut self, partition: u32, newest: u64, now: Time) {
+        self.handle_fell_back(partition, newest, now);
+        self.handle_read_failed(partition, now);
+    }
+
+    fn handle_fell_back(&mut self, number: u32, newest: u64, now: Time) {
+        let Some(partition) = self.partitions.get_mut(&number).filter(|it| it.is_ahead_of(newest)) else {
+            return;
+        };
+        partition.handle_fell_back(newest, now);
+        self.forget_requests(|sent| sent.partition == number);
+        if let Some(partition) = self.partitions.get_mut(&number) {
+            partition.carry_out_orders(&self.settings, now);
         }
     }
 
@@ -208,7 +245,7 @@ impl WebhookDelivery {
 
     /// Returns a request that should be sent. Each needs one [`Self::handle_outcome`].
     pub fn poll_send(&mut self, now: Time) -> Option<WebhookBatch> {
-        if self.is_paused || self.is_disabled || now < self.wait_until {
+        if self.is_paused || now < self.wait_until {
             return None;
         }
         if self.health.is_failing() {
@@ -243,7 +280,7 @@ impl WebhookDelivery {
 
     /// Returns the time at which to poll again, whatever happens before.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
-        let sends = match (self.is_paused || self.is_disabled, self.health.is_failing()) {
+        let sends = match (self.is_paused, self.health.is_failing()) {
             (true, _) => None,
             (false, true) => self.health.probe_at(),
             (false, false) => self.send_at(now),
@@ -254,8 +291,9 @@ impl WebhookDelivery {
     }
 
     /// Returns the state.
-    pub const fn state(&self) -> WebhookState {
-        match (self.is_disabled, self.is_paused, self.health.is_failing()) {
+    pub fn state(&self) -> WebhookState {
+        let is_disabled = self.partitions.values().any(|it| it.is_disabled);
+        match (is_disabled, self.is_paused, self.health.is_failing()) {
             (true, ..) => WebhookState::Disabled,
             (false, true, _) => WebhookState::Paused,
             (false, false, true) => WebhookState::Failing,
@@ -334,8 +372,12 @@ impl WebhookDelivery {
         let state = &mut self.partitions.get_mut(&number)?.lanes[lane];
         state.is_in_flight = true;
         let (events, attempt) = (state.batch(), state.failures.saturating_add(1));
-        let sent =
-            Sent { partition: number, is_probe: false, of: SentOf::Lane { lane, count: events.len() } };
+        let sent = Sent {
+            partition: number,
+            order: 0,
+            is_probe: false,
+            of: SentOf::Lane { lane, count: events.len() },
+        };
         Some(self.send(sent, events, attempt))
     }
 
@@ -352,7 +394,7 @@ impl WebhookDelivery {
         let parking = self.partitions.get(&number).map(|it| &it.parking);
         let attempt = parking.map_or(0, |it| it.tries(&event.conversation)).saturating_add(1);
         self.parked_in_flight += 1;
-        let sent = Sent { partition: number, is_probe, of: SentOf::Parked(event.clone()) };
+        let sent = Sent { partition: number, order: 0, is_probe, of: SentOf::Parked(event.clone()) };
         self.send(sent, vec![event], attempt)
     }
 
@@ -379,18 +421,20 @@ impl WebhookDelivery {
             state.is_in_flight = true;
             let (attempt, of) =
                 (state.failures.saturating_add(1), SentOf::Head { lane, event: event.clone() });
-            return Some(self.send(Sent { partition: number, is_probe: true, of }, vec![event], attempt));
+            let sent = Sent { partition: number, order: 0, is_probe: true, of };
+            return Some(self.send(sent, vec![event], attempt));
         }
         let (number, conversation) = parked.swap_remove(turn / 2 % parked.len());
         let event = self.partitions.get_mut(&number)?.parking.take(&conversation)?;
         Some(self.send_parked(number, event, true))
     }
 
-    fn send(&mut self, sent: Sent, events: Vec<WebhookEvent>, attempt: u32) -> WebhookBatch {
+    fn send(&mut self, mut sent: Sent, events: Vec<WebhookEvent>, attempt: u32) -> WebhookBatch {
         let (ticket, partition) = (self.next_ticket, sent.partition);
         self.next_ticket += 1;
         if let Some(partition) = self.partitions.get_mut(&partition) {
             partition.in_flight += 1;
+            sent.order = partition.last_carried_out();
         }
         self.in_flight.insert(ticket, sent);
         WebhookBatch { ticket, partition, attempt, events }

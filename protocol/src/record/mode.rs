@@ -14,6 +14,12 @@ pub const UNCHECKED: u32 = 1 << 16;
 /// Flags that a client or a back end may set.
 pub const FLAGS_TO_SEND: u32 = TRANSIENT | SILENT | NO_PUSH;
 
+/// Returns the words of flags, as histories and events show them.
+pub fn flag_words(flags: u32) -> Vec<&'static str> {
+    let all = [(TRANSIENT, "transient"), (SILENT, "silent"), (NO_PUSH, "noPush"), (UNCHECKED, "unchecked")];
+    all.into_iter().filter(|(flag, _)| flags & flag != 0).map(|(_, word)| word).collect()
+}
+
 /// Flags that the ledger decides by.
 const DECIDED: u32 = TRANSIENT | SILENT;
 

@@ -3,11 +3,10 @@
 use serde_json::{Map, Value, json};
 use tidegate_protocol::{
     id::ConversationKind,
-    record::{Body, MemberAction, MemberChange, Message},
+    record::{Body, MemberAction, MemberChange, Message, flag_words},
 };
 
 use crate::{
-    api::messages::form::flag_words,
     conversation::{history::HistoryPage, overview::Listed},
     events::content_json,
     store::StoredRow,

@@ -67,17 +67,6 @@ pub(super) fn flags(words: &[FlagWord]) -> u32 {
     })
 }
 
-/// Returns the words of flags, as histories show them.
-pub(in crate::api) fn flag_words(flags: u32) -> Vec<&'static str> {
-    let all = [
-        (mode::TRANSIENT, "transient"),
-        (mode::SILENT, "silent"),
-        (mode::NO_PUSH, "noPush"),
-        (mode::UNCHECKED, "unchecked"),
-    ];
-    all.into_iter().filter(|(flag, _)| flags & flag != 0).map(|(_, word)| word).collect()
-}
-
 impl SendMessage {
     /// Takes the id of the header, if the request has none of its own.
     pub(super) fn with_key(mut self, key: Option<String>) -> Result<Self, Problem> {

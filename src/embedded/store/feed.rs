@@ -105,6 +105,15 @@ impl FeedStore for EmbeddedStore {
         self.0.change_feed(|reply| FeedJob::Save { fence, cursor, reply }).await
     }
 
+    async fn save_cursor_durably(
+        &self,
+        fence: Fence,
+        cursor: &FeedCursor,
+    ) -> Result<CursorOutcome, StoreError> {
+        // Each is answered after a sync.
+        self.save_cursor(fence, cursor).await
+    }
+
     async fn cursors(&self, consumer: &ConsumerName) -> Result<Vec<FeedCursor>, StoreError> {
         let consumer = consumer.clone();
         self.0.read(move |it| Ok(cursors(it, &consumer)?)).await

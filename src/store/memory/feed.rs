@@ -123,6 +123,14 @@ impl FeedStore for MemoryStore {
         Ok(CursorOutcome::Saved)
     }
 
+    async fn save_cursor_durably(
+        &self,
+        fence: Fence,
+        cursor: &FeedCursor,
+    ) -> Result<CursorOutcome, StoreError> {
+        self.save_cursor(fence, cursor).await
+    }
+
     async fn cursors(&self, consumer: &ConsumerName) -> Result<Vec<FeedCursor>, StoreError> {
         let state = self.lock();
         let rows = state.feed.cursors.iter().filter(|((it, _), _)| it == consumer);

@@ -6,15 +6,22 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tidegate_protocol::{
     id::{ConversationId, DeviceId, MsgId, UserId},
-    machine::ledger::{Delta, Head, Pruned, Recalled, Row},
+    machine::{
+        ledger::{Delta, Head, Pruned, Recalled, Row},
+        webhook::{WebhookCursor, WebhookFailure, WebhookSettings},
+    },
     record::{Body, Message, Position, Recall, Rules, SenderOrder},
 };
 use tokio::task::JoinHandle;
 
 use super::*;
+use async_trait::async_trait;
+
 use crate::{
     bus::TopicId,
+    hooks::{WebhookReply, WebhookRequest},
     store::{FeedStore as _, MemoryStore},
+    webhooks::{REQUEST_BYTES_MAX, WebhookFilter, WebhookReceiver, WebhookStart},
 };
 
 const PARTITION: u32 = 0;
@@ -31,8 +38,9 @@ struct Script {
 
 #[async_trait]
 impl WebhookReceiver for Script {
-    async fn send(&self, events: &[EncodedEvent], attempt: u32) -> WebhookReply {
+    async fn send(&self, request: &WebhookRequest) -> WebhookReply {
         tokio::time::sleep(Duration::from_millis(5)).await;
+        let (events, attempt) = (request.body.events(), request.attempt);
         let ids: Vec<String> = events.iter().map(|event| event.id.clone()).collect();
         let outcomes = self.outcomes.lock();
         let outcome = ids.iter().find_map(|id| outcomes.get(id)).copied().unwrap_or(WebhookOutcome::Taken);
@@ -64,6 +72,7 @@ struct World {
     store: Arc<MemoryStore>,
     script: Arc<Script>,
     feeds: watch::Sender<OwnedFeeds>,
+    plans: Option<watch::Sender<Arc<WebhookPlan>>>,
     fence: Fence,
     /// Fence that the node believes to have.
     believed: Fence,
@@ -81,6 +90,7 @@ impl World {
             store,
             script: Arc::default(),
             feeds: watch::Sender::new(OwnedFeeds::new()),
+            plans: None,
             fence,
             believed: fence,
             position: Position::START,
@@ -90,12 +100,12 @@ impl World {
         }
     }
 
-    fn settings(types: &[&str]) -> DelivererSettings {
+    fn plan(&self, types: &[&str]) -> WebhookPlan {
         let types: Vec<String> = types.iter().map(|it| (*it).to_owned()).collect();
-        DelivererSettings {
+        WebhookPlan {
             consumer: ConsumerName::new("crm").unwrap(),
             source: "/tidegate/log".to_owned(),
-            filter: WebhookFilter::new(&types, &[]).unwrap(),
+            filter: WebhookFilter::new(&types, &[], &[]).unwrap(),
             with_content: true,
             delivery: WebhookSettings {
                 parallel: 2,
@@ -104,20 +114,25 @@ impl World {
                 aside_after: Duration::from_secs(86_400),
             },
             start: WebhookStart::Oldest,
-            seed: 7,
+            is_paused: false,
+            orders: Vec::new(),
+            receiver: Arc::clone(&self.script) as Arc<dyn WebhookReceiver>,
         }
     }
 
-    fn start(&mut self, settings: DelivererSettings) {
-        let permits = Arc::new(Semaphore::new(FEED_REQUESTS_MAX));
-        let (deliverer, status) = WebhookDeliverer::new(
-            settings,
-            Arc::clone(&self.store) as Arc<dyn Store>,
-            Arc::clone(&self.script) as Arc<dyn WebhookReceiver>,
-            permits,
-        );
-        self.task = Some(tokio::spawn(deliverer.run(self.feeds.subscribe())));
-        self.status = Some(status);
+    /// Starts a deliverer of events of these types.
+    fn start(&mut self, types: &[&str]) {
+        let plan = self.plan(types);
+        self.start_with(plan);
+    }
+
+    fn start_with(&mut self, plan: WebhookPlan) {
+        let plan = Arc::new(plan);
+        let store = Arc::clone(&self.store) as Arc<dyn Store>;
+        let (deliverer, status) = WebhookDeliverer::new(Arc::clone(&plan), 7, store, Arc::default());
+        let plans = watch::Sender::new(plan);
+        self.task = Some(tokio::spawn(deliverer.run(self.feeds.subscribe(), plans.subscribe())));
+        (self.status, self.plans) = (Some(status), Some(plans));
         self.own(false);
     }
 
@@ -215,7 +230,7 @@ async fn events_of_a_conversation_arrive_in_order_with_what_the_store_has_then()
     let recall = world.row("g:a", |conversation| Body::Recall(Recall { conversation, seq: 3, by: None }));
     let recalled = Recalled { conversation: recall.0.clone(), seq: 3, by: (recall.1.seq, recall.1.time) };
     world.archive(vec![recall], |delta| delta.recalled.push(recalled)).await;
-    world.start(World::settings(&["tidegate.message.*"]));
+    world.start(&["tidegate.message.*"]);
     pass(1).await;
     let of_a: Vec<String> = world.script.ids().into_iter().filter(|id| id.starts_with("g:a/")).collect();
     assert_eq!(of_a, ["g:a/1", "g:a/2", "g:a/3", "g:a/4"]);
@@ -241,7 +256,7 @@ async fn pruned_events_are_named_as_gone_and_the_pruning_follows() {
             delta.pruned.push(Pruned { conversation, up_to: 2, offset, time });
         })
         .await;
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     pass(1).await;
     assert_eq!(world.script.ids(), ["g:a/1", "g:a/2", "pruned/g:a/2"]);
     assert_eq!(world.script.data("g:a/2")["gone"].as_str(), Some("pruned"));
@@ -254,10 +269,10 @@ async fn events_that_do_not_fit_into_a_request_come_with_the_next() {
     let mut rows: Vec<_> = (0..4).map(|_| world.message("g:a")).collect();
     for (_, row) in &mut rows {
         let Body::Message(message) = &mut row.body else { panic!("a message") };
-        message.content = vec![0; content::REQUEST_BYTES_MAX * 2 / 5].into();
+        message.content = vec![0; REQUEST_BYTES_MAX * 2 / 5].into();
     }
     world.archive(rows, |_| {}).await;
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     pass(1).await;
     let requests = world.script.requests.lock().clone();
     let ids: Vec<Vec<String>> = requests.into_iter().map(|(ids, _)| ids).collect();
@@ -268,7 +283,7 @@ async fn events_that_do_not_fit_into_a_request_come_with_the_next() {
 async fn unwanted_types_are_passed_without_a_request() {
     let mut world = World::new().await;
     world.messages(&["g:a", "g:a"]).await;
-    world.start(World::settings(&["tidegate.member.*"]));
+    world.start(&["tidegate.member.*"]);
     pass(20).await;
     assert!(world.script.requests.lock().is_empty());
     let cursors = world.store.cursors(&ConsumerName::new("crm").unwrap()).await.unwrap();
@@ -279,12 +294,12 @@ async fn unwanted_types_are_passed_without_a_request() {
 async fn new_endpoint_gets_what_is_archived_after_its_start_also_if_it_crashes_before() {
     let mut world = World::new().await;
     world.messages(&["g:a"]).await;
-    let settings = DelivererSettings { start: WebhookStart::Now, ..World::settings(&["tidegate.*"]) };
-    world.start(settings.clone());
+    let plan = |world: &World| WebhookPlan { start: WebhookStart::Now, ..world.plan(&["tidegate.*"]) };
+    world.start_with(plan(&world));
     pass(1).await;
     world.kill();
     world.messages(&["g:a"]).await;
-    world.start(settings);
+    world.start_with(plan(&world));
     pass(1).await;
     assert_eq!(world.script.ids(), ["g:a/2"]);
 }
@@ -293,14 +308,14 @@ async fn new_endpoint_gets_what_is_archived_after_its_start_also_if_it_crashes_b
 async fn killed_deliverer_repeats_at_most_what_it_had_not_saved() {
     let mut world = World::new().await;
     world.messages(&["g:a", "g:a"]).await;
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     pass(5).await;
     world.messages(&["g:a"]).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     world.kill();
     world.take_over().await;
     world.believed = world.fence;
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     pass(5).await;
     assert_eq!(world.script.ids(), ["g:a/1", "g:a/2", "g:a/3", "g:a/3"]);
 }
@@ -309,14 +324,14 @@ async fn killed_deliverer_repeats_at_most_what_it_had_not_saved() {
 async fn planned_hand_over_repeats_nothing() {
     let mut world = World::new().await;
     world.messages(&["g:a", "g:a"]).await;
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     tokio::time::sleep(Duration::from_millis(50)).await;
     world.own(true);
     tokio::time::sleep(Duration::from_millis(50)).await;
     world.kill();
     world.take_over().await;
     world.believed = world.fence;
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     pass(5).await;
     assert_eq!(world.script.ids(), ["g:a/1", "g:a/2"]);
 }
@@ -324,7 +339,7 @@ async fn planned_hand_over_repeats_nothing() {
 #[tokio::test(start_paused = true)]
 async fn former_owner_stops_when_its_cursor_is_refused() {
     let mut world = World::new().await;
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     pass(1).await;
     world.take_over().await;
     world.messages(&["g:a"]).await;
@@ -343,8 +358,8 @@ async fn former_owner_stops_when_its_cursor_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn refused_event_delays_only_its_conversation() {
     let mut world = World::new().await;
-    world.script.refuse("g:bad/1", WebhookOutcome::Refused);
-    world.start(World::settings(&["tidegate.*"]));
+    world.script.refuse("g:bad/1", WebhookOutcome::Refused(400));
+    world.start(&["tidegate.*"]);
     world.messages(&["g:bad", "g:a", "g:bad", "g:b"]).await;
     for _ in 0..30 {
         world.messages(&["g:a", "g:b", "g:c"]).await;
@@ -364,9 +379,9 @@ async fn refused_event_delays_only_its_conversation() {
 async fn receiver_that_is_down_is_probed_and_gets_everything_later() {
     let mut world = World::new().await;
     for key in ["g:a/1", "g:b/1", "g:c/1"] {
-        world.script.refuse(key, WebhookOutcome::Failed);
+        world.script.refuse(key, WebhookOutcome::Failed(WebhookFailure::Timeout));
     }
-    world.start(World::settings(&["tidegate.*"]));
+    world.start(&["tidegate.*"]);
     world.messages(&["g:a", "g:b", "g:c"]).await;
     pass(600).await;
     assert_eq!(world.shown().state, WebhookState::Failing);

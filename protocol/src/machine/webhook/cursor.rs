@@ -1,13 +1,14 @@
 //! Cursor of an endpoint in the feed of one partition, as versioned bytes.
 //!
 //! The layout of version 1, all numbers as varints: the version; the number of lanes and the feed number of each; the
-//! parked conversations, each with key, next seq, last seq, pruned seq, tries, milliseconds of failures, and of refusals
-//! plus one; the events set aside, each with key, kind, seq and tries. A list begins with its length.
+//! last order; 1 if the receiver wants no events any more, else 0; the parked conversations, each with key, next seq, last
+//! seq, pruned seq, 1 if it awaits a replay, else 0, tries, milliseconds of failures, and of refusals plus one; the events
+//! set aside, each with key, kind, seq, tries, time and failure. A list begins with its length.
 
 use prost::encoding::{decode_varint, encode_varint};
 use std::time::Duration;
 
-use super::{WebhookEvent, WebhookEventKind};
+use super::{WebhookEvent, WebhookEventKind, WebhookFailure};
 use crate::id::ConversationId;
 
 /// Most lanes of an endpoint.
@@ -35,14 +36,16 @@ const VARINT_BYTES_MAX: usize = 10;
 /// Version of the layout.
 const VERSION: u64 = 1;
 
-const KIND_ENTRY: u64 = 0;
-const KIND_PRUNED: u64 = 1;
-
-/// Cursor of an endpoint in one partition: what the receiver has taken.
+/// Cursor of an endpoint in one partition: what the receiver has taken. Any node may read it, for an operator's view; only
+/// the owner of the partition writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookCursor {
     /// Feed number of each lane: each of its events up to there is taken, parked, set aside or not wanted.
     pub lanes: Vec<u64>,
+    /// Number of the last order that was carried out.
+    pub last_order: u64,
+    /// Whether the receiver has answered that it does not want any events any more.
+    pub is_disabled: bool,
     /// Conversations whose next event keeps failing.
     pub parked: Vec<ParkedConversation>,
     /// Events that the receiver has not taken, and that are no longer sent.
@@ -60,11 +63,14 @@ pub struct ParkedConversation {
     pub up_to: u64,
     /// Seq of a pruning that its lane has passed, sent last; 0 for none.
     pub pruned: u64,
+    /// Whether the next event that its lane reads is delivered again, with all that follow it: an operator ordered a replay,
+    /// or the store fell back to an older state.
+    pub awaits_replay: bool,
     /// Failed tries of the next event.
     pub tries: u32,
-    /// Time for which the next event has failed.
+    /// Time for which the next event has failed while others succeeded.
     pub failing: Duration,
-    /// Time for which the receiver has refused the next event without another failure.
+    /// Time of these for which the receiver has refused the next event, without another failure since.
     pub refused: Option<Duration>,
 }
 
@@ -75,6 +81,10 @@ pub struct WebhookAside {
     pub event: WebhookEvent,
     /// Tries that failed.
     pub tries: u32,
+    /// Time at which it was set aside, in ms since 1970.
+    pub at_ms: u64,
+    /// Reason of the last failure.
+    pub failure: WebhookFailure,
 }
 
 /// Reason why bytes are no cursor.
@@ -95,16 +105,23 @@ pub(super) fn parked_bytes(conversation: &ConversationId) -> usize {
 
 /// Returns an upper bound of the encoded size of an event set aside.
 pub(super) fn aside_bytes(conversation: &ConversationId) -> usize {
-    conversation.as_str().len() + 4 * VARINT_BYTES_MAX
+    // Length, kind and failure need two, one and three bytes.
+    conversation.as_str().len() + 6 + 3 * VARINT_BYTES_MAX
 }
 
 impl WebhookCursor {
     /// Creates a cursor behind the feed number, with so many lanes.
     pub fn at(number: u64, lanes: usize) -> Self {
-        Self { lanes: vec![number; lanes.clamp(1, LANES_MAX)], parked: Vec::new(), aside: Vec::new() }
+        Self {
+            lanes: vec![number; lanes.clamp(1, LANES_MAX)],
+            last_order: 0,
+            is_disabled: false,
+            parked: Vec::new(),
+            aside: Vec::new(),
+        }
     }
 
-    /// Returns the feed number up to which all lanes have passed.
+    /// Returns the feed number up to which all events are taken, parked, set aside or not wanted.
     pub fn lowest(&self) -> u64 {
         self.lanes.iter().copied().min().unwrap_or(0)
     }
@@ -117,23 +134,26 @@ impl WebhookCursor {
         for number in &self.lanes {
             encode_varint(*number, &mut out);
         }
+        for number in [self.last_order, u64::from(self.is_disabled)] {
+            encode_varint(number, &mut out);
+        }
         encode_len(self.parked.len(), &mut out);
         for parked in &self.parked {
             encode_key(&parked.conversation, &mut out);
             let refused = parked.refused.map_or(0, |time| millis(time).saturating_add(1));
             let (tries, failing) = (u64::from(parked.tries), millis(parked.failing));
-            for number in [parked.next, parked.up_to, parked.pruned, tries, failing, refused] {
+            let awaits_replay = u64::from(parked.awaits_replay);
+            let seqs = [parked.next, parked.up_to, parked.pruned];
+            for number in seqs.into_iter().chain([awaits_replay, tries, failing, refused]) {
                 encode_varint(number, &mut out);
             }
         }
         encode_len(self.aside.len(), &mut out);
         for aside in &self.aside {
             encode_key(&aside.event.conversation, &mut out);
-            let kind = match aside.event.kind {
-                WebhookEventKind::Entry => KIND_ENTRY,
-                WebhookEventKind::Pruned => KIND_PRUNED,
-            };
-            for number in [kind, aside.event.seq, u64::from(aside.tries)] {
+            let event = &aside.event;
+            let (tries, failure) = (u64::from(aside.tries), aside.failure.number());
+            for number in [event.kind.number(), event.seq, tries, aside.at_ms, failure] {
                 encode_varint(number, &mut out);
             }
         }
@@ -154,12 +174,13 @@ impl WebhookCursor {
             return Err(WebhookCursorError::Damaged);
         }
         let lanes = list(&mut rest, LANES_MAX, number)?;
+        let (last_order, is_disabled) = (number(&mut rest)?, flag(&mut rest)?);
         let parked = list(&mut rest, PARKED_MAX, decode_parked)?;
         let aside = list(&mut rest, ASIDE_MAX, decode_aside)?;
         if lanes.is_empty() || !rest.is_empty() {
             return Err(WebhookCursorError::Damaged);
         }
-        Ok(Self { lanes, parked, aside })
+        Ok(Self { lanes, last_order, is_disabled, parked, aside })
     }
 }
 
@@ -182,6 +203,14 @@ fn number(rest: &mut &[u8]) -> Result<u64, WebhookCursorError> {
 
 fn small(rest: &mut &[u8]) -> Result<u32, WebhookCursorError> {
     u32::try_from(number(rest)?).map_err(|_| WebhookCursorError::Damaged)
+}
+
+fn flag(rest: &mut &[u8]) -> Result<bool, WebhookCursorError> {
+    match number(rest)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(WebhookCursorError::Damaged),
+    }
 }
 
 /// Decodes a list of at most `max` items.
@@ -208,6 +237,7 @@ fn decode_parked(rest: &mut &[u8]) -> Result<ParkedConversation, WebhookCursorEr
         next: number(rest)?,
         up_to: number(rest)?,
         pruned: number(rest)?,
+        awaits_replay: flag(rest)?,
         tries: small(rest)?,
         failing: Duration::from_millis(number(rest)?),
         refused: number(rest)?.checked_sub(1).map(Duration::from_millis),
@@ -216,11 +246,9 @@ fn decode_parked(rest: &mut &[u8]) -> Result<ParkedConversation, WebhookCursorEr
 
 fn decode_aside(rest: &mut &[u8]) -> Result<WebhookAside, WebhookCursorError> {
     let conversation = decode_key(rest)?;
-    let kind = match number(rest)? {
-        KIND_ENTRY => WebhookEventKind::Entry,
-        KIND_PRUNED => WebhookEventKind::Pruned,
-        _ => return Err(WebhookCursorError::Damaged),
-    };
-    let seq = number(rest)?;
-    Ok(WebhookAside { event: WebhookEvent { conversation, seq, kind }, tries: small(rest)? })
+    let kind = WebhookEventKind::from_number(number(rest)?).ok_or(WebhookCursorError::Damaged)?;
+    let event = WebhookEvent { conversation, seq: number(rest)?, kind };
+    let (tries, at_ms) = (small(rest)?, number(rest)?);
+    let failure = WebhookFailure::from_number(number(rest)?).ok_or(WebhookCursorError::Damaged)?;
+    Ok(WebhookAside { event, tries, at_ms, failure })
 }

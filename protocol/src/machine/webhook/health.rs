@@ -14,6 +14,10 @@ const BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// Shortest delay of a retry, so that a failing request is never repeated in a loop.
 const BACKOFF_FLOOR: Duration = Duration::from_millis(10);
 
+/// Longest time between two successes that counts as time in which the endpoint works: what was between them is not known.
+/// It is the longest delay between two tries of a parked event.
+const WORKING_GAP_MAX: Duration = BACKOFF_MAX;
+
 /// Longest wait that an answer may ask for.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
 
@@ -22,11 +26,23 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
 pub(super) struct Health {
     /// Requests that succeeded.
     pub(super) successes: u64,
+    /// Time in which requests succeeded.
+    pub(super) working: Duration,
+    last_success: Option<Time>,
     /// Failures since the last success.
     pub(super) in_row: u32,
     failing: Option<Failing>,
     /// State of the random numbers for the jitter.
     random: u64,
+}
+
+/// Successes of an endpoint at some time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HealthMark {
+    /// Requests that succeeded.
+    pub(super) successes: u64,
+    /// Time in which requests succeeded.
+    pub(super) working: Duration,
 }
 
 #[derive(Debug)]
@@ -38,7 +54,14 @@ struct Failing {
 
 impl Health {
     pub(super) const fn new(seed: u64) -> Self {
-        Self { successes: 0, in_row: 0, failing: None, random: seed }
+        Self {
+            successes: 0,
+            working: Duration::ZERO,
+            last_success: None,
+            in_row: 0,
+            failing: None,
+            random: seed,
+        }
     }
 
     pub(super) const fn is_failing(&self) -> bool {
@@ -46,8 +69,10 @@ impl Health {
     }
 
     /// Notes a success. Returns whether it ended a failing state.
-    pub(super) fn succeed(&mut self) -> bool {
+    pub(super) fn succeed(&mut self, now: Time) -> bool {
         self.successes += 1;
+        let since = self.last_success.replace(now).map_or(Duration::ZERO, |last| now.since(last));
+        self.working = self.working.saturating_add(since.min(WORKING_GAP_MAX));
         self.in_row = 0;
         self.failing.take().is_some()
     }
@@ -78,6 +103,18 @@ impl Health {
     pub(super) const fn postpone_probe(&mut self, probe_at: Time) {
         if let Some(failing) = &mut self.failing {
             failing.probe_at = probe_at;
+        }
+    }
+
+    /// Returns the successes until now.
+    pub(super) const fn mark(&self) -> HealthMark {
+        HealthMark { successes: self.successes, working: self.working }
+    }
+
+    /// Schedules a probe in place of the last one, which said nothing.
+    pub(super) const fn repeat_probe(&mut self, now: Time) {
+        if let Some(failing) = &mut self.failing {
+            (failing.probe_at, failing.tries) = (now, failing.tries.saturating_sub(1));
         }
     }
 

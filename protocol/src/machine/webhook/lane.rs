@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{WebhookEvent, WebhookItem};
+use super::{WebhookEvent, WebhookItem, health::HealthMark};
 use crate::{Time, id::ConversationId};
 
 /// Events of one lane in one partition.
@@ -18,8 +18,8 @@ pub(super) struct Lane {
     pub(super) limit: usize,
     /// Failures since the last success.
     pub(super) failures: u32,
-    /// First of these failures, and the successes of the endpoint until then.
-    pub(super) failing: Option<LaneFailing>,
+    /// Successes of the endpoint until the first of these failures.
+    pub(super) failing: Option<HealthMark>,
     /// Probes of this lane that failed since its last success.
     pub(super) failed_probes: usize,
     pub(super) retry_at: Time,
@@ -30,13 +30,6 @@ pub(super) struct Lane {
 struct Waiting {
     number: u64,
     event: WebhookEvent,
-}
-
-/// Begin of the failures of a lane.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LaneFailing {
-    pub(super) since: Time,
-    pub(super) successes: u64,
 }
 
 impl Lane {
@@ -99,10 +92,21 @@ impl Lane {
 
     /// Returns the events of the next request.
     pub(super) fn batch(&self) -> Vec<WebhookEvent> {
-        self.waiting.iter().take(self.limit).map(|it| it.event.clone()).collect()
+        self.first_events(self.limit).cloned().collect()
     }
 
-    /// Removes the first events, which were taken.
+    /// Goes back to the feed number, above which the feed is read again.
+    pub(super) fn fall_back(&mut self, number: u64) {
+        self.waiting.retain(|it| it.number <= number);
+        self.read = self.read.min(number);
+    }
+
+    /// Returns the first events.
+    pub(super) fn first_events(&self, count: usize) -> impl Iterator<Item = &WebhookEvent> {
+        self.waiting.iter().take(count).map(|it| &it.event)
+    }
+
+    /// Removes the first events, which are done.
     pub(super) fn take(&mut self, count: usize, now: Time) {
         self.waiting.drain(..count.min(self.waiting.len()));
         self.since = now;

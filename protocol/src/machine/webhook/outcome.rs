@@ -1,8 +1,13 @@
 //! Outcomes of requests: what they change in lanes, parked conversations and the health of the endpoint.
 
+use std::time::Duration;
+
 use super::{
-    NODE_RETRY, RESUME_INTERVAL, RETRY_AFTER_MAX, Sent, SentOf, WebhookDelivery, WebhookEvent, WebhookNotice,
-    WebhookOutcome, health::FAILING_AFTER, lane::LaneFailing, parking::ParkedFailure,
+    NODE_RETRY, RESUME_INTERVAL, RETRY_AFTER_MAX, Sent, SentOf, WebhookDelivery, WebhookEvent,
+    WebhookFailure, WebhookNotice, WebhookOutcome,
+    health::FAILING_AFTER,
+    parking::{ParkTimes, ParkedFailure},
+    partition::Partition,
 };
 use crate::Time;
 
@@ -13,12 +18,11 @@ struct LaneAt {
     lane: usize,
 }
 
-/// Times of a conversation that is parked.
+/// Failure of a request.
 #[derive(Clone, Copy)]
-struct ParkTimes {
-    /// Begin of the failures.
-    since: Time,
-    retry_at: Time,
+struct Failed {
+    failure: WebhookFailure,
+    is_refusal: bool,
     now: Time,
 }
 
@@ -37,21 +41,57 @@ impl WebhookDelivery {
         if let Some(partition) = self.partitions.get_mut(&sent.partition) {
             partition.in_flight = partition.in_flight.saturating_sub(1);
         }
+        let number = sent.partition;
         match outcome {
             WebhookOutcome::Taken => self.handle_taken(sent, now),
-            WebhookOutcome::Refused => self.handle_failed(sent, true, now),
-            WebhookOutcome::Failed | WebhookOutcome::Busy(None) => self.handle_failed(sent, false, now),
-            WebhookOutcome::Busy(Some(wait)) => {
+            WebhookOutcome::Passed => self.handle_passed(sent, now),
+            WebhookOutcome::Refused(status) => {
+                let failure = WebhookFailure::Status(status);
+                self.handle_failed(sent, Failed { failure, is_refusal: true, now });
+            }
+            WebhookOutcome::Failed(failure) => {
+                self.handle_failed(sent, Failed { failure, is_refusal: false, now });
+            }
+            WebhookOutcome::Busy(wait) => {
                 self.wait_until = self.wait_until.max(now + wait.min(RETRY_AFTER_MAX));
                 self.send_again(&sent, now);
             }
             WebhookOutcome::Gone => {
-                if !std::mem::replace(&mut self.is_disabled, true) {
-                    self.notices.push_back(WebhookNotice::Disabled);
-                }
+                self.disable(sent.order, now);
                 self.send_again(&sent, now);
             }
             WebhookOutcome::Unsent => self.send_again(&sent, now),
+        }
+        if let Some(partition) = self.partitions.get_mut(&number) {
+            partition.carry_out_orders(&self.settings, now);
+        }
+    }
+
+    /// Stops all partitions, until an operator orders to resume. One that has carried out a later order goes on: that may be
+    /// the one to resume, and otherwise its next request gets the same answer.
+    fn disable(&mut self, order: u64, now: Time) {
+        let mut is_new = false;
+        let is_stopped = |it: &&mut Partition| !it.is_disabled && it.last_carried_out() <= order;
+        for partition in self.partitions.values_mut().filter(is_stopped) {
+            (partition.is_disabled, is_new) = (true, true);
+            partition.handle_changed(0, now);
+        }
+        if is_new {
+            self.notices.push_back(WebhookNotice::Disabled);
+        }
+    }
+
+    /// Moves past events that the receiver does not want. That says nothing about its health.
+    fn handle_passed(&mut self, sent: Sent, now: Time) {
+        let Some(partition) = self.partitions.get_mut(&sent.partition) else { return };
+        match sent.of {
+            SentOf::Lane { lane, count } => partition.lanes[lane].take(count, now),
+            SentOf::Head { lane, event } => partition.lanes[lane].remove(&event),
+            SentOf::Parked(event) => partition.parking.handle_done(&event, now),
+        }
+        partition.handle_passed(now);
+        if sent.is_probe {
+            self.health.repeat_probe(now);
         }
     }
 
@@ -81,7 +121,7 @@ impl WebhookDelivery {
 
     fn handle_taken(&mut self, sent: Sent, now: Time) {
         self.slots.iter_mut().for_each(|slot| slot.has_failed = false);
-        if self.health.succeed() {
+        if self.health.succeed(now) {
             self.notices.push_back(WebhookNotice::Recovered);
             let mut resume_at = now;
             for slot in &mut self.slots {
@@ -95,22 +135,29 @@ impl WebhookDelivery {
         let Some(partition) = self.partitions.get_mut(&sent.partition) else { return };
         match sent.of {
             SentOf::Lane { lane, count } => {
-                partition.lanes[lane].take(count, now);
-                partition.lanes[lane].succeed(self.settings.batch_max);
+                let lane = &mut partition.lanes[lane];
+                if !partition.parking.aside().is_empty() {
+                    lane.first_events(count).for_each(|event| partition.parking.remove_aside(event));
+                }
+                lane.take(count, now);
+                lane.succeed(self.settings.batch_max);
                 partition.handle_changed(count, now);
             }
             SentOf::Head { lane, event } => {
+                partition.parking.remove_aside(&event);
                 partition.lanes[lane].remove(&event);
                 partition.handle_changed(1, now);
             }
             SentOf::Parked(event) => {
-                partition.parking.handle_taken(&event, now);
+                partition.parking.remove_aside(&event);
+                partition.parking.handle_done(&event, now);
                 partition.handle_changed(1, now);
             }
         }
     }
 
-    fn handle_failed(&mut self, sent: Sent, is_refusal: bool, now: Time) {
+    fn handle_failed(&mut self, sent: Sent, failed: Failed) {
+        let now = failed.now;
         match sent.of {
             SentOf::Lane { lane, count } => {
                 self.slots[lane].has_failed = true;
@@ -121,24 +168,25 @@ impl WebhookDelivery {
             SentOf::Head { lane, event } => {
                 self.look_past(LaneAt { partition: sent.partition, lane }, &event, now);
             }
-            SentOf::Parked(event) => self.handle_parked_failed(sent.partition, &event, is_refusal, now),
+            SentOf::Parked(event) => self.handle_parked_failed(sent.partition, &event, failed),
         }
     }
 
     fn handle_lane_failed(&mut self, at: LaneAt, count: usize, now: Time) {
-        let successes = self.health.successes;
+        let mark = self.health.mark();
         let Some(partition) = self.partitions.get_mut(&at.partition) else { return };
         let lane = &mut partition.lanes[at.lane];
         lane.failures = lane.failures.saturating_add(1);
-        let failing = *lane.failing.get_or_insert(LaneFailing { since: now, successes });
-        let others_succeed = successes > failing.successes;
+        let since = *lane.failing.get_or_insert(mark);
+        let others_succeed = mark.successes > since.successes;
         lane.limit = (count / 2).max(1);
         // While others succeed, the event that fails is searched without growing delays.
         let steps = if others_succeed && count > 1 { 1 } else { lane.failures };
         let retry_at = now + self.health.backoff(steps);
         lane.retry_at = retry_at;
         if let Some(first) = lane.first().filter(|_| count == 1 && others_succeed).cloned() {
-            self.park(at, first, ParkTimes { since: failing.since, retry_at, now });
+            let failing = mark.working.saturating_sub(since.working);
+            self.park(at, first, ParkTimes { failing, mark, retry_at }, now);
         }
     }
 
@@ -151,33 +199,37 @@ impl WebhookDelivery {
         let lane = &mut partition.lanes[at.lane];
         lane.failed_probes += 1;
         if lane.is_full(capacity) && lane.failed_probes >= lane.heads().len() {
-            let since = lane.failing.map_or(now, |failing| failing.since);
-            self.park(at, event.clone(), ParkTimes { since, retry_at, now });
+            let times = ParkTimes { failing: Duration::ZERO, mark: self.health.mark(), retry_at };
+            self.park(at, event.clone(), times, now);
         }
     }
 
     /// Parks the conversation of the lane's first event.
-    fn park(&mut self, at: LaneAt, first: WebhookEvent, times: ParkTimes) {
+    fn park(&mut self, at: LaneAt, first: WebhookEvent, times: ParkTimes, now: Time) {
         let Some(partition) = self.partitions.get_mut(&at.partition) else { return };
         let lane = &mut partition.lanes[at.lane];
-        if partition.parking.park(&lane.of(&first.conversation), times.since, times.retry_at) {
+        if partition.parking.park(&lane.of(&first.conversation), times) {
             lane.remove_conversation(&first.conversation);
             (lane.failures, lane.failing, lane.failed_probes) = (0, None, 0);
-            lane.retry_at = times.now;
-            partition.handle_changed(1, times.now);
+            lane.retry_at = now;
+            partition.handle_changed(1, now);
             self.notices.push_back(WebhookNotice::Parked(first));
         }
     }
 
-    fn handle_parked_failed(&mut self, number: u32, event: &WebhookEvent, is_refusal: bool, now: Time) {
+    fn handle_parked_failed(&mut self, number: u32, event: &WebhookEvent, failed: Failed) {
+        let Failed { failure, is_refusal, now } = failed;
+        let at_ms = self.wall_at_zero.saturating_add(now.as_millis());
         let Some(partition) = self.partitions.get_mut(&number) else { return };
         let tries = partition.parking.tries(&event.conversation).saturating_add(1);
         let failure = ParkedFailure {
-            now,
+            failure,
             is_refusal,
             aside_after: self.settings.aside_after,
-            successes: self.health.successes,
+            mark: self.health.mark(),
             retry_at: now + self.health.backoff(tries),
+            now,
+            at_ms,
         };
         let is_aside = partition.parking.handle_failure(event, failure);
         partition.handle_changed(usize::from(is_aside), now);

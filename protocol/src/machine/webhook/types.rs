@@ -1,6 +1,6 @@
 //! Inputs and outputs of the delivery machine.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use crate::id::ConversationId;
 
@@ -17,13 +17,47 @@ pub struct WebhookSettings {
     pub aside_after: Duration,
 }
 
-/// Kind of an event, as far as its order needs it.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WebhookEventKind {
-    /// Entry of the history: a message, a change of the group, a recall.
+    /// Entry of the history of unknown kind: a parked conversation only knows the seqs of what follows.
     Entry,
     /// Removal of the history up to the seq.
     Pruned,
+    /// Message.
+    Message,
+    /// Change of the group or its members.
+    Change,
+    /// Recall of a message.
+    Recall,
+    /// Edit of a message.
+    Edit,
+}
+
+impl WebhookEventKind {
+    /// Returns the number in cursors, which never changes.
+    pub(super) const fn number(self) -> u64 {
+        match self {
+            Self::Entry => 0,
+            Self::Pruned => 1,
+            Self::Message => 2,
+            Self::Change => 3,
+            Self::Recall => 4,
+            Self::Edit => 5,
+        }
+    }
+
+    pub(super) const fn from_number(number: u64) -> Option<Self> {
+        Some(match number {
+            0 => Self::Entry,
+            1 => Self::Pruned,
+            2 => Self::Message,
+            3 => Self::Change,
+            4 => Self::Recall,
+            5 => Self::Edit,
+            _ => return None,
+        })
+    }
 }
 
 /// Event to be delivered: a reference, without content.
@@ -86,18 +120,60 @@ pub struct WebhookBatch {
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WebhookOutcome {
-    /// The receiver has taken all events, or wants none of them.
+    /// The receiver has taken all events.
     Taken,
-    /// The receiver refused the request: a status from 400 to 499 that is none of the others.
-    Refused,
-    /// The receiver asked to wait, for this long if it said so.
-    Busy(Option<Duration>),
+    /// The receiver wants none of the events, and was not asked: that says nothing about its health.
+    Passed,
+    /// The receiver refused the request with this status from 400 to 499 that has no other meaning.
+    Refused(u16),
+    /// The receiver asked to wait for this long.
+    Busy(Duration),
     /// The receiver does not want any events any more.
     Gone,
     /// Anything else: no answer, or another status.
-    Failed,
+    Failed(WebhookFailure),
     /// Nothing was sent, for a reason of the node.
     Unsent,
+}
+
+/// Reason for which a request failed, without anything of its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WebhookFailure {
+    /// Status of the answer.
+    Status(u16),
+    /// No answer in time.
+    Timeout,
+    /// No connection, or it ended without an answer.
+    Unreachable,
+}
+
+impl WebhookFailure {
+    /// Returns the number in cursors: the status, or one below all statuses.
+    pub(super) const fn number(self) -> u64 {
+        match self {
+            Self::Status(status) => status as u64,
+            Self::Timeout => 1,
+            Self::Unreachable => 2,
+        }
+    }
+
+    pub(super) fn from_number(number: u64) -> Option<Self> {
+        match number {
+            1 => Some(Self::Timeout),
+            2 => Some(Self::Unreachable),
+            status => u16::try_from(status).ok().filter(|it| *it >= 100).map(Self::Status),
+        }
+    }
+}
+
+impl fmt::Display for WebhookFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => write!(f, "status {status}"),
+            Self::Timeout => f.write_str("no answer in time"),
+            Self::Unreachable => f.write_str("no connection"),
+        }
+    }
 }
 
 /// Cursor to be saved under the fence of its partition.
@@ -109,6 +185,36 @@ pub struct WebhookSave {
     pub bytes: Vec<u8>,
     /// Whether the partition is handed over once it is saved.
     pub is_final: bool,
+    /// Whether it has to be durable once it is saved: it has the effect of an order, which must not be repeated.
+    pub is_durable: bool,
+}
+
+/// Order of an operator, for one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookStep {
+    /// Number; only those above that of the cursor are carried out.
+    pub number: u64,
+    /// What changes.
+    pub change: WebhookChange,
+}
+
+/// Change that an operator orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WebhookChange {
+    /// Delivers everything after this feed number, also what was taken before, and nothing up to it.
+    Replay {
+        /// Feed number.
+        after: u64,
+    },
+    /// Removes an event from those set aside.
+    Drop {
+        /// Conversation of the event.
+        conversation: ConversationId,
+        /// Seq of the event.
+        seq: u64,
+    },
+    /// Sends again after the receiver had answered that it does not want any events any more.
+    Resume,
 }
 
 /// Event that an operator should learn of.

@@ -5,22 +5,28 @@ use tidegate_protocol::{
     Time,
     machine::webhook::{
         FAILING_AFTER, PARKED_MAX, ParkedConversation, REFUSED_ASIDE, RELEASE_MAX, RETRY_AFTER_MAX,
-        SAVE_INTERVAL, UNSAVED_MAX, WebhookBatch, WebhookCursor, WebhookDelivery, WebhookEvent,
-        WebhookEventKind, WebhookNotice, WebhookOutcome, WebhookPage, WebhookSettings, WebhookState,
+        SAVE_INTERVAL, UNSAVED_MAX, WebhookBatch, WebhookChange, WebhookCursor, WebhookDelivery,
+        WebhookEvent, WebhookEventKind, WebhookFailure, WebhookNotice, WebhookOutcome, WebhookPage,
+        WebhookSettings, WebhookState, WebhookStep,
     },
 };
 
 use super::{SETTINGS, at, delivery, entry, page, sends};
 
+/// Answers of a receiver that refuses a request, and of one that fails.
+const REFUSED: WebhookOutcome = WebhookOutcome::Refused(400);
+const FAILED: WebhookOutcome = WebhookOutcome::Failed(WebhookFailure::Status(500));
+
 const ONE_LANE: WebhookSettings = WebhookSettings { parallel: 1, ..SETTINGS };
 
-/// Delivers until `end` with a receiver, and saves. Returns all requests.
+/// Delivers from `begin` to `end` with a receiver, and saves. Returns all requests.
 fn run(
     delivery: &mut WebhookDelivery,
+    begin: u64,
     end: u64,
     mut receiver: impl FnMut(&WebhookBatch) -> WebhookOutcome,
 ) -> Vec<(u64, WebhookBatch)> {
-    let (mut now, mut sent) = (0, Vec::new());
+    let (mut now, mut sent) = (begin, Vec::new());
     while now <= end {
         while let Some(batch) = delivery.poll_send(at(now)) {
             let outcome = receiver(&batch);
@@ -35,6 +41,11 @@ fn run(
         now = next.max(now + 1);
     }
     sent
+}
+
+/// Returns the event of a parked conversation, whose kind is not known.
+fn later(conversation: &str, seq: u64) -> WebhookEvent {
+    WebhookEvent { kind: WebhookEventKind::Entry, ..entry(conversation, seq) }
 }
 
 fn notices(delivery: &mut WebhookDelivery) -> Vec<WebhookNotice> {
@@ -58,13 +69,13 @@ fn is_bad(batch: &WebhookBatch) -> bool {
 }
 
 fn refuses_poison(batch: &WebhookBatch) -> WebhookOutcome {
-    if is_bad(batch) { WebhookOutcome::Refused } else { WebhookOutcome::Taken }
+    if is_bad(batch) { REFUSED } else { WebhookOutcome::Taken }
 }
 
 #[test]
 fn s85_bad_conversation_delays_only_itself() {
     let mut delivery = delivery(ONE_LANE, &with_poison());
-    let sent = run(&mut delivery, 60_000, refuses_poison);
+    let sent = run(&mut delivery, 0, 60_000, refuses_poison);
     let good = sent.iter().flat_map(|(at, batch)| batch.events.iter().map(move |event| (*at, event)));
     let good: Vec<_> = good.filter(|(_, event)| event.conversation.as_str() == "g:good").collect();
     let taken = good.last().unwrap();
@@ -80,31 +91,28 @@ fn s85_bad_conversation_delays_only_itself() {
 fn s86_parked_event_is_set_aside_after_refusals_while_others_succeed() {
     let mut delivery = delivery(ONE_LANE, &with_poison());
     let quiet = u64::try_from(REFUSED_ASIDE.as_millis()).unwrap() * 3;
-    run(&mut delivery, quiet, refuses_poison);
+    run(&mut delivery, 0, quiet, refuses_poison);
     assert_eq!(delivery.aside().count(), 0, "nothing else succeeds meanwhile");
-    let more = WebhookPage {
-        after: 12,
-        end: 13,
-        newest: 13,
-        items: page(&[entry("g:good", 7)])
-            .items
-            .into_iter()
-            .map(|it| tidegate_protocol::machine::webhook::WebhookItem { number: 13, ..it })
-            .collect(),
-    };
-    delivery.handle_page(0, &more, at(quiet));
-    let sent = run(&mut delivery, quiet + 700_000, refuses_poison);
-    assert_eq!(delivery.aside().map(|it| it.event.clone()).collect::<Vec<_>>(), [entry("g:bad", 1)]);
-    let last = &sent.last().unwrap().1;
-    assert_eq!((last.events[0].clone(), delivery.parked()), (entry("g:bad", 6), 0), "it has caught up");
-    assert!(notices(&mut delivery).contains(&WebhookNotice::Aside(entry("g:bad", 1))));
+    let mut sent = Vec::new();
+    for (minute, number) in (1..=15).zip(13..) {
+        let mut more = page(&[entry("g:good", number - 6)]);
+        (more.after, more.end, more.newest, more.items[0].number) = (number - 1, number, number, number);
+        let now = quiet + minute * 60_000;
+        delivery.handle_page(0, &more, at(now));
+        sent.extend(run(&mut delivery, now, now + 59_000, refuses_poison));
+    }
+    assert_eq!(delivery.aside().map(|it| it.event.clone()).collect::<Vec<_>>(), [later("g:bad", 1)]);
+    let bad = sent.iter().flat_map(|(_, batch)| &batch.events);
+    let last = bad.filter(|event| event.conversation.as_str() == "g:bad").next_back().unwrap();
+    assert_eq!((last.clone(), delivery.parked()), (later("g:bad", 6), 0), "it has caught up");
+    assert!(notices(&mut delivery).contains(&WebhookNotice::Aside(later("g:bad", 1))));
 }
 
 #[test]
 fn failing_endpoint_gets_one_probe_at_a_time_and_nothing_is_parked() {
     let events: Vec<_> = (0..12).map(|it| entry(&format!("g:{it}"), 1)).collect();
     let mut delivery = delivery(SETTINGS, &events);
-    let sent = run(&mut delivery, 3_600_000, |_| WebhookOutcome::Failed);
+    let sent = run(&mut delivery, 0, 3_600_000, |_| FAILED);
     assert_eq!((delivery.state(), delivery.parked()), (WebhookState::Failing, 0));
     assert_eq!(notices(&mut delivery), [WebhookNotice::Failing]);
     let probes: Vec<_> = sent.iter().filter(|(at, _)| *at > 10_000).collect();
@@ -127,14 +135,14 @@ fn poison_of_a_quiet_endpoint_does_not_hide_that_it_works() {
         let events = [entry("g:bad", 1), entry("g:bad", 2), entry("g:good", 1), entry("g:good", 2)];
         let settings = WebhookSettings { batch_max, ..ONE_LANE };
         let mut delivery = delivery(settings, &events);
-        run(&mut delivery, 60_000, refuses_poison);
+        run(&mut delivery, 0, 60_000, refuses_poison);
         while let Some(read) = delivery.poll_read(at(60_000)) {
             let mut page = page(&events);
             page.items.drain(..usize::try_from(read.after).unwrap());
             page.after = read.after;
             delivery.handle_page(0, &page, at(60_000));
         }
-        run(&mut delivery, 400_000, refuses_poison);
+        run(&mut delivery, 0, 400_000, refuses_poison);
         assert!(FAILING_AFTER > 1 && delivery.parked() == 1, "{batch_max}: {:?}", delivery.state());
         assert_eq!(cursor(&mut delivery, 400_000).lanes[0], 4, "{batch_max}");
     }
@@ -144,17 +152,21 @@ fn poison_of_a_quiet_endpoint_does_not_hide_that_it_works() {
 fn receiver_decides_how_long_it_is_left_alone() {
     let mut delivery = delivery(SETTINGS, &[entry("g:a", 1)]);
     let first = sends(&mut delivery, 0).remove(0);
-    delivery.handle_outcome(first.ticket, WebhookOutcome::Busy(Some(Duration::from_secs(90))), at(0));
+    delivery.handle_outcome(first.ticket, WebhookOutcome::Busy(Duration::from_secs(90)), at(0));
     assert!(sends(&mut delivery, 89_999).is_empty());
     let second = sends(&mut delivery, 90_000).remove(0);
-    let ever = WebhookOutcome::Busy(Some(Duration::MAX));
+    let ever = WebhookOutcome::Busy(Duration::MAX);
     delivery.handle_outcome(second.ticket, ever, at(90_000));
     let end = 90_000 + u64::try_from(RETRY_AFTER_MAX.as_millis()).unwrap();
     assert!(sends(&mut delivery, end - 1).is_empty());
     let third = sends(&mut delivery, end).remove(0);
     delivery.handle_outcome(third.ticket, WebhookOutcome::Gone, at(end));
     assert_eq!((delivery.state(), sends(&mut delivery, end * 2).len()), (WebhookState::Disabled, 0));
-    delivery.handle_resume();
+    let step = WebhookStep { number: 1, change: WebhookChange::Resume };
+    delivery.handle_order(0, step, at(end));
+    assert_eq!(sends(&mut delivery, end * 2).len(), 0, "the order is not saved");
+    assert!(delivery.poll_save(at(end)).unwrap().is_durable);
+    delivery.handle_save(0, true, at(end));
     assert_eq!(sends(&mut delivery, end * 2).len(), 1, "the cursor was kept");
 }
 
@@ -237,7 +249,7 @@ fn other_number_of_lanes_starts_at_the_lowest_number() {
 
 #[test]
 fn hole_in_the_feed_is_reported_once() {
-    let mut delivery = WebhookDelivery::new(SETTINGS, 7);
+    let mut delivery = WebhookDelivery::new(SETTINGS, 7, 0);
     delivery.handle_owned(3, WebhookCursor::at(5, 4), at(0));
     delivery.handle_newest(3, 100);
     assert_eq!(delivery.poll_read(at(0)).unwrap().after, 5);
@@ -255,12 +267,13 @@ fn lane_waits_when_no_more_conversations_can_be_parked() {
         next: 1,
         up_to: 1,
         pruned: 0,
+        awaits_replay: false,
         tries: 20,
         failing: Duration::ZERO,
         refused: None,
     };
     let cursor = WebhookCursor { parked: (0..PARKED_MAX).map(parked).collect(), ..WebhookCursor::at(0, 1) };
-    let mut delivery = WebhookDelivery::new(ONE_LANE, 7);
+    let mut delivery = WebhookDelivery::new(ONE_LANE, 7, 0);
     delivery.handle_owned(0, cursor, at(0));
     delivery.handle_owned(1, WebhookCursor::at(0, 1), at(0));
     delivery.handle_page(0, &page(&[entry("g:bad", 1), entry("g:good", 1)]), at(0));
@@ -272,7 +285,7 @@ fn lane_waits_when_no_more_conversations_can_be_parked() {
         delivery.handle_page(1, &good, at(seq * 5_000));
         while let Some(batch) = delivery.poll_send(at(seq * 5_000)) {
             let is_other = batch.partition == 1;
-            let outcome = if is_other { WebhookOutcome::Taken } else { WebhookOutcome::Failed };
+            let outcome = if is_other { WebhookOutcome::Taken } else { FAILED };
             bad += u32::from(is_bad(&batch));
             delivery.handle_outcome(batch.ticket, outcome, at(seq * 5_000));
             while let Some(save) = delivery.poll_save(at(seq * 5_000)) {
@@ -292,14 +305,14 @@ fn pruning_of_a_parked_conversation_is_sent_last() {
     events.insert(9, pruned.clone());
     let mut delivery = delivery(ONE_LANE, &events);
     let mut tries = 0;
-    let sent = run(&mut delivery, 600_000, |batch| {
+    let sent = run(&mut delivery, 0, 600_000, |batch| {
         tries += u32::from(is_bad(batch));
-        if is_bad(batch) && tries < 9 { WebhookOutcome::Failed } else { WebhookOutcome::Taken }
+        if is_bad(batch) && tries < 9 { FAILED } else { WebhookOutcome::Taken }
     });
     let bad = sent.iter().flat_map(|(_, batch)| &batch.events);
     let mut bad: Vec<_> = bad.filter(|event| event.conversation.as_str() == "g:bad").cloned().collect();
     let last: Vec<_> = bad.split_off(bad.len() - 7);
-    let mut expected: Vec<_> = (1..=6).map(|seq| entry("g:bad", seq)).collect();
+    let mut expected: Vec<_> = (1..=6).map(|seq| later("g:bad", seq)).collect();
     expected.push(pruned);
     assert_eq!((last, delivery.parked()), (expected, 0));
 }

@@ -1,7 +1,11 @@
-//! Tests of the delivery to webhooks: by example, and in a model with crashes, two deliverers and poison.
+//! Tests of the delivery to webhooks: by example, and in a model with crashes, two deliverers, poison, orders and a store that
+//! falls back.
 
 mod cursor;
 mod failures;
+mod feed;
+mod orders;
+mod receiver;
 mod world;
 
 use std::time::Duration;
@@ -32,7 +36,7 @@ const fn at(ms: u64) -> Time {
 
 fn entry(conversation: &str, seq: u64) -> WebhookEvent {
     let conversation = ConversationId::parse(conversation).unwrap();
-    WebhookEvent { conversation, seq, kind: WebhookEventKind::Entry }
+    WebhookEvent { conversation, seq, kind: WebhookEventKind::Message }
 }
 
 /// Returns a page with these events from the first number on.
@@ -48,7 +52,7 @@ fn page(events: &[WebhookEvent]) -> WebhookPage {
 
 /// Returns a delivery of partition 0 that has read these events.
 fn delivery(settings: WebhookSettings, events: &[WebhookEvent]) -> WebhookDelivery {
-    let mut delivery = WebhookDelivery::new(settings, 7);
+    let mut delivery = WebhookDelivery::new(settings, 7, 0);
     delivery.handle_owned(0, WebhookCursor::at(0, settings.parallel), at(0));
     delivery.handle_page(0, &page(events), at(0));
     delivery

@@ -57,6 +57,10 @@ const MOVE_OLDEST: &str = "
 UPDATE partitions SET feed_oldest = $3, feed_removed_bytes = $4 WHERE partition = $1 AND fence = $2
 RETURNING partition";
 
+/// Begins a transaction that may be lost. Archives wait for its lock, which must not last as long as a sync: a lost cursor is
+/// only an older one.
+const BEGIN_UNSYNCED: &str = "BEGIN; SET LOCAL synchronous_commit = off";
+
 /// Locks the partition against another owner, until the end of the transaction.
 const LOCK_FENCE: &str = "SELECT partition FROM partitions WHERE partition = $1 AND fence = $2 FOR SHARE";
 
@@ -85,6 +89,18 @@ impl PostgresStore {
     pub fn without_feed(self) -> Self {
         self.core.writes_feed.store(false, Ordering::Relaxed);
         self
+    }
+
+    /// Saves a cursor in a transaction that begins with these statements.
+    async fn save_cursor_in(
+        &self,
+        begin: &'static str,
+        fence: Fence,
+        cursor: &FeedCursor,
+    ) -> Result<CursorOutcome, StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { save_cursor(&mut core.readers().await?, fence, cursor, begin).await })
+            .await
     }
 }
 
@@ -165,16 +181,16 @@ async fn trim(
 
 async fn save_cursor(
     session: &mut Session,
-    partition: i32,
     fence: Fence,
     cursor: &FeedCursor,
+    begin: &'static str,
 ) -> Result<CursorOutcome, PostgresError> {
+    let partition = number(cursor.partition())?;
     let (consumer, fence, bytes) = (cursor.consumer().as_str(), stored_fence(fence), &cursor.bytes()[..]);
     let most = limit(FEED_CONSUMERS_MAX);
     let calls =
         [call(LOCK_FENCE, &[&partition, &fence]), call(PUT_CURSOR, &[&consumer, &partition, &bytes, &most])];
-    // Archives wait for the lock, so it must not last as long as a sync: a lost cursor is only an older one.
-    let found = session.begin("BEGIN; SET LOCAL synchronous_commit = off", &calls).await?;
+    let found = session.begin(begin, &calls).await?;
     let [owned, put] = &found[..] else { return Err(damaged()) };
     if owned.is_empty() || put.is_empty() {
         session.roll_back().await;
@@ -240,10 +256,15 @@ impl FeedStore for PostgresStore {
     }
 
     async fn save_cursor(&self, fence: Fence, cursor: &FeedCursor) -> Result<CursorOutcome, StoreError> {
-        let (core, partition) = (&*self.core, number(cursor.partition())?);
-        let once =
-            move || async move { save_cursor(&mut core.readers().await?, partition, fence, cursor).await };
-        core.run(once).await
+        self.save_cursor_in(BEGIN_UNSYNCED, fence, cursor).await
+    }
+
+    async fn save_cursor_durably(
+        &self,
+        fence: Fence,
+        cursor: &FeedCursor,
+    ) -> Result<CursorOutcome, StoreError> {
+        self.save_cursor_in("BEGIN", fence, cursor).await
     }
 
     async fn cursors(&self, consumer: &ConsumerName) -> Result<Vec<FeedCursor>, StoreError> {

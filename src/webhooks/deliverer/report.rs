@@ -1,0 +1,66 @@
+//! What operators see of a deliverer: log lines and its status.
+
+use tidegate_protocol::machine::webhook::WebhookNotice;
+
+use super::{WebhookDeliverer, WebhookStatus};
+use crate::log_limit::log_limited;
+
+impl WebhookDeliverer {
+    pub(super) fn report(&mut self) {
+        let webhook = self.consumer.as_str().to_owned();
+        while let Some(notice) = self.machine.poll_notice() {
+            match notice {
+                WebhookNotice::Failing => {
+                    log_limited!(error, webhook, "webhook fails; it is probed until it succeeds")
+                }
+                WebhookNotice::Recovered => log_limited!(warn, webhook, "webhook succeeds again"),
+                WebhookNotice::Disabled => {
+                    log_limited!(error, webhook, "webhook answered 410; it is stopped")
+                }
+                WebhookNotice::Parked(event) => {
+                    let (conversation, seq) = (event.conversation.as_str(), event.seq);
+                    log_limited!(
+                        warn,
+                        webhook,
+                        conversation,
+                        seq,
+                        "event keeps failing; its conversation is sent apart"
+                    );
+                }
+                WebhookNotice::Aside(event) => {
+                    let (conversation, seq) = (event.conversation.as_str(), event.seq);
+                    log_limited!(error, webhook, conversation, seq, "event set aside; it is no longer sent");
+                }
+                WebhookNotice::Gap { partition, first, last } => {
+                    log_limited!(
+                        error,
+                        webhook,
+                        partition,
+                        first,
+                        last,
+                        "the feed no longer has events of a webhook"
+                    );
+                }
+                WebhookNotice::Released(partition) => self.end(partition),
+            }
+        }
+    }
+
+    pub(super) fn show(&self) {
+        let status = WebhookStatus {
+            state: self.machine.state(),
+            behind: self.machine.behind(),
+            parked: self.machine.parked(),
+            aside: self.machine.aside().count(),
+            unreadable: self.unreadable.len(),
+            last_error: self.last_error.clone(),
+        };
+        self.status.send_if_modified(|shown| {
+            let is_new = *shown != status;
+            if is_new {
+                *shown = status;
+            }
+            is_new
+        });
+    }
+}
