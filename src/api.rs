@@ -55,6 +55,7 @@ use self::{
 use crate::{
     assign::Assigner, budget::Admission, cluster::Cluster, connections::Connections, drain::Drainer,
     ingest::admin::Admin, limits::RuleGuard, load::LoadFigures, metrics::MetricsPage, net::tls::Certificates,
+    webhooks::Webhooks,
 };
 
 /// State shared by the handlers.
@@ -87,6 +88,8 @@ pub struct Api {
     pub gate: Arc<AdminGate>,
     /// Bound on reads of conversations, and the devices that changes of marks notify.
     pub reads: Arc<ApiReads>,
+    /// Endpoints of webhooks.
+    pub webhooks: Arc<Webhooks>,
     /// Rules of limits.
     pub rules: Arc<RuleGuard>,
     /// Load of the node, for `/readyz?verbose`.

@@ -17,7 +17,9 @@ use crate::{
     budget::Admission,
     bus::NodeFeed,
     clock::wall_ms,
-    cluster::{BanHandler, Cluster, ErasureHandler, PriorityHandler, StormHandler, SuspensionHandler},
+    cluster::{
+        BanHandler, Cluster, ErasureHandler, GuardHandler, PriorityHandler, StormHandler, SuspensionHandler,
+    },
     connections::Connections,
     conversation::mark_read::Devices,
     delivery::answer_cache::AnswerCache,
@@ -37,6 +39,7 @@ use crate::{
     scratch::Numbers,
     shard::{self, Driver, DriverQueue},
     supervised,
+    webhooks::{WebhookPolicy, Webhooks},
 };
 
 mod announcement;
@@ -92,6 +95,8 @@ pub struct Settings {
     pub description: NodeDescription,
     /// Time for which a client may use an assignment.
     pub assign_ttl: Duration,
+    /// What endpoints of webhooks may be.
+    pub webhooks: WebhookPolicy,
 }
 
 impl Settings {
@@ -100,7 +105,8 @@ impl Settings {
     pub fn new(small_group_max: usize) -> Self {
         let (description, assign_ttl) = (NodeDescription::default(), Duration::from_secs(10));
         let devices = DevicePolicy::default();
-        Self { intake_bytes_max: 1 << 20, devices, small_group_max, description, assign_ttl }
+        let webhooks = WebhookPolicy::default();
+        Self { intake_bytes_max: 1 << 20, devices, small_group_max, description, assign_ttl, webhooks }
     }
 }
 
@@ -122,6 +128,8 @@ pub struct Broker {
     pub rooms: Arc<Rooms>,
     /// Connections of this node and, over the link, of the others.
     pub connections: Arc<Connections>,
+    /// Endpoints of webhooks.
+    pub webhooks: Arc<Webhooks>,
     local: LocalDelivery,
     /// Recent answers of this node's owners.
     answer_cache: Arc<AnswerCache>,
@@ -143,7 +151,8 @@ impl Broker {
     /// log and the owner reads the outlets itself.
     pub fn assemble(parts: Parts) -> (Arc<Self>, Outlets) {
         let Parts { cluster, peering, numbers, settings, metrics } = parts;
-        let Settings { intake_bytes_max, devices, small_group_max, description, assign_ttl } = settings;
+        let Settings { intake_bytes_max, devices, small_group_max, description, assign_ttl, webhooks } =
+            settings;
         cluster.guard.add_handler(Arc::new(StormHandler::new(Arc::clone(&cluster.storms))));
         let (intake, outlets) = Intake::new(intake_bytes_max);
         let local = LocalDelivery::new(&cluster, &metrics);
@@ -170,6 +179,9 @@ impl Broker {
         let suspensions = SuspensionHandler::new(Arc::clone(&cluster.suspensions), metrics.clone());
         cluster.guard.add_handler(suspensions);
         cluster.guard.add_handler(ErasureHandler::new(Arc::clone(&cluster.evidence)));
+        let (store, owned) = (Arc::clone(&cluster.ports.store), Arc::clone(&cluster.owned));
+        let webhooks = Arc::new(Webhooks::new(webhooks, store, owned, metrics.clone()));
+        cluster.guard.add_handler(Arc::clone(&webhooks) as Arc<dyn GuardHandler>);
         let connections = Connections::new(Arc::clone(&cluster), Arc::clone(&local.handles), metrics.clone());
         let broker = Self {
             connections: Arc::new(connections),
@@ -180,6 +192,7 @@ impl Broker {
             admin,
             intake,
             rooms,
+            webhooks,
             local,
             answer_cache: Arc::default(),
             is_clustered,

@@ -83,6 +83,8 @@ enum Command {
     User(api::user::UserArgs),
     /// Close the connections of a user
     Kick(api::user::KickArgs),
+    /// List, show and change the endpoints of webhooks
+    Webhook(api::webhook::WebhookArgs),
     /// List, add or lift bans of networks, users and devices
     Bans(nodes::BansArgs),
     /// Show message storms of groups, or how many messages a group has
@@ -144,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::History(args) => api::history::history(&args),
         Command::User(args) => api::user::user(&args),
         Command::Kick(args) => api::user::kick(&args),
+        Command::Webhook(args) => api::webhook::webhook(&args),
         Command::Bans(args) => nodes::bans(&args),
         Command::Storms(args) => nodes::storms::storms(&args),
         Command::Trace(args) => trace::run(&args),

@@ -28,6 +28,7 @@ mod follower;
 mod guard;
 mod interest;
 mod owned;
+mod owned_feeds;
 mod peers;
 mod priorities;
 mod storm_entries;
@@ -44,6 +45,7 @@ pub use follower::{FOLLOW_INTERVAL, Followed, FollowedPage, Follower, GUARD_STAL
 pub(crate) use guard::follow_guard;
 pub use guard::{GUARD_LOAD_TIMEOUT, GuardChange, GuardEntries, GuardHandler};
 pub use owned::{Owned, OwnerProgress};
+pub use owned_feeds::{FeedBoard, OwnedFeed, OwnedFeeds};
 pub use peers::{PeerSnapshot, Peers};
 pub use priorities::PriorityHandler;
 pub use storm_entries::StormHandler;

@@ -25,6 +25,7 @@ mod postgres;
 mod redis;
 mod tls;
 mod trace;
+mod webhooks;
 
 pub use self::{
     admin::{AdminConfig, ApiConfig, ConsoleMode},
@@ -41,6 +42,7 @@ pub use self::{
     redis::RedisConfig,
     tls::TlsConfig,
     trace::TraceConfig,
+    webhooks::WebhooksConfig,
 };
 pub use kafka::KafkaConfig;
 
@@ -65,6 +67,7 @@ const LIST_KEYS: &[&str] = &[
     "kafka.properties",
     "redis.urls",
     "rooms.named",
+    "webhooks.content_hosts",
 ];
 
 /// All settings of a node.
@@ -85,6 +88,8 @@ pub struct Config {
     pub auth: AuthConfig,
     /// Questions to the application's own server: who a credential is, and who may write where; see docs/hooks.md.
     pub hooks: HooksConfig,
+    /// Webhooks: where the endpoints of the admin API may send events; see docs/webhooks.md.
+    pub webhooks: WebhooksConfig,
     /// Sessions of a user that may be connected at the same time.
     pub login: LoginConfig,
     /// Limits on connections, frames, queues, disk and memory.

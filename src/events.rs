@@ -147,6 +147,11 @@ impl Default for Events {
 }
 
 impl Events {
+    /// Returns the source that events name.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Creates the recorder of the run `boot`, whose events carry `source`. Events above `queue_bytes_max` queued bytes
     /// are lost and counted. If it is 0, there is no publisher, and events are not queued.
     pub fn new(source: impl Into<String>, boot: u64, queue_bytes_max: usize) -> Self {

@@ -210,8 +210,8 @@ impl Node {
         let _guard = runtime.enter();
         let BuiltPorts { cluster, failure, link, numbers, event_publisher, peering } = built;
         supervised::spawn("the publisher of events", event_publisher.run());
-        let (cluster, settings) = (Arc::new(cluster), settings::broker(config, &addresses));
-        let durable = cluster.ports.bus.state().durable;
+        let settings = settings::broker(config, &addresses, cluster.events.source());
+        let (durable, cluster) = (cluster.ports.bus.state().durable, Arc::new(cluster));
         let verifier = keys::verifier(config, &token_key, &metrics)?;
         let hooks = Arc::new(Hooks::default());
         hooks.replace(HookSet::new(&config.hooks, &metrics)?);
@@ -464,6 +464,7 @@ fn api(
         stats: Arc::new(stats),
         gate: Arc::clone(reloader.gate()),
         reads: Arc::new(ApiReads::new(broker.devices(), &broker.cluster.ports.store)),
+        webhooks: Arc::clone(&broker.webhooks),
         rules: Arc::clone(reloader.rules()),
         load: Arc::clone(&broker.load),
         reload: Arc::clone(reloader) as Arc<dyn Reload>,

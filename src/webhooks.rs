@@ -2,7 +2,8 @@
 //!
 //! Order, retries and cursors are decided by [`tidegate_protocol::machine::webhook`]; this module reads the feed, reads what
 //! each event is about when it is sent, and saves cursors under the fence of the partition's owner. Nothing here delays an
-//! owner: deliveries read the store, and owners only note that they have archived.
+//! owner: deliveries read the store, and owners only note that they have archived. Endpoints are entries of the guard, so
+//! all nodes have the same; [`Webhooks`] runs a deliverer for each of them.
 //!
 //! **Memory.** An endpoint holds at most [`tidegate_protocol::machine::webhook::WEBHOOK_EVENTS_MAX`] references to events,
 //! about 1 MiB, on each node. A request has at most [`REQUEST_BYTES_MAX`] of content and the same of JSON, or one event. A
@@ -10,19 +11,29 @@
 
 mod content;
 mod deliverer;
+mod endpoint;
 mod event;
 mod filter;
+mod manager;
+mod measured;
 mod newest;
 mod once;
 mod permits;
 mod plan;
+mod progress;
 mod start;
 
 pub use self::{
     content::REQUEST_BYTES_MAX,
-    deliverer::{OwnedFeed, OwnedFeeds, WebhookDeliverer, WebhookStatus},
+    deliverer::{WebhookDeliverer, WebhookStatus},
+    endpoint::{
+        BatchForm, ENDPOINT_ID_BYTES_MAX, ENDPOINTS_MAX, EndpointForm, EndpointSecret, ORDERS_MAX,
+        SECRET_OVERLAP_MS, StartForm, StoredAction, StoredEndpoint, StoredOrder,
+    },
     filter::{FILTER_USERS_MAX, InvalidFilter, WebhookFilter},
+    manager::{EndpointView, WebhookPolicy, Webhooks},
     once::{SEND_ONCE_MAX, send_once, send_test},
     permits::{FEED_REQUESTS_MAX, WebhookPermits},
     plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
+    progress::EndpointProgress,
 };

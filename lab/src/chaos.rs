@@ -22,6 +22,7 @@ mod process;
 mod record;
 mod rolling;
 mod servers;
+mod webhook;
 mod workload;
 mod world;
 
@@ -45,6 +46,7 @@ use self::{
     process::{Clock, Process},
     record::Recorder,
     servers::Servers,
+    webhook::{WEBHOOK_SETS, WebhookReceiver},
     workload::Workload,
     world::World,
 };
@@ -224,7 +226,8 @@ fn binary(args: &Args) -> anyhow::Result<PathBuf> {
 async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<Run> {
     let binary = binary(args)?;
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut process = Process::start(&binary, directory, SETS).await?;
+    let sets = [SETS, WEBHOOK_SETS].concat();
+    let mut process = Process::start(&binary, directory, &sets).await?;
     let proxy = Arc::new(Proxy::start(process.client).await?);
     let key = auth::load_or_create_key(directory)?;
     let recorder = Arc::new(Recorder::new());
@@ -235,7 +238,8 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     world.hand_over(libraries.len(), args.adapter_devices);
     let world = Arc::new(world);
     world.admin.set_address(0, process.admin);
-    let mut workload = Workload::begin(&world, libraries, &mut rng).await?;
+    let webhook = WebhookReceiver::subscribed(seed, &world).await?;
+    let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_webhook(webhook);
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let counts = tokio::select! {
         counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng) => counts?,
@@ -262,8 +266,9 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
 async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) -> anyhow::Result<Run> {
     let mut rng = StdRng::seed_from_u64(seed);
     let clock = args.faketime.clone().map(Clock);
+    let sets = [SETS, WEBHOOK_SETS].concat();
     let mut cluster =
-        Box::pin(Cluster::start(&binary(args)?, list, directory, clock, SETS, &mut rng)).await?;
+        Box::pin(Cluster::start(&binary(args)?, list, directory, clock, &sets, &mut rng)).await?;
     cluster.servers.recover_quickly().await;
     let recorder = Arc::new(Recorder::new());
     let client_addresses = cluster.nodes.iter().map(|node| node.client_proxy.address).collect();
@@ -276,7 +281,8 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     for (nth, node) in cluster.nodes.iter().enumerate() {
         world.admin.set_address(nth, node.process.admin);
     }
-    let mut workload = Workload::begin(&world, libraries, &mut rng).await?;
+    let webhook = WebhookReceiver::subscribed(seed, &world).await?;
+    let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_webhook(webhook);
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let counts = tokio::select! {
         counts = cluster_nemesis::run(&world, &mut cluster, end, args.long, &mut rng) => counts?,
@@ -323,6 +329,8 @@ fn result(args: &Args, seed: u64, report: &CheckReport, counts: &[u64; 3]) -> Va
         "rows": report.rows,
         "pushes": report.pushes,
         "repeated": report.repeated,
+        "delivered": report.delivered,
+        "delivered_again": report.delivered_again,
         "pulled": report.pulled,
         "reads": report.reads,
         "states": report.states,

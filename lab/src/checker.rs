@@ -32,6 +32,9 @@
 //! | `presence-diverged` | at the end a node reports a device as connected that is not, or the other way round |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //! | `unpushed` | in a calm history ([`Budget::push_ns`]) a connection got neither a push of a message nor a notice that it was left out |
+//! | `webhook-order` | an endpoint got an event before an earlier one of its conversation |
+//! | `webhook-phantom` | an endpoint got an event that the log does not have |
+//! | `webhook-lost` | an endpoint that had taken all, by the word of a node, never got an entry of the log |
 //! | `stop-unanswered` | in a calm history a planned stop took a send and closed the connection without its answer |
 //!
 //! A client pulls what it misses **while it is disconnected**: one that reports at the end that it has everything is
@@ -56,6 +59,7 @@ mod presence;
 mod rooms;
 mod sends;
 mod verdict;
+mod webhooks;
 
 #[cfg(test)]
 mod tests;
@@ -162,6 +166,10 @@ pub struct CheckReport {
     pub presences: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.
     pub faults: u64,
+    /// Events that endpoints of webhooks took, and those of them that they had taken before.
+    pub delivered: u64,
+    /// See [`Self::delivered`].
+    pub delivered_again: u64,
     /// Pushes that a calm history owed.
     pub calm_pushes: u64,
     /// See [`Self::faults`]; in nanoseconds.
@@ -195,6 +203,7 @@ pub fn check(history: &History, budget: Budget) -> CheckReport {
     checker.check_presence();
     checker.check_availability();
     checker.check_calm();
+    checker.check_webhooks();
     checker.report
 }
 

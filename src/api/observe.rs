@@ -3,3 +3,4 @@
 pub(super) mod events;
 pub(super) mod flows;
 pub(super) mod trace;
+pub(super) mod webhooks;

@@ -22,7 +22,7 @@ use super::{
     dev, groups,
     messages::{self, batch, edit, recall},
     nodes,
-    observe::{events, flows, trace},
+    observe::{events, flows, trace, webhooks},
     presence::{self, person, rooms},
     problem::codes,
     reload, stats,
@@ -140,6 +140,19 @@ routes! {
     get "/v1/trace" Read Query [] trace::steps;
     post "/v1/trace" Operate Change ["msg" "user"] trace::watch;
     get "/v1/events" Read Query [] events::follow;
+    get "/v1/webhooks" Read Query [] webhooks::list;
+    get "/v1/webhooks/{webhook}" Read Query [] webhooks::show;
+    put "/v1/webhooks/{webhook}" Operate Change ["content"] webhooks::put;
+    delete "/v1/webhooks/{webhook}" Operate Change [] webhooks::remove;
+    post "/v1/webhooks/{webhook}/test" Operate Change [] webhooks::test;
+    post "/v1/webhooks/{webhook}/pause" Operate Change [] webhooks::pause;
+    post "/v1/webhooks/{webhook}/resume" Operate Change [] webhooks::resume;
+    post "/v1/webhooks/{webhook}/replay" Operate Change ["from"] webhooks::replay;
+    post "/v1/webhooks/{webhook}/secrets" Operate Change [] webhooks::add_secret;
+    delete "/v1/webhooks/{webhook}/secrets/{secret}" Operate Change [] webhooks::remove_secret;
+    get "/v1/webhooks/{webhook}/aside" Read Query [] webhooks::list_aside;
+    post "/v1/webhooks/{webhook}/aside/{conversation}/{seq}/resend" Operate Change [] webhooks::resend;
+    delete "/v1/webhooks/{webhook}/aside/{conversation}/{seq}" Operate Change [] webhooks::drop_aside;
     get "/v1/storms" Read Query [] groups::storms::list;
     get "/v1/storms/{group}" Read Query [] groups::storms::of_group;
     get "/v1/conversations" Read Query [] lists::list;

@@ -102,6 +102,7 @@ impl Broker {
             let (cluster, connections) = (Arc::clone(&self.cluster), Arc::clone(&self.connections));
             let sentinel = Sentinel::new(cluster, connections, self.metrics.clone());
             supervised::spawn("the evidence", sentinel.run());
+            supervised::spawn("the cursors of removed webhooks", Arc::clone(&self.webhooks).sweep());
         }
         let mut group_publisher = None;
         let peer_queues = (self.is_clustered && owners.is_some())

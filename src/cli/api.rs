@@ -3,3 +3,4 @@
 pub mod group;
 pub mod history;
 pub mod user;
+pub mod webhook;

@@ -9,7 +9,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 
-use super::Unarchived;
+use super::{FeedBoard, Unarchived};
 use crate::routes::PartitionLag;
 
 /// Set of owned partitions, whose changes can be awaited.
@@ -19,6 +19,7 @@ pub struct Owned {
     progress: Mutex<BTreeMap<u32, OwnerProgress>>,
     at_log: Mutex<BTreeSet<u32>>,
     unarchived: Arc<Unarchived>,
+    feeds: FeedBoard,
 }
 
 /// Progress of one owner.
@@ -48,6 +49,7 @@ impl Default for Owned {
             progress: Mutex::default(),
             at_log: Mutex::default(),
             unarchived: Arc::default(),
+            feeds: FeedBoard::default(),
         }
     }
 }
@@ -59,6 +61,7 @@ impl Owned {
         if !owned {
             self.progress().remove(&partition);
             self.set_at_log(partition, false);
+            self.feeds.end(partition);
         }
         self.set.send_if_modified(|set| if owned { set.insert(partition) } else { set.remove(&partition) });
     }
@@ -108,6 +111,11 @@ impl Owned {
     /// Returns whether the partition's owner waits for the log.
     pub fn is_at_log(&self, partition: u32) -> bool {
         self.at_log.lock().contains(&partition)
+    }
+
+    /// Returns the feeds of the owned partitions.
+    pub const fn feeds(&self) -> &FeedBoard {
+        &self.feeds
     }
 
     /// Returns the offsets that local owners have published but not archived.

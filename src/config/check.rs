@@ -86,6 +86,7 @@ impl Config {
             "auth.token_bytes_max: at least 256 less than limits.hello_bytes_max, or a login can't carry such a token; raise that one too",
         );
         self.hooks.check(self.timing.handshake_ms, &self.listen.origins, need);
+        self.webhooks.check(need);
         self.login.check(need);
         need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
         let brokers = !kafka.brokers.is_empty() || !kafka.node_brokers.is_empty();

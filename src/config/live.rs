@@ -125,6 +125,7 @@ pub const RESTART_REASONS: &[(&str, &[&str])] = &[
     ("Names, storage and threads are set up at the start.", &["node"]),
     ("Sockets and their threads are set up at the start.", &["listen", "socket", "tls"]),
     ("The rights of the admin port and its records are decided at the start.", &["admin"]),
+    ("The endpoints are checked against it at the start.", &["webhooks"]),
     ("The source of the keys is set up at the start.", &["auth"]),
     (
         "Connections to other services and nodes are set up at the start.",

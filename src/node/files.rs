@@ -85,6 +85,7 @@ fn named_files(config: &Config) -> Vec<(&'static str, &Path, Content)> {
     let (tls, admin) = (&config.tls, &config.admin);
     let mut files: Vec<(&'static str, &Path, Content)> = vec![
         (KEYS_AUTHORITY, &config.auth.jwks_ca_file, Content::Certificates),
+        ("webhooks.ca_file", &config.webhooks.ca_file, Content::Certificates),
         ("link.secret_file", &link.secret_file, Content::Secret),
         ("link.tls_key", &link.tls_key, Content::PrivateKey),
         ("link.tls_cert", &link.tls_cert, Content::Certificates),

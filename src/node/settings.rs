@@ -35,16 +35,23 @@ use crate::{
     },
     routes::{DevicePolicy, NodeDescription, OnePer},
     shard::{Caps, ConnSettings},
+    webhooks::WebhookPolicy,
 };
 
 /// Returns the limits of the broker, and the description of the node for its peers.
-pub(super) fn broker(config: &Config, addresses: &Addresses) -> broker::Settings {
+pub(super) fn broker(config: &Config, addresses: &Addresses, source: &str) -> broker::Settings {
     broker::Settings {
         intake_bytes_max: config.limits.intake_bytes_max,
         devices: devices(config),
         small_group_max: config.limits.small_group_max,
         description: node_description(config, addresses),
         assign_ttl: Duration::from_millis(config.assign.ttl_ms),
+        webhooks: WebhookPolicy {
+            source: source.to_owned(),
+            allows_plain: config.webhooks.allow_plain || config.is_development(),
+            content_hosts: config.webhooks.hosts(config.is_development()),
+            ca_file: config.webhooks.ca_file.clone(),
+        },
     }
 }
 

@@ -172,6 +172,7 @@ impl Archiver {
             self.sizer.note_duration(took);
             ledger.archived(to)?;
             self.mark.archived(to.offset);
+            self.cluster.owned.feeds().archived(self.partition, self.fence);
             self.metrics.feed_entries.increment(done.feed_entries);
             self.progress.note_archived(to.offset, &span, self.pending.span.as_ref(), (self.wall_ms)());
             trace_steps::note(&self.cluster.trace, &done.traced, trace::Step::Archived, self.partition);

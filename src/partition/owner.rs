@@ -256,6 +256,7 @@ impl Owner {
         supervised::spawn_in(&mut sweeper, "the past of storms", self.read_past());
         supervised::spawn_in(&mut sweeper, "the actions on storms", self.act_on_storms());
         let mut checks = PositionChecks::new(self.partition, self.fence, &self.cluster);
+        self.cluster.owned.feeds().begin(self.partition, self.fence);
         let watch = lag::watch_end(self.partition, Arc::clone(&self.cluster));
         supervised::spawn_in(&mut sweeper, "the watch of the log's end", watch);
         // Time before which an unavailable log is not read again; archiving continues.
@@ -347,6 +348,7 @@ impl Owner {
 
     /// Archives the published records, unless the partition is lost in the meantime.
     async fn release(&mut self, lost: &CancellationToken) -> OwnerExit {
+        self.cluster.owned.feeds().leave(self.partition, self.fence);
         let done = tokio::select! {
             biased;
             () = lost.cancelled() => None,

@@ -17,7 +17,7 @@ use crate::fault::Faulty;
 pub const GUARD_BATCH_MAX: usize = 256;
 
 /// Most entries in all, including removed ones and those of kinds that this version does not know.
-pub const GUARD_ENTRIES_MAX: u64 = 200_000;
+pub const GUARD_ENTRIES_MAX: u64 = 200_064;
 
 /// Longest name of an entry, in bytes.
 pub const GUARD_NAME_BYTES_MAX: usize = 256;
@@ -59,11 +59,13 @@ pub enum GuardKind {
     StormRule = 9,
     /// Subject whose evidence is erased.
     Erasure = 10,
+    /// Endpoint of webhooks, with its secrets.
+    Webhook = 11,
 }
 
 impl GuardKind {
     /// All kinds, by number.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Rule,
         Self::Ban,
         Self::Allow,
@@ -74,6 +76,7 @@ impl GuardKind {
         Self::Window,
         Self::StormRule,
         Self::Erasure,
+        Self::Webhook,
     ];
 
     /// Returns the stored number.
@@ -96,6 +99,7 @@ impl GuardKind {
             Self::Window | Self::Erasure => 2_500,
             Self::Suspend => 20_000,
             Self::Priority => 40_000,
+            Self::Webhook => 64,
         }
     }
 }
@@ -386,12 +390,12 @@ mod tests {
     #[test]
     fn numbers_are_fixed_and_the_kinds_fit_together() {
         let numbers = GuardKind::ALL.map(GuardKind::number);
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
         assert_eq!(
             GuardKind::ALL.map(|kind| GuardKind::from_number(kind.number())),
             GuardKind::ALL.map(Some)
         );
-        assert_eq!((GuardKind::from_number(0), GuardKind::from_number(11)), (None, None));
+        assert_eq!((GuardKind::from_number(0), GuardKind::from_number(12)), (None, None));
         let sum: u64 = GuardKind::ALL.into_iter().map(GuardKind::entries_max).sum();
         assert_eq!(sum, GUARD_ENTRIES_MAX);
     }

@@ -11,11 +11,18 @@ use tidegate_protocol::{
     record::Body,
 };
 
-use super::event::Found;
 use crate::store::{Store, StoreError, StoredRow};
 
 /// Approximate limit on the content of one request, and on its JSON, in bytes. A single event may exceed it.
 pub const REQUEST_BYTES_MAX: usize = 512 * 1024;
+
+/// What the store has about an event.
+pub(super) enum Found {
+    /// Its row; with the row of the message that a recall or an edit names, unless that was removed from the history.
+    Row(Box<StoredRow>, Option<Box<StoredRow>>),
+    /// None: it was removed from the history.
+    Pruned,
+}
 
 /// Rows of one conversation, of one snapshot.
 struct Loaded {

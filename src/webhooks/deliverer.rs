@@ -32,6 +32,7 @@ use super::{
 };
 use crate::{
     clock::wall_ms,
+    cluster::{OwnedFeed, OwnedFeeds},
     log_limit::log_limited,
     store::{
         ConsumerName, CursorOutcome, FeedCursor, FeedEntry, FeedLimits, FeedPosition, FeedRead, Fence, Store,
@@ -52,20 +53,6 @@ const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait without an input.
 const IDLE_MAX: Duration = Duration::from_secs(3_600);
 
-/// Feeds of the partitions that this node owns, by partition.
-pub type OwnedFeeds = BTreeMap<u32, OwnedFeed>;
-
-/// Feed of a partition that this node owns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnedFeed {
-    /// Fence of the owner.
-    pub fence: Fence,
-    /// Counts the archives of the owner; a change means that the feed may have grown.
-    pub archives: u64,
-    /// Whether the partition is handed over: requests in flight get a moment to end.
-    pub is_leaving: bool,
-}
-
 /// State of an endpoint on a node, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookStatus {
@@ -81,6 +68,23 @@ pub struct WebhookStatus {
     pub unreadable: usize,
     /// Reason of the last failure since the last success.
     pub last_error: Option<String>,
+}
+
+impl WebhookStatus {
+    /// Returns whether nothing succeeds on this node, or a partition can't be delivered.
+    pub fn is_failing(&self) -> bool {
+        self.state == WebhookState::Failing || self.unreadable > 0
+    }
+
+    /// Returns the name of the state.
+    pub const fn state_name(&self) -> &'static str {
+        match self.state {
+            WebhookState::Active => "active",
+            WebhookState::Failing => "failing",
+            WebhookState::Paused => "paused",
+            WebhookState::Disabled => "disabled",
+        }
+    }
 }
 
 /// Result of a task of the deliverer.

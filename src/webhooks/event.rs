@@ -9,6 +9,7 @@ use tidegate_protocol::{
 };
 
 use super::{
+    content::Found,
     filter::{ACCEPTED, EDITED, PRUNED, RECALLED, WebhookFilter, change_type},
     plan::WebhookPlan,
 };
@@ -21,14 +22,6 @@ use crate::{
 
 /// Type of the event that an operator sends as a test.
 const TEST: &str = "tidegate.webhook.test";
-
-/// What the store has about an event.
-pub(super) enum Found {
-    /// Its row; with the row of the message that a recall or an edit names, unless that was removed from the history.
-    Row(Box<StoredRow>, Option<Box<StoredRow>>),
-    /// None: it was removed from the history.
-    Pruned,
-}
 
 /// Encoder of the events of one endpoint.
 #[derive(Clone, Debug)]

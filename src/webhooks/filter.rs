@@ -6,7 +6,7 @@ use tidegate_protocol::{
     record::{Body, MemberAction},
 };
 
-use super::event::Found;
+use super::content::Found;
 use crate::store::{FeedKind, StoredRow};
 
 pub(super) const ACCEPTED: &str = "tidegate.message.accepted";

@@ -1,6 +1,6 @@
 //! Plan of an endpoint: what its deliverers send to whom, and what an operator has ordered.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use async_trait::async_trait;
 use tidegate_protocol::{id::ConversationId, machine::webhook::WebhookSettings};
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Where an endpoint starts in a partition without a cursor of its own, or starts again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WebhookStart {
     /// Behind what the feed has when the partition's deliverer begins, or carries out the order.
     Now,
@@ -21,6 +21,8 @@ pub enum WebhookStart {
     /// At the first entry that was received at this time or later, in ms since 1970. The times of a partition rise, except
     /// where the clock of a node was set back.
     At(u64),
+    /// Behind these numbers, by partition; in another one at its first entry.
+    After(Arc<BTreeMap<u32, u64>>),
 }
 
 /// Order of an operator. Each partition carries it out once, in the order of the numbers.
@@ -28,11 +30,11 @@ pub enum WebhookStart {
 pub struct WebhookOrder {
     /// Number, which is above that of all former orders of the endpoint.
     pub number: u64,
-    /// What is ordered.
+    /// Action of each partition's deliverer.
     pub action: WebhookAction,
 }
 
-/// What an operator orders.
+/// Action that an operator orders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WebhookAction {
     /// Deliver everything from there on, also what was taken before, and nothing before it.

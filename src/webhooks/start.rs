@@ -10,18 +10,20 @@ const ONE: FeedLimits = FeedLimits { entries: 1, bytes: 0 };
 pub(super) async fn number_before(
     store: &dyn Store,
     partition: u32,
-    start: WebhookStart,
+    start: &WebhookStart,
 ) -> Result<u64, StoreError> {
-    if start == WebhookStart::Now {
+    if *start == WebhookStart::Now {
         return store.feed_position(partition).await;
+    }
+    if let WebhookStart::After(numbers) = start {
+        return Ok(numbers.get(&partition).copied().unwrap_or(0));
     }
     let positions = store.feed_positions().await?;
     let Some(position) = positions.into_iter().find(|it| it.partition == partition) else { return Ok(0) };
     let oldest = position.oldest.saturating_sub(1);
     match start {
-        WebhookStart::Now => Ok(position.newest),
-        WebhookStart::Oldest => Ok(oldest),
-        WebhookStart::At(time) => search(store, partition, oldest..position.newest, time).await,
+        WebhookStart::At(time) => search(store, partition, oldest..position.newest, *time).await,
+        _ => Ok(oldest),
     }
 }
 

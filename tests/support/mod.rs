@@ -27,6 +27,8 @@ mod stats_follower;
 mod terminal;
 mod time;
 mod unique;
+#[path = "process/webhook_receiver.rs"]
+mod webhook_receiver;
 
 #[allow(unused_imports, reason = "each test binary uses a part of it")]
 pub(crate) use self::services::{service, service_text};
@@ -49,6 +51,7 @@ pub use self::{
     terminal::terminal,
     time::{WAIT_MAX, becomes, eventually, eventually_within, let_time_pass, let_time_pass_since},
     unique::unique_name,
+    webhook_receiver::WebhookReceiver,
 };
 
 /// Fails in a build without planted faults, so that a test that needs them is not skipped silently.

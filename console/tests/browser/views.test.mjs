@@ -14,6 +14,9 @@ before(async () => {
   [node, browser, ...others] = await Promise.all([startNode(), launch(), ...WITH_PEOPLE.map(() => startNode())]);
   const { page, context } = await open(browser, node.url, "/try");
   await page.waitForSelector("text=Connected");
+  // Nothing listens there, so the endpoint fails.
+  const endpoint = { url: "http://127.0.0.1:1/", types: ["tidegate.*"], from: "oldest" };
+  await fetch(`${node.url}/v1/webhooks/crm`, { method: "PUT", headers: { "content-type": "application/json" }, body: JSON.stringify(endpoint) });
   await say(page, 0, "something to show");
   await context.close();
 });
@@ -24,7 +27,7 @@ after(async () => {
 
 const READY = {
   "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".listeners >> text=/^12 in the room/", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
-  "/errors": ".code", "/nodes": ".cell", "/connections": ".empty >> text=No client is connected", "/people": ".person .event-row", "/guard": ".lookup", "/styleguide": ".guide .falls-row",
+  "/errors": ".code", "/nodes": ".cell", "/connections": ".empty >> text=No client is connected", "/people": ".person .event-row", "/webhooks": ".webhook >> text=failing", "/guard": ".lookup", "/styleguide": ".guide .falls-row",
 };
 const WIDTHS = [1920, 1440, 1024, 768, 390, 360];
 /** Widths at which axe looks as well: they have the two layouts that differ most. */

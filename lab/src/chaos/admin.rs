@@ -81,6 +81,28 @@ impl Admin {
         }
     }
 
+    /// Repeats a request until it is answered with something other than a temporary refusal; returns status and body.
+    pub(super) async fn settle(
+        &self,
+        method: &str,
+        path: &str,
+        body: &Value,
+    ) -> anyhow::Result<(u16, Value)> {
+        let deadline = Instant::now() + 3 * CHANGE_TIMEOUT;
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        loop {
+            let address = self.address();
+            let attempt = async { request(address.context("no node yet")?, method, path, &body).await };
+            match timeout(ATTEMPT_TIMEOUT, attempt).await {
+                Ok(Ok((status, answer))) if status != 503 => {
+                    return Ok((status, serde_json::from_str(&answer).unwrap_or_default()));
+                }
+                _ if Instant::now() < deadline => tokio::time::sleep(Duration::from_millis(50)).await,
+                answered => bail!("{method} {path}: {answered:?}"),
+            }
+        }
+    }
+
     /// Returns the presence of users as a node reports it.
     pub(super) async fn presence(&self, node: usize, users: &BTreeSet<&str>) -> anyhow::Result<Value> {
         let address = self.addresses.lock().get(&node).copied();

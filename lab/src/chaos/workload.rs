@@ -14,6 +14,7 @@ use super::{
     client, groups,
     library::{self, Libraries},
     presence,
+    webhook::WebhookReceiver,
     world::{Device, World},
 };
 use crate::{checker::HistoryEvent, person::Phase};
@@ -29,6 +30,8 @@ pub(super) struct Workload {
     clients: Vec<JoinHandle<()>>,
     changes: JoinHandle<anyhow::Result<()>>,
     libraries: Libraries,
+    /// Endpoint of webhooks.
+    webhook: Option<Arc<WebhookReceiver>>,
 }
 
 impl Workload {
@@ -50,7 +53,13 @@ impl Workload {
         };
         let clients = world.clients.iter().enumerate().map(start).collect();
         let changes = tokio::spawn(groups::change(Arc::clone(world), rng.random()));
-        Ok(Self { clients, changes, libraries })
+        Ok(Self { clients, changes, libraries, webhook: None })
+    }
+
+    /// Lets an endpoint of webhooks take part.
+    pub(super) fn with_webhook(mut self, webhook: Arc<WebhookReceiver>) -> Self {
+        self.webhook = Some(webhook);
+        self
     }
 
     /// Waits until all clients have all answers, has them send their markers and check that they have everything, and
@@ -63,7 +72,12 @@ impl Workload {
             why = world.failed() => return Err(why),
         };
         let observed = match rested {
-            Ok(()) => self.observe(world).await,
+            Ok(()) => {
+                if let Some(webhook) = &self.webhook {
+                    webhook.catch_up(world).await?;
+                }
+                self.observe(world).await
+            }
             Err(why) => Err(anyhow!("not converged after {CONVERGENCE_TIMEOUT:?}: {why}")),
         };
         world.recorder.seal();

@@ -227,6 +227,24 @@ pub enum HistoryEvent<I> {
         /// Whether the node reports it as connected.
         online: bool,
     },
+    /// An endpoint of webhooks took an event.
+    Delivered {
+        /// Id of the endpoint.
+        endpoint: I,
+        /// Conversation.
+        conv: I,
+        /// Seq of the entry.
+        seq: u64,
+        /// Id of the message; `None` for a change of members.
+        cid: Option<I>,
+        /// Hash of the content.
+        body: u64,
+    },
+    /// A node reported at the end that an endpoint has taken all events.
+    CaughtUp {
+        /// Id of the endpoint.
+        endpoint: I,
+    },
     /// A fault begins or ends.
     Nemesis {
         /// Whether it begins.
@@ -326,6 +344,10 @@ impl<I> HistoryEvent<I> {
             Self::Presence { node, user, device, online } => E::Presence {
                 node: f(node), user: f(user), device: f(device), online,
             },
+            Self::Delivered { endpoint, conv, seq, cid, body } => E::Delivered {
+                endpoint: f(endpoint), conv: f(conv), seq, cid: cid.map(f), body,
+            },
+            Self::CaughtUp { endpoint } => E::CaughtUp { endpoint: f(endpoint) },
             Self::Nemesis { on, fault } => E::Nemesis { on, fault: f(fault) },
             Self::LogMessage { conv, seq, sender, device, cid, body } => E::LogMessage {
                 conv: f(conv), seq, sender: f(sender), device: f(device), cid: f(cid), body,

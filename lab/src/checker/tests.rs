@@ -5,6 +5,7 @@ mod calm;
 mod marks;
 mod presence;
 mod rooms;
+mod webhooks;
 
 use super::*;
 

@@ -12,7 +12,7 @@ impl CheckReport {
     pub fn judge(&self) -> anyhow::Result<()> {
         eprintln!(
             "checked: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps announced, {} excused, {} faults, longest recovery {} ms; \
-             {} marks read, {} states and {} presences reported; rooms: {} messages due, {} shed, {} lost and announced without number, {} with their node",
+             {} marks read, {} states and {} presences reported; webhooks: {} events taken, {} of them again; rooms: {} messages due, {} shed, {} lost and announced without number, {} with their node",
             self.rows,
             self.pushes,
             self.repeated,
@@ -26,6 +26,8 @@ impl CheckReport {
             self.reads,
             self.states,
             self.presences,
+            self.delivered,
+            self.delivered_again,
             self.talks,
             self.shed,
             self.talks_uncounted,

@@ -51,6 +51,8 @@ pub(in crate::api) enum CursorPosition {
     User(UserId),
     /// Last member of a live room that was returned.
     RoomMember(RoomMember),
+    /// Last event that was returned: its conversation and seq.
+    Event(ConversationId, u64),
 }
 
 impl ListName<'_> {
@@ -70,6 +72,10 @@ impl ListName<'_> {
             CursorPosition::User(user) => bytes.extend(user.as_str().bytes()),
             CursorPosition::RoomMember(RoomMember { user, device }) => {
                 bytes.extend(format!("{user}:{device}").bytes());
+            }
+            CursorPosition::Event(conversation, seq) => {
+                put_number(&mut bytes, *seq);
+                bytes.extend(conversation.as_str().bytes());
             }
             CursorPosition::Time(position) => {
                 put_number(&mut bytes, position.time);
@@ -130,6 +136,10 @@ impl ListName<'_> {
             }
             5 => Some(CursorPosition::User(UserId::new(std::str::from_utf8(rest).ok()?).ok()?)),
             6 => Some(CursorPosition::RoomMember(room_member(rest)?)),
+            8 => {
+                let seq = take_number(&mut rest)?;
+                Some(CursorPosition::Event(key(rest)?, seq))
+            }
             _ => None,
         }
     }
@@ -145,6 +155,7 @@ impl CursorPosition {
             Self::Newest(_) => 4,
             Self::User(_) => 5,
             Self::RoomMember(_) => 6,
+            Self::Event(..) => 8,
         }
     }
 }

@@ -112,7 +112,7 @@ impl WebhookDeliverer {
                 Ok(None)
             }
             None => {
-                let number = number_before(&*self.store, partition, self.plan.start).await?;
+                let number = number_before(&*self.store, partition, &self.plan.start).await?;
                 let mut cursor = WebhookCursor::at(number, self.plan.delivery.parallel);
                 cursor.last_order = self.plan.newest_order();
                 // Durable before anything is sent: a crash must not move the start.
@@ -152,7 +152,7 @@ impl WebhookDeliverer {
     async fn change(&self, partition: u32, action: WebhookAction) -> Result<WebhookChange, StoreError> {
         Ok(match action {
             WebhookAction::Replay(start) => {
-                WebhookChange::Replay { after: number_before(&*self.store, partition, start).await? }
+                WebhookChange::Replay { after: number_before(&*self.store, partition, &start).await? }
             }
             WebhookAction::Drop { conversation, seq } => WebhookChange::Drop { conversation, seq },
             WebhookAction::Resume => WebhookChange::Resume,

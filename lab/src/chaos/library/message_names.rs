@@ -31,8 +31,9 @@ pub(in crate::chaos) fn name_messages(history: &mut History) {
     }
     let mut by_id: HashMap<Id, Id> = HashMap::new();
     for stamped in &mut history.events {
-        if let HistoryEvent::Recv { cid: Some(cid), body, .. } | HistoryEvent::LogMessage { cid, body, .. } =
-            &mut stamped.event
+        if let HistoryEvent::Recv { cid: Some(cid), body, .. }
+        | HistoryEvent::Delivered { cid: Some(cid), body, .. }
+        | HistoryEvent::LogMessage { cid, body, .. } = &mut stamped.event
             && let Some(name) = names.get(body)
         {
             by_id.insert(*cid, *name);

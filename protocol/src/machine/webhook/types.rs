@@ -194,7 +194,7 @@ pub struct WebhookSave {
 pub struct WebhookStep {
     /// Number; only those above that of the cursor are carried out.
     pub number: u64,
-    /// What changes.
+    /// Change.
     pub change: WebhookChange,
 }
 

@@ -102,8 +102,8 @@ fn s86_parked_event_is_set_aside_after_refusals_while_others_succeed() {
         sent.extend(run(&mut delivery, now, now + 59_000, refuses_poison));
     }
     assert_eq!(delivery.aside().map(|it| it.event.clone()).collect::<Vec<_>>(), [later("g:bad", 1)]);
-    let bad = sent.iter().flat_map(|(_, batch)| &batch.events);
-    let last = bad.filter(|event| event.conversation.as_str() == "g:bad").next_back().unwrap();
+    let mut bad = sent.iter().flat_map(|(_, batch)| &batch.events);
+    let last = bad.rfind(|event| event.conversation.as_str() == "g:bad").unwrap();
     assert_eq!((last.clone(), delivery.parked()), (later("g:bad", 6), 0), "it has caught up");
     assert!(notices(&mut delivery).contains(&WebhookNotice::Aside(later("g:bad", 1))));
 }

@@ -28,7 +28,7 @@ pub(super) struct Receiver {
     since: BTreeMap<u32, BTreeSet<Key>>,
     pub(super) poison: BTreeSet<Key>,
     pub(super) aside: BTreeSet<Key>,
-    /// What an operator skipped.
+    /// Events that an operator skipped.
     pub(super) skipped: BTreeSet<Key>,
     pub(super) is_down: bool,
     pub(super) is_gone: bool,

@@ -1,1 +1,0 @@
-import{Ra as d,S as a,V as o,X as t,Z as n,_ as p,b as e,o as r,t as i}from"./chunk-5WYXAV4Q.js";t();r();o();n();var l=document.getElementById("app");l&&e(p(d,{}),l);i().then(a);

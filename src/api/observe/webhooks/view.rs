@@ -1,0 +1,121 @@
+//! Endpoints as the admin API shows them: without secrets and values of headers.
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse as _, Response},
+};
+use serde_json::{Map, Value, json};
+use tidegate_protocol::machine::webhook::WebhookOutcome;
+
+use super::{Found, existing, unavailable};
+use crate::{
+    api::{
+        Api, Problem,
+        extract::{IdPath, tagged},
+    },
+    clock::wall_ms,
+    hooks::WebhookReply,
+    webhooks::{EndpointProgress, EndpointView, StoredEndpoint},
+};
+
+/// Most parked conversations that are shown.
+const PARKED_SHOWN: usize = 100;
+
+/// Stands for the value of a header.
+const HIDDEN: &str = "***";
+
+/// Returns all endpoints that this node knows.
+pub(in crate::api) async fn list(State(api): State<Api>) -> Json<Value> {
+    let all = api.webhooks.endpoints();
+    let shown: Vec<Value> = all
+        .iter()
+        .map(|(id, view)| {
+            let mut shown = definition(id, &view.stored, view.version);
+            add_status(&api, Some(view), view.stored.paused, false, &mut shown);
+            Value::Object(shown)
+        })
+        .collect();
+    Json(json!({"node": api.cluster.me.node.as_str(), "webhooks": shown}))
+}
+
+/// Returns one endpoint, with what it has taken in all partitions.
+pub(in crate::api) async fn show(
+    State(api): State<Api>,
+    IdPath(id): IdPath<String>,
+) -> Result<Response, Problem> {
+    let found = existing(&api, &id).await?;
+    let version = found.version;
+    Ok(tagged(Json(shown(&api, &id, &found).await?).into_response(), Some(version)))
+}
+
+/// Returns what is shown of a stored endpoint.
+pub(super) async fn shown(api: &Api, id: &str, found: &Found) -> Result<Value, Problem> {
+    let store = &*api.cluster.ports.store;
+    let progress = EndpointProgress::read(store, id, &found.stored).await.map_err(unavailable)?;
+    let oldest = progress.oldest_ms(store).await.map_err(unavailable)?;
+    let mut shown = definition(id, &found.stored, found.version);
+    let view = api.webhooks.endpoint(id).filter(|it| it.stored.instance == found.stored.instance);
+    add_status(api, view.as_ref(), found.stored.paused, progress.is_disabled, &mut shown);
+    let parked = progress.parked.iter().take(PARKED_SHOWN);
+    let parked: Vec<Value> = parked
+        .map(|(conversation, seq)| json!({"conversation": conversation.as_str(), "seq": seq}))
+        .collect();
+    let lag = oldest.map_or(0, |time| wall_ms().saturating_sub(time));
+    shown.extend([
+        ("behind".to_owned(), json!(progress.behind)),
+        ("lagMs".to_owned(), json!(lag)),
+        ("parked".to_owned(), json!(parked)),
+        ("parkedCount".to_owned(), json!(progress.parked.len())),
+        ("asideCount".to_owned(), json!(progress.aside.len())),
+    ]);
+    Ok(Value::Object(shown))
+}
+
+fn definition(id: &str, stored: &StoredEndpoint, version: u64) -> Map<String, Value> {
+    let mut shown = match serde_json::to_value(&stored.form) {
+        Ok(Value::Object(form)) => form,
+        _ => Map::new(),
+    };
+    if let Some(Value::Object(headers)) = shown.get_mut("headers") {
+        headers.values_mut().for_each(|value| *value = HIDDEN.into());
+    }
+    let secrets: Vec<Value> = stored
+        .secrets
+        .iter()
+        .map(|it| json!({"id": it.id, "createdMs": it.created_ms, "endsMs": it.ends_ms}))
+        .collect();
+    shown.extend([
+        ("id".to_owned(), json!(id)),
+        ("version".to_owned(), json!(version)),
+        ("createdMs".to_owned(), json!(stored.created_ms)),
+        ("secrets".to_owned(), json!(secrets)),
+    ]);
+    shown
+}
+
+/// Adds the state: of the definition, of the cursors, and of the deliveries of this node.
+fn add_status(
+    api: &Api,
+    view: Option<&EndpointView>,
+    is_paused: bool,
+    is_disabled: bool,
+    shown: &mut Map<String, Value>,
+) {
+    let (state, error) = match view.map(|it| &it.status) {
+        _ if is_paused => ("paused", None),
+        _ if is_disabled => ("disabled", None),
+        Some(Ok(status)) => (status.state_name(), status.last_error.clone()),
+        Some(Err(why)) => ("unusable", Some(why.clone())),
+        None => ("starting", None),
+    };
+    shown.insert("state".to_owned(), json!(state));
+    shown.insert("error".to_owned(), json!(error));
+    shown.insert("node".to_owned(), json!(api.cluster.me.node.as_str()));
+}
+
+/// Returns what came back from an endpoint.
+pub(super) fn outcome(reply: &WebhookReply) -> Value {
+    let is_taken = matches!(reply.outcome, WebhookOutcome::Taken | WebhookOutcome::Passed);
+    json!({"taken": is_taken, "status": reply.status, "error": reply.error})
+}

@@ -1,0 +1,357 @@
+//! Endpoints in force on a node: follows those that the store has, and runs a deliverer for each.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tidegate_protocol::machine::webhook::WebhookSettings;
+use tokio::{sync::watch, task::JoinSet, time::interval};
+
+use super::{
+    deliverer::{WebhookDeliverer, WebhookStatus},
+    endpoint::{CONSUMER_PREFIX, StartForm, StoredAction, StoredEndpoint},
+    filter::WebhookFilter,
+    measured::MeasuredReceiver,
+    permits::WebhookPermits,
+    plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
+};
+use crate::{
+    cluster::{GuardHandler, Owned},
+    hooks::{SenderSettings, WebhookSender, WebhookTarget},
+    log_limit::log_limited,
+    metrics::Metrics,
+    store::{ConsumerName, GuardKind, GuardRow, Store, StoreError},
+    supervised,
+};
+
+/// Interval at which cursors of removed endpoints are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// What the configuration says about endpoints.
+#[derive(Clone, Debug, Default)]
+pub struct WebhookPolicy {
+    /// Source of the events.
+    pub source: String,
+    /// Whether URLs of `http` to private addresses are allowed.
+    pub allows_plain: bool,
+    /// Hosts that may get content.
+    pub content_hosts: Vec<String>,
+    /// PEM file of the authorities; empty for those of the system.
+    pub ca_file: PathBuf,
+}
+
+/// Endpoints in force on a node.
+pub struct Webhooks {
+    policy: WebhookPolicy,
+    store: Arc<dyn Store>,
+    owned: Arc<Owned>,
+    permits: Arc<WebhookPermits>,
+    metrics: Metrics,
+    state: Mutex<EndpointTable>,
+}
+
+#[derive(Default)]
+struct EndpointTable {
+    endpoints: BTreeMap<String, Running>,
+    /// Ids since all entries follow again; `None` while only changes follow.
+    followed: Option<BTreeSet<String>>,
+    /// Whether all entries have been read since the start.
+    is_complete: bool,
+}
+
+/// Endpoint with its deliverer.
+struct Running {
+    stored: StoredEndpoint,
+    version: u64,
+    /// Time at which a secret ends, in ms since 1970.
+    changes_at_ms: Option<u64>,
+    delivery: Result<Delivery, String>,
+}
+
+/// Running deliverer. Dropping it ends its task.
+struct Delivery {
+    plans: watch::Sender<Arc<WebhookPlan>>,
+    status: watch::Receiver<WebhookStatus>,
+    _task: JoinSet<()>,
+}
+
+/// Endpoint as a node has it in force.
+#[derive(Clone, Debug)]
+pub struct EndpointView {
+    /// Stored endpoint.
+    pub stored: StoredEndpoint,
+    /// Version of its entry.
+    pub version: u64,
+    /// Status of its delivery on this node, or the reason why there is none.
+    pub status: Result<WebhookStatus, String>,
+}
+
+impl Webhooks {
+    /// Creates the endpoints of a node, of which there are none before the store is read.
+    pub fn new(policy: WebhookPolicy, store: Arc<dyn Store>, owned: Arc<Owned>, metrics: Metrics) -> Self {
+        Self { policy, store, owned, permits: Arc::default(), metrics, state: Mutex::default() }
+    }
+
+    /// Returns the policy.
+    pub const fn policy(&self) -> &WebhookPolicy {
+        &self.policy
+    }
+
+    /// Returns an endpoint.
+    pub fn endpoint(&self, id: &str) -> Option<EndpointView> {
+        self.state.lock().endpoints.get(id).map(Running::view)
+    }
+
+    /// Returns all endpoints, by id.
+    pub fn endpoints(&self) -> Vec<(String, EndpointView)> {
+        let state = self.state.lock();
+        state.endpoints.iter().map(|(id, running)| (id.clone(), running.view())).collect()
+    }
+
+    /// Returns the plan of an endpoint that is in force.
+    pub fn plan(&self, id: &str) -> Option<Arc<WebhookPlan>> {
+        let state = self.state.lock();
+        let delivery = state.endpoints.get(id)?.delivery.as_ref().ok()?;
+        Some(Arc::clone(&delivery.plans.borrow()))
+    }
+
+    /// Builds the plan of an endpoint, as it is delivered at a time.
+    ///
+    /// # Errors
+    /// The definition can't be used on this node, for the reason given.
+    pub fn plan_of(&self, id: &str, stored: &StoredEndpoint, now_ms: u64) -> Result<WebhookPlan, String> {
+        let form = &stored.form;
+        if let Some(problem) = form.problems().into_iter().next() {
+            return Err(problem);
+        }
+        let headers: Vec<(String, String)> = form.headers.clone().unwrap_or_default().into_iter().collect();
+        let target = WebhookTarget::new(&form.url, &headers, self.policy.allows_plain);
+        let target = target.map_err(|why| format!("url or headers: {why}"))?;
+        if form.content && !target.may_get_content(&self.policy.content_hosts) {
+            return Err("content: the host of the URL is none of webhooks.content_hosts".to_owned());
+        }
+        let filter = WebhookFilter::new(&form.types, &form.conversations, &form.users);
+        let filter = filter.map_err(|why| why.to_string())?;
+        let consumer = stored.consumer(id).ok_or("the id has another form")?;
+        let secrets = stored.signing(now_ms);
+        let settings = SenderSettings {
+            name: id,
+            secrets: &secrets,
+            ca_file: &self.policy.ca_file,
+            timeout: Duration::from_millis(form.timeout_ms),
+        };
+        let sender = WebhookSender::new(&target, settings).map_err(|error| error.to_string())?;
+        let receiver: Arc<dyn WebhookReceiver> =
+            Arc::new(MeasuredReceiver::new(Arc::new(sender), self.metrics.clone()));
+        Ok(WebhookPlan {
+            consumer,
+            source: self.policy.source.clone(),
+            filter,
+            with_content: form.content,
+            delivery: WebhookSettings {
+                parallel: form.parallel,
+                batch_max: form.batch.max,
+                batch_wait: Duration::from_millis(form.batch.wait_ms),
+                aside_after: Duration::from_millis(form.aside_after_ms),
+            },
+            start: start(form.from, stored),
+            is_paused: stored.paused,
+            orders: stored.orders.iter().filter_map(|it| order(it.number, &it.action, stored)).collect(),
+            receiver,
+        })
+    }
+
+    fn apply(&self, row: &GuardRow, now_ms: u64) {
+        let id = row.key.name();
+        let Some(value) = &row.value else {
+            self.state.lock().endpoints.remove(id);
+            return;
+        };
+        let Some(stored) = StoredEndpoint::decode(value) else {
+            log_limited!(
+                error,
+                webhook = id,
+                "endpoint of a newer version is unreadable; this node does not deliver it"
+            );
+            self.state.lock().endpoints.remove(id);
+            return;
+        };
+        self.start(id, stored, row.version, now_ms);
+    }
+
+    /// Starts the delivery of an endpoint, or changes the one that runs.
+    fn start(&self, id: &str, stored: StoredEndpoint, version: u64, now_ms: u64) {
+        let plan = self.plan_of(id, &stored, now_ms).map(Arc::new);
+        let mut state = self.state.lock();
+        let former = state.endpoints.remove(id).filter(|it| it.stored.instance == stored.instance);
+        let delivery = match (plan, former.map(|former| former.delivery)) {
+            (Err(why), _) => {
+                log_limited!(
+                    error,
+                    webhook = id,
+                    why,
+                    "endpoint can't be used; this node does not deliver it"
+                );
+                Err(why)
+            }
+            (Ok(plan), Some(Ok(running))) => {
+                running.plans.send_replace(plan);
+                Ok(running)
+            }
+            (Ok(plan), _) => Ok(self.deliver(plan)),
+        };
+        let changes_at_ms = stored.next_end(now_ms);
+        state.endpoints.insert(id.to_owned(), Running { stored, version, changes_at_ms, delivery });
+    }
+
+    fn deliver(&self, plan: Arc<WebhookPlan>) -> Delivery {
+        let (store, permits) = (Arc::clone(&self.store), Arc::clone(&self.permits));
+        let (deliverer, status) = WebhookDeliverer::new(Arc::clone(&plan), rand::random(), store, permits);
+        let plans = watch::Sender::new(plan);
+        let mut task = JoinSet::new();
+        let running = deliverer.run(self.owned.feeds().subscribe(), plans.subscribe());
+        supervised::spawn_in(&mut task, "the delivery to an endpoint", running);
+        Delivery { plans, status, _task: task }
+    }
+
+    /// Removes the cursors of endpoints that no longer exist, for as long as the node runs. An owner that learns of a
+    /// removal late may have written one again.
+    pub async fn sweep(self: Arc<Self>) {
+        let mut ticks = interval(SWEEP_INTERVAL);
+        let mut suspected = BTreeSet::new();
+        loop {
+            ticks.tick().await;
+            match self.sweep_once(&suspected).await {
+                Ok(found) => suspected = found,
+                Err(error) => log_limited!(warn, %error, "cursors of removed webhooks not found; retrying"),
+            }
+        }
+    }
+
+    /// Removes those that were found by the former call, too, and returns the others: another node may know an endpoint
+    /// that this one does not yet.
+    async fn sweep_once(
+        &self,
+        suspected: &BTreeSet<ConsumerName>,
+    ) -> Result<BTreeSet<ConsumerName>, StoreError> {
+        if self.owned.list().is_empty() || !self.state.lock().is_complete {
+            return Ok(BTreeSet::new());
+        }
+        let known: BTreeSet<ConsumerName> = {
+            let state = self.state.lock();
+            state.endpoints.iter().filter_map(|(id, it)| it.stored.consumer(id)).collect()
+        };
+        let consumers = self.store.consumers().await?;
+        let unknown: BTreeSet<ConsumerName> = consumers
+            .into_iter()
+            .filter(|it| it.as_str().starts_with(CONSUMER_PREFIX) && !known.contains(it))
+            .collect();
+        for gone in unknown.intersection(suspected) {
+            self.store.forget_consumer(gone).await?;
+        }
+        Ok(unknown.difference(suspected).cloned().collect())
+    }
+
+    /// Shows how far each endpoint is in the metrics.
+    pub fn show(&self) {
+        let state = self.state.lock();
+        let (mut behind, mut parked, mut aside, mut failing) = (0, 0, 0, 0);
+        for it in state.endpoints.values() {
+            match &it.delivery {
+                Ok(delivery) => {
+                    let status = delivery.status.borrow();
+                    behind += status.behind;
+                    parked += status.parked;
+                    aside += status.aside;
+                    failing += u32::from(status.is_failing());
+                }
+                Err(_) => failing += 1,
+            }
+        }
+        self.metrics.webhooks.set(state.endpoints.len() as f64);
+        self.metrics.webhook_behind.set(behind as f64);
+        self.metrics.webhook_parked.set(parked as f64);
+        self.metrics.webhook_aside.set(aside as f64);
+        self.metrics.webhooks_failing.set(f64::from(failing));
+    }
+}
+
+impl Running {
+    fn view(&self) -> EndpointView {
+        let status = match &self.delivery {
+            Ok(delivery) => Ok(delivery.status.borrow().clone()),
+            Err(why) => Err(why.clone()),
+        };
+        EndpointView { stored: self.stored.clone(), version: self.version, status }
+    }
+}
+
+fn start(form: StartForm, stored: &StoredEndpoint) -> WebhookStart {
+    match form {
+        StartForm::Now => WebhookStart::After(Arc::new(stored.starts.clone())),
+        StartForm::Oldest => WebhookStart::Oldest,
+        StartForm::At(time) => WebhookStart::At(time),
+    }
+}
+
+/// Returns an order for the deliverer; `None` if this version can't read what it names.
+fn order(number: u64, action: &StoredAction, stored: &StoredEndpoint) -> Option<WebhookOrder> {
+    let action = match action {
+        StoredAction::Replay(form) => WebhookAction::Replay(start(*form, stored)),
+        StoredAction::Resume => WebhookAction::Resume,
+        StoredAction::Drop(..) => {
+            let (conversation, seq) = action.dropped()?;
+            WebhookAction::Drop { conversation, seq }
+        }
+    };
+    Some(WebhookOrder { number, action })
+}
+
+#[async_trait]
+impl GuardHandler for Webhooks {
+    fn handles(&self, kind: GuardKind) -> bool {
+        kind == GuardKind::Webhook
+    }
+
+    async fn restarted(&self) {
+        self.state.lock().followed = Some(BTreeSet::new());
+    }
+
+    async fn changed(&self, rows: &[GuardRow], now_ms: u64) {
+        for row in rows {
+            if let (Some(followed), true) = (&mut self.state.lock().followed, row.value.is_some()) {
+                followed.insert(row.key.name().to_owned());
+            }
+            self.apply(row, now_ms);
+        }
+    }
+
+    async fn caught_up(&self, _: u64) {
+        let mut state = self.state.lock();
+        if let Some(followed) = state.followed.take() {
+            state.endpoints.retain(|id, _| followed.contains(id));
+        }
+        state.is_complete = true;
+    }
+
+    async fn time_passed(&self, now_ms: u64) {
+        let due: Vec<(String, StoredEndpoint, u64)> = {
+            let state = self.state.lock();
+            let is_due = |it: &Running| it.changes_at_ms.is_some_and(|at| at <= now_ms);
+            let due = state.endpoints.iter().filter(|(_, it)| is_due(it));
+            due.map(|(id, it)| (id.clone(), it.stored.clone(), it.version)).collect()
+        };
+        for (id, stored, version) in due {
+            self.start(&id, stored, version, now_ms);
+        }
+        self.show();
+    }
+}
+
+#[cfg(test)]
+mod tests;
