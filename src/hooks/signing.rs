@@ -1,6 +1,6 @@
 //! Signatures of requests by the Standard Webhooks specification: HMAC-SHA256 over id, time and body.
 
-use std::{io, path::Path};
+use std::{fmt, io, path::Path};
 
 use aws_lc_rs::hmac;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -18,6 +18,13 @@ const SECRETS_MAX: usize = 2;
 
 /// Keys that sign requests.
 pub(crate) struct Signer(Vec<hmac::Key>);
+
+/// Shows the number of keys only.
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Signer({} keys)", self.0.len())
+    }
+}
 
 impl Signer {
     /// Reads a file with one or two secrets, one a line, each `whsec_` and the base64 of 24 to 64 bytes.
@@ -75,6 +82,8 @@ mod tests {
         let (one, two) =
             ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", format!("whsec_{}", STANDARD.encode([7; 32])));
         let both = Signer::parse(&format!("{one}\n{two}")).unwrap().sign("a", 1, b"x");
+        let shown = format!("{:?}", Signer::parse(&format!("{one}\n{two}")));
+        assert_eq!(shown, "Some(Signer(2 keys))");
         let of = |secret: &str| Signer::parse(secret).unwrap().sign("a", 1, b"x");
         assert_eq!(both, format!("{} {}", of(one), of(&two)));
         let short = format!("whsec_{}", STANDARD.encode([7; 23]));

@@ -68,7 +68,8 @@ pub enum InvalidTarget {
     Plain,
     /// The host is an address that is never called.
     #[error(
-        "use a host that is neither of the link (169.254.0.0/16, fe80::/10) nor unspecified, nor, for http, public"
+        "use a host that is no address of the link (169.254.0.0/16, fe80::/10), of a metadata server or of none, and for http \
+         none that is public"
     )]
     Address,
     /// The headers are too many, too long or reserved.

@@ -1,6 +1,11 @@
 //! HttpEndpoint of an HTTP server that the node calls: its URL, and how to connect to it.
 
-use std::{io, net::IpAddr, path::Path, sync::Arc};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+    sync::Arc,
+};
 
 use hyper::Uri;
 use rustls::{
@@ -21,35 +26,60 @@ pub(crate) trait EndpointStream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> EndpointStream for T {}
 
-/// Addresses that may be called. They are checked at each connection, so that a name can't change them later.
+/// Addresses that may be called. They are checked at each connection, after the name was resolved, so that a name can't change
+/// them later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressRule {
     /// All.
     Any,
-    /// All except those of the link, such as that of a cloud's metadata server, and those that name no host.
+    /// All except those of the link, those of the metadata servers of clouds, and those that name no host.
     Routed,
     /// Of these, the private ones and loopback.
     Private,
 }
 
+/// Addresses of metadata servers, and of agents of the host, which no rule of [`Ipv4Addr`] excludes.
+const METADATA: [Ipv4Addr; 3] =
+    [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
+
 impl AddressRule {
-    /// Returns whether the address may be called.
-    pub(crate) const fn allows(self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        let is_host = match address {
-            IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_broadcast(),
-            IpAddr::V6(v6) => !v6.is_unicast_link_local(),
-        };
-        let is_host = is_host && !address.is_unspecified() && !address.is_multicast();
-        let is_private = match address {
-            IpAddr::V4(v4) => v4.is_private() || v4.is_loopback(),
-            IpAddr::V6(v6) => v6.is_unique_local() || v6.is_loopback(),
+    /// Returns whether the address may be called. One that stands for an address of IPv4 is judged by that.
+    pub(crate) fn allows(self, address: IpAddr) -> bool {
+        let (is_host, is_private) = match address.to_canonical() {
+            IpAddr::V4(v4) => (is_host_v4(v4), v4.is_private() || v4.is_loopback()),
+            IpAddr::V6(v6) => (is_host_v6(v6), v6.is_unique_local() || v6.is_loopback()),
         };
         match self {
             Self::Any => true,
             Self::Routed => is_host,
             Self::Private => is_host && is_private,
         }
+    }
+}
+
+fn is_host_v4(address: Ipv4Addr) -> bool {
+    let names_none = address.is_unspecified() || address.is_multicast() || address.is_broadcast();
+    !address.is_link_local() && !names_none && !METADATA.contains(&address)
+}
+
+fn is_host_v6(address: Ipv6Addr) -> bool {
+    let names_none = address.is_unspecified() || address.is_multicast();
+    // fd00:ec2::/32 and fd20:ce::/32 have the servers of two clouds.
+    let is_metadata = matches!(address.segments(), [0xfd00, 0xec2, ..] | [0xfd20, 0xce, ..]);
+    let embedded = embedded_v4(address).is_none_or(is_host_v4);
+    !address.is_unicast_link_local() && !names_none && !is_metadata && embedded
+}
+
+/// Returns the address of IPv4 that one of NAT64 (RFC 6052), of a local NAT64 (RFC 8215), of 6to4, or of the deprecated form
+/// `::a.b.c.d` leads to.
+fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let v4 = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
+    match address.segments() {
+        _ if address.is_loopback() => None,
+        [0x64, 0xff9b, 0 | 1, .., high, low] | [0, 0, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => {
+            Some(v4(high, low))
+        }
+        _ => None,
     }
 }
 
@@ -161,16 +191,41 @@ mod tests {
             "::",
             "255.255.255.255",
             "224.0.0.1",
+            "ff02::1",
+            "64:ff9b::169.254.169.254",
+            "64:ff9b:1::169.254.169.254",
+            "2002:a9fe:a9fe::1",
+            "::169.254.169.254",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "100.100.100.200",
+            "::ffff:100.100.100.200",
+            "64:ff9b::168.63.129.16",
         ] {
             assert_eq!(allowed(link), (false, false), "{link}");
         }
-        for public in ["203.0.113.1", "2001:db8::1", "172.32.0.1"] {
+        for public in
+            ["203.0.113.1", "2001:db8::1", "172.32.0.1", "64:ff9b::203.0.113.1", "64:ff9b::10.0.0.1"]
+        {
             assert_eq!(allowed(public), (true, false), "{public}");
         }
         for private in
             ["10.1.2.3", "172.16.0.1", "192.168.0.1", "127.0.0.1", "::1", "fd00::1", "::ffff:10.0.0.1"]
         {
             assert_eq!(allowed(private), (true, true), "{private}");
+        }
+    }
+
+    #[tokio::test]
+    async fn address_is_judged_after_the_name_was_resolved() {
+        // A number is a name that the resolver understands, and that no check of the URL recognises.
+        let hosts = ["2852039166", "0xa9fea9fe", "[::ffff:169.254.169.254]", "[fd00:ec2::254]"];
+        for host in hosts {
+            for rule in [AddressRule::Routed, AddressRule::Private] {
+                let endpoint = HttpEndpoint::new(&format!("http://{host}/"), Path::new("")).unwrap();
+                let refused = endpoint.restricted(rule).connect().await.err().unwrap();
+                assert!(refused.contains("no address that may be called"), "{host}: {refused}");
+            }
         }
     }
 }

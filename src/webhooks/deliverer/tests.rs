@@ -1,227 +1,24 @@
 //! Tests of a deliverer over the store in memory, with a scripted receiver and a paused clock.
 
-use std::collections::HashMap;
+mod changes;
+mod events;
+mod world;
 
-use parking_lot::Mutex;
-use serde_json::Value;
 use tidegate_protocol::{
-    id::{ConversationId, DeviceId, MsgId, UserId},
+    id::ConversationId,
     machine::{
-        ledger::{Delta, Head, Pruned, Recalled, Row},
-        webhook::{WebhookCursor, WebhookFailure, WebhookSettings},
+        ledger::{Head, Pruned, Recalled},
+        webhook::{WebhookCursor, WebhookFailure},
     },
-    record::{Body, Message, Position, Recall, Rules, SenderOrder},
+    record::{Body, Recall},
 };
-use tokio::task::JoinHandle;
 
+use self::world::{World, pass};
 use super::*;
-use async_trait::async_trait;
-
 use crate::{
-    bus::TopicId,
-    hooks::{WebhookReply, WebhookRequest},
-    store::{FeedStore as _, MemoryStore},
-    webhooks::{REQUEST_BYTES_MAX, WebhookFilter, WebhookReceiver, WebhookStart},
+    store::FeedStore as _,
+    webhooks::{REQUEST_BYTES_MAX, WebhookStart},
 };
-
-const PARTITION: u32 = 0;
-const TOPIC: TopicId = TopicId(7);
-
-/// Receiver that takes everything except what the script refuses.
-#[derive(Default)]
-struct Script {
-    /// Ids of the events of each request, with its number of tries.
-    requests: Mutex<Vec<(Vec<String>, u32)>>,
-    bodies: Mutex<HashMap<String, Value>>,
-    outcomes: Mutex<HashMap<String, WebhookOutcome>>,
-}
-
-#[async_trait]
-impl WebhookReceiver for Script {
-    async fn send(&self, request: &WebhookRequest) -> WebhookReply {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        let (events, attempt) = (request.body.events(), request.attempt);
-        let ids: Vec<String> = events.iter().map(|event| event.id.clone()).collect();
-        let outcomes = self.outcomes.lock();
-        let outcome = ids.iter().find_map(|id| outcomes.get(id)).copied().unwrap_or(WebhookOutcome::Taken);
-        for event in events {
-            self.bodies.lock().insert(event.id.clone(), serde_json::from_slice(&event.json).unwrap());
-        }
-        self.requests.lock().push((ids, attempt));
-        let error = (outcome != WebhookOutcome::Taken).then(|| "refused".to_owned());
-        WebhookReply { outcome, status: None, error }
-    }
-}
-
-impl Script {
-    fn ids(&self) -> Vec<String> {
-        self.requests.lock().iter().flat_map(|(ids, _)| ids.clone()).collect()
-    }
-
-    fn data(&self, id: &str) -> Value {
-        self.bodies.lock()[id]["data"].clone()
-    }
-
-    fn refuse(&self, id: &str, outcome: WebhookOutcome) {
-        self.outcomes.lock().insert(id.to_owned(), outcome);
-    }
-}
-
-/// Store with one owned partition, its feed and its deliverer.
-struct World {
-    store: Arc<MemoryStore>,
-    script: Arc<Script>,
-    feeds: watch::Sender<OwnedFeeds>,
-    plans: Option<watch::Sender<Arc<WebhookPlan>>>,
-    fence: Fence,
-    /// Fence that the node believes to have.
-    believed: Fence,
-    position: Position,
-    seqs: HashMap<ConversationId, u64>,
-    task: Option<JoinHandle<()>>,
-    status: Option<watch::Receiver<WebhookStatus>>,
-}
-
-impl World {
-    async fn new() -> Self {
-        let (store, fence) = (Arc::new(MemoryStore::default()), Fence(1));
-        store.take_over(PARTITION, fence, TOPIC).await.unwrap();
-        Self {
-            store,
-            script: Arc::default(),
-            feeds: watch::Sender::new(OwnedFeeds::new()),
-            plans: None,
-            fence,
-            believed: fence,
-            position: Position::START,
-            seqs: HashMap::new(),
-            task: None,
-            status: None,
-        }
-    }
-
-    fn plan(&self, types: &[&str]) -> WebhookPlan {
-        let types: Vec<String> = types.iter().map(|it| (*it).to_owned()).collect();
-        WebhookPlan {
-            consumer: ConsumerName::new("crm").unwrap(),
-            source: "/tidegate/log".to_owned(),
-            filter: WebhookFilter::new(&types, &[], &[]).unwrap(),
-            with_content: true,
-            delivery: WebhookSettings {
-                parallel: 2,
-                batch_max: 4,
-                batch_wait: Duration::ZERO,
-                aside_after: Duration::from_secs(86_400),
-            },
-            start: WebhookStart::Oldest,
-            is_paused: false,
-            orders: Vec::new(),
-            receiver: Arc::clone(&self.script) as Arc<dyn WebhookReceiver>,
-        }
-    }
-
-    /// Starts a deliverer of events of these types.
-    fn start(&mut self, types: &[&str]) {
-        let plan = self.plan(types);
-        self.start_with(plan);
-    }
-
-    fn start_with(&mut self, plan: WebhookPlan) {
-        let plan = Arc::new(plan);
-        let store = Arc::clone(&self.store) as Arc<dyn Store>;
-        let (deliverer, status) = WebhookDeliverer::new(Arc::clone(&plan), 7, store, Arc::default());
-        let plans = watch::Sender::new(plan);
-        self.task = Some(tokio::spawn(deliverer.run(self.feeds.subscribe(), plans.subscribe())));
-        (self.status, self.plans) = (Some(status), Some(plans));
-        self.own(false);
-    }
-
-    fn own(&self, is_leaving: bool) {
-        let archives = self.position.offset;
-        let feed = OwnedFeed { fence: self.believed, archives, is_leaving };
-        self.feeds.send_modify(|feeds| {
-            feeds.insert(PARTITION, feed);
-        });
-    }
-
-    /// Takes the partition over, without the knowledge of the deliverer.
-    async fn take_over(&mut self) {
-        self.fence = Fence(self.fence.0 + 1);
-        self.store.take_over(PARTITION, self.fence, TOPIC).await.unwrap();
-    }
-
-    /// Ends the task as a crash does.
-    fn kill(&mut self) {
-        self.task.take().unwrap().abort();
-    }
-
-    async fn archive(&mut self, rows: Vec<(ConversationId, Row)>, more: impl FnOnce(&mut Delta)) {
-        let to = Position { offset: self.position.offset + rows.len() as u64 + 1, hash: [0; 16] };
-        let head = |(conversation, last_seq): (&ConversationId, &u64)| {
-            let head = Head { last_seq: *last_seq, ..Head::default() };
-            (conversation.clone(), head)
-        };
-        let mut delta = Delta {
-            from: self.position,
-            to,
-            rules: Rules::default(),
-            heads: self.seqs.iter().map(head).collect(),
-            rows: rows.into_iter().map(|(_, row)| row).collect(),
-            edited: Vec::new(),
-            recalled: Vec::new(),
-            pruned: Vec::new(),
-            members: Vec::new(),
-            stays: Vec::new(),
-            devices: Vec::new(),
-            keys: Vec::new(),
-        };
-        more(&mut delta);
-        self.store.archive(PARTITION, self.fence, &delta).await.unwrap();
-        self.position = to;
-        self.own(false);
-    }
-
-    fn row(&mut self, key: &str, body: impl FnOnce(ConversationId) -> Body) -> (ConversationId, Row) {
-        let conversation = ConversationId::parse(key).unwrap();
-        let seq = self.seqs.entry(conversation.clone()).or_default();
-        *seq += 1;
-        let offset = self.position.offset;
-        let body = body(conversation.clone());
-        (conversation, Row { seq: *seq, ordinal: *seq, own: *seq, time: 1_795_269_992_559, offset, body })
-    }
-
-    fn message(&mut self, key: &str) -> (ConversationId, Row) {
-        self.row(key, |conversation| {
-            Body::Message(Message {
-                conversation,
-                sender: UserId::new("ann").unwrap(),
-                device: DeviceId::new("phone").unwrap(),
-                msg_id: MsgId::new("m").unwrap(),
-                attempt: 0,
-                // Field 1, the text.
-                content: bytes::Bytes::from_static(b"\x0a\x02hi"),
-                order: SenderOrder { epoch: 1, n: 0, chained: false },
-                flags: 0,
-                body_hash: [0; 16],
-                mode: Default::default(),
-            })
-        })
-    }
-
-    async fn messages(&mut self, keys: &[&str]) {
-        let rows = keys.iter().map(|key| self.message(key)).collect();
-        self.archive(rows, |_| {}).await;
-    }
-
-    fn shown(&self) -> WebhookStatus {
-        self.status.as_ref().unwrap().borrow().clone()
-    }
-}
-
-/// Lets time pass on the paused clock.
-async fn pass(seconds: u64) {
-    tokio::time::sleep(Duration::from_secs(seconds)).await;
-}
 
 #[tokio::test(start_paused = true)]
 async fn events_of_a_conversation_arrive_in_order_with_what_the_store_has_then() {
@@ -248,7 +45,7 @@ async fn pruned_events_are_named_as_gone_and_the_pruning_follows() {
     let mut world = World::new().await;
     world.messages(&["g:a", "g:a"]).await;
     let conversation = ConversationId::parse("g:a").unwrap();
-    let (offset, time) = (world.position.offset, 1_795_269_992_559);
+    let (offset, time) = (world.position.offset, world::BEGIN_MS);
     let head = Head { last_seq: 2, pruned_to: 2, ..Head::default() };
     world
         .archive(Vec::new(), |delta| {

@@ -14,10 +14,12 @@ use crate::id::ConversationId;
 /// Most lanes of an endpoint.
 pub const LANES_MAX: usize = 32;
 
-/// Most parked conversations of an endpoint in one partition. A lane whose next event should be parked then waits.
+/// Most parked conversations of an endpoint in one partition, and at which a node parks no more of all its partitions. A lane
+/// whose next event should be parked then waits.
 pub const PARKED_MAX: usize = 1_000;
 
-/// Most events set aside of an endpoint in one partition. An event that should be set aside then stays parked.
+/// Most events set aside of an endpoint in one partition, and at which a node sets no more aside in all its partitions. An
+/// event that should be set aside then stays parked.
 pub const ASIDE_MAX: usize = 1_000;
 
 /// Longest encoded cursor, which bounds the parked conversations and the events set aside, too.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     NODE_RETRY, RESUME_INTERVAL, RETRY_AFTER_MAX, Sent, SentOf, WebhookDelivery, WebhookEvent,
     WebhookFailure, WebhookNotice, WebhookOutcome,
+    cursor::{ASIDE_MAX, PARKED_MAX},
     health::FAILING_AFTER,
     parking::{ParkTimes, ParkedFailure},
     partition::Partition,
@@ -206,9 +207,10 @@ impl WebhookDelivery {
 
     /// Parks the conversation of the lane's first event.
     fn park(&mut self, at: LaneAt, first: WebhookEvent, times: ParkTimes, now: Time) {
+        let fits = self.parked() < PARKED_MAX;
         let Some(partition) = self.partitions.get_mut(&at.partition) else { return };
         let lane = &mut partition.lanes[at.lane];
-        if partition.parking.park(&lane.of(&first.conversation), times) {
+        if fits && partition.parking.park(&lane.of(&first.conversation), times) {
             lane.remove_conversation(&first.conversation);
             (lane.failures, lane.failing, lane.failed_probes) = (0, None, 0);
             lane.retry_at = now;
@@ -219,6 +221,7 @@ impl WebhookDelivery {
 
     fn handle_parked_failed(&mut self, number: u32, event: &WebhookEvent, failed: Failed) {
         let Failed { failure, is_refusal, now } = failed;
+        let aside = self.aside().count();
         let at_ms = self.wall_at_zero.saturating_add(now.as_millis());
         let Some(partition) = self.partitions.get_mut(&number) else { return };
         let tries = partition.parking.tries(&event.conversation).saturating_add(1);
@@ -230,6 +233,7 @@ impl WebhookDelivery {
             retry_at: now + self.health.backoff(tries),
             now,
             at_ms,
+            fits: aside < ASIDE_MAX,
         };
         let is_aside = partition.parking.handle_failure(event, failure);
         partition.handle_changed(usize::from(is_aside), now);

@@ -54,6 +54,8 @@ pub(super) struct ParkedFailure {
     pub(super) now: Time,
     /// Time of the failure, in ms since 1970.
     pub(super) at_ms: u64,
+    /// Whether the endpoint may have a further event set aside.
+    pub(super) fits: bool,
 }
 
 /// Begin of the failures of an event that is parked.
@@ -296,7 +298,7 @@ impl Parking {
         let is_refused = parked.refused.is_some_and(|refused| refused >= REFUSED_ASIDE);
         let is_over = parked.failing >= failed.aside_after || is_refused;
         let tries = parked.tries;
-        if !(others_succeed && is_over && self.set_aside(event, tries, failed)) {
+        if !(others_succeed && is_over && failed.fits && self.set_aside(event, tries, failed)) {
             return false;
         }
         if let Some(parked) = self.parked.get_mut(&event.conversation) {
