@@ -140,9 +140,8 @@ pub(super) async fn forgotten_marks_and_settings_start_from_nothing(store: &Arc<
         store.merge_settings(&bob, first).await.unwrap();
         store.merge_settings(&ann, first).await.unwrap();
     };
-    let level = async |of: &_, id: &_| {
-        store.summary(id, Some(of)).await.unwrap().unwrap().member_view.unwrap().level
-    };
+    let level =
+        async |of: &_, id: &_| store.summary(id, Some(of)).await.unwrap().unwrap().member_view.unwrap().level;
     save().await;
     store.forget_marks(&bob, std::slice::from_ref(&d)).await.unwrap();
     assert_eq!(level(&bob, &d).await, UserState::default());
