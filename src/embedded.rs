@@ -237,6 +237,7 @@ enum Job {
     },
     Revoke(Box<crate::revocation::Revocation>, u64, Reply<bool>),
     Blocks(blocks::BlockEdit, Reply<BlockOutcome>),
+    Forget(Vec<Vec<u8>>, Reply<()>),
     Guard(Vec<GuardEdit>, Reply<GuardOutcome>),
     Feed(FeedJob),
     /// Writes all pending appends and replies when they are on the disk.

@@ -19,6 +19,7 @@ use crate::bus::TopicId;
 mod blocks;
 mod conversation_lists;
 pub mod dump;
+mod erasure;
 mod faulty;
 pub(crate) mod feed;
 mod group_lists;
@@ -33,6 +34,7 @@ mod user_state;
 pub use self::{
     blocks::{AddedBlock, BlockEntry, BlockLists, BlockOutcome, BlocksPage},
     conversation_lists::{ConversationHead, ConversationLists, MembershipsRequest},
+    erasure::PersonalErasure,
     feed::{
         CONSUMER_BYTES_MAX, CURSOR_BYTES_MAX, ConsumerName, CursorOutcome, FEED_CONSUMERS_MAX, FEED_PAGE_MAX,
         FEED_TRIM_ROWS, FeedBounds, FeedCursor, FeedEntry, FeedKind, FeedLimits, FeedPage, FeedPosition,
@@ -283,6 +285,7 @@ pub trait Store:
     + GroupLists
     + GuardStore
     + MessageTimes
+    + PersonalErasure
     + RevocationStore
     + Send
     + Sync

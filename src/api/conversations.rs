@@ -18,9 +18,11 @@ pub(super) mod lists;
 pub(super) mod marks;
 pub(super) mod newest;
 pub(super) mod of_user;
+pub(super) mod privacy;
 pub(super) mod turns;
 pub(super) mod unread;
 
+pub use self::privacy::KeptTimes;
 use super::{Api, Problem, access::Caller};
 use crate::{
     conversation::{
@@ -60,14 +62,16 @@ pub struct ApiReads {
     budget: Arc<ReadBudget<Arc<str>>>,
     /// Store, with a bound of its own on the connections of these reads.
     store: Arc<dyn Store>,
+    /// Times for which nodes and services keep what no request removes.
+    kept: KeptTimes,
 }
 
 impl ApiReads {
     /// Creates the reads of a node.
-    pub fn new(devices: Devices, store: &Arc<dyn Store>) -> Self {
+    pub fn new(devices: Devices, store: &Arc<dyn Store>, kept: KeptTimes) -> Self {
         let budget = Arc::new(ReadBudget::of_callers(RUNNING_MAX, KEY_RUNNING_MAX, KEY_READS_MAX));
         let store = store.for_back_ends().unwrap_or_else(|| Arc::clone(store));
-        Self { devices, budget, store }
+        Self { devices, budget, store, kept }
     }
 }
 

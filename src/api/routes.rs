@@ -18,7 +18,7 @@ use super::{
     Api, Problem,
     access::{self, AdminGate, AdminRoute, Effect, RouteNeed},
     blocks, console,
-    conversations::{history, lists, marks, newest, of_user, unread},
+    conversations::{history, lists, marks, newest, of_user, privacy, unread},
     dev, groups,
     messages::{self, batch, edit, recall},
     nodes,
@@ -180,6 +180,8 @@ routes! {
     patch "/v1/groups/{id}/members/{user}" Groups Change ["by" "role" "muted"] groups::member::patch;
     delete "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::remove;
     get "/v1/users/{user}" Read Query [] person::show;
+    get "/v1/users/{user}/export" Content ContentRead [] privacy::export::export;
+    delete "/v1/users/{user}/data" Users Change [] privacy::erase::erase;
     get "/v1/users/{user}/devices" Read Query [] person::devices;
     get "/v1/users/{user}/devices/{device}" Read Query [] person::device;
     delete "/v1/users/{user}/devices/{device}" Users Change [] person::forget;

@@ -3,6 +3,8 @@
 //! Pages use exclusive seq cursors, so that messages of one millisecond and concurrent arrivals are neither repeated
 //! nor skipped (flaw S17). A page names recalled and expired seqs, so a page without messages always states the reason.
 
+pub mod sent;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;

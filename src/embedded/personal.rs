@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::{DatabaseError, Engine, Job, codec, writer::Writer};
 
+mod erasure;
 mod guard;
 mod revocations;
 

@@ -162,6 +162,7 @@ impl Writer {
                 Ok(outcome) => self.confirms.add(reply, outcome),
                 Err(error) => drop(reply.send(Err(error))),
             },
+            Job::Forget(keys, reply) => self.forget(&keys, reply),
             Job::Feed(job) => self.change_feed(job),
             Job::Guard(edits, reply) => drop(reply.send(self.change_guard(&edits))),
             Job::Spill(reply) => {

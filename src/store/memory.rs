@@ -17,6 +17,7 @@ use tidegate_protocol::{
 
 mod blocks;
 mod conversation_lists;
+mod erasure;
 mod feed;
 mod group_lists;
 mod guard;

@@ -61,9 +61,9 @@ use self::{
         s19_recalled_and_pruned_rows_are_reported_as_removed,
     },
     personal::{
-        member_view_has_cleared_and_hidden_entries, rejoined_member_keeps_every_stay,
-        s23_s24_marks_only_move_forward_in_the_member_view, stays_with_equal_start_are_all_kept,
-        user_settings_are_kept_one_by_one,
+        forgotten_marks_and_settings_start_from_nothing, member_view_has_cleared_and_hidden_entries,
+        rejoined_member_keeps_every_stay, s23_s24_marks_only_move_forward_in_the_member_view,
+        stays_with_equal_start_are_all_kept, user_settings_are_kept_one_by_one,
     },
     profiles::history_of_a_subject_survives_a_restart_of_its_node,
     revocations::{
@@ -126,6 +126,7 @@ suite! {
         member_view_has_cleared_and_hidden_entries
         stays_with_equal_start_are_all_kept
         user_settings_are_kept_one_by_one
+        forgotten_marks_and_settings_start_from_nothing
         revocations_are_numbered_in_the_order_of_their_storage
         revocations_of_a_user_are_bounded_and_replaced
         cleared_revocations_are_removed_and_followed

@@ -5,6 +5,7 @@ mod blocks;
 mod edits;
 mod limits;
 mod modes;
+mod privacy;
 mod rules;
 
 use std::collections::BTreeMap;

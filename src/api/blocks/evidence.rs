@@ -12,6 +12,7 @@ use super::{
 use crate::{
     api::{Api, Problem, extract::IdPath},
     bans::BanSubject,
+    cluster::GuardChange,
     evidence::erasable,
     store::{GuardBatch, GuardEntry, GuardKind, GuardOutcome, GuardPut, InvalidGuard, TOMBSTONE_MS},
 };
@@ -40,10 +41,20 @@ pub(in crate::api) async fn erase(
     IdPath(subject): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let subject = erasable(subject.parse::<BanSubject>().map_err(bad_id)?);
+    let change = erase_of(&api, &subject).await?;
+    Ok(Json(json!({
+        "subject": subject.to_string(),
+        "inForce": change.is_in_force,
+        "pending": change.pending,
+    })))
+}
+
+/// Erases the evidence of a subject that is [`erasable`].
+pub(in crate::api) async fn erase_of(api: &Api, subject: &BanSubject) -> Result<GuardChange, Problem> {
     let invalid = |error: InvalidGuard| bad_id(error.to_string());
     // Nodes that can't read the store for longer have lost their scores, or keep them.
     let until_ms = api.cluster.guard.now_ms().saturating_add(TOMBSTONE_MS);
-    let key = key(GuardKind::Erasure, &subject)?;
+    let key = key(GuardKind::Erasure, subject)?;
     let entry = GuardEntry::new(key, Bytes::from_static(b"{}"), Some(until_ms)).map_err(invalid)?;
     let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).map_err(invalid)?;
     let change = api.cluster.put_guard(&batch).await.map_err(unavailable)?;
@@ -51,11 +62,7 @@ pub(in crate::api) async fn erase(
         let why = "too many erasures at a time; repeat it in ten minutes";
         return Err(Problem(Code::Overloaded, why.to_owned()));
     }
-    Ok(Json(json!({
-        "subject": subject.to_string(),
-        "inForce": change.is_in_force,
-        "pending": change.pending,
-    })))
+    Ok(change)
 }
 
 /// Returns the score of a subject on this node, what it follows from, and why a network is spared.

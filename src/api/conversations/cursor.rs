@@ -17,6 +17,7 @@ use crate::{
         overview::TimePosition,
     },
     link::RoomMember,
+    store::ConversationSeq,
 };
 
 const VERSION: u8 = 1;
@@ -51,8 +52,8 @@ pub(in crate::api) enum CursorPosition {
     User(UserId),
     /// Last member of a live room that was returned.
     RoomMember(RoomMember),
-    /// Last event that was returned: its conversation and seq.
-    Event(ConversationId, u64),
+    /// Row of a conversation, in a list of those of many conversations.
+    Row(ConversationSeq),
 }
 
 impl ListName<'_> {
@@ -73,10 +74,6 @@ impl ListName<'_> {
             CursorPosition::RoomMember(RoomMember { user, device }) => {
                 bytes.extend(format!("{user}:{device}").bytes());
             }
-            CursorPosition::Event(conversation, seq) => {
-                put_number(&mut bytes, *seq);
-                bytes.extend(conversation.as_str().bytes());
-            }
             CursorPosition::Time(position) => {
                 put_number(&mut bytes, position.time);
                 bytes.extend(position.conversation.as_str().bytes());
@@ -86,6 +83,10 @@ impl ListName<'_> {
                     put_number(&mut bytes, number);
                 }
                 bytes.extend(position.conversation.as_str().bytes());
+            }
+            CursorPosition::Row(row) => {
+                put_number(&mut bytes, row.seq);
+                bytes.extend(row.conversation.as_str().bytes());
             }
         }
         BASE64URL_NOPAD.encode(&bytes)
@@ -136,9 +137,9 @@ impl ListName<'_> {
             }
             5 => Some(CursorPosition::User(UserId::new(std::str::from_utf8(rest).ok()?).ok()?)),
             6 => Some(CursorPosition::RoomMember(room_member(rest)?)),
-            8 => {
+            7 => {
                 let seq = take_number(&mut rest)?;
-                Some(CursorPosition::Event(key(rest)?, seq))
+                Some(CursorPosition::Row(ConversationSeq { conversation: key(rest)?, seq }))
             }
             _ => None,
         }
@@ -155,7 +156,7 @@ impl CursorPosition {
             Self::Newest(_) => 4,
             Self::User(_) => 5,
             Self::RoomMember(_) => 6,
-            Self::Event(..) => 8,
+            Self::Row(_) => 7,
         }
     }
 }
@@ -226,6 +227,9 @@ mod tests {
             "[A-Za-z0-9_.-]{1,64}".prop_map(|text| CursorPosition::User(UserId::new(&text).unwrap())),
             (any::<u64>(), conversation())
                 .prop_map(|(time, conversation)| CursorPosition::Time(TimePosition { time, conversation })),
+            (any::<u64>(), conversation()).prop_map(|(seq, conversation)| {
+                CursorPosition::Row(ConversationSeq { conversation, seq })
+            }),
             (any::<u64>(), conversation(), any::<u64>(), 0..NEWEST_MAX).prop_map(
                 |(time, conversation, seq, count)| {
                     CursorPosition::Newest(NewestPosition { time, conversation, seq, count })
@@ -251,7 +255,7 @@ mod tests {
         }
 
         #[test]
-        fn any_position_after_a_right_hash_is_read_without_a_panic(kind in 0..8u8, rest in prop::collection::vec(any::<u8>(), 0..180)) {
+        fn any_position_after_a_right_hash_is_read_without_a_panic(kind in 0..9u8, rest in prop::collection::vec(any::<u8>(), 0..180)) {
             let mut bytes = vec![VERSION, kind];
             bytes.extend(LIST.hash());
             bytes.extend(rest);
@@ -290,6 +294,8 @@ mod tests {
             (5, &[5]),
             (6, b"ann"),
             (7, &[5]),
+            (7, b"g:team"),
+            (8, &[5]),
         ] {
             assert!(LIST.position(&text_of(kind, position)).is_err(), "{kind} {position:?}");
         }

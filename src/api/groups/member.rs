@@ -1,5 +1,7 @@
 //! Admin API of single members of a group: add, change, remove one.
 
+use std::collections::BTreeMap;
+
 use axum::{
     Extension, Json,
     extract::{Query, State, rejection::QueryRejection},
@@ -20,12 +22,15 @@ use super::{
     lists::{member_of, not_a_member, role},
     seq_response,
 };
-use crate::api::{
-    Api, Problem, ProblemDetails,
-    access::Caller,
-    conversations::bad,
-    extract::{IdPath, JsonObject},
-    into_seq, now_ms,
+use crate::{
+    api::{
+        Api, Problem, ProblemDetails,
+        access::Caller,
+        conversations::bad,
+        extract::{IdPath, JsonObject},
+        into_seq, now_ms,
+    },
+    ingest::admin::Admin,
 };
 
 /// Member that a request adds.
@@ -142,6 +147,23 @@ pub(in crate::api) async fn remove(
     let action = if leaves { MemberAction::Leave } else { MemberAction::Kick };
     let change = change(&id, action, &[name], &context)?;
     answer(&api, &id, change).await
+}
+
+/// Removes a user from a group as one who leaves. Returns false if the user is no member, or there is no such group.
+pub(in crate::api) async fn leave(api: &Api, group: &ConversationId, user: &UserId) -> Result<bool, Problem> {
+    let change = MemberChange {
+        conversation: group.clone(),
+        action: MemberAction::Leave,
+        users: vec![user.clone()],
+        role: None,
+        by: None,
+        settings: BTreeMap::new(),
+        request_id: Admin::fresh_request_id(),
+    };
+    match api.admin.change(change, now_ms()).await {
+        SubmitAnswer::Refused { code: Code::NotAMember | Code::NotFound, .. } => Ok(false),
+        answer => into_seq(answer).map(|_| true),
+    }
 }
 
 /// Makes the change of a member. Without a user who asks, only the user of the path can be missing.

@@ -21,8 +21,9 @@ use super::{
     form::{conversation, quoted},
 };
 use crate::{
-    api::{Api, Problem, ProblemDetails, extract::IdPath, now_ms},
+    api::{Api, Problem, ProblemDetails, extract::IdPath, into_seq, now_ms},
     conversation::{consistent::beyond_head, read_position::NOT_STORED, recall::RecallOutcome},
+    store::ConversationSeq,
 };
 
 /// Longest wait for the read barrier.
@@ -77,6 +78,20 @@ pub(in crate::api) async fn recall(
             let why = "repeat the request: a message is recalled only once".to_owned();
             Err(Problem(Code::Unknown, why).into())
         }
+    }
+}
+
+/// Recalls a message for the operator. Returns false if there is nothing to recall: it was recalled or removed before.
+pub(in crate::api) async fn recall_for_operator(
+    api: &Api,
+    source: &SendSource,
+    at: ConversationSeq,
+) -> Result<bool, ProblemDetails> {
+    api.messages.check_node(&at.conversation, source)?;
+    let recall = Recall { conversation: at.conversation, seq: at.seq, by: None };
+    match api.admin.recall(recall, now_ms()).await {
+        SubmitAnswer::Duplicate { .. } | SubmitAnswer::Refused { code: Code::NotFound, .. } => Ok(false),
+        answer => Ok(into_seq(answer).map(|_| true)?),
     }
 }
 

@@ -74,7 +74,7 @@ pub(in crate::api) async fn show(
 }
 
 /// Returns the settings that the user has set.
-fn settings(stored: &UserSettings) -> Value {
+pub(in crate::api) fn settings(stored: &UserSettings) -> Value {
     let UserSettings { ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search } = stored;
     let numbers =
         [("ackTimeoutMs", *ack_timeout_ms), ("ackTries", *ack_tries), ("heartbeatMs", *heartbeat_ms)];
@@ -98,6 +98,34 @@ pub(in crate::api) async fn devices(
     let known = known_devices(&api, &parse_user(&name)?).await?;
     let devices: Vec<Value> = known.iter().map(|(device, it)| shown(device, it)).collect();
     Ok(Json(json!({"user": name, "devices": devices})))
+}
+
+/// Returns the devices with what is saved of their chains.
+pub(in crate::api) async fn exported_devices(api: &Api, user: &UserId) -> Result<Vec<Value>, Problem> {
+    let mut all = Vec::new();
+    for (device, known) in known_devices(api, user).await? {
+        let mut exported = shown(&device, &known);
+        if known.has_chain {
+            let saved = api.cluster.ports.scratch.load_chain(user, &device).await;
+            exported["chain"] = saved.map_err(scratch_unavailable)?.map_or(Value::Null, |it| {
+                json!({"expected": it.expected.as_str(), "done": it.done.len(), "skipped": it.skipped.len()})
+            });
+        } else {
+            exported["chain"] = Value::Null;
+        }
+        all.push(exported);
+    }
+    Ok(all)
+}
+
+/// Removes the chains of all devices of a user; returns how many there were.
+pub(in crate::api) async fn forget_chains(api: &Api, user: &UserId) -> Result<usize, Problem> {
+    let scratch = &api.cluster.ports.scratch;
+    let mut removed = 0;
+    for device in scratch.chain_devices(user).await.map_err(scratch_unavailable)? {
+        removed += usize::from(scratch.forget_chain(user, &device).await.map_err(scratch_unavailable)?);
+    }
+    Ok(removed)
 }
 
 /// Returns one device of a user.

@@ -69,9 +69,14 @@ pub(in crate::api) async fn remove(
     IdPath(user): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let id = parse(&user)?;
-    let change = api.cluster.remove_guard(&key(&id)?, None).await.map_err(unavailable)?;
+    let change = remove_of(&api, &id).await?;
     let is_removed = matches!(change.outcome, GuardOutcome::Stored(_));
     Ok(Json(with_change(json!({"user": id.as_str(), "removed": is_removed}), &change)))
+}
+
+/// Removes the priority of a user, if there is one.
+pub(in crate::api) async fn remove_of(api: &Api, user: &UserId) -> Result<GuardChange, Problem> {
+    api.cluster.remove_guard(&key(user)?, None).await.map_err(unavailable)
 }
 
 /// Adds where the change is in force already.

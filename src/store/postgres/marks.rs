@@ -1,20 +1,21 @@
-//! Marks and settings of users. Rows are locked in the order of their names, which prevents deadlocks.
+//! Marks and settings of users, and their removal. Rows are locked in the order of their names, which prevents deadlocks.
 
 use std::collections::BTreeMap;
 
+use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     settings::{Retention, Search, Unread, UserSettings},
 };
 
 use super::{
-    Core,
+    Core, PostgresStore,
     batcher::{BatchedQuery, Batcher},
     codec::{self, Reader, big},
     error::{PostgresError, damaged},
     session::{Session, call},
 };
-use crate::store::{Personal, StoreError, UserState};
+use crate::store::{Personal, PersonalErasure, StoreError, UserState};
 
 /// Begin of a transaction that is as durable as an archive: with less, chaos tests lost acked marks in a server crash.
 const BEGIN: &str = "BEGIN";
@@ -52,6 +53,10 @@ SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search FROM w
 const PUT_SETTINGS: &str = "
 UPDATE wishes SET ack_timeout_ms = $2, ack_tries = $3, heartbeat_ms = $4, unread = $5, retention = $6, search = $7
 WHERE user_id = $1";
+
+const DELETE_MARKS: &str = "DELETE FROM marks WHERE user_id = $1 AND conversation = ANY($2::text[])";
+
+const DELETE_SETTINGS: &str = "DELETE FROM wishes WHERE user_id = $1";
 
 /// Change of one user's state in one conversation.
 pub(super) type Change = (UserId, ConversationId, Personal);
@@ -191,5 +196,37 @@ impl BatchedQuery for SettingsQuery {
     async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<Self::Reply>, StoreError> {
         let users = &batch.iter().map(|it| it.0.clone()).collect::<Vec<_>>()[..];
         core.run(move || async move { settings(&mut core.readers().await?, users).await }).await
+    }
+}
+
+async fn forget_marks(
+    session: &mut Session,
+    user: &UserId,
+    conversations: &[ConversationId],
+) -> Result<(), PostgresError> {
+    let mut conversations: Vec<&str> = conversations.iter().map(ConversationId::as_str).collect();
+    conversations.sort_unstable();
+    let (user, users) = (user.as_str(), vec![user.as_str(); conversations.len()]);
+    session.begin(BEGIN, &[call(LOCK_MARKS, &[&users, &conversations])]).await?;
+    session.finish(&[call(DELETE_MARKS, &[&user, &conversations])]).await
+}
+
+async fn forget_settings(session: &mut Session, user: &UserId) -> Result<(), PostgresError> {
+    let user = user.as_str();
+    session.begin(BEGIN, &[call(LOCK_SETTINGS, &[&user])]).await?;
+    session.finish(&[call(DELETE_SETTINGS, &[&user])]).await
+}
+
+#[async_trait]
+impl PersonalErasure for PostgresStore {
+    async fn forget_marks(&self, user: &UserId, conversations: &[ConversationId]) -> Result<(), StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { forget_marks(&mut core.readers().await?, user, conversations).await })
+            .await
+    }
+
+    async fn forget_settings(&self, user: &UserId) -> Result<(), StoreError> {
+        let core = &*self.core;
+        core.run(move || async move { forget_settings(&mut core.readers().await?, user).await }).await
     }
 }

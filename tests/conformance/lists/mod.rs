@@ -2,4 +2,5 @@
 
 mod newest;
 mod overview;
+mod sent;
 mod unread_counts;

@@ -121,3 +121,43 @@ pub(super) async fn user_settings_are_kept_one_by_one(store: &Arc<dyn Store>) {
     assert_eq!(store.merge_settings(&ann, nothing).await.unwrap(), both);
     assert_eq!(store.merge_settings(&user("an"), nothing).await.unwrap(), nothing, "another user");
 }
+
+pub(super) async fn forgotten_marks_and_settings_start_from_nothing(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
+    let (ann, bob, d, g) = (user("ann"), user("bob"), direct(), group("g"));
+    let mark = |seq| Personal::Read(Mark { seq, messages: seq, own: 0 });
+    let hide = Personal::Hidden { seqs: vec![Hidden { seq: 2, counts: true }], forget: 0 };
+    let first = UserSettings { ack_tries: 2, ..UserSettings::default() };
+    let save = async || {
+        let changes = [
+            (bob.clone(), d.clone(), mark(2)),
+            (bob.clone(), d.clone(), hide.clone()),
+            (bob.clone(), g.clone(), mark(1)),
+            (ann.clone(), d.clone(), mark(1)),
+        ];
+        store.save_marks(&changes).await.unwrap();
+        store.merge_settings(&bob, first).await.unwrap();
+        store.merge_settings(&ann, first).await.unwrap();
+    };
+    let level =
+        async |of: &_, id: &_| store.summary(id, Some(of)).await.unwrap().unwrap().member_view.unwrap().level;
+    save().await;
+    store.forget_marks(&bob, std::slice::from_ref(&d)).await.unwrap();
+    assert_eq!(level(&bob, &d).await, UserState::default());
+    assert_eq!((level(&bob, &g).await.mark.seq, level(&ann, &d).await.mark.seq), (1, 1), "the others stay");
+    store.save_marks(&[(bob.clone(), d.clone(), mark(1))]).await.unwrap();
+    assert_eq!(level(&bob, &d).await.mark.seq, 1, "a lower mark than before");
+    // Twice, and one that never was.
+    for _ in 0..2 {
+        store.forget_marks(&bob, &[g.clone(), group("none"), d.clone()]).await.unwrap();
+        store.forget_settings(&bob).await.unwrap();
+    }
+    store.forget_marks(&bob, &[]).await.unwrap();
+    store.forget_settings(&user("nobody")).await.unwrap();
+    assert_eq!((level(&bob, &d).await, level(&bob, &g).await), Default::default());
+    let settings = store.settings_of(&[bob.clone(), ann.clone()]).await.unwrap();
+    assert_eq!(settings, [UserSettings::default(), first]);
+    save().await;
+    assert_eq!(level(&bob, &d).await.mark.seq, 2, "a user who comes back");
+}

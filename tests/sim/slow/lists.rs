@@ -1,9 +1,9 @@
-//! Lists of conversations and groups of the slow store, at the speed of memory: no node of the simulation reads them.
+//! Lists and erasures of the slow store, at the speed of memory: no node of the simulation calls them.
 
 use async_trait::async_trait;
 use tidegate::store::{
     ConversationHead, ConversationLists, GroupLists, GroupMember, GroupOfUser, ListPage, MembersRequest,
-    Membership, MembershipsRequest, StoreError,
+    Membership, MembershipsRequest, PersonalErasure, StoreError,
 };
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -67,5 +67,16 @@ impl GroupLists for SlowStore {
         limit: usize,
     ) -> Result<ListPage<GroupOfUser, ConversationId>, StoreError> {
         self.inner.groups_of(user, after, limit).await
+    }
+}
+
+#[async_trait]
+impl PersonalErasure for SlowStore {
+    async fn forget_marks(&self, user: &UserId, conversations: &[ConversationId]) -> Result<(), StoreError> {
+        self.inner.forget_marks(user, conversations).await
+    }
+
+    async fn forget_settings(&self, user: &UserId) -> Result<(), StoreError> {
+        self.inner.forget_settings(user).await
     }
 }

@@ -29,6 +29,7 @@ use crate::{
         },
         extract::IdPath,
     },
+    store::ConversationSeq,
     webhooks::{EndpointProgress, StoredAction, send_once},
 };
 
@@ -54,7 +55,7 @@ pub(in crate::api) async fn list_aside(
     let list = ListName { name: "aside", filters: &[&id] };
     let after = match query.cursor.as_deref().map(|cursor| list.position(cursor)).transpose()? {
         None => None,
-        Some(CursorPosition::Event(conversation, seq)) => Some((conversation, seq)),
+        Some(CursorPosition::Row(ConversationSeq { conversation, seq })) => Some((conversation, seq)),
         Some(_) => return Err(Problem(Code::CursorInvalid, String::new())),
     };
     let (_, mut all) = aside_of(&api, &id).await?;
@@ -65,7 +66,7 @@ pub(in crate::api) async fn list_aside(
     let mut body = json!({"webhook": id, "events": shown, "count": all.len()});
     if let (true, Some(last)) = (page.len() > limit, page.get(limit.saturating_sub(1))) {
         let (conversation, seq) = position(&last.event);
-        body["next"] = json!(list.cursor(&CursorPosition::Event(conversation, seq)));
+        body["next"] = json!(list.cursor(&CursorPosition::Row(ConversationSeq { conversation, seq })));
     }
     Ok(Json(body))
 }

@@ -108,7 +108,8 @@ fn problem(error: RevokeError) -> Problem {
     }
 }
 
-fn view(it: &Revocation) -> Value {
+/// Returns a revocation as JSON.
+pub(in crate::api) fn view(it: &Revocation) -> Value {
     let (before, id, device) = match &it.tokens {
         RevokedTokens::Before(before) => (Some(before), None, None),
         RevokedTokens::Id(id) => (None, Some(id.as_str()), None),

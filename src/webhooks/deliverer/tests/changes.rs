@@ -85,12 +85,14 @@ async fn start_at_a_time_finds_the_first_entry_of_it() {
     // Each archive takes two offsets.
     for (second, first) in [(0, 1), (1, 2), (2, 2), (24, 13), (39, 21), (1_000, 21)] {
         let start = WebhookStart::At(BEGIN_MS + second * 1_000);
-        let found = crate::webhooks::start::number_before(&*world.store, PARTITION, start).await.unwrap();
+        let found = crate::webhooks::start::number_before(&*world.store, PARTITION, &start).await.unwrap();
         assert_eq!(found + 1, first, "after {second} s");
     }
     let (oldest, now) = (WebhookStart::Oldest, WebhookStart::Now);
-    let number = async |start| crate::webhooks::start::number_before(&*world.store, PARTITION, start).await;
-    assert_eq!((number(oldest).await, number(now).await), (Ok(0), Ok(20)));
+    let number = async |start| crate::webhooks::start::number_before(&*world.store, PARTITION, &start).await;
+    assert_eq!((number(oldest.clone()).await, number(now).await), (Ok(0), Ok(20)));
+    let after = |partition: u32| WebhookStart::After(std::sync::Arc::new([(partition, 7)].into()));
+    assert_eq!((number(after(PARTITION)).await, number(after(PARTITION + 1)).await), (Ok(7), Ok(0)));
     // With retention, the search begins at what is left.
     let bounds = crate::store::FeedBounds { before_ms: BEGIN_MS + 10_000, bytes_max: u64::MAX };
     world.store.trim_feed(PARTITION, world.fence, bounds).await.unwrap();

@@ -26,12 +26,13 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     bus::TopicId,
+    cluster::{OwnedFeed, OwnedFeeds},
     fault::{FaultPlan, Faulty},
     hooks::{WebhookBody, WebhookReply, WebhookRequest},
     store::{ConsumerName, FeedStore as _, Fence, MemoryStore, Store},
     webhooks::{
-        OwnedFeed, OwnedFeeds, WebhookDeliverer, WebhookFilter, WebhookPermits, WebhookPlan, WebhookReceiver,
-        WebhookStart, WebhookStatus,
+        WebhookDeliverer, WebhookFilter, WebhookPermits, WebhookPlan, WebhookReceiver, WebhookStart,
+        WebhookStatus,
     },
 };
 

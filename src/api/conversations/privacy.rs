@@ -1,0 +1,84 @@
+//! Admin API for privacy: what is stored of one user, and its removal.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::config::Config;
+
+pub(in crate::api) mod erase;
+pub(in crate::api) mod export;
+
+/// Most rows of histories that one request reads, and the time after which it reads no more; one step exceeds either.
+const ROWS_READ_MAX: usize = 10_000;
+const READ_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Times for which things are kept that no request removes, in ms.
+#[derive(Clone, Copy, Debug)]
+pub struct KeptTimes {
+    /// Records of the log on Kafka; `None` for the log of a single node.
+    log: Option<u64>,
+    /// Keys that recognise repeated messages and requests.
+    keys: u64,
+    /// References to changes, for webhooks and streams.
+    feed: u64,
+    /// Events on Kafka; `None` if they go nowhere.
+    events: Option<u64>,
+}
+
+impl KeptTimes {
+    /// Returns the times that a configuration sets.
+    pub fn of(config: &Config) -> Self {
+        let kafka = (config.node.profile == "cluster").then_some(&config.kafka);
+        Self {
+            log: kafka.map(|it| it.retention_ms),
+            keys: config.retention.keys_days.saturating_mul(24 * 3_600_000),
+            feed: config.events.retention_hours.saturating_mul(3_600_000),
+            events: kafka.filter(|it| !it.event_topic.is_empty()).map(|it| it.event_retention_ms),
+        }
+    }
+
+    /// Returns what an erasure leaves, and for how long; without a time it is kept until somebody removes it.
+    fn remains(&self) -> Value {
+        let kept = |what: &str, for_ms: Option<u64>, note: &str| match for_ms {
+            Some(ms) => json!({"what": what, "forMs": ms, "note": note}),
+            None => json!({"what": what, "note": note}),
+        };
+        let log = match self.log {
+            Some(_) => "records on Kafka, with their content: kafka.retention_ms",
+            None => {
+                "records of the embedded log, with their content, until they are archived; the newest of each partition stays"
+            }
+        };
+        let mut all = vec![
+            kept("log", self.log, log),
+            kept("keys", Some(self.keys), "hashes that recognise repeats: retention.keys_days"),
+            kept("feed", Some(self.feed), "references without content: events.retention_hours"),
+            kept(
+                "entries",
+                None,
+                "recalled messages and edits without content, with sender, device, msgId and time: retention.messages",
+            ),
+            kept(
+                "memberships",
+                None,
+                "when the user was in which conversation, which names the user if it is direct; changes of groups by the user, or of it",
+            ),
+            kept("chains", None, "numbers of the user's devices in conversations"),
+            kept("deletedGroups", None, "messages in groups that were deleted: retention.messages"),
+            kept("others", None, "what others wrote, also about the user, and block lists of others"),
+            kept(
+                "files",
+                None,
+                "bytes of removed content in files of the store, until it compacts them (Postgres: VACUUM, WAL)",
+            ),
+            kept("access", None, "bans, suspensions and revocations of tokens, until their end"),
+            kept("audit", None, "lines of the audit log and of logs, until they are rotated away"),
+            kept("copies", None, "exports, backups and what consumers of webhooks and events have stored"),
+        ];
+        if self.events.is_some() {
+            all.push(kept("events", self.events, "events that name the user: kafka.event_retention_ms"));
+        }
+        all.into()
+    }
+}
