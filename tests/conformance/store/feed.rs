@@ -212,7 +212,8 @@ pub(super) async fn cursor_is_saved_by_the_owner_of_its_partition_only(store: &A
     // A former owner changes nothing.
     Owner::take_over(store, 0, 3).await;
     assert_eq!(store.save_cursor(Fence(1), &cursor("crm", 0, b"2")).await, Err(StoreError::Fenced));
-    assert_eq!(store.save_cursor(Fence(3), &cursor("crm", 0, b"3")).await, Ok(CursorOutcome::Saved));
+    assert_eq!(store.save_cursor_durably(Fence(1), &cursor("crm", 0, b"2")).await, Err(StoreError::Fenced));
+    assert_eq!(store.save_cursor_durably(Fence(3), &cursor("crm", 0, b"3")).await, Ok(CursorOutcome::Saved));
     assert_eq!(store.cursors(&consumer("crm")).await.unwrap(), [cursor("crm", 0, b"3"), large]);
     assert_eq!(store.consumers().await.unwrap(), [consumer("crm"), consumer("crm-2")]);
     store.forget_consumer(&consumer("crm")).await.unwrap();
@@ -231,6 +232,8 @@ pub(super) async fn consumers_with_cursors_are_bounded(store: &Arc<dyn Store>) {
         assert_eq!(save(format!("c{number}")).await, CursorOutcome::Saved);
     }
     assert_eq!(save("more".to_owned()).await, CursorOutcome::Full);
+    let durable = store.save_cursor_durably(Fence(1), &cursor("more", 0, b"")).await;
+    assert_eq!(durable, Ok(CursorOutcome::Full));
     assert_eq!(save("c0".to_owned()).await, CursorOutcome::Saved);
     store.forget_consumer(&consumer("c0")).await.unwrap();
     assert_eq!(save("more".to_owned()).await, CursorOutcome::Saved);
