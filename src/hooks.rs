@@ -25,6 +25,7 @@ mod signing;
 mod transport;
 mod webhook;
 
+pub(crate) use self::signing::is_secret;
 use self::{
     allow::AllowSettings,
     client::{ClientSettings, HookClient},

@@ -16,6 +16,11 @@ const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 /// Most secrets in a file: the former one signs, too, while receivers change.
 const SECRETS_MAX: usize = 2;
 
+/// Returns whether a text is one secret, `whsec_` and the base64 of 24 to 64 bytes.
+pub(crate) fn is_secret(text: &str) -> bool {
+    !text.contains(char::is_whitespace) && Signer::parse(text).is_some_and(|signer| signer.0.len() == 1)
+}
+
 /// Keys that sign requests.
 pub(crate) struct Signer(Vec<hmac::Key>);
 

@@ -18,6 +18,12 @@ pub const ENDPOINT_ID_BYTES_MAX: usize = 32;
 /// Most orders that owners have not carried out.
 pub const ORDERS_MAX: usize = 16;
 
+/// Most partitions whose numbers an endpoint stores.
+pub(super) const STARTS_MAX: usize = 64;
+
+/// Time before its creation at which an endpoint of more partitions starts, in ms: clocks of nodes differ.
+pub(super) const START_MARGIN_MS: u64 = 60_000;
+
 /// Time for which a former secret signs, too, in ms.
 pub const SECRET_OVERLAP_MS: u64 = 24 * 3_600 * 1_000;
 
@@ -241,7 +247,9 @@ pub struct StoredEndpoint {
     pub secrets: Vec<EndpointSecret>,
     /// Distinguishes this endpoint from a former one of its id, which may have left cursors.
     pub instance: u32,
-    /// Newest feed numbers when it was stored, by partition; it starts behind them unless the form names another start.
+    /// Newest feed numbers when it was stored, by partition, if it starts behind them. With more than
+    /// [`STARTS_MAX`] partitions they are left out: it starts at its creation then, by time.
+    #[serde(default)]
     pub starts: BTreeMap<u32, u64>,
     /// Time of its creation, in ms since 1970.
     pub created_ms: u64,
@@ -263,6 +271,7 @@ struct Decoded {
     form: Map<String, Value>,
     secrets: Vec<EndpointSecret>,
     instance: u32,
+    #[serde(default)]
     starts: BTreeMap<u32, u64>,
     created_ms: u64,
     #[serde(default)]
@@ -276,7 +285,8 @@ struct Decoded {
 impl StoredEndpoint {
     /// Creates an endpoint with a secret. `positions` are those of the feed, read before it is stored.
     pub fn new(form: EndpointForm, positions: &[FeedPosition], now_ms: u64) -> Self {
-        let starts = positions.iter().map(|it| (it.partition, it.newest)).collect();
+        let has_starts = form.from == StartForm::Now && positions.len() <= STARTS_MAX;
+        let starts = positions.iter().filter(|_| has_starts).map(|it| (it.partition, it.newest)).collect();
         let (secrets, orders) = (vec![new_secret("s1".to_owned(), now_ms)], Vec::new());
         let instance = rand::random();
         Self { form, secrets, instance, starts, created_ms: now_ms, paused: false, orders, last_order: 0 }
@@ -340,9 +350,20 @@ impl StoredEndpoint {
         Some(others)
     }
 
+    /// Returns whether a further order has room, once those up to `done` are forgotten.
+    pub fn has_room(&self, done: u64) -> bool {
+        self.orders.iter().filter(|it| it.number > done).count() < ORDERS_MAX
+    }
+
     /// Adds an order, and forgets those up to `done`, which all partitions have carried out. Returns false if too many wait.
     pub fn order(&mut self, action: StoredAction, done: u64) -> bool {
-        self.orders.retain(|it| it.number > done);
+        // A further replay takes the place of those before it, as another order of the same kind does.
+        let is_replay = matches!(action, StoredAction::Replay(_));
+        self.orders.retain(|it| {
+            let is_replaced =
+                it.action == action || is_replay && matches!(it.action, StoredAction::Replay(_));
+            it.number > done && !is_replaced
+        });
         if self.orders.len() >= ORDERS_MAX {
             return false;
         }
@@ -358,103 +379,4 @@ fn new_secret(id: String, created_ms: u64) -> EndpointSecret {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn form(more: Value) -> Result<EndpointForm, String> {
-        let mut fields = json!({"url": "https://crm.example/tg", "types": ["tidegate.message.*"]});
-        if let (Some(fields), Some(more)) = (fields.as_object_mut(), more.as_object()) {
-            fields.extend(more.clone());
-        }
-        serde_json::from_value(fields).map_err(|error| error.to_string())
-    }
-
-    fn endpoint() -> StoredEndpoint {
-        StoredEndpoint::new(form(json!({})).unwrap(), &[], 1_000)
-    }
-
-    #[test]
-    fn start_is_a_word_or_a_time() {
-        for (from, start) in [
-            (json!("now"), StartForm::Now),
-            (json!("oldest"), StartForm::Oldest),
-            (json!({"time": 5}), StartForm::At(5)),
-        ] {
-            let form = form(json!({ "from": from })).unwrap();
-            assert_eq!(form.from, start);
-            assert_eq!(serde_json::to_value(&form).unwrap()["from"], Value::from(start));
-        }
-        for wrong in [json!("start"), json!({"time": -1}), json!({"time": 1, "x": 2}), json!(3), json!(null)]
-        {
-            let error = form(json!({ "from": wrong })).unwrap_err();
-            assert!(error.contains("from: \"now\", \"oldest\""), "{error}");
-        }
-    }
-
-    #[test]
-    fn numbers_have_bounds() {
-        assert_eq!(form(json!({})).unwrap().problems(), [""; 0]);
-        for (fields, problem) in [
-            (json!({"batch": {"max": 0}}), "batch.max"),
-            (json!({"batch": {"max": 101}}), "batch.max"),
-            (json!({"batch": {"waitMs": 10_001}}), "batch.waitMs"),
-            (json!({"parallel": 33}), "parallel"),
-            (json!({"timeoutMs": 60_001}), "timeoutMs"),
-            (json!({"asideAfterMs": 59_999}), "asideAfterMs"),
-            (json!({"users": vec!["u"; 65]}), "users"),
-        ] {
-            let problems = form(fields).unwrap().problems();
-            assert!(problems.len() == 1 && problems[0].starts_with(problem), "{problems:?}");
-        }
-        assert!(form(json!({"pararell": 2})).unwrap_err().contains("unknown field"));
-    }
-
-    #[test]
-    fn stored_form_is_fixed_and_fields_of_newer_versions_are_ignored() {
-        let text = r#"{"form":{"url":"https://crm.example/tg","types":["tidegate.*"],"batch":{"max":100,"waitMs":50},"parallel":4,"timeoutMs":15000,"asideAfterMs":86400000,"from":"now"},"secrets":[{"id":"s1","secret":"whsec_x","createdMs":1,"endsMs":9},{"id":"s2","secret":"whsec_y","createdMs":2}],"instance":7,"starts":{"0":12},"createdMs":1,"paused":true,"orders":[{"number":1,"do":{"replay":"oldest"}},{"number":2,"do":{"drop":["g:team",3]}},{"number":3,"do":"resume"}],"lastOrder":3}"#;
-        let stored = StoredEndpoint::decode(text.as_bytes()).unwrap();
-        assert_eq!(String::from_utf8(stored.encode()).unwrap(), text);
-        assert_eq!(stored.consumer("crm").unwrap().as_str(), "w.crm.00000007");
-        assert_eq!(stored.orders[1].action.dropped(), Some((ConversationId::parse("g:team").unwrap(), 3)));
-        let newer = text.replacen("\"url\"", "\"later\":1,\"url\"", 1).replacen(
-            "\"paused\"",
-            "\"other\":{},\"paused\"",
-            1,
-        );
-        assert_eq!(StoredEndpoint::decode(newer.as_bytes()), Some(stored));
-        assert_eq!(StoredEndpoint::decode(b"{}"), None);
-    }
-
-    #[test]
-    fn former_secret_signs_for_a_day_or_until_it_is_removed() {
-        let mut it = endpoint();
-        assert_eq!(it.remove_secret("s1"), Some(false), "it is the only one");
-        let added = it.add_secret(None, 2_000).unwrap().clone();
-        assert_eq!((added.id.as_str(), it.signing(2_000).len()), ("s2", 2));
-        assert!(added.secret.starts_with("whsec_") && added.secret != it.secrets[0].secret);
-        assert_eq!(it.add_secret(None, 3_000), None, "two are in force");
-        assert_eq!(it.next_end(2_000), Some(2_000 + SECRET_OVERLAP_MS));
-        assert_eq!(it.signing(2_000 + SECRET_OVERLAP_MS), [added.secret.as_str()]);
-        assert_eq!(it.remove_secret("s2"), Some(false), "the former one ends");
-        assert_eq!(it.remove_secret("s1"), Some(true));
-        assert_eq!(it.remove_secret("s1"), None);
-        let given = format!("whsec_{}", STANDARD.encode([1; 32]));
-        assert_eq!(it.add_secret(Some(given.clone()), 4_000).unwrap().secret, given);
-        assert!(!format!("{it:?}").contains("whsec_"), "{it:?}");
-    }
-
-    #[test]
-    fn orders_are_bounded_and_forgotten_once_carried_out() {
-        let mut it = endpoint();
-        for number in 1..=ORDERS_MAX as u64 {
-            assert!(it.order(StoredAction::Resume, 0));
-            assert_eq!(it.last_order, number);
-        }
-        assert!(!it.order(StoredAction::Resume, 0));
-        assert!(it.order(StoredAction::Replay(StartForm::Oldest), 3));
-        assert_eq!(it.orders.first().map(|it| it.number), Some(4));
-        assert_eq!(it.orders.last().map(|it| it.number), Some(17));
-    }
-}
+mod tests;

@@ -135,8 +135,8 @@ impl EventEncoder {
             return;
         }
         data.insert("bytes".into(), json!(message.content.len()));
-        put_header(message, data);
         if self.with_content {
+            put_header(message, data);
             data.insert("content".into(), content_json(&message.content));
         }
     }
@@ -167,7 +167,7 @@ fn gone(row: &StoredRow, message: &Message) -> Option<&'static str> {
     }
 }
 
-/// Puts what a content says about itself, which is not content.
+/// Puts what a content says about itself.
 fn put_header(message: &Message, data: &mut Data) {
     let Ok(content) = <Content as prost::Message>::decode(message.content.clone()) else { return };
     if !content.kind.is_empty() {

@@ -14,7 +14,7 @@ use tokio::{sync::watch, task::JoinSet, time::interval};
 
 use super::{
     deliverer::{WebhookDeliverer, WebhookStatus},
-    endpoint::{CONSUMER_PREFIX, StartForm, StoredAction, StoredEndpoint},
+    endpoint::{CONSUMER_PREFIX, START_MARGIN_MS, StartForm, StoredAction, StoredEndpoint},
     filter::WebhookFilter,
     measured::MeasuredReceiver,
     permits::WebhookPermits,
@@ -25,12 +25,15 @@ use crate::{
     hooks::{SenderSettings, WebhookSender, WebhookTarget},
     log_limit::log_limited,
     metrics::Metrics,
-    store::{ConsumerName, GuardKind, GuardRow, Store, StoreError},
+    store::{ConsumerName, GuardKey, GuardKind, GuardRow, Store, StoreError},
     supervised,
 };
 
 /// Interval at which cursors of removed endpoints are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Time after which an endpoint that can't be used is tried again, in ms.
+const UNUSABLE_RETRY_MS: u64 = 10_000;
 
 /// What the configuration says about endpoints.
 #[derive(Clone, Debug, Default)]
@@ -71,6 +74,13 @@ struct Running {
     /// Time at which a secret ends, in ms since 1970.
     changes_at_ms: Option<u64>,
     delivery: Result<Delivery, String>,
+}
+
+/// Endpoint as the store has it at a time.
+struct Present {
+    stored: StoredEndpoint,
+    version: u64,
+    now_ms: u64,
 }
 
 /// Running deliverer. Dropping it ends its task.
@@ -181,13 +191,19 @@ impl Webhooks {
             self.state.lock().endpoints.remove(id);
             return;
         };
-        self.start(id, stored, row.version, now_ms);
+        let plan = self.plan_of(id, &stored, now_ms).map(Arc::new);
+        self.start(&mut self.state.lock(), id, Present { stored, version: row.version, now_ms }, plan);
     }
 
     /// Starts the delivery of an endpoint, or changes the one that runs.
-    fn start(&self, id: &str, stored: StoredEndpoint, version: u64, now_ms: u64) {
-        let plan = self.plan_of(id, &stored, now_ms).map(Arc::new);
-        let mut state = self.state.lock();
+    fn start(
+        &self,
+        state: &mut EndpointTable,
+        id: &str,
+        present: Present,
+        plan: Result<Arc<WebhookPlan>, String>,
+    ) {
+        let Present { stored, version, now_ms } = present;
         let former = state.endpoints.remove(id).filter(|it| it.stored.instance == stored.instance);
         let delivery = match (plan, former.map(|former| former.delivery)) {
             (Err(why), _) => {
@@ -205,7 +221,9 @@ impl Webhooks {
             }
             (Ok(plan), _) => Ok(self.deliver(plan)),
         };
-        let changes_at_ms = stored.next_end(now_ms);
+        // What can't be used now may be soon, such as after the file of the authorities was replaced.
+        let retry_at_ms = delivery.is_err().then(|| now_ms.saturating_add(UNUSABLE_RETRY_MS));
+        let changes_at_ms = stored.next_end(now_ms).into_iter().chain(retry_at_ms).min();
         state.endpoints.insert(id.to_owned(), Running { stored, version, changes_at_ms, delivery });
     }
 
@@ -252,9 +270,25 @@ impl Webhooks {
             .filter(|it| it.as_str().starts_with(CONSUMER_PREFIX) && !known.contains(it))
             .collect();
         for gone in unknown.intersection(suspected) {
-            self.store.forget_consumer(gone).await?;
+            if !self.is_stored(gone).await? {
+                self.store.forget_consumer(gone).await?;
+            }
         }
         Ok(unknown.difference(suspected).cloned().collect())
+    }
+
+    /// Returns whether the store has the endpoint of a consumer, also one that this version can't read.
+    async fn is_stored(&self, consumer: &ConsumerName) -> Result<bool, StoreError> {
+        let id = consumer.as_str().strip_prefix(CONSUMER_PREFIX).and_then(|rest| rest.rsplit_once('.'));
+        let key = id.and_then(|(id, _)| GuardKey::new(GuardKind::Webhook, id).ok());
+        let Some(key) = key else { return Ok(false) };
+        let row = self.store.guard_get(&key).await?;
+        let stored = row.and_then(|row| row.value).map(|value| StoredEndpoint::decode(&value));
+        Ok(match stored {
+            None => false,
+            Some(None) => true,
+            Some(Some(stored)) => stored.consumer(key.name()).as_ref() == Some(consumer),
+        })
     }
 
     /// Shows how far each endpoint is in the metrics.
@@ -293,6 +327,9 @@ impl Running {
 
 fn start(form: StartForm, stored: &StoredEndpoint) -> WebhookStart {
     match form {
+        StartForm::Now if stored.starts.is_empty() => {
+            WebhookStart::At(stored.created_ms.saturating_sub(START_MARGIN_MS))
+        }
         StartForm::Now => WebhookStart::After(Arc::new(stored.starts.clone())),
         StartForm::Oldest => WebhookStart::Oldest,
         StartForm::At(time) => WebhookStart::At(time),
@@ -347,7 +384,12 @@ impl GuardHandler for Webhooks {
             due.map(|(id, it)| (id.clone(), it.stored.clone(), it.version)).collect()
         };
         for (id, stored, version) in due {
-            self.start(&id, stored, version, now_ms);
+            let plan = self.plan_of(&id, &stored, now_ms).map(Arc::new);
+            let mut state = self.state.lock();
+            // It may have changed meanwhile.
+            if state.endpoints.get(&id).is_some_and(|it| it.version == version) {
+                self.start(&mut state, &id, Present { stored, version, now_ms }, plan);
+            }
         }
         self.show();
     }

@@ -5,7 +5,11 @@ use tidegate_protocol::{
     machine::webhook::{WebhookAside, WebhookCursor},
 };
 
-use super::endpoint::{StartForm, StoredEndpoint};
+use super::{
+    endpoint::{StartForm, StoredEndpoint},
+    plan::WebhookStart,
+    start::number_before,
+};
 use crate::store::{FeedLimits, FeedPosition, FeedRead, Store, StoreError};
 
 /// Most partitions whose next event is read for the lag.
@@ -21,8 +25,8 @@ pub struct EndpointProgress {
     pub behind: u64,
     /// Conversations that are sent apart, each with the seq of its next event.
     pub parked: Vec<(ConversationId, u64)>,
-    /// Events that were set aside.
-    pub aside: Vec<WebhookAside>,
+    /// Events that were set aside, each with the last order that was carried out in its partition.
+    pub aside: Vec<(WebhookAside, u64)>,
     /// Whether the receiver has refused all events, with status 410.
     pub is_disabled: bool,
     /// Order up to which all owners have carried them out.
@@ -64,9 +68,22 @@ impl EndpointProgress {
         for (_, cursor) in cursors {
             it.is_disabled |= cursor.is_disabled;
             it.parked.extend(cursor.parked.into_iter().map(|parked| (parked.conversation, parked.next)));
-            it.aside.extend(cursor.aside);
+            let last = cursor.last_order;
+            it.aside.extend(cursor.aside.into_iter().map(|aside| (aside, last)));
         }
         Ok(it)
+    }
+
+    /// Returns how many entries of the feed that it has not passed a replay from there would leave out.
+    ///
+    /// # Errors
+    /// The store can't be read.
+    pub async fn left_out(&self, store: &dyn Store, start: &WebhookStart) -> Result<u64, StoreError> {
+        let mut left_out = 0;
+        for (partition, done) in &self.open {
+            left_out += number_before(store, *partition, start).await?.saturating_sub(*done);
+        }
+        Ok(left_out)
     }
 
     /// Returns the receive time of the oldest event that it has not passed, in ms since 1970; `None` if it has passed all.
@@ -92,7 +109,9 @@ impl EndpointProgress {
 /// of the whole feed.
 fn start(stored: &StoredEndpoint, position: &FeedPosition) -> u64 {
     match stored.form.from {
-        StartForm::Now => stored.starts.get(&position.partition).copied().unwrap_or(0),
-        StartForm::Oldest | StartForm::At(_) => position.oldest.saturating_sub(1),
+        StartForm::Now if !stored.starts.is_empty() => {
+            stored.starts.get(&position.partition).copied().unwrap_or(0)
+        }
+        StartForm::Now | StartForm::Oldest | StartForm::At(_) => position.oldest.saturating_sub(1),
     }
 }

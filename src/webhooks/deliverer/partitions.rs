@@ -113,8 +113,8 @@ impl WebhookDeliverer {
             }
             None => {
                 let number = number_before(&*self.store, partition, &self.plan.start).await?;
-                let mut cursor = WebhookCursor::at(number, self.plan.delivery.parallel);
-                cursor.last_order = self.plan.newest_order();
+                // It has carried out no order: one that was given meanwhile counts here, too.
+                let cursor = WebhookCursor::at(number, self.plan.delivery.parallel);
                 // Durable before anything is sent: a crash must not move the start.
                 self.save_bytes(partition, feed.fence, cursor.encode(), true).await?;
                 Ok(Some(cursor))

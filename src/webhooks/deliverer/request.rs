@@ -24,8 +24,7 @@ pub(in crate::webhooks) fn body(plan: &WebhookPlan, mut events: Vec<EncodedEvent
     if plan.delivery.batch_max > 1 {
         return (!events.is_empty()).then_some(WebhookBody::List(events));
     }
-    // Without batches, the machine and operators send events one by one.
-    debug_assert!(events.len() <= 1, "single events");
+    // Without batches, deliveries and operators send events one by one.
     events.pop().map(WebhookBody::Single)
 }
 
@@ -36,7 +35,9 @@ pub(super) async fn deliver(
     encoder: &EventEncoder,
     batch: WebhookBatch,
 ) -> Delivered {
-    let WebhookBatch { ticket, attempt, events, .. } = batch;
+    let WebhookBatch { ticket, attempt, mut events, .. } = batch;
+    // The plan may be newer than the batch; what is left out is sent by the next one.
+    events.truncate(plan.delivery.batch_max.max(1));
     let unsent = |error: String| {
         let reply = WebhookReply { outcome: WebhookOutcome::Unsent, status: None, error: Some(error) };
         Delivered { ticket, count: events.len(), reply }

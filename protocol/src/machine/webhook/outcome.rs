@@ -174,13 +174,14 @@ impl WebhookDelivery {
     }
 
     fn handle_lane_failed(&mut self, at: LaneAt, count: usize, now: Time) {
-        let mark = self.health.mark();
+        let (mark, batch_max) = (self.health.mark(), self.settings.batch_max);
         let Some(partition) = self.partitions.get_mut(&at.partition) else { return };
         let lane = &mut partition.lanes[at.lane];
         lane.failures = lane.failures.saturating_add(1);
         let since = *lane.failing.get_or_insert(mark);
         let others_succeed = mark.successes > since.successes;
-        lane.limit = (count / 2).max(1);
+        // The settings may have changed while the request was in flight.
+        lane.limit = (count / 2).clamp(1, batch_max.max(1));
         // While others succeed, the event that fails is searched without growing delays.
         let steps = if others_succeed && count > 1 { 1 } else { lane.failures };
         let retry_at = now + self.health.backoff(steps);

@@ -314,3 +314,14 @@ fn smaller_batches_are_in_force_at_once() {
     delivery.handle_settings(WebhookSettings { batch_max: 1, ..ONE_LANE }, at(0));
     assert_eq!(sends(&mut delivery, 0).remove(0).events.len(), 1);
 }
+
+#[test]
+fn request_that_fails_after_batches_got_smaller_is_not_repeated_larger_than_they_are() {
+    let mut delivery = delivery(ONE_LANE, &events("g:a", 1..=4));
+    let sent = sends(&mut delivery, 0).remove(0);
+    assert_eq!(sent.events.len(), 4);
+    delivery.handle_settings(WebhookSettings { batch_max: 1, ..ONE_LANE }, at(10));
+    delivery.handle_outcome(sent.ticket, FAILED, at(20));
+    let again = sends(&mut delivery, 2_000).remove(0);
+    assert_eq!(again.events, events("g:a", 1..=1));
+}

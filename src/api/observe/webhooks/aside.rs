@@ -77,12 +77,18 @@ pub(in crate::api) async fn resend(
     IdPath((id, conversation, seq)): IdPath<(String, String, String)>,
 ) -> Result<Response, Problem> {
     let (found, event) = named(&api, &id, &conversation, &seq).await?;
+    // Before it is sent: what was taken must not stay listed.
+    if !found.stored.has_room(orders_done(&api, &id).await?) {
+        return Err(Problem(Code::Busy, "too many orders wait for the owners of partitions".to_owned()));
+    }
     let plan = api.webhooks.plan_of(&id, &found.stored, api.cluster.guard.now_ms());
     let plan = plan.map_err(|why| Problem(Code::BadContent, why))?;
     let reply = send_once(&plan, &*api.cluster.ports.store, std::slice::from_ref(&event), true).await;
     let mut body = outcome(&reply);
-    let is_taken = matches!(reply.outcome, WebhookOutcome::Taken | WebhookOutcome::Passed);
-    if is_taken {
+    if reply.outcome == WebhookOutcome::Passed {
+        body["error"] = json!("the history no longer has the event");
+    }
+    if reply.outcome == WebhookOutcome::Taken {
         match dropped(&api, &id, &event).await? {
             Ok(()) => {}
             Err(response) => return Ok(response),
@@ -130,11 +136,20 @@ async fn named(api: &Api, id: &str, conversation: &str, seq: &str) -> Result<(Fo
 async fn aside_of(api: &Api, id: &str) -> Result<(Found, Vec<WebhookAside>), Problem> {
     let found = existing(api, id).await?;
     let progress = EndpointProgress::read(&*api.cluster.ports.store, id, &found.stored).await;
-    let dropped: Vec<(ConversationId, u64)> =
-        found.stored.orders.iter().filter_map(|it| it.action.dropped()).collect();
+    let orders: Vec<(u64, ConversationId, u64)> = found
+        .stored
+        .orders
+        .iter()
+        .filter_map(|it| it.action.dropped().map(|(conversation, seq)| (it.number, conversation, seq)))
+        .collect();
+    let is_dropped = |aside: &WebhookAside, last: u64| {
+        let WebhookEvent { conversation, seq, .. } = &aside.event;
+        orders.iter().any(|(number, key, at)| *number > last && key == conversation && at == seq)
+    };
     let mut aside = progress.map_err(unavailable)?.aside;
-    aside
-        .retain(|it| !dropped.iter().any(|(key, seq)| *key == it.event.conversation && *seq == it.event.seq));
+    // What an order removes that is carried out later.
+    aside.retain(|(aside, last)| !is_dropped(aside, *last));
+    let aside = aside.into_iter().map(|(aside, _)| aside).collect();
     Ok((found, aside))
 }
 

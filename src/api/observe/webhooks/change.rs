@@ -12,7 +12,7 @@ use tidegate_protocol::Code;
 
 use super::{
     Found, existing, key, missing, stored, unavailable,
-    view::{outcome, shown},
+    view::{origin, outcome, shown},
 };
 use crate::{
     api::{
@@ -24,9 +24,13 @@ use crate::{
     keys::Scope,
     store::{GUARD_VALUE_BYTES_MAX, GuardBatch, GuardEntry, GuardKey, GuardOutcome, GuardPut, InvalidGuard},
     webhooks::{
-        ENDPOINTS_MAX, EndpointForm, EndpointProgress, StartForm, StoredAction, StoredEndpoint, send_test,
+        ENDPOINTS_MAX, EndpointForm, EndpointProgress, StartForm, StoredAction, StoredEndpoint, WebhookStart,
+        send_test,
     },
 };
+
+/// Most bytes of a definition: the rest of the entry is for orders.
+const DEFINITION_BYTES_MAX: usize = GUARD_VALUE_BYTES_MAX - 1_024;
 
 /// Tries of a change whose endpoint another caller changes at the same time.
 const TRIES: usize = 3;
@@ -102,7 +106,12 @@ async fn replace(
     form: EndpointForm,
 ) -> Result<Response, Problem> {
     let replaced = change(api, id, expected, |endpoint| {
-        let headers = form.headers.clone().or_else(|| endpoint.form.headers.take());
+        let kept = endpoint.form.headers.take().filter(|headers| !headers.is_empty());
+        if form.headers.is_none() && kept.is_some() && origin(&form.url) != origin(&endpoint.form.url) {
+            let why = "headers: name them, because the URL is that of another server; the stored ones stay with theirs";
+            return Err(Problem(Code::BadContent, why.to_owned()));
+        }
+        let headers = form.headers.clone().or(kept);
         // The start counts when the endpoint is created.
         endpoint.form = EndpointForm { headers, from: endpoint.form.from, ..form.clone() };
         Ok(())
@@ -148,10 +157,7 @@ async fn store<T>(
 ) -> Result<Result<Changed<T>, u64>, Problem> {
     let encoded = endpoint.encode();
     if encoded.len() > GUARD_VALUE_BYTES_MAX {
-        let why = format!(
-            "an endpoint has at most {GUARD_VALUE_BYTES_MAX} bytes as it is stored; name fewer conversations, users or headers"
-        );
-        return Err(Problem(Code::BadContent, why));
+        return Err(Problem(Code::Busy, "too many orders wait for the owners of partitions".to_owned()));
     }
     let entry = GuardEntry::new(key.clone(), encoded.into(), None).map_err(internal)?;
     let batch = GuardBatch::new(vec![GuardPut { entry, expected }]).map_err(internal)?;
@@ -171,7 +177,15 @@ async fn store<T>(
     Ok(Ok(Changed { found, pending: done.pending, value }))
 }
 
+/// Checks that a definition can be used, and that it leaves room for orders and a second secret.
 fn check(api: &Api, id: &str, endpoint: &StoredEndpoint) -> Result<(), Problem> {
+    let bytes = StoredEndpoint { orders: Vec::new(), ..endpoint.clone() }.encode().len();
+    if bytes > DEFINITION_BYTES_MAX {
+        let why = format!(
+            "an endpoint has at most {DEFINITION_BYTES_MAX} bytes as it is stored; name fewer conversations, users or headers"
+        );
+        return Err(Problem(Code::BadContent, why));
+    }
     let plan = api.webhooks.plan_of(id, endpoint, api.cluster.guard.now_ms());
     plan.map(drop).map_err(|why| Problem(Code::BadContent, why))
 }
@@ -247,7 +261,9 @@ pub(in crate::api) async fn resume(
     let done = orders_done(&api, &id).await?;
     let resumed = change(&api, &id, None, |endpoint| {
         endpoint.paused = false;
-        order(endpoint, StoredAction::Resume, done)
+        // A pause ends in any case; that it answered 410 is forgotten once the owners carry out what waits.
+        endpoint.order(StoredAction::Resume, done);
+        Ok(())
     });
     respond(&api, &id, resumed.await?).await
 }
@@ -262,7 +278,19 @@ pub(in crate::api) async fn replay(
         let why = "from: \"oldest\" or {\"time\": ms since 1970}; to skip events, remove the webhook and create it again";
         return Err(Problem(Code::BadContent, why.to_owned()));
     }
-    let done = orders_done(&api, &id).await?;
+    let store = &*api.cluster.ports.store;
+    let found = existing(&api, &id).await?;
+    let progress = EndpointProgress::read(store, &id, &found.stored).await.map_err(unavailable)?;
+    if let StartForm::At(time) = request.from {
+        let left_out = progress.left_out(store, &WebhookStart::At(time)).await.map_err(unavailable)?;
+        if left_out > 0 {
+            let message =
+                format!("{left_out} events before that time have not been delivered, and would be left out");
+            let cure = "Name an earlier time, or \"oldest\"; to leave events out, remove the webhook and create it again.";
+            return Ok(refusal(StatusCode::CONFLICT, Code::Conflict, &message, cure).into_response());
+        }
+    }
+    let done = progress.orders_done;
     let replayed =
         change(&api, &id, None, |endpoint| order(endpoint, StoredAction::Replay(request.from), done));
     let mut response = respond(&api, &id, replayed.await?).await?;

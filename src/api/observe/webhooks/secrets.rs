@@ -17,6 +17,7 @@ use crate::{
         extract::{IdPath, JsonObject, tagged},
         refusal,
     },
+    hooks::is_secret,
     webhooks::EndpointSecret,
 };
 
@@ -33,6 +34,10 @@ pub(in crate::api) async fn add_secret(
     IdPath(id): IdPath<String>,
     JsonObject(request): JsonObject<SecretRequest>,
 ) -> Result<Response, Problem> {
+    if request.secret.as_deref().is_some_and(|secret| !is_secret(secret)) {
+        let why = "secret: `whsec_` and the base64 of 24 to 64 random bytes; or leave it out, and the node makes one";
+        return Err(Problem(Code::BadContent, why.to_owned()));
+    }
     let now_ms = api.cluster.guard.now_ms();
     let added = change(&api, &id, None, |endpoint| {
         let added: Option<EndpointSecret> = endpoint.add_secret(request.secret.clone(), now_ms).cloned();

@@ -1,8 +1,9 @@
 //! Endpoints as the admin API shows them: without secrets and values of headers.
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::State,
+    http::Uri,
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value, json};
@@ -12,10 +13,12 @@ use super::{Found, existing, unavailable};
 use crate::{
     api::{
         Api, Problem,
+        access::{Caller, RouteNeed},
         extract::{IdPath, tagged},
     },
     clock::wall_ms,
     hooks::WebhookReply,
+    keys::Scope,
     webhooks::{EndpointProgress, EndpointView, StoredEndpoint},
 };
 
@@ -26,13 +29,17 @@ const PARKED_SHOWN: usize = 100;
 const HIDDEN: &str = "***";
 
 /// Returns all endpoints that this node knows.
-pub(in crate::api) async fn list(State(api): State<Api>) -> Json<Value> {
+pub(in crate::api) async fn list(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+) -> Json<Value> {
     let all = api.webhooks.endpoints();
     let shown: Vec<Value> = all
         .iter()
         .map(|(id, view)| {
             let mut shown = definition(id, &view.stored, view.version);
             add_status(&api, Some(view), view.stored.paused, false, &mut shown);
+            hide_path(&caller, &mut shown);
             Value::Object(shown)
         })
         .collect();
@@ -42,11 +49,30 @@ pub(in crate::api) async fn list(State(api): State<Api>) -> Json<Value> {
 /// Returns one endpoint, with what it has taken in all partitions.
 pub(in crate::api) async fn show(
     State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
     IdPath(id): IdPath<String>,
 ) -> Result<Response, Problem> {
     let found = existing(&api, &id).await?;
     let version = found.version;
-    Ok(tagged(Json(shown(&api, &id, &found).await?).into_response(), Some(version)))
+    let mut shown = shown(&api, &id, &found).await?;
+    if let Some(shown) = shown.as_object_mut() {
+        hide_path(&caller, shown);
+    }
+    Ok(tagged(Json(shown).into_response(), Some(version)))
+}
+
+/// Leaves only the server of the URL for callers that can't change endpoints: the path may have a secret.
+fn hide_path(caller: &Caller, shown: &mut Map<String, Value>) {
+    if caller.require(RouteNeed::Scope(Scope::Operate)).is_err() {
+        let origin = shown.get("url").and_then(Value::as_str).and_then(origin);
+        shown.insert("url".to_owned(), json!(origin.unwrap_or_default()));
+    }
+}
+
+/// Returns the scheme, host and port of a URL.
+pub(super) fn origin(url: &str) -> Option<String> {
+    let uri: Uri = url.parse().ok()?;
+    Some(format!("{}://{}", uri.scheme_str()?, uri.authority()?))
 }
 
 /// Returns what is shown of a stored endpoint.
@@ -116,6 +142,6 @@ fn add_status(
 
 /// Returns what came back from an endpoint.
 pub(super) fn outcome(reply: &WebhookReply) -> Value {
-    let is_taken = matches!(reply.outcome, WebhookOutcome::Taken | WebhookOutcome::Passed);
+    let is_taken = reply.outcome == WebhookOutcome::Taken;
     json!({"taken": is_taken, "status": reply.status, "error": reply.error})
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use tidegate_protocol::machine::webhook::WebhookEventKind;
 
 use super::{
-    world::{BEGIN_MS, PARTITION, TOPIC},
+    world::{BEGIN_MS, PARTITION, TOPIC, pass_time},
     *,
 };
 use crate::{
@@ -148,7 +148,7 @@ async fn first_cursor_is_durable() {
     let mut world = World::new().await;
     world.faults.plan("save_cursor_durably", Fault::Fail);
     world.start_with(WebhookPlan { start: WebhookStart::Now, ..world.plan(&["tidegate.*"]) });
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    pass_time(Duration::from_millis(500)).await;
     assert!(world.store.cursors(&world.plan(&["*"]).consumer).await.unwrap().is_empty(), "tried again");
     pass(5).await;
     assert_eq!((world.faults.calls("save_cursor_durably"), world.faults.calls("save_cursor")), (2, 0));
@@ -166,7 +166,7 @@ async fn newest_numbers_are_read_for_all_endpoints_at_once_and_not_more_often_th
     assert_eq!(world.faults.calls("feed_positions"), before, "nothing was archived");
     for _ in 0..200 {
         world.messages(&["g:a"]).await;
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        pass_time(Duration::from_millis(1)).await;
     }
     pass(1).await;
     let reads = world.faults.calls("feed_positions") - before;

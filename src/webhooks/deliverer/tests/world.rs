@@ -60,7 +60,7 @@ pub(super) struct Script {
 impl WebhookReceiver for Script {
     async fn send(&self, request: &WebhookRequest) -> WebhookReply {
         if !self.is_instant.load(SeqCst) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            pass_time(Duration::from_millis(5)).await;
         }
         self.singles.fetch_add(usize::from(matches!(request.body, WebhookBody::Single(_))), SeqCst);
         self.resent.fetch_add(usize::from(request.is_resent), SeqCst);
@@ -293,5 +293,10 @@ impl World {
 
 /// Lets time pass on the paused clock.
 pub(super) async fn pass(seconds: u64) {
-    tokio::time::sleep(Duration::from_secs(seconds)).await;
+    pass_time(Duration::from_secs(seconds)).await;
+}
+
+/// Lets a time pass on the paused clock.
+pub(super) async fn pass_time(time: Duration) {
+    tokio::time::timeout(time, std::future::pending::<()>()).await.ok();
 }
