@@ -9,7 +9,7 @@ use super::{
     *,
 };
 use crate::{
-    fault::Fault,
+    fault::{Fault, Rates},
     store::FeedCursor,
     webhooks::{WebhookAction, WebhookFilter, WebhookOrder, send_once, send_test},
 };
@@ -175,17 +175,25 @@ async fn newest_numbers_are_read_for_all_endpoints_at_once_and_not_more_often_th
 }
 
 #[tokio::test]
-async fn outcomes_are_handled_while_archives_change_all_the_time() {
+async fn outcomes_are_handled_while_a_long_feed_is_read_and_archives_change_all_the_time() {
     let mut world = World::new().await;
     world.script.is_instant.store(true, SeqCst);
-    world.messages(&["g:a"; 100]).await;
-    world.start(&["tidegate.*"]);
-    let began = Instant::now();
-    while world.script.ids().len() < 100 {
+    world.messages(&["g:a", "g:a"]).await;
+    for _ in 0..60 {
+        world.messages(&["g:b"; 512]).await;
+    }
+    // Each call lets other tasks run.
+    world.faults.set_rates(Rates { delay: 1_000, ..Rates::default() });
+    let mut plan = world.plan(&["tidegate.*"]);
+    plan.filter = WebhookFilter::new(&["*".to_owned()], &["g:a".to_owned()], &[]).unwrap();
+    plan.delivery.batch_max = 1;
+    world.start_with(plan);
+    let reads = || world.faults.calls("read_feed");
+    while world.script.ids().len() < 2 && reads() < 60 {
         world.feeds.send_modify(|feeds| feeds.values_mut().for_each(|feed| feed.archives += 1));
         tokio::task::yield_now().await;
-        assert!(began.elapsed() < Duration::from_secs(2), "{} events", world.script.ids().len());
     }
+    assert!(reads() < 40, "{} reads before the second event", reads());
 }
 
 #[tokio::test(start_paused = true)]
