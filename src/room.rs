@@ -33,6 +33,9 @@ const INTEREST_RENEW_INTERVAL: Duration = Duration::from_secs(20);
 /// Delay before retrying an interest that could not be declared.
 const INTEREST_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Age at which a new interest is declared once more. A fail-over of a Redis cluster may lose the last writes and keep the
+/// node's renewal counter, so that only a missing interest shows it.
+const INTEREST_CONFIRM_DELAY: Duration = Duration::from_secs(5);
 /// Most rooms whose interest is declared or renewed in one call.
 const INTEREST_PAGE_ROOMS: usize = 500;
 
@@ -70,12 +73,14 @@ pub struct JoinPlace {
 }
 
 /// State of this node's interest in a room.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct RoomInterest {
     /// Whether the last attempt to declare it succeeded.
     is_declared: bool,
     /// Whether members may have missed messages, and were not notified yet.
     may_have_missed: bool,
+    /// Time of the declaration that confirms the first one; `None` once confirmed.
+    confirm_at: Option<Instant>,
 }
 
 impl Rooms {
@@ -270,11 +275,13 @@ impl Remote {
         if let Err(error) = &result {
             tracing::debug!(%error, "failed to declare interest in rooms; retrying");
         }
-        let mut to_notify = Vec::new();
-        for room in rooms {
-            let interest = RoomInterest { is_declared: result.is_ok(), may_have_missed: result.is_err() };
-            let before = self.declared.insert(room.clone(), interest);
-            if interest.is_declared && before.is_some_and(|it| it.may_have_missed) {
+        let (mut to_notify, now) = (Vec::new(), Instant::now());
+        for (nth, room) in rooms.iter().enumerate() {
+            let was_in_force = result.as_ref().ok().map(|in_force| in_force.get(nth) == Some(&true));
+            let mut before = self.declared.entry(room.clone()).or_default();
+            let (interest, notify) = before.declared(was_in_force, now);
+            *before = interest;
+            if notify {
                 to_notify.push(room.clone());
             }
         }
@@ -294,9 +301,11 @@ impl Remote {
         self.declared.remove_if(room, |_, _| self.directory.conversation(room).is_empty()).is_some()
     }
 
-    /// Renews the interest in all rooms, or only in those not declared. The interest in rooms without members expires.
+    /// Renews the interest in all rooms, or only in those not declared or not confirmed. The interest in rooms without
+    /// members expires.
     async fn renew(&self, all: bool) {
-        let due = |interest: &RoomInterest| all || !interest.is_declared;
+        let now = Instant::now();
+        let due = |interest: &RoomInterest| all || interest.is_due(now);
         let mut rooms: Vec<ConversationId> =
             self.declared.iter().filter(|it| due(it.value())).map(|it| it.key().clone()).collect();
         rooms.sort_unstable();
@@ -307,6 +316,28 @@ impl Remote {
                 self.declare(&occupied).await;
             }
         }
+    }
+}
+
+impl RoomInterest {
+    /// Returns the state after an attempt to declare the interest, and whether to notify the members. `was_in_force` says
+    /// whether the routes still had it; `None` if the attempt failed.
+    fn declared(self, was_in_force: Option<bool>, now: Instant) -> (Self, bool) {
+        let Some(was_in_force) = was_in_force else {
+            return (Self { is_declared: false, may_have_missed: true, confirm_at: None }, false);
+        };
+        // Flaw S87: the routes fell back to before the declaration, and this node noticed no loss.
+        let was_lost = self.is_declared && !was_in_force;
+        let confirm_at = match self.is_declared && !was_lost {
+            true => self.confirm_at.filter(|at| now < *at),
+            false => Some(now + INTEREST_CONFIRM_DELAY),
+        };
+        (Self { is_declared: true, may_have_missed: false, confirm_at }, self.may_have_missed || was_lost)
+    }
+
+    /// Returns whether the interest must be declared again before the next renewal of all.
+    fn is_due(&self, now: Instant) -> bool {
+        !self.is_declared || self.confirm_at.is_some_and(|at| now >= at)
     }
 }
 

@@ -317,11 +317,16 @@ pub trait Routes: Send + Sync {
     /// Returns a number that differs after each request for a recheck of the node run; `None` if none is remembered.
     async fn recheck_requested(&self, of: &NodeBoot) -> Result<Option<u64>, RoutesError>;
 
-    /// Declares that the node run has members of these conversations, for one interest lease from now.
+    /// Declares that the node run has members of these conversations, for one interest lease from now. Returns for each
+    /// whether the interest was in force already: false for one declared within the lease means that it was lost.
     ///
     /// Interests expire and are never withdrawn: a late withdrawal could remove an interest just declared again. An
     /// older generation than the present one renews the lease and keeps the newer generation.
-    async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError>;
+    async fn declare(
+        &self,
+        by: &NodeBoot,
+        interests: &[(ConversationId, u64)],
+    ) -> Result<Vec<bool>, RoutesError>;
 
     /// Returns the live node runs with live interest in each conversation, in the order of `conversations`.
     ///

@@ -145,7 +145,11 @@ impl Routes for AnnouncedRoutes {
         self.inner.recheck_requested(of).await
     }
 
-    async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {
+    async fn declare(
+        &self,
+        by: &NodeBoot,
+        interests: &[(ConversationId, u64)],
+    ) -> Result<Vec<bool>, RoutesError> {
         self.inner.declare(by, interests).await
     }
 

@@ -171,7 +171,7 @@ impl GroupSubscriber {
             .collect();
         if !undeclared.is_empty() {
             match self.cluster.ports.routes.declare(&self.cluster.me, &undeclared).await {
-                Ok(()) => undeclared.into_iter().for_each(|(group, _)| {
+                Ok(_) => undeclared.into_iter().for_each(|(group, _)| {
                     self.shared.declared.insert(group);
                 }),
                 Err(error) => tracing::debug!(%error, "failed to declare interest in large groups; retrying"),

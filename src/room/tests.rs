@@ -27,140 +27,9 @@ use crate::{
     scratch::ScratchError,
 };
 
-/// Numbers whose renewal fails `refuse` times, and which count their renewals.
-#[derive(Default)]
-struct FailingNumbers {
-    refuse: AtomicU64,
-    renewals: AtomicU64,
-}
+mod fixture;
 
-#[async_trait::async_trait]
-impl Numbers for FailingNumbers {
-    async fn take(&self, _: &str, count: NonZeroU64) -> Result<RangeInclusive<u64>, ScratchError> {
-        Ok(1..=count.get())
-    }
-
-    async fn changed(&self) -> Result<(), ScratchError> {
-        let refuses = self.refuse.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-        if refuses.is_ok() {
-            return Err(ScratchError::Unavailable("a fault".to_owned()));
-        }
-        self.renewals.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-}
-
-/// Environment of nodes that share routes and a clock.
-struct World {
-    numbers: Arc<FailingNumbers>,
-    now: Arc<AtomicU64>,
-    routes: Arc<MemoryRoutes>,
-    /// Planned faults of the routes.
-    plan: Arc<FaultPlan>,
-}
-
-struct OneNode {
-    rooms: Arc<Rooms>,
-    directory: Arc<Directory>,
-    cluster: Arc<Cluster>,
-    link: Arc<RecordingPeer>,
-    /// Rooms whose members were notified that messages may be missing.
-    notified: Arc<Mutex<Vec<ConversationId>>>,
-}
-
-fn boot(name: &str) -> NodeBoot {
-    NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 }
-}
-
-fn hall() -> ConversationId {
-    ConversationId::parse("r:hall").unwrap()
-}
-
-impl World {
-    fn new() -> Self {
-        let now = Arc::new(AtomicU64::new(1));
-        let clock = Arc::clone(&now);
-        let time = move || Time::from_millis(clock.load(Ordering::SeqCst));
-        let routes = Arc::new(MemoryRoutes::new(1, Leases::default(), time));
-        Self { numbers: Arc::default(), now, routes, plan: FaultPlan::none() }
-    }
-
-    async fn node(&self, name: &str) -> OneNode {
-        let link = Arc::<RecordingPeer>::default();
-        let cluster = Arc::new(Cluster::new(
-            boot(name),
-            Ports {
-                routes: Arc::new(Faulty::new(self.routes.clone() as Arc<dyn Routes>, Arc::clone(&self.plan))),
-                ..Ports::in_memory(Arc::clone(&link) as Arc<dyn Link>)
-            },
-        ));
-        let queues =
-            BestEffortQueues::new(Arc::clone(&cluster.ports.link), Handle::current(), metrics::install().0);
-        let directory = Arc::new(Directory::default());
-        let numbers = Arc::clone(&self.numbers) as Arc<dyn Numbers>;
-        let notified = Arc::new(Mutex::new(Vec::new()));
-        let record = Arc::clone(&notified);
-        let storms = cluster.storms.open_rooms(&cluster.events, &metrics::install().0, || 1);
-        let rooms = Rooms::among_others(
-            numbers,
-            storms,
-            Arc::clone(&cluster),
-            Arc::clone(&directory),
-            queues,
-            move |rooms| record.lock().unwrap().extend(rooms),
-        );
-        let node = OneNode { rooms: Arc::new(rooms), directory, cluster, link, notified };
-        self.routes.renew(&node.info()).await.unwrap();
-        node
-    }
-
-    /// Advances the clock, then renews the leases of the nodes.
-    async fn pass(&self, time: Duration, nodes: &[&OneNode]) {
-        self.now.fetch_add(time.as_millis() as u64, Ordering::SeqCst);
-        for node in nodes {
-            self.routes.renew(&node.info()).await.unwrap();
-        }
-    }
-}
-
-impl OneNode {
-    fn info(&self) -> NodeInfo {
-        NodeInfo { peer_address: "127.0.0.1:1".into(), ..NodeInfo::new(self.cluster.me.clone()) }
-    }
-
-    async fn join(&self) {
-        self.directory.hold_conversation(&hall(), 0);
-        if !self.rooms.is_declared(&hall()) {
-            self.declare(&hall()).await;
-        }
-    }
-
-    async fn declare(&self, room: &ConversationId) {
-        self.rooms.declare(room, self.rooms.reserve_join().unwrap()).await;
-    }
-
-    fn leave(&self) {
-        self.directory.release_conversation(&hall(), 0);
-    }
-
-    fn take_notified(&self) -> Vec<ConversationId> {
-        std::mem::take(&mut self.notified.lock().unwrap())
-    }
-
-    fn take_best_effort(&self) -> Vec<(NodeBoot, BestEffortMessage)> {
-        std::mem::take(&mut self.link.best_effort.lock())
-    }
-
-    async fn recipients(&self) -> Vec<NodeBoot> {
-        self.rooms.assign_numbers(&hall(), NonZeroU64::MIN).await.unwrap().nodes
-    }
-
-    fn set_peers(&self, others: &[&Self], may_be_incomplete: bool) {
-        let row = |node: &&Self| crate::routes::NodeRow::new(node.info(), crate::routes::Lease::Live);
-        let others = others.iter().map(row).collect();
-        self.cluster.peers.set(PeerSnapshot { others, may_be_incomplete, ..PeerSnapshot::default() });
-    }
-}
+use self::fixture::{World, boot, hall};
 
 #[tokio::test]
 async fn messages_go_to_nodes_with_members_or_in_doubt_to_all() {
@@ -478,4 +347,50 @@ async fn x3_room_is_forgotten_when_its_last_member_leaves() {
     };
     tokio::join!(b.join(), leaves);
     assert!(!b.rooms.is_declared(&hall()));
+}
+
+/// Flaw S87: the renewal counter of the node goes on although its last writes are lost.
+#[tokio::test(start_paused = true)]
+async fn s87_new_interest_that_a_fail_over_lost_is_declared_again() {
+    let world = World::new();
+    let (a, b) = (world.node("a").await, world.node("b").await);
+    a.set_peers(&[&b], false);
+    let task = tokio::spawn(Arc::clone(&b.rooms).keep());
+    let before = world.routes.save();
+    b.join().await;
+    time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(a.recipients().await, [boot("b")]);
+    world.routes.restore(before);
+    assert_eq!((a.recipients().await, b.cluster.peers.losses()), (vec![], 0), "no loss is noticed");
+    time::sleep(INTEREST_CONFIRM_DELAY).await;
+    assert_eq!((a.recipients().await, b.take_notified()), (vec![boot("b")], vec![hall()]));
+    time::sleep(INTEREST_RENEW_INTERVAL * 2).await;
+    assert_eq!(b.take_notified(), [], "members are notified once");
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn s87_older_interest_that_was_lost_is_noticed_by_its_renewal() {
+    let world = World::new();
+    let (a, b) = (world.node("a").await, world.node("b").await);
+    a.set_peers(&[&b], false);
+    let task = tokio::spawn(Arc::clone(&b.rooms).keep());
+    let before = world.routes.save();
+    b.join().await;
+    time::sleep(INTEREST_CONFIRM_DELAY * 2).await;
+    world.routes.restore(before);
+    time::sleep(INTEREST_RENEW_INTERVAL).await;
+    assert_eq!((a.recipients().await, b.take_notified()), (vec![boot("b")], vec![hall()]));
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn s87_interest_is_confirmed_by_one_more_call() {
+    let world = World::new();
+    let b = world.node("b").await;
+    let task = tokio::spawn(Arc::clone(&b.rooms).keep());
+    b.join().await;
+    time::sleep(INTEREST_RENEW_INTERVAL - INTEREST_RETRY_INTERVAL * 2).await;
+    assert_eq!((world.plan.calls("declare"), b.take_notified()), (2, vec![]));
+    task.abort();
 }

@@ -74,7 +74,11 @@ impl Routes for Faulty<dyn Routes> {
         self.call("recheck_requested", self.inner.recheck_requested(of)).await
     }
 
-    async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {
+    async fn declare(
+        &self,
+        by: &NodeBoot,
+        interests: &[(ConversationId, u64)],
+    ) -> Result<Vec<bool>, RoutesError> {
         self.call("declare", self.inner.declare(by, interests)).await
     }
 

@@ -315,22 +315,28 @@ impl Routes for MemoryRoutes {
         Ok(self.lock().runs.get(of).map(|run| run.rechecks).filter(|count| *count > 0))
     }
 
-    async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {
+    async fn declare(
+        &self,
+        by: &NodeBoot,
+        interests: &[(ConversationId, u64)],
+    ) -> Result<Vec<bool>, RoutesError> {
         let mut state = self.lock();
         let now = (self.now)();
         state.refuse_retired(by)?;
         state.sweep_interests(self.leases, now);
         let until = now + self.leases.interest;
+        let mut were_in_force = Vec::with_capacity(interests.len());
         for (conversation, generation) in interests {
             let nodes = state.interests.entry(conversation.clone()).or_default();
             if let Some((interest, lease)) = nodes.iter_mut().find(|(it, _)| it.node == *by) {
                 interest.generation = interest.generation.max(*generation);
-                *lease = until;
+                were_in_force.push(now < std::mem::replace(lease, until));
             } else {
                 nodes.push((Interest { node: by.clone(), generation: *generation }, until));
+                were_in_force.push(false);
             }
         }
-        Ok(())
+        Ok(were_in_force)
     }
 
     async fn interested(&self, conversations: &[ConversationId]) -> Result<Vec<Vec<Interest>>, RoutesError> {

@@ -298,7 +298,11 @@ impl Routes for RedisRoutes {
         Ok(self.client.one(Call::command(["GET", &self.recheck_key(of)])).await?)
     }
 
-    async fn declare(&self, by: &NodeBoot, interests: &[(ConversationId, u64)]) -> Result<(), RoutesError> {
+    async fn declare(
+        &self,
+        by: &NodeBoot,
+        interests: &[(ConversationId, u64)],
+    ) -> Result<Vec<bool>, RoutesError> {
         if self.states(std::slice::from_ref(by)).await?.iter().any(|run| run.lease == Lease::Retired) {
             return Err(RoutesError::LeaseLost);
         }
@@ -308,8 +312,8 @@ impl Routes for RedisRoutes {
                 .arg(generation)
                 .arg(self.leases.interest.as_millis())
         };
-        let _: Vec<u64> = self.client.all(interests.iter().map(put).collect()).await?;
-        Ok(())
+        let were_in_force: Vec<u64> = self.client.all(interests.iter().map(put).collect()).await?;
+        Ok(were_in_force.into_iter().map(|it| it == 1).collect())
     }
 
     async fn interested(&self, conversations: &[ConversationId]) -> Result<Vec<Vec<Interest>>, RoutesError> {

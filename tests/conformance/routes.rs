@@ -353,13 +353,15 @@ async fn interest_expires_although_another_is_renewed(world: &World) {
         world.renew(at).await.unwrap();
     }
     assert_eq!(interested(world, &g).await, [Interest { node: b.clone(), generation: 1 }]);
+    let declared = world.port().declare(&a, &[(group("other"), 1), (g.clone(), 1)]).await;
+    assert_eq!(declared.unwrap(), [false, false], "the one is new, the other had expired");
 }
 
 async fn newer_generation_of_an_interest_is_kept(world: &World) {
     let (a, g) = (node("a", 1), group("g"));
     world.renew(&a).await.unwrap();
-    for (declared, kept) in [(3, 3), (5, 5), (4, 5)] {
-        world.port().declare(&a, &[(g.clone(), declared)]).await.unwrap();
+    for (declared, kept, was_in_force) in [(3, 3, false), (5, 5, true), (4, 5, true)] {
+        assert_eq!(world.port().declare(&a, &[(g.clone(), declared)]).await.unwrap(), [was_in_force]);
         assert_eq!(interested(world, &g).await, [Interest { node: a.clone(), generation: kept }]);
     }
 }

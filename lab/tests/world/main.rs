@@ -117,6 +117,11 @@ fn s84_member_who_leaves_before_its_join_is_known_is_notified() {
     judge(82_856_301);
 }
 
+#[test]
+fn s87_interest_in_a_room_that_the_routes_lost_unnoticed_is_declared_again() {
+    judge(327_241_254);
+}
+
 /// Seeds in which a run ended soon after it joined the group of owners again, because the answer to its join was lost.
 const SEEDS_OF_LOST_JOINS: [u64; 3] = [67, 1_156, 1_561_389_924];
 

@@ -172,7 +172,7 @@ impl SubscriberTask {
             supervised::spawn_in(&mut self.jobs, "a job of the subscriber", async move {
                 let interests: Vec<(ConversationId, u64)> =
                     groups.iter().map(|group| (group.clone(), INTEREST_GENERATION)).collect();
-                let result = cluster.ports.routes.declare(&cluster.me, &interests).await;
+                let result = cluster.ports.routes.declare(&cluster.me, &interests).await.map(drop);
                 JobResult::Declared(groups, result)
             });
         }
