@@ -1,6 +1,8 @@
-//! `tidegate user` and `tidegate kick`: what a node knows of a user, and the end of the user's connections.
+//! `tidegate user` and `tidegate kick`: what is stored of a user, its erasure, and the end of the user's connections.
 
-use anyhow::Context as _;
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use tidegate_protocol::id::check_id;
 
@@ -12,11 +14,54 @@ use crate::{
 /// Conversations that are shown.
 const CONVERSATIONS: u32 = 20;
 
+/// Messages of a page of an export.
+const EXPORTED: u32 = 500;
+
+/// Pause before an erasure asks again for nodes that did not answer.
+const SILENT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Requests in a row that an erasure makes for such nodes, before it gives up.
+const SILENT_TRIES: u32 = 30;
+
 /// Arguments of `tidegate user`.
 #[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct UserArgs {
     /// Id of the user
+    #[arg(required = true)]
+    user: Option<String>,
+    #[command(flatten)]
+    admin: AdminArgs,
+    #[command(subcommand)]
+    action: Option<UserAction>,
+}
+
+/// Action on the data of a user.
+#[derive(clap::Subcommand, Debug)]
+pub enum UserAction {
+    /// Print what is stored of a user: each page as a line of JSON
+    Export(ExportArgs),
+    /// Erase what is stored of a user: recall messages, leave groups, remove the rest
+    Erase(EraseArgs),
+}
+
+/// Arguments of `tidegate user export`.
+#[derive(clap::Args, Debug)]
+pub struct ExportArgs {
+    /// Id of the user
     user: String,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// Arguments of `tidegate user erase`.
+#[derive(clap::Args, Debug)]
+pub struct EraseArgs {
+    /// Id of the user
+    user: String,
+    /// Confirm: what is erased can't be restored
+    #[arg(long)]
+    yes: bool,
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -44,17 +89,85 @@ pub struct KickArgs {
 /// # Errors
 /// The name is no id, or a node does not answer.
 pub fn user(args: &UserArgs) -> anyhow::Result<()> {
-    check_id(&args.user).with_context(|| format!("user {:?}", args.user))?;
-    let part = |path: &str| accepted(args.admin.request("GET", &format!("/v1/users/{}/{path}", args.user))?);
+    let user = match (&args.action, &args.user) {
+        (Some(UserAction::Export(args)), _) => return export(args),
+        (Some(UserAction::Erase(args)), _) => return erase(args),
+        (None, user) => user.as_deref().unwrap_or_default(),
+    };
+    check_id(user).with_context(|| format!("user {user:?}"))?;
+    let part = |path: &str| accepted(args.admin.request("GET", &format!("/v1/users/{user}/{path}"))?);
     let connections = part("connections")?;
     let unread = part("unread")?;
     let conversations = part(&format!("conversations?order=recent&limit={CONVERSATIONS}"))?;
-    let all = json!({"user": args.user, "connections": connections["connections"], "silent": connections["silent"],
+    let all = json!({"user": user, "connections": connections["connections"], "silent": connections["silent"],
         "unread": unread["unread"], "conversations": conversations["conversations"]});
     if !args.admin.printed_json(&all) {
         print!("{}", shown(&all, !conversations["next"].is_null()));
     }
     Ok(())
+}
+
+fn export(args: &ExportArgs) -> anyhow::Result<()> {
+    let ExportArgs { user, admin } = args;
+    check_id(user).with_context(|| format!("user {user:?}"))?;
+    let mut cursor = String::new();
+    loop {
+        let path = format!("/v1/users/{user}/export?limit={EXPORTED}{cursor}");
+        let page = accepted(admin.request("GET", &path)?)?;
+        println!("{page}");
+        let Some(next) = page["next"].as_str() else { return Ok(()) };
+        cursor = format!("&cursor={next}");
+    }
+}
+
+/// Repeats the request until nothing is left. After an error the command can be repeated: it starts again and finds less.
+fn erase(args: &EraseArgs) -> anyhow::Result<()> {
+    let EraseArgs { user, yes, admin } = args;
+    check_id(user).with_context(|| format!("user {user:?}"))?;
+    if !yes {
+        bail!("this recalls all messages of {user}, for everybody and permanently; confirm with --yes");
+    }
+    let (mut cursor, mut silent_tries) = (String::new(), 0);
+    loop {
+        let step = accepted(admin.request("DELETE", &format!("/v1/users/{user}/data{cursor}"))?)?;
+        if !admin.printed_json(&step) {
+            print!("{}", erased(&step));
+        }
+        let Some(next) = step["next"].as_str() else { return Ok(()) };
+        cursor = format!("?cursor={next}");
+        let has_silent = !array(&step, "silent").is_empty();
+        let is_idle = ["left", "recalled", "unblocked"].iter().all(|count| step[*count] == 0);
+        silent_tries = if has_silent && is_idle { silent_tries + 1 } else { 0 };
+        if silent_tries == SILENT_TRIES {
+            bail!("some nodes did not answer and may have connections of {user}; repeat the command");
+        }
+        if silent_tries > 0 {
+            thread::sleep(SILENT_PAUSE);
+        }
+    }
+}
+
+/// Returns what a request erased, and at the end what remains.
+fn erased(step: &Value) -> String {
+    let [left, recalled, unblocked] = ["left", "recalled", "unblocked"].map(|count| cell(&step[count]));
+    let mut text = format!("left {left} groups, recalled {recalled} messages, ended {unblocked} blocks\n");
+    for (list, what) in [
+        ("ownerless", "has no owner now; name one with `tidegate group`"),
+        ("kept", "was deleted; messages in it stay until retention removes them"),
+        ("silent", "did not answer; it is asked again"),
+    ] {
+        array(step, list).iter().for_each(|it| text.push_str(&format!("{} {what}\n", cell(it))));
+    }
+    if !array(step, "remains").is_empty() {
+        let kept = |it: &Value| match it["forMs"].as_u64() {
+            Some(ms) => format!("{} h", ms / 3_600_000),
+            None => String::new(),
+        };
+        let mut rows = vec![["REMAINS", "FOR", "WHAT"].map(String::from)];
+        rows.extend(array(step, "remains").iter().map(|it| [cell(&it["what"]), kept(it), cell(&it["note"])]));
+        text.push_str(&format!("\n{}", table(&rows)));
+    }
+    text
 }
 
 fn shown(all: &Value, has_more: bool) -> String {
@@ -121,6 +234,19 @@ pub fn kick(args: &KickArgs) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn erasure_names_what_it_did_and_what_remains() {
+        let step = json!({"left": 1, "recalled": 2, "unblocked": 0, "ownerless": ["g:tea"], "kept": [], "silent": [],
+            "remains": [{"what": "keys", "forMs": 7_200_000, "note": "hashes"}, {"what": "audit", "note": "lines"}]});
+        assert_eq!(
+            erased(&step),
+            "left 1 groups, recalled 2 messages, ended 0 blocks\ng:tea has no owner now; name one with `tidegate group`\n\n\
+             REMAINS  FOR  WHAT\n\
+             keys     2 h  hashes\n\
+             audit    -    lines\n"
+        );
+    }
 
     #[test]
     fn user_is_shown_with_connections_and_conversations() {
