@@ -14,8 +14,8 @@ test("the verdict names what does not take its events", () => {
   assert.deepEqual(webhooksVerdict([]), { tone: "", sentence: "No endpoint gets events." });
   assert.equal(webhooksVerdict([endpoint("active")]).sentence, "The endpoint takes its events.");
   assert.equal(webhooksVerdict([endpoint("active"), endpoint("active", { id: "b" })]).sentence, "All two endpoints take their events.");
-  assert.deepEqual(webhooksVerdict([endpoint("paused"), endpoint("active", { id: "b" })]), { tone: "amber", sentence: "crm: paused, so events wait." });
-  for (const state of ["failing", "disabled", "unusable"]) assert.deepEqual(webhooksVerdict([endpoint(state)]), { tone: "red", sentence: "crm: events wait, none is lost." });
+  assert.deepEqual(webhooksVerdict([endpoint("paused"), endpoint("active", { id: "b" })]), { tone: "amber", sentence: "crm is paused, so events wait." });
+  for (const state of ["failing", "disabled", "unusable"]) assert.deepEqual(webhooksVerdict([endpoint(state)]), { tone: "red", sentence: "crm takes no events. They wait, and none is lost." });
 });
 
 test("what waits and what went wrong is said in words", () => {

@@ -1,13 +1,14 @@
 import type { Answered, Webhook } from "../live/webhooks.ts";
-import { count, duration, grouped, plural } from "./numbers.ts";
+import { count, duration, grouped, joined, plural } from "./numbers.ts";
 
 /** What the page says of all endpoints: whether events arrive. */
 export function webhooksVerdict(all: readonly Webhook[]): { readonly tone: string; readonly sentence: string } {
   const broken = all.filter((it) => ["failing", "disabled", "unusable"].includes(it.state));
   const paused = all.filter((it) => it.state === "paused");
   if (all.length === 0) return { tone: "", sentence: "No endpoint gets events." };
-  if (broken.length > 0) return { tone: "red", sentence: `${broken.map((it) => it.id).join(", ")}: events wait, none is lost.` };
-  if (paused.length > 0) return { tone: "amber", sentence: `${paused.map((it) => it.id).join(", ")}: paused, so events wait.` };
+  const names = (list: readonly Webhook[]) => joined(list.map((it) => it.id));
+  if (broken.length > 0) return { tone: "red", sentence: `${names(broken)} ${broken.length === 1 ? "takes" : "take"} no events. They wait, and none is lost.` };
+  if (paused.length > 0) return { tone: "amber", sentence: `${names(paused)} ${paused.length === 1 ? "is" : "are"} paused, so events wait.` };
   return { tone: "green", sentence: all.length === 1 ? "The endpoint takes its events." : `All ${count(all.length)} endpoints take their events.` };
 }
 
