@@ -168,6 +168,11 @@ impl Events {
         &self.ring
     }
 
+    /// Returns the source of the events.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Encodes the event as CloudEvents 1.0 JSON, in structured mode.
     pub fn encode(&self, event: &Event) -> Vec<u8> {
         cloud::encode(&self.source, event)

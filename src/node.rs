@@ -51,7 +51,7 @@ use crate::{
     accept::{AcceptScreen, Stopper},
     api::{
         Api, console::Console, conversations::ApiReads, dev::DevTools, http_server::ApiThread,
-        reload::Reload, stats::StatsFeed,
+        observe::event_stream::EventStreams, reload::Reload, stats::StatsFeed,
     },
     auth::Verifier,
     broker::{self, Broker, NodeAnnouncement, Parts, RunningTasks},
@@ -450,6 +450,8 @@ fn api(
     let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
     let counts = broker.metrics();
     let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), counts, directory, ack_times);
+    let store = &broker.cluster.ports.store;
+    let event_streams = EventStreams::new(store, broker.cluster.events.source(), broker.metrics());
     let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
     Ok(Api {
         admin: broker.admin.clone(),
@@ -462,8 +464,9 @@ fn api(
         connections: Arc::clone(&broker.connections),
         token_lifetime: keys::token_lifetime(&config.auth),
         stats: Arc::new(stats),
+        event_streams: Arc::new(event_streams),
         gate: Arc::clone(reloader.gate()),
-        reads: Arc::new(ApiReads::new(broker.devices(), &broker.cluster.ports.store)),
+        reads: Arc::new(ApiReads::new(broker.devices(), store)),
         rules: Arc::clone(reloader.rules()),
         load: Arc::clone(&broker.load),
         reload: Arc::clone(reloader) as Arc<dyn Reload>,

@@ -9,6 +9,10 @@ mod deliverer;
 mod event;
 mod filter;
 
+pub(crate) use self::{
+    content::read as read_entries,
+    event::{EventEncoder, Found as FoundEntry},
+};
 pub use self::{
     deliverer::{
         DelivererSettings, FEED_REQUESTS_MAX, OwnedFeed, OwnedFeeds, WebhookDeliverer, WebhookReceiver,

@@ -15,7 +15,7 @@ pub(super) const REQUEST_BYTES_MAX: usize = 512 * 1024;
 
 /// Reads what the first of the events are about, up to [`REQUEST_BYTES_MAX`] of content, at least one. `None` if the store
 /// lacks a conversation: it fell back to an older state.
-pub(super) async fn read(
+pub(crate) async fn read(
     store: &dyn Store,
     events: &[WebhookEvent],
 ) -> Result<Option<Vec<Found>>, StoreError> {

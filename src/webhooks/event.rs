@@ -10,7 +10,7 @@ use super::filter::{ACCEPTED, EDITED, PRUNED, RECALLED, WebhookFilter, change_ty
 use crate::{clock::rfc3339, events::content_json, hooks::EncodedEvent, store::StoredRow};
 
 /// What the store has about an event.
-pub(super) enum Found {
+pub(crate) enum Found {
     /// Its row.
     Row(Box<StoredRow>),
     /// None: it was removed from the history.
@@ -19,10 +19,10 @@ pub(super) enum Found {
 
 /// Encoder of the events of one endpoint.
 #[derive(Clone, Debug)]
-pub(super) struct EventEncoder {
-    pub(super) source: String,
-    pub(super) filter: WebhookFilter,
-    pub(super) with_content: bool,
+pub(crate) struct EventEncoder {
+    pub(crate) source: String,
+    pub(crate) filter: WebhookFilter,
+    pub(crate) with_content: bool,
 }
 
 type Data = Map<String, Value>;
@@ -30,7 +30,7 @@ type Data = Map<String, Value>;
 impl EventEncoder {
     /// Encodes an event; `None` if the endpoint does not want it. An entry that was removed from the history has the type of
     /// a message, whatever it was.
-    pub(super) fn encode(&self, event: &WebhookEvent, found: &Found) -> Option<EncodedEvent> {
+    pub(crate) fn encode(&self, event: &WebhookEvent, found: &Found) -> Option<EncodedEvent> {
         let mut data = Data::new();
         data.insert("conversation".into(), json!(event.conversation.as_str()));
         let key = event.conversation.as_str();
