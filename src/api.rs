@@ -33,7 +33,7 @@ mod groups;
 pub mod http_server;
 pub mod messages;
 mod nodes;
-mod observe;
+pub mod observe;
 mod peer_figures;
 mod presence;
 mod problem;
@@ -48,6 +48,7 @@ use self::{
     conversations::ApiReads,
     dev::DevTools,
     messages::MessageSender,
+    observe::event_stream::EventStreams,
     problem::{Problem, ProblemDetails, refusal},
     reload::Reload,
     stats::StatsFeed,
@@ -84,6 +85,8 @@ pub struct Api {
     pub console: Arc<Console>,
     /// Figures of the nodes.
     pub stats: Arc<StatsFeed>,
+    /// Streams of the feed.
+    pub event_streams: Arc<EventStreams>,
     /// Keys, their scopes, and the audit log.
     pub gate: Arc<AdminGate>,
     /// Bound on reads of conversations, and the devices that changes of marks notify.
@@ -108,7 +111,8 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let port = same_origin::Port::of(&listener, tls.is_some());
-    let stats = Arc::clone(&api.stats);
+    let (stats, events) = (Arc::clone(&api.stats), Arc::clone(&api.event_streams));
+    let drainer = Arc::clone(&api.drainer);
     let gate = Arc::clone(&api.gate);
     let may_send_large: http_server::LargeBodyCheck = Arc::new(move |headers, ends| {
         gate.may_send_messages(headers, ends.map(|ends| ends.caller.ip().to_canonical()))
@@ -125,10 +129,12 @@ pub async fn serve(
     let stopping = async {
         stop.await;
         stats.end();
+        events.stop();
     };
     tokio::select! {
         () = http_server::serve(listener, tls, router, Some(may_send_large), stopping) => {}
         () = stats.run() => {}
+        () = events.run(|| drainer.phase() > NodePhase::Ready) => {}
     }
 }
 

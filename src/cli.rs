@@ -77,6 +77,9 @@ enum Command {
     Where(nodes::WhereArgs),
     /// List, show and change groups
     Group(api::group::GroupArgs),
+    /// Show messages and changes of all nodes as they are accepted
+    #[command(visible_alias = "events")]
+    Event(api::event::EventArgs),
     /// Show the history of a conversation
     History(api::history::HistoryArgs),
     /// Show a user: connections, unread messages, conversations
@@ -143,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::Owners(args) => nodes::owners(&args),
         Command::Where(args) => nodes::where_is(&args),
         Command::Group(args) => api::group::group(&args),
+        Command::Event(args) => api::event::follow(&args),
         Command::History(args) => api::history::history(&args),
         Command::User(args) => api::user::user(&args),
         Command::Kick(args) => api::user::kick(&args),

@@ -147,11 +147,6 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Returns the source that events name.
-    pub fn source(&self) -> &str {
-        &self.source
-    }
-
     /// Creates the recorder of the run `boot`, whose events carry `source`. Events above `queue_bytes_max` queued bytes
     /// are lost and counted. If it is 0, there is no publisher, and events are not queued.
     pub fn new(source: impl Into<String>, boot: u64, queue_bytes_max: usize) -> Self {
@@ -171,6 +166,11 @@ impl Events {
     /// Returns the events that this node recorded last.
     pub fn ring(&self) -> &Ring {
         &self.ring
+    }
+
+    /// Returns the source of the events.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Encodes the event as CloudEvents 1.0 JSON, in structured mode.

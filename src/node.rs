@@ -55,6 +55,7 @@ use crate::{
         conversations::{ApiReads, KeptTimes},
         dev::DevTools,
         http_server::ApiThread,
+        observe::event_stream::EventStreams,
         reload::Reload,
         stats::StatsFeed,
     },
@@ -455,6 +456,8 @@ fn api(
     let (directory, ack_times) = (Arc::clone(broker.directory()), Arc::clone(&broker.ack_times));
     let counts = broker.metrics();
     let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), counts, directory, ack_times);
+    let store = &broker.cluster.ports.store;
+    let event_streams = EventStreams::new(store, broker.cluster.events.source(), broker.metrics());
     let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
     Ok(Api {
         admin: broker.admin.clone(),
@@ -467,8 +470,9 @@ fn api(
         connections: Arc::clone(&broker.connections),
         token_lifetime: keys::token_lifetime(&config.auth),
         stats: Arc::new(stats),
+        event_streams: Arc::new(event_streams),
         gate: Arc::clone(reloader.gate()),
-        reads: Arc::new(ApiReads::new(broker.devices(), &broker.cluster.ports.store, KeptTimes::of(config))),
+        reads: Arc::new(ApiReads::new(broker.devices(), store, KeptTimes::of(config))),
         webhooks: Arc::clone(&broker.webhooks),
         rules: Arc::clone(reloader.rules()),
         load: Arc::clone(&broker.load),

@@ -37,3 +37,7 @@ pub use self::{
     plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
     progress::EndpointProgress,
 };
+pub(crate) use self::{
+    content::{Found as FoundEntry, read as read_entries},
+    event::{EventEncoder, event_kind},
+};

@@ -210,8 +210,10 @@ fn readme_blocks() -> Vec<(String, String)> {
     blocks
 }
 
-/// Types the commands of a page in order and compares their output with what it shows; `tail` keeps running in the
-/// background.
+/// Words of commands that keep running in the background, and the begin of their first line.
+const ENDLESS: [(&str, &str); 2] = [(" tail ", "listening as "), ("curl -sN ", "retry: ")];
+
+/// Types the commands of a page in order and compares their output with what it shows.
 fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> usize {
     let mut running: Vec<Background> = Vec::new();
     let (mut last, mut typed, mut path) = (Vec::new(), 0, String::new());
@@ -239,10 +241,10 @@ fn type_page(checkout: &Checkout, node: &Node, blocks: &[(String, String)]) -> u
             typed += 1;
             if line.starts_with("export ") {
                 path = format!("{line}; ");
-            } else if line.contains(" tail ") {
-                let tail = Background::start(checkout, &path, &line);
-                tail.screen.line("who listens", |line| line.starts_with("listening as "));
-                running.push(tail);
+            } else if let Some((_, begins)) = ENDLESS.iter().find(|(word, _)| line.contains(word)) {
+                let it = Background::start(checkout, &path, &line);
+                it.screen.line(begins, |line| line.starts_with(begins));
+                running.push(it);
             } else {
                 last.extend(run(checkout, &format!("{path}{line}")));
             }
@@ -299,6 +301,6 @@ fn backend_commands_print_what_their_page_shows() {
     let checkout = Checkout::fresh();
     let node = Node::start(&checkout);
     let typed = type_page(&checkout, &node, &blocks(&page("docs/backend.md"), "## A program"));
-    assert!(typed >= 11, "{typed} commands");
+    assert!(typed >= 15, "{typed} commands");
     node.interrupt();
 }

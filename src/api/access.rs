@@ -92,6 +92,10 @@ pub struct AdminGate {
     metrics: Metrics,
 }
 
+/// Mark of a response that streams what people wrote, which is recorded like a read of content.
+#[derive(Clone, Copy)]
+pub(super) struct StreamsContent;
+
 /// Caller of a request that passed the gate.
 #[derive(Clone)]
 pub(super) struct Caller {
@@ -379,7 +383,8 @@ pub(super) async fn check(
     let is_content_read = route.effect == Effect::ContentRead
         && gate.records_reads
         && caller.as_ref().is_ok_and(|it| it.require(RouteNeed::Scope(Scope::Content)).is_ok());
-    let is_named = caller.is_ok() && (is_change || route.effect == Effect::ContentRead);
+    let is_named =
+        caller.is_ok() && (is_change || matches!(route.effect, Effect::ContentRead | Effect::Stream));
     let draft = Draft {
         gate: Arc::clone(&gate),
         route,
@@ -415,7 +420,14 @@ pub(super) async fn check(
             response
         }
         Effect::Query | Effect::ContentRead => next.run(request).await,
-        Effect::Stream => ended_with_key(&gate, caller.actor, next.run(request).await),
+        Effect::Stream => {
+            let response = next.run(request).await;
+            if gate.records_reads && response.extensions().get::<StreamsContent>().is_some() {
+                let (status, code) = (response.status(), response.extensions().get().copied());
+                draft.record_read(caller.actor.clone(), status, code).await;
+            }
+            ended_with_key(&gate, caller.actor, response)
+        }
         Effect::Change | Effect::Crash => change(draft, caller.actor, request, next).await,
     }
 }

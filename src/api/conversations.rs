@@ -134,7 +134,7 @@ fn conversation(text: &str) -> Result<ConversationId, Problem> {
 }
 
 /// Parses a key whose users may be in any order.
-fn canonical(text: &str) -> Result<ConversationId, IdError> {
+pub(super) fn canonical(text: &str) -> Result<ConversationId, IdError> {
     let users = text.strip_prefix("d:").and_then(|users| users.split_once(':'));
     match users {
         Some((one, other)) => Ok(ConversationId::direct(&UserId::new(one)?, &UserId::new(other)?)),

@@ -19,7 +19,7 @@ use axum::{
     Router,
     body::{self, Body},
     extract::Request,
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
     response::IntoResponse as _,
 };
 use futures_util::StreamExt as _;
@@ -213,10 +213,9 @@ async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(
             if let Some(ends) = ends {
                 request.extensions_mut().insert(ends);
             }
-            is_busy.store(true, Ordering::Release);
+            let busy = BusyConnection::begin(is_busy);
             let response = respond(app.router, request).await;
-            is_busy.store(false, Ordering::Release);
-            Ok(response)
+            Ok(busy_while_streamed(busy, response))
         }
     });
     let mut server = http1::Builder::new();
@@ -300,6 +299,35 @@ async fn with_body(
     }
 }
 
+/// Mark of a connection that serves a request, and so is not closed for a new one.
+struct BusyConnection(Arc<AtomicBool>);
+
+impl BusyConnection {
+    fn begin(is_busy: Arc<AtomicBool>) -> Self {
+        is_busy.store(true, Ordering::Release);
+        Self(is_busy)
+    }
+}
+
+impl Drop for BusyConnection {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Keeps the connection of a stream busy to the end of the stream; others are read at once or end soon.
+fn busy_while_streamed(busy: BusyConnection, response: axum::response::Response) -> axum::response::Response {
+    if response.headers().get(CONTENT_TYPE).is_none_or(|media| media != "text/event-stream") {
+        return response;
+    }
+    response.map(|body| {
+        Body::from_stream(body.into_data_stream().map(move |part| {
+            let _busy = &busy;
+            part
+        }))
+    })
+}
+
 async fn respond(mut router: Router, request: Request) -> axum::response::Response {
     use tower_service::Service as _;
     match time::timeout(RESPONSE_TIMEOUT, supervised::contained(router.call(request))).await {
@@ -355,3 +383,6 @@ impl Drop for ApiThread {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

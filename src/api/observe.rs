@@ -1,5 +1,6 @@
-//! Admin API of what happens: recent events, the moves of clients between nodes, and the steps of messages.
+//! Admin API of what happens: events, the moves of clients between nodes, and the steps of messages.
 
+pub mod event_stream;
 pub(super) mod events;
 pub(super) mod flows;
 pub(super) mod trace;

@@ -22,7 +22,7 @@ use super::{
     dev, groups,
     messages::{self, batch, edit, recall},
     nodes,
-    observe::{events, flows, trace, webhooks},
+    observe::{event_stream, events, flows, trace, webhooks},
     presence::{self, person, rooms},
     problem::codes,
     reload, stats,
@@ -140,6 +140,7 @@ routes! {
     get "/v1/trace" Read Query [] trace::steps;
     post "/v1/trace" Operate Change ["msg" "user"] trace::watch;
     get "/v1/events" Read Query [] events::follow;
+    get "/v1/events/stream" Read Stream ["conversations" "users"] event_stream::stream;
     get "/v1/webhooks" Read Query [] webhooks::list;
     get "/v1/webhooks/{webhook}" Read Query [] webhooks::show;
     put "/v1/webhooks/{webhook}" Operate Change ["content"] webhooks::put;

@@ -54,12 +54,37 @@ impl AdminArgs {
 
     /// Sends a request with a body, like [`Self::request`].
     pub(super) fn request_with(&self, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
+        let (admin, address) = self.open()?;
+        request_with(admin, address, method, path, body)
+    }
+
+    /// Sends a GET and passes the lines of its response to `take` as they come, until that returns false. `last_id` is where
+    /// a stream continues.
+    ///
+    /// # Errors
+    /// The connection ends before the response does, or nothing comes for longer than `silence`.
+    pub(super) fn lines(
+        &self,
+        path: &str,
+        last_id: Option<&str>,
+        silence: Duration,
+        take: impl FnMut(&str) -> bool,
+    ) -> Result<StreamEnd> {
+        let (mut admin, address) = self.open()?;
+        let key = admin.key.as_ref().map(SecretKey::text);
+        let lines = admin.connection.lines(path, key, last_id, silence, take);
+        let refused = admin.runtime.block_on(lines).with_context(|| format!("admin port {address}"))?;
+        let Some(body) = refused else { return Ok(StreamEnd::Ended) };
+        let body = serde_json::from_str(&body).with_context(|| format!("{address} is no admin port"))?;
+        Ok(StreamEnd::Refused(body))
+    }
+
+    fn open(&self) -> Result<(AdminClient, SocketAddr)> {
         let target = match self.admin.clone().or(of_context(&self.key)?) {
             Some(target) => target,
             None => AdminTarget::of(&find::node(&self.data.data, OTHER_WAY)?),
         };
-        let admin = AdminClient::open(&target, &self.key, RESPONSE_TIMEOUT)?;
-        request_with(admin, target.address, method, path, body)
+        Ok((AdminClient::open(&target, &self.key, RESPONSE_TIMEOUT)?, target.address))
     }
 
     /// Returns whether the output is JSON.
@@ -74,6 +99,14 @@ impl AdminArgs {
         }
         self.json
     }
+}
+
+/// Way in which a stream ended.
+pub(super) enum StreamEnd {
+    /// The response is over, or nothing more is wanted of it.
+    Ended,
+    /// There is no stream, for this reason.
+    Refused(Value),
 }
 
 /// Returns the admin port of the context that these options name; `None` if they name none.

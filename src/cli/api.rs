@@ -1,5 +1,6 @@
-//! Commands of the server API: groups, histories and users.
+//! Commands of the server API: events, groups, histories and users.
 
+pub mod event;
 pub mod group;
 pub mod history;
 pub mod user;

@@ -5,11 +5,12 @@
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
-    Method, Request,
+    Method, Request, StatusCode,
+    body::Incoming,
     client::conn::http1::{self, SendRequest},
     header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue},
 };
@@ -136,6 +137,57 @@ impl Connection {
         token: Option<&str>,
         body: &str,
     ) -> Result<Response> {
+        let (what, limit) = (|| format!("{method} {path}"), self.timeout);
+        let exchange = async {
+            let response = self.send(method, path, token, None, body).await?;
+            collected(response).await
+        };
+        within(limit, exchange).await.with_context(what)
+    }
+
+    /// Sends a GET and passes the lines of its response to `take` as they come, until that returns false. Returns the body
+    /// of a response that is no stream. `last_id` is where a stream continues.
+    ///
+    /// # Errors
+    /// The connection ends before the response does, or nothing comes for longer than `silence`.
+    pub(super) async fn lines(
+        &mut self,
+        path: &str,
+        token: Option<&str>,
+        last_id: Option<&str>,
+        silence: Duration,
+        mut take: impl FnMut(&str) -> bool,
+    ) -> Result<Option<String>> {
+        let (limit, header) = (self.timeout, last_id.map(|id| ("last-event-id", id)));
+        let mut response = within(limit, self.send("GET", path, token, header, "")).await?;
+        if response.status() != StatusCode::OK {
+            return Ok(Some(within(limit, collected(response)).await?.1));
+        }
+        let mut line = Vec::new();
+        while let Some(frame) = within(silence, async { Ok(response.frame().await.transpose()?) }).await? {
+            let Ok(data) = frame.into_data() else { continue };
+            for part in data.split_inclusive(|byte| *byte == b'\n') {
+                line.extend_from_slice(part);
+                ensure!(line.len() <= BODY_BYTES_MAX, "a line of the response is too long");
+                if let Some(text) = line.strip_suffix(b"\n") {
+                    if !take(&String::from_utf8_lossy(text)) {
+                        return Ok(None);
+                    }
+                    line.clear();
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    async fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        header: Option<(&str, &str)>,
+        body: &str,
+    ) -> Result<hyper::Response<Incoming>> {
         let method: Method = method.parse()?;
         let mut request = Request::builder().uri(path).header(HOST, &self.host);
         if !body.is_empty() || !method.is_safe() {
@@ -146,19 +198,21 @@ impl Connection {
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
         }
-        let what = || format!("{method} {path}");
-        let request = request.method(&method).body(Full::from(body.to_owned())).with_context(what)?;
-        let sender = &mut self.sender;
-        let exchange = async move {
-            sender.ready().await.context("the node closed the connection")?;
-            let response = sender.send_request(request).await?;
-            let status = response.status().as_u16();
-            let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await;
-            let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes();
-            Ok((status, String::from_utf8_lossy(&body).into_owned()))
-        };
-        within(self.timeout, exchange).await.with_context(what)
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
+        let request = request.method(&method).body(Full::from(body.to_owned()))?;
+        self.sender.ready().await.context("the node closed the connection")?;
+        Ok(self.sender.send_request(request).await?)
     }
+}
+
+/// Reads a response to its end.
+async fn collected(response: hyper::Response<Incoming>) -> Result<Response> {
+    let status = response.status().as_u16();
+    let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await;
+    let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes();
+    Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
 impl Drop for Connection {

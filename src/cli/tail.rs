@@ -23,6 +23,8 @@ use super::{
 mod events;
 mod lines;
 
+pub(super) use self::lines::of_event;
+
 /// Arguments of `tidegate tail`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
@@ -88,9 +90,9 @@ struct FollowOptions {
 }
 
 /// How long a lost connection is retried; longer than a node needs to restart.
-const RECONNECT_MAX: Duration = Duration::from_secs(30);
+pub(super) const RECONNECT_MAX: Duration = Duration::from_secs(30);
 /// Interval between two attempts to connect.
-const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
+pub(super) const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
 /// Request id of pulls.
 const PULL_REQUEST_ID: u64 = 1;
 /// Most messages of one pull.

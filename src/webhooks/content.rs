@@ -17,7 +17,7 @@ use crate::store::{Store, StoreError, StoredRow};
 pub const REQUEST_BYTES_MAX: usize = 512 * 1024;
 
 /// What the store has about an event.
-pub(super) enum Found {
+pub(crate) enum Found {
     /// Its row; with the row of the message that a recall or an edit names, unless that was removed from the history.
     Row(Box<StoredRow>, Option<Box<StoredRow>>),
     /// None: it was removed from the history.
@@ -60,7 +60,7 @@ impl Loaded {
 
 /// Reads what the first of the events are about, up to [`REQUEST_BYTES_MAX`] of content, at least one. `None` if the store
 /// lacks a conversation or an entry: it fell back to an older state.
-pub(super) async fn read(
+pub(crate) async fn read(
     store: &dyn Store,
     events: &[WebhookEvent],
 ) -> Result<Option<Vec<Found>>, StoreError> {

@@ -25,16 +25,16 @@ const TEST: &str = "tidegate.webhook.test";
 
 /// Encoder of the events of one endpoint.
 #[derive(Clone, Debug)]
-pub(super) struct EventEncoder {
-    pub(super) source: String,
-    pub(super) filter: WebhookFilter,
-    pub(super) with_content: bool,
+pub(crate) struct EventEncoder {
+    pub(crate) source: String,
+    pub(crate) filter: WebhookFilter,
+    pub(crate) with_content: bool,
 }
 
 type Data = Map<String, Value>;
 
 /// Returns the kind of the event of an entry of the feed.
-pub(super) const fn event_kind(kind: FeedKind) -> WebhookEventKind {
+pub(crate) const fn event_kind(kind: FeedKind) -> WebhookEventKind {
     match kind {
         FeedKind::Message => WebhookEventKind::Message,
         FeedKind::Change => WebhookEventKind::Change,
@@ -58,7 +58,7 @@ impl EventEncoder {
 
     /// Encodes an event; `None` if the endpoint does not want it. An entry that was removed from the history has the type of its
     /// kind, and `gone`. One of unknown kind is left out then: the event of the removal, which follows, includes it.
-    pub(super) fn encode(&self, event: &WebhookEvent, found: &Found) -> Option<EncodedEvent> {
+    pub(crate) fn encode(&self, event: &WebhookEvent, found: &Found) -> Option<EncodedEvent> {
         if !self.filter.wants_conversation(&event.conversation) || !self.filter.wants_users(event, found) {
             return None;
         }

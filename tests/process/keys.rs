@@ -1,5 +1,8 @@
 //! Keys of the admin port, over real sockets and through the commands.
 
+#[path = "keys/stream.rs"]
+mod stream;
+
 use std::{
     fs::{self, Permissions},
     net::SocketAddr,
@@ -23,6 +26,9 @@ use crate::support::{
 
 /// Time within which a change of the keys is in force on a running node.
 pub(crate) const RELOAD_MAX: Duration = Duration::from_secs(2);
+
+/// Routes whose responses have no end. They have tests of their own.
+const STREAMS: [&str; 2] = ["/v1/stats/stream", "/v1/events/stream"];
 
 /// Data directory with a file of keys.
 pub(crate) struct Keys {
@@ -121,7 +127,7 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
         );
         assert_eq!(refusal(&without).0, "KEY_INVALID", "{named}");
         keyless += 1.0;
-        let scoped = (route.path != "/v1/stats/stream").then(|| ask(Some(&evidence)));
+        let scoped = (!STREAMS.contains(&route.path)).then(|| ask(Some(&evidence)));
         match (route.need, scoped) {
             (RouteNeed::Scope(Scope::Evidence), Some(scoped)) => assert_eq!(scoped.status, 200, "{named}"),
             (RouteNeed::Scope(scope), Some(scoped)) => {
@@ -133,8 +139,8 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
             (_, Some(scoped)) => assert_ne!(scoped.status, 401, "{named}"),
             _ => {}
         }
-        // Drains, crashes and streams have tests of their own.
-        if !["/v1/drain", "/v1/dev/abort", "/v1/stats/stream"].contains(&route.path) {
+        // Drains and crashes, too, have tests of their own.
+        if !["/v1/drain", "/v1/dev/abort"].iter().chain(&STREAMS).any(|path| *path == route.path) {
             let served = ask(Some(&all));
             assert!(
                 ![401, 429].contains(&served.status) && served.field("x-request-id").is_some(),

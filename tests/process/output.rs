@@ -81,6 +81,27 @@ fn groups_histories_and_users_are_managed_by_commands() {
     assert!(!is_fine && text.contains("NOT_FOUND"), "{text}");
 }
 
+#[test]
+fn events_are_lines_for_people_or_for_programs() {
+    let node = Process::start(&[]);
+    node.group("team", &["alice".to_owned(), "bob".to_owned()]);
+    node.http("POST", "/v1/messages", r#"{"to":"g:team","from":"alice","content":{"text":"a\u001b[2Jb"}}"#);
+    let (is_fine, printed) = command(&node, &["event", "--oldest", "--conversation", "g:*", "--count", "2"]);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(is_fine && lines.len() == 2, "{printed}");
+    assert!(lines[0].contains("  tidegate.group.created  g:team  {"), "{printed}");
+    assert!(lines[1].contains("  tidegate.message.accepted  g:team  {"), "{printed}");
+    let messages =
+        ["events", "--oldest", "--type", "tidegate.message.*", "--content", "--json", "--count", "1"];
+    let event = json_of(&command(&node, &messages).1);
+    assert_eq!(
+        (&event["id"], &event["data"]["content"]["text"]),
+        (&"g:team/2".into(), &"a\u{1b}[2Jb".into())
+    );
+    let (is_fine, refused) = command(&node, &["event", "--type", "tidegate.online"]);
+    assert!(!is_fine && refused.contains("BAD_CONTENT: types: "), "{refused}");
+}
+
 fn json_of(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }

@@ -1,5 +1,7 @@
 //! Events of a node about its users and groups: online and offline, read marks, blocked chains, storms.
 
+mod stream;
+
 use serde_json::{Value, json};
 use tidegate_protocol::{codec::Wire, pb};
 

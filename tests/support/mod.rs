@@ -21,6 +21,8 @@ mod screen;
 mod service_proxy;
 #[path = "services.rs"]
 pub mod services;
+#[path = "process/sse.rs"]
+mod sse;
 #[path = "process/stats_follower.rs"]
 mod stats_follower;
 #[path = "process/terminal.rs"]
@@ -47,6 +49,7 @@ pub use self::{
     process::{Begun, Process, command, fresh_data, in_shell},
     screen::Screen,
     service_proxy::ServiceProxy,
+    sse::{SseBlock, SseStream},
     stats_follower::StatsFollower,
     terminal::terminal,
     time::{WAIT_MAX, becomes, eventually, eventually_within, let_time_pass, let_time_pass_since},

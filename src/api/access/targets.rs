@@ -68,7 +68,10 @@ impl Targets {
             }
         }
         if let Ok(Query(query)) = Query::<BTreeMap<String, String>>::try_from_uri(request.uri()) {
-            for (name, value) in &query {
+            // Lists are separated by commas, which no id has.
+            for (name, value) in
+                query.iter().flat_map(|(name, list)| list.split(',').map(move |it| (name, it)))
+            {
                 found.field(route, name, value);
             }
         }
@@ -222,6 +225,10 @@ fn is_subject(name: &str, value: &str) -> bool {
         "network" => value.parse::<Network>().is_ok(),
         // Keys of conversations are ids with colons between them.
         "to" | "conversation" => value.split(':').count() <= 3 && value.split(':').all(is_id),
+        "conversations" => {
+            let key = value.strip_suffix('*').map_or(value, |beginning| beginning.trim_end_matches(':'));
+            key.is_empty() || is_subject("conversation", key)
+        }
         _ => false,
     }
 }

@@ -3,6 +3,8 @@
 //! A cursor is base64url of a version, the kind of its position, a hash of the list with its filters, and the position. It
 //! is not signed, because it names only what its holder may read anyway.
 
+use std::collections::BTreeMap;
+
 use aws_lc_rs::digest::{SHA256, digest};
 use data_encoding::BASE64URL_NOPAD;
 use tidegate_protocol::{
@@ -25,8 +27,11 @@ const VERSION: u8 = 1;
 /// Bytes of the hash of a list.
 const HASH_BYTES: usize = 6;
 
-/// Longest cursor, in characters; the longest key takes 131 bytes.
-const CURSOR_CHARS_MAX: usize = 256;
+/// Longest cursor, in characters: of a feed with the most partitions that a cluster may have, 10,000.
+const CURSOR_CHARS_MAX: usize = 160 * 1024;
+
+/// Largest number of a feed, as a store has it.
+const FEED_NUMBER_MAX: u64 = i64::MAX as u64;
 
 /// List that a cursor belongs to: its name, and the filters that all its pages share.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +59,8 @@ pub(in crate::api) enum CursorPosition {
     RoomMember(RoomMember),
     /// Row of a conversation, in a list of those of many conversations.
     Row(ConversationSeq),
+    /// Number in the feed of each partition that has one above 0.
+    Feed(BTreeMap<u32, u64>),
 }
 
 impl ListName<'_> {
@@ -74,6 +81,7 @@ impl ListName<'_> {
             CursorPosition::RoomMember(RoomMember { user, device }) => {
                 bytes.extend(format!("{user}:{device}").bytes());
             }
+            CursorPosition::Feed(numbers) => put_feed(&mut bytes, numbers),
             CursorPosition::Time(position) => {
                 put_number(&mut bytes, position.time);
                 bytes.extend(position.conversation.as_str().bytes());
@@ -141,6 +149,7 @@ impl ListName<'_> {
                 let seq = take_number(&mut rest)?;
                 Some(CursorPosition::Row(ConversationSeq { conversation: key(rest)?, seq }))
             }
+            8 => Some(CursorPosition::Feed(feed(rest)?)),
             _ => None,
         }
     }
@@ -157,12 +166,37 @@ impl CursorPosition {
             Self::User(_) => 5,
             Self::RoomMember(_) => 6,
             Self::Row(_) => 7,
+            Self::Feed(_) => 8,
         }
     }
 }
 
 fn key(bytes: &[u8]) -> Option<ConversationId> {
     ConversationId::parse(std::str::from_utf8(bytes).ok()?).ok()
+}
+
+/// Appends the numbers of partitions, each after its distance from the partition before.
+fn put_feed(bytes: &mut Vec<u8>, numbers: &BTreeMap<u32, u64>) {
+    let mut next = 0;
+    for (partition, number) in numbers.iter().filter(|(_, number)| **number > 0) {
+        put_number(bytes, u64::from(*partition) - next);
+        put_number(bytes, *number);
+        next = u64::from(*partition) + 1;
+    }
+}
+
+fn feed(mut bytes: &[u8]) -> Option<BTreeMap<u32, u64>> {
+    let (mut numbers, mut next) = (BTreeMap::new(), 0_u64);
+    while !bytes.is_empty() {
+        let partition = next.checked_add(take_number(&mut bytes)?)?;
+        let number = take_number(&mut bytes)?;
+        numbers.insert(u32::try_from(partition).ok()?, number);
+        if !(1..=FEED_NUMBER_MAX).contains(&number) {
+            return None;
+        }
+        next = partition + 1;
+    }
+    Some(numbers)
 }
 
 fn room_member(bytes: &[u8]) -> Option<RoomMember> {
@@ -225,6 +259,8 @@ mod tests {
                 CursorPosition::RoomMember(RoomMember { user, device })
             }),
             "[A-Za-z0-9_.-]{1,64}".prop_map(|text| CursorPosition::User(UserId::new(&text).unwrap())),
+            prop::collection::btree_map(any::<u32>(), 1..=FEED_NUMBER_MAX, 0..80)
+                .prop_map(CursorPosition::Feed),
             (any::<u64>(), conversation())
                 .prop_map(|(time, conversation)| CursorPosition::Time(TimePosition { time, conversation })),
             (any::<u64>(), conversation()).prop_map(|(seq, conversation)| {
@@ -295,10 +331,15 @@ mod tests {
             (6, b"ann"),
             (7, &[5]),
             (7, b"g:team"),
-            (8, &[5]),
+            (8, &[5, 0]),
+            (8, &[0xff, 0xff, 0xff, 0xff, 0x1f, 1]),
+            (8, &[0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]),
+            (9, &[5]),
         ] {
             assert!(LIST.position(&text_of(kind, position)).is_err(), "{kind} {position:?}");
         }
+        let numbers = BTreeMap::from([(0, 300), (2, 1)]);
+        assert_eq!(LIST.position(&text_of(8, &[0, 0xac, 2, 1, 1])).ok(), Some(CursorPosition::Feed(numbers)));
         let mut other = text_of(0, &[0x85, 1]).into_bytes();
         *other.last_mut().unwrap() += 1;
         assert!(LIST.position(std::str::from_utf8(&other).unwrap()).is_err(), "unused bits are set");

@@ -37,7 +37,7 @@ pub(super) fn of_json(frame: &pb::ServerFrame) -> String {
 }
 
 /// Renders an event: its time, type, subject and data.
-pub(super) fn of_event(json: &str) -> String {
+pub(in crate::cli) fn of_event(json: &str) -> String {
     let event: Value = serde_json::from_str(json).unwrap_or_default();
     let time = event["time"].as_str().and_then(|time| time.get(11..19)).unwrap_or("--:--:--");
     let [kind, subject] = ["type", "subject"].map(|key| cell(&event[key]));

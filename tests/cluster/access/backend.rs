@@ -1,22 +1,65 @@
-//! The back end of `docs/backend.md` over two nodes, of which the one that it talks to is killed.
+//! Back ends over two nodes: streams of events of all partitions, and the program of `docs/backend.md`, whose node is
+//! killed.
 
 use std::{
+    collections::BTreeMap,
     env,
     io::{BufRead as _, BufReader, Write as _},
     path::Path,
     process::{Command, Stdio},
 };
 
-use crate::support::Cluster;
+use serde_json::json;
+
+use super::call;
+use crate::support::{Cluster, SseStream};
+
+/// Checks that a stream of either node has what was accepted by the owners on both.
+fn streams_have_the_messages_of_all_partitions(cluster: &Cluster) {
+    let mut streams: Vec<SseStream> = (0..2)
+        .map(|nth| {
+            let path = "/v1/events/stream?conversations=d:reader*";
+            let mut stream = SseStream::open(cluster.node(nth).admin(), path, "");
+            assert_eq!(stream.status(), 200);
+            assert!(stream.next().expect("a first block").id.is_some());
+            stream
+        })
+        .collect();
+    // Each node owns two of four partitions, and none of them is likely to have none of 32 conversations.
+    let mut sent = BTreeMap::new();
+    for nth in 0..64 {
+        let message = json!({"to": format!("reader{:02}", nth % 32), "content": {"text": "m"}, "requestId": format!("m{nth}")});
+        let (status, answer) = call(cluster, nth % 2, "POST", "/v1/messages", &message);
+        assert_eq!(status, 201, "{answer}");
+        *sent.entry(answer["conversation"].as_str().expect("a key").to_owned()).or_insert(0) += 1;
+    }
+    for stream in &mut streams {
+        let mut seen = BTreeMap::<String, u64>::new();
+        while seen != sent {
+            let block = stream.next().expect("the stream goes on");
+            if block.event.is_empty() {
+                continue;
+            }
+            let (key, seq) = (&block.data["data"]["conversation"], &block.data["data"]["seq"]);
+            let last = seen.entry(key.as_str().expect("a key").to_owned()).or_insert(0);
+            assert_eq!(seq.as_u64(), Some(*last + 1), "in order: {}", block.data);
+            *last += 1;
+        }
+    }
+}
 
 #[test]
 fn back_end_goes_on_when_its_node_is_killed() {
-    let mut cluster = Cluster::start(2, &[]);
+    // Edits need rules that a new cluster only switches to when its nodes have agreed for a while.
+    let mut cluster = Cluster::start(2, &["log.rules_settle_ms=5000"]);
+    streams_have_the_messages_of_all_partitions(&cluster);
     let nodes: Vec<String> = (0..2).map(|nth| format!("http://{}", cluster.node(nth).admin())).collect();
     let root = env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate");
     let mut back_end = Command::new("python3")
         .arg(Path::new(&root).join("tests/third_party/backend/backend.py"))
         .arg(nodes.join(","))
+        .arg(cluster.node(1).address().to_string())
+        .arg(cluster.token_key())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -33,8 +76,11 @@ fn back_end_goes_on_when_its_node_is_killed() {
     }
     let end = back_end.wait().expect("it ends");
     assert!(end.success(), "{lines:?}");
-    let [opened, half, stored, read, closed] = &lines[..] else { panic!("{lines:?}") };
+    let [opened, connected, half, stored, read, closed, received] = &lines[..] else { panic!("{lines:?}") };
     assert!(opened.starts_with("opened g:order-") && half == "half", "{lines:?}");
+    assert_eq!(connected, "ann was connected: KICKED");
     assert_eq!(stored, "all 20 are stored, once each and in order");
     assert_eq!((read.as_str(), closed.as_str()), ("ann has read everything", "closed: NOT_FOUND"));
+    // One of the group, 20 messages, an edit, a recall and the end of the group; four messages to ann.
+    assert!(received.starts_with("all 28 events were received in order, "), "{received}");
 }

@@ -1,18 +1,14 @@
 //! Open stream of the figures of all nodes, on the admin port of one.
 
-use std::{
-    collections::VecDeque,
-    io::{BufRead as _, BufReader, Write as _},
-    net::TcpStream,
-};
+use std::collections::VecDeque;
 
 use serde_json::Value;
 
-use super::{Process, WAIT_MAX};
+use super::{Process, SseStream};
 
 /// Reader of a stream of figures.
 pub struct StatsFollower {
-    stream: BufReader<TcpStream>,
+    stream: SseStream,
     /// Events that were read before they were expected.
     read: VecDeque<(String, Value)>,
 }
@@ -29,35 +25,17 @@ impl StatsFollower {
     /// Requests a stream with a key, if there is one.
     pub fn open_with(node: &Process, key: Option<&str>) -> Self {
         let key = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
-        let mut stream = TcpStream::connect(node.admin()).expect("an admin port");
-        stream.set_read_timeout(Some(WAIT_MAX)).expect("a socket takes options");
-        let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\n{key}\r\n", Self::PATH);
-        stream.write_all(request.as_bytes()).expect("the admin port reads");
-        Self { stream: BufReader::new(stream), read: VecDeque::new() }
+        Self { stream: SseStream::open(node.admin(), Self::PATH, &key), read: VecDeque::new() }
     }
 
     /// Reads the status of the response, which comes first.
     pub fn status(&mut self) -> u16 {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).expect("a status");
-        line.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
+        self.stream.status()
     }
 
     /// Returns the next event with its data; `None` at the end of the stream.
     pub fn next(&mut self) -> Option<(String, Value)> {
-        let mut name = String::new();
-        loop {
-            let mut line = String::new();
-            if self.stream.read_line(&mut line).expect("the node sends in time") == 0 {
-                return None;
-            }
-            if let Some(event) = line.strip_prefix("event: ") {
-                name = event.trim().to_owned();
-            }
-            if let Some(data) = line.strip_prefix("data: ") {
-                return Some((name, serde_json::from_str(data).expect("JSON")));
-            }
-        }
+        self.stream.next().map(|block| (block.event, block.data))
     }
 
     /// Reads to the end of the stream.

@@ -1,13 +1,19 @@
 """A back end that talks to Tidegate: the standard library alone, any number of nodes, every request safe to repeat.
 
-Usage: backend.py http://node1:7801,http://node2:7801
-The key of the admin API, where the nodes ask for one, is in the environment as TIDEGATE_API_KEY.
+Usage: backend.py http://node1:7801,http://node2:7801 [CLIENT_HOST:PORT TOKEN_KEY_FILE]
+The key of the admin API, where the nodes ask for one, is in the environment as TIDEGATE_API_KEY. With a client port, a user
+logs in there by a token that this program signs, and is kicked.
 """
 
+import base64
+import hashlib
+import hmac
 import http.client
 import json
 import os
+import socket
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -35,7 +41,8 @@ class Tidegate:
         end = time.monotonic() + self.give_up_after
         while True:
             try:
-                return self.once(method, path, body)
+                with self.open(self.addresses[0], method, path, body, timeout=10) as answer:
+                    return json.load(answer)
             except urllib.error.HTTPError as error:
                 problem = json.load(error)
                 if not problem["temporary"]:
@@ -48,19 +55,20 @@ class Tidegate:
             self.addresses.append(self.addresses.pop(0))
             time.sleep(wait)
 
-    def once(self, method, path, body):
-        request = urllib.request.Request(self.addresses[0] + path, method=method)
+    def open(self, address, method, path, body=None, timeout=10, headers=()):
+        request = urllib.request.Request(address + path, method=method)
         if self.key:
             request.add_header("Authorization", f"Bearer {self.key}")
         # Required of every request that changes something, with a body or without.
         request.add_header("Content-Type", "application/json")
+        for name, value in headers:
+            request.add_header(name, value)
         if body is not None:
             request.data = json.dumps(body).encode()
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
+        return urllib.request.urlopen(request, timeout=timeout)
 
     def history(self, conversation):
-        """Yields all messages, oldest first, page by page."""
+        """Yields all entries, oldest first, page by page."""
         page = self.call("GET", f"/v1/conversations/{conversation}/messages?direction=forward&limit=7")
         while True:
             yield from page["messages"]
@@ -68,14 +76,103 @@ class Tidegate:
                 return
             page = self.call("GET", f"/v1/conversations/{conversation}/messages?cursor={page['newer']}&limit=7")
 
+    def events(self, query, opened):
+        """Yields type and data of the events of all nodes, without an end. After a cut it continues at the next node."""
+        addresses, last_id = list(self.addresses), []
+        while True:
+            try:
+                # A node that has nothing else to send sends a comment after 15 s.
+                with self.open(addresses[0], "GET", f"/v1/events/stream?{query}", timeout=20, headers=last_id) as stream:
+                    for line in stream:
+                        name, _, value = line.decode().rstrip("\n").partition(": ")
+                        if name == "event":
+                            kind = value
+                        elif name == "data":
+                            yield kind, json.loads(value)
+                        elif name == "id":
+                            last_id = [("Last-Event-ID", value)]
+                            opened.set()
+            except urllib.error.HTTPError as error:
+                problem = json.load(error)
+                if not problem["temporary"]:
+                    raise Refused(problem) from None
+            except (OSError, http.client.HTTPException):
+                pass
+            addresses.append(addresses.pop(0))
+            time.sleep(0.2)
+
+
+class Listener(threading.Thread):
+    """Follows what is accepted: the events of a conversation come in the order of their seqs, some of them again."""
+
+    def __init__(self, broker, query):
+        super().__init__(daemon=True)
+        self.broker, self.query, self.opened = broker, query, threading.Event()
+        self.received, self.again, self.wrong = {}, 0, []
+
+    def run(self):
+        for kind, event in self.broker.events(self.query, self.opened):
+            if kind == "gap":
+                # What happened meanwhile is in the history.
+                self.wrong.append(event)
+                continue
+            conversation, seq = event["data"]["conversation"], event["data"]["seq"]
+            highest = self.received.get(conversation, 0)
+            if seq <= highest:
+                self.again += 1
+            elif seq > highest + 1:
+                self.wrong.append(event)
+            else:
+                # Here a back end would store what it does, and the highest seq with it.
+                self.received[conversation] = seq
+
+
+def mint(key_file, user, seconds=3600):
+    """Returns a token that a client logs in with."""
+    with open(key_file, encoding="ascii") as file:
+        key = bytes.fromhex(file.read().strip())
+    encode = lambda data: base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+    now = int(time.time())
+    parts = {"alg": "HS256", "typ": "JWT"}, {"sub": user, "iat": now, "exp": now + seconds}
+    signed = ".".join(encode(json.dumps(part).encode()) for part in parts)
+    return f"{signed}.{encode(hmac.new(key, signed.encode(), hashlib.sha256).digest())}"
+
+
+def log_in(address, token):
+    """Logs a user in, as an app would, and returns the frames that the node sends: one JSON object a line."""
+    host, port = address.rsplit(":", 1)
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(json.dumps({"id": 1, "hello": {"version": 1, "token": token, "device": "phone"}}).encode() + b"\n")
+    frames = map(json.loads, connection.makefile("r", encoding="utf-8"))
+    assert "welcome" in next(frames)
+    return frames
+
 
 def main():
-    broker = Tidegate(sys.argv[1].split(","), os.environ.get("TIDEGATE_API_KEY"))
+    nodes, *client = sys.argv[1:]
+    broker = Tidegate(nodes.split(","), os.environ.get("TIDEGATE_API_KEY"))
     order = uuid.uuid4().hex[:8]
-    group = f"g:order-{order}"
+    group, ann, direct = f"g:order-{order}", f"ann-{order}", f"d:ann-{order}:system"
+    accepted = {}
 
-    broker.call("POST", "/v1/groups", {"id": f"order-{order}", "members": ["shop", "ann"], "requestId": f"open-{order}"})
+    def change(method, path, body=None):
+        answer = broker.call(method, path, body)
+        accepted.setdefault(answer["conversation"], set()).add(answer["seq"])
+        return answer
+
+    listener = Listener(broker, f"conversations={group},{direct}")
+    listener.start()
+    assert listener.opened.wait(10), "no stream"
+
+    change("POST", "/v1/groups", {"id": f"order-{order}", "members": ["shop", ann], "requestId": f"open-{order}"})
     print(f"opened {group}", flush=True)
+
+    if client:
+        address, key_file = client
+        frames = log_in(address, mint(key_file, ann))
+        broker.call("DELETE", f"/v1/users/{ann}/connections?reconnect=after")
+        [close] = [frame["close"] for frame in frames if "close" in frame]
+        print(f"ann was connected: {close['name']}", flush=True)
 
     for step in range(20):
         if step == 10:
@@ -83,27 +180,38 @@ def main():
             print("half", flush=True)
             sys.stdin.readline()
         message = {"to": group, "from": "shop", "content": {"text": f"step {step}"}, "requestId": f"{order}-{step}"}
-        broker.call("POST", "/v1/messages", message)
+        sent = change("POST", "/v1/messages", message)
+        if step % 5 == 0:
+            change("POST", "/v1/messages", {"to": ann, "content": {"text": f"at step {step}"}, "requestId": f"{order}-{step}"})
+    better = {"content": {"text": "step 19, packed"}, "requestId": f"{order}-better"}
+    change("PATCH", f"/v1/conversations/{group}/messages/{sent['seq']}", better)
 
-    texts = [message["content"]["text"] for message in broker.history(group) if "content" in message]
-    assert texts == [f"step {step}" for step in range(20)], texts
+    texts = [entry["content"]["text"] for entry in broker.history(group) if entry["kind"] == "message"]
+    assert texts == [f"step {step}" for step in range(19)] + ["step 19, packed"], texts
     print("all 20 are stored, once each and in order", flush=True)
 
-    [ann] = broker.call("POST", "/v1/unread", {"users": ["ann"]})["users"]
-    assert ann["unread"] >= 20, ann
-    last = broker.call("GET", f"/v1/users/ann/conversations/{group}")["maxSeq"]
-    state = broker.call("PATCH", f"/v1/users/ann/conversations/{group}", {"readSeq": last})
+    [unread] = broker.call("POST", "/v1/unread", {"users": [ann]})["users"]
+    assert unread["unread"] >= 20, unread
+    last = broker.call("GET", f"/v1/users/{ann}/conversations/{group}")["maxSeq"]
+    state = broker.call("PATCH", f"/v1/users/{ann}/conversations/{group}", {"readSeq": last})
     assert state["unread"] == 0, state
     print("ann has read everything", flush=True)
 
-    taken_back = broker.call("DELETE", f"/v1/conversations/{group}/messages/{last}")
-    assert taken_back["of"] == last, taken_back
-    broker.call("DELETE", "/v1/users/ann/connections?reconnect=after")
-    broker.call("DELETE", f"/v1/groups/order-{order}?requestId=close-{order}")
+    taken_back = change("DELETE", f"/v1/conversations/{group}/messages/{sent['seq']}")
+    assert taken_back["of"] == sent["seq"], taken_back
+    change("DELETE", f"/v1/groups/order-{order}?requestId=close-{order}")
     try:
         broker.call("POST", "/v1/messages", {"to": group, "from": "shop", "content": {"text": "late"}})
     except Refused as refused:
         print(f"closed: {refused.problem['title']}", flush=True)
+
+    wanted = {conversation: max(seqs) for conversation, seqs in accepted.items()}
+    assert all(seqs == set(range(1, max(seqs) + 1)) for seqs in accepted.values()), accepted
+    end = time.monotonic() + 10
+    while listener.received != wanted and time.monotonic() < end:
+        time.sleep(0.05)
+    assert listener.received == wanted and not listener.wrong, (listener.received, wanted, listener.wrong)
+    print(f"all {sum(wanted.values())} events were received in order, {listener.again} of them again", flush=True)
 
 
 if __name__ == "__main__":

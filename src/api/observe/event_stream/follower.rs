@@ -1,0 +1,277 @@
+//! One stream of events: reads the partitions in turn, and marks how far its client has everything.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{
+    EventStreams, FeedNews, FeedNumbers, StreamPlace,
+    batch::{self, BATCH_EVENTS_MAX, BatchRead, StreamFilter},
+    query::cursor,
+};
+use crate::{log_limit::log_limited, store::StoreError, supervised};
+
+/// Longest time from progress to the `id:` line that confirms it, unless [`BATCH_EVENTS_MAX`] events come first.
+const MARK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time of silence after which a comment shows that the connection is open.
+const COMMENT_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Time after which a read counts as failed.
+const READ_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Delay until a partition is read again that could not be read.
+const READ_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time after which clients should connect again, as browsers understand it.
+const RECONNECT: &str = "retry: 1000\n";
+
+/// Reader of the feed for one stream.
+pub(super) struct EventFollower {
+    streams: Arc<EventStreams>,
+    filter: Arc<StreamFilter>,
+    news: watch::Receiver<FeedNews>,
+    /// Value of [`FeedNews::ends`] at the start.
+    ends: u64,
+    /// Numbers up to which everything was sent.
+    sent: FeedNumbers,
+    /// Newest numbers, as far as known.
+    newest: FeedNumbers,
+    /// Newest numbers that were taken over from the news last.
+    noted: Arc<FeedNumbers>,
+    /// Partition that was read last; the next one has its turn.
+    last_read: Option<u32>,
+    /// Time until which partitions rest that could not be read.
+    rests: BTreeMap<u32, Instant>,
+    unmarked: Unmarked,
+    sent_at: Instant,
+    stage: StreamStage,
+    /// Sum of the numbers up to which everything was sent.
+    progress: Arc<AtomicU64>,
+    _place: StreamPlace,
+}
+
+/// Progress that no `id:` line has confirmed.
+#[derive(Default)]
+struct Unmarked {
+    events: u64,
+    since: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StreamStage {
+    Opening,
+    Following,
+    Ended,
+}
+
+impl EventFollower {
+    /// Creates a stream that goes on after these numbers.
+    pub(super) fn new(
+        streams: Arc<EventStreams>,
+        place: StreamPlace,
+        mut news: watch::Receiver<FeedNews>,
+        filter: StreamFilter,
+        sent: FeedNumbers,
+    ) -> Self {
+        let FeedNews { ends, newest: noted, .. } = news.borrow_and_update().clone();
+        let it = Self {
+            progress: streams.progress(),
+            streams,
+            filter: Arc::new(filter),
+            news,
+            ends,
+            sent,
+            newest: FeedNumbers::clone(&noted),
+            noted,
+            last_read: None,
+            rests: BTreeMap::new(),
+            unmarked: Unmarked::default(),
+            sent_at: Instant::now(),
+            stage: StreamStage::Opening,
+            _place: place,
+        };
+        it.measure();
+        it
+    }
+
+    /// Returns the next part of the stream; `None` at its end.
+    pub(super) async fn next(&mut self) -> Option<String> {
+        let mut text = String::new();
+        match self.stage {
+            StreamStage::Opening => {
+                // A client that is cut off before the first event continues here.
+                text.push_str(RECONNECT);
+                self.put_mark(&mut text);
+                self.stage = StreamStage::Following;
+            }
+            StreamStage::Following => self.follow(&mut text).await,
+            StreamStage::Ended => return None,
+        }
+        self.sent_at = Instant::now();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// Waits until there is something to send. Leaves the text empty at the end of a stream that has confirmed everything.
+    async fn follow(&mut self, text: &mut String) {
+        while text.is_empty() {
+            if !self.learn() {
+                self.stage = StreamStage::Ended;
+                if self.unmarked.since.is_some() {
+                    self.put_mark(text);
+                }
+                return;
+            }
+            if let Some(partition) = self.next_partition() {
+                self.read(partition, text).await;
+                self.measure();
+            } else {
+                self.wait().await;
+                if self.sent_at.elapsed() >= COMMENT_INTERVAL {
+                    text.push_str(": open\n\n");
+                }
+            }
+            let is_due = self.unmarked.since.is_some_and(|since| since.elapsed() >= MARK_INTERVAL);
+            if is_due || self.unmarked.events >= BATCH_EVENTS_MAX as u64 {
+                self.put_mark(text);
+            }
+        }
+    }
+
+    /// Takes the newest numbers over; returns false if the stream has to end.
+    fn learn(&mut self) -> bool {
+        let now = Instant::now();
+        self.rests.retain(|_, until| *until > now);
+        let is_served = self.news.has_changed().is_ok();
+        let FeedNews { newest, ends, is_stopped } = self.news.borrow_and_update().clone();
+        if !Arc::ptr_eq(&newest, &self.noted) {
+            self.newest.extend(newest.iter());
+            self.noted = newest;
+            self.measure();
+        }
+        is_served && !is_stopped && ends == self.ends
+    }
+
+    /// Returns the next partition that has something new, in turn. Another number than the one that was sent last is new,
+    /// also a lower one: the store may have fallen back.
+    fn next_partition(&self) -> Option<u32> {
+        let first = self.last_read.map_or(0, |last| last.wrapping_add(1));
+        let is_new = |(partition, newest): (&u32, &u64)| {
+            let is_new = *newest != self.sent_of(*partition) && !self.rests.contains_key(partition);
+            is_new.then_some(*partition)
+        };
+        self.newest.range(first..).chain(self.newest.range(..first)).find_map(is_new)
+    }
+
+    /// Waits for news, or until something is due.
+    async fn wait(&mut self) {
+        let marked = self.unmarked.since.map(|since| since + MARK_INTERVAL);
+        let rested = self.rests.values().copied();
+        let due = rested.chain(marked).fold(self.sent_at + COMMENT_INTERVAL, Instant::min);
+        tokio::select! {
+            biased;
+            // Without a sender the stream ends, as the caller finds.
+            _ = self.news.changed() => {}
+            () = sleep_until(due) => {}
+        }
+    }
+
+    async fn read(&mut self, partition: u32, text: &mut String) {
+        self.last_read = Some(partition);
+        let sent = self.sent_of(partition);
+        match self.batch(partition, sent).await {
+            Ok(BatchRead::Batch(batch)) => {
+                self.streams.metrics.stream_events.increment(batch.events);
+                self.unmarked.events += batch.events;
+                text.push_str(&batch.text);
+                self.newest.insert(partition, batch.newest);
+                self.advance(partition, sent, batch.to);
+            }
+            Ok(BatchRead::Gap(numbers)) => {
+                self.streams.metrics.stream_gaps.increment(1);
+                batch::put_gap(partition, &numbers, text);
+                self.advance(partition, sent, *numbers.end());
+            }
+            Ok(BatchRead::FellBack(newest)) => {
+                log_limited!(
+                    warn,
+                    partition,
+                    sent,
+                    newest,
+                    "feed fell back; a stream of events goes on from its end"
+                );
+                // What was above comes again, under the same numbers.
+                self.newest.insert(partition, newest);
+                self.advance(partition, sent, newest);
+            }
+            Ok(BatchRead::Lacking) => {
+                log_limited!(
+                    warn,
+                    partition,
+                    "the store lacks what the feed names; a stream of events waits"
+                );
+                self.rest(partition);
+            }
+            Err(error) => {
+                log_limited!(warn, %error, partition, "feed not read for a stream of events; retrying");
+                self.rest(partition);
+            }
+        }
+    }
+
+    fn rest(&mut self, partition: u32) {
+        self.rests.insert(partition, Instant::now() + READ_RETRY_INTERVAL);
+    }
+
+    fn advance(&mut self, partition: u32, from: u64, to: u64) {
+        if to != from {
+            self.sent.insert(partition, to);
+            self.unmarked.since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Reads what follows a number, in a turn of the streams of this node. The read is a task that keeps the turn, so that
+    /// those of clients that left do not exceed the bound while the store still works on them.
+    async fn batch(&self, partition: u32, after: u64) -> Result<BatchRead, StoreError> {
+        let failed = |why: &str| StoreError::Unavailable(why.to_owned());
+        // The semaphore is never closed.
+        let turn = Arc::clone(&self.streams.reads).acquire_owned().await.ok();
+        let (store, filter) = (Arc::clone(&self.streams.store), Arc::clone(&self.filter));
+        let task = supervised::spawn("a read for a stream of events", async move {
+            let _turn = turn;
+            timeout(READ_TIMEOUT, batch::read(&*store, &filter, partition, after)).await
+        });
+        match task.await {
+            Ok(Ok(read)) => read,
+            Ok(Err(_)) => Err(failed("no answer in time")),
+            Err(_) => Err(failed("the node stops")),
+        }
+    }
+
+    /// Appends an `id:` line: up to here the client has everything.
+    fn put_mark(&mut self, text: &mut String) {
+        self.unmarked = Unmarked::default();
+        write!(text, "id: {}\n\n", cursor(&self.streams.source, &self.sent)).ok();
+    }
+
+    /// Returns the number up to which everything of a partition was sent.
+    fn sent_of(&self, partition: u32) -> u64 {
+        self.sent.get(&partition).copied().unwrap_or(0)
+    }
+
+    fn measure(&self) {
+        let sent = self.newest.keys().map(|partition| self.sent_of(*partition));
+        self.progress.store(sent.fold(0, u64::saturating_add), Ordering::Relaxed);
+    }
+}
