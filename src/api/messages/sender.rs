@@ -214,7 +214,7 @@ impl MessageSender {
         fresh: Option<MsgId>,
     ) -> Result<MessageDraft, Problem> {
         let sender = match from {
-            Some(id) => UserId::new(id)
+            Some(id) => UserId::addressable(id)
                 .map_err(|error| Problem(Code::BadId, format!("from: user {}: {error}", quoted(id))))?,
             None => self.parts.system_user.clone(),
         };

@@ -93,7 +93,7 @@ pub(in crate::api) async fn members(
 }
 
 fn room(id: &str) -> Result<ConversationId, Problem> {
-    let id = RoomId::new(id).map_err(|error| Problem(Code::BadId, format!("room: {error}")))?;
+    let id = RoomId::addressable(id).map_err(|error| Problem(Code::BadId, format!("room: {error}")))?;
     Ok(ConversationId::room(&id))
 }
 
