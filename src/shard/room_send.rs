@@ -21,7 +21,10 @@ use self::queue::RoomPost;
 pub(super) use self::queue::RoomQueue;
 use super::{
     Shard,
-    actions::{limits::mark_limit, token::ROOM_NOT_GRANTED},
+    actions::{
+        limits::{CountedRequest, mark_limit},
+        token::ROOM_NOT_GRANTED,
+    },
     conn::{AskingRequest, Conn, class_of},
 };
 use crate::{
@@ -179,7 +182,8 @@ impl<I: Io> Shard<I> {
             let Route { user, device, .. } = &login.route;
             let conversation = ConversationId::room(room);
             let limiter = || self.context.limiter.join(user, device, self.now);
-            let admitted = self.admit_request(conn, LimitCall::Join, Some(&conversation), limiter);
+            let request = CountedRequest::new(LimitCall::Join, Some(&conversation));
+            let admitted = self.admit_request(conn, &request, limiter);
             if let Err(refusal) = admitted {
                 if let Some(asking) = refusal.asking.as_ref().filter(|_| conn.held.is_none()) {
                     let request = AskingRequest::Join { id, room: room.clone() };
