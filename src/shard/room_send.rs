@@ -211,6 +211,9 @@ impl<I: Io> Shard<I> {
     pub(super) fn join_allowed(&mut self, conn: &mut Conn, id: u64, room: &RoomId) {
         let conversation = ConversationId::room(room);
         if self.hub.join(&conversation, conn.key.slot) {
+            if let Some(login) = conn.login.as_deref() {
+                self.hub.listings.joined(&conversation, &login.route, conn.key.slot);
+            }
             let wire = self.conns.hot[conn.key.slot as usize].wire;
             for message in self.hub.recent(&conversation) {
                 self.queue(conn, &message, message.frame.bytes(wire).clone());
@@ -240,6 +243,9 @@ impl<I: Io> Shard<I> {
     pub(super) fn leave_room(&mut self, conn: &Conn, room: &RoomId) {
         let conversation = ConversationId::room(room);
         if self.hub.leave(&conversation, conn.key.slot) {
+            if let Some(login) = conn.login.as_deref() {
+                self.hub.listings.left(&conversation, &login.route, conn.key.slot);
+            }
             self.context.rooms.left(&conversation);
         }
     }
