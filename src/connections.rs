@@ -7,19 +7,18 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tidegate_protocol::id::UserId;
-use tokio::{
-    sync::{Semaphore, oneshot},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 
 mod paging;
+mod places;
 mod revocations;
 mod rooms;
 
+use self::places::ListPlaces;
 pub use self::{
     paging::{PageOfNodes, PagePosition},
     revocations::{RevokeError, Revoked},
-    rooms::{MemberOnNode, RoomList, RoomOnNodes},
+    rooms::{MemberOnNode, RoomList, RoomListBusy, RoomOnNodes},
 };
 use crate::{
     cluster::{Cluster, Follower},
@@ -33,8 +32,15 @@ use crate::{
 /// Time for a node to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Most lists that a node makes at once; each walks over all of its connections.
-const LISTS_MAX: usize = 2;
+/// Most lists of connections that a node makes at once; each walks over all of its connections.
+const CONNECTION_LISTS_MAX: usize = 2;
+
+/// Most lists of live rooms and of members that a node makes at once, for itself and for its peers.
+const ROOM_LISTS_MAX: usize = 4;
+
+/// Most lists of rooms over all nodes that callers of this node are given at once. A peer that does not answer holds each for
+/// the time of a call.
+const ASKED_ROOM_LISTS_MAX: usize = 16;
 
 /// Most pages of connections that are read of another node to count the users of networks.
 const PAGES_MAX: usize = 4;
@@ -46,7 +52,10 @@ const USERS_MAX: usize = 256;
 pub struct Connections {
     cluster: Arc<Cluster>,
     shards: ShardHandles,
-    lists: Semaphore,
+    lists: ListPlaces,
+    room_lists: ListPlaces,
+    /// Lists of rooms over all nodes that callers of this node ask for.
+    asked_room_lists: ListPlaces,
     revocations: Follower,
     metrics: Metrics,
 }
@@ -74,8 +83,15 @@ pub struct ClosedConnections {
 impl Connections {
     /// Creates the access to the connections of these shards, and to those of the peers.
     pub fn new(cluster: Arc<Cluster>, shards: ShardHandles, metrics: Metrics) -> Self {
-        let (lists, revocations) = (Semaphore::new(LISTS_MAX), Follower::new(None));
-        Self { cluster, shards, lists, revocations, metrics }
+        Self {
+            cluster,
+            shards,
+            lists: ListPlaces::new(CONNECTION_LISTS_MAX),
+            room_lists: ListPlaces::new(ROOM_LISTS_MAX),
+            asked_room_lists: ListPlaces::new(ASKED_ROOM_LISTS_MAX),
+            revocations: Follower::new(None),
+            metrics,
+        }
     }
 
     fn shards(&self) -> &[ShardHandle] {
@@ -100,9 +116,9 @@ impl Connections {
     /// # Errors
     /// Too many lists are made at once, or a shard is busy for too long.
     pub async fn list_here(&self, query: &ConnectionQuery) -> Result<ConnectionPage, LinkError> {
-        let busy = |_| LinkError::Unavailable("too many lists of connections at once".to_owned());
-        let _permit = match query.selected {
-            Selected::All => Some(self.lists.try_acquire().map_err(busy)?),
+        let busy = || LinkError::Unavailable("too many lists of connections at once".to_owned());
+        let _place = match query.selected {
+            Selected::All => Some(self.lists.take().await.ok_or_else(busy)?),
             _ => None,
         };
         let all = join_all(self.shards().iter().map(|shard| list_of(shard, query)));

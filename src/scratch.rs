@@ -58,7 +58,7 @@ pub trait Scratch: Send + Sync {
     /// Returns the last saved state of the device's chain; `None` if there never was one or it was lost.
     async fn load_chain(&self, user: &UserId, device: &DeviceId) -> Result<Option<ChainState>, ScratchError>;
 
-    /// Returns the devices of a user whose chains are saved, at most [`CHAINS_PER_USER_MAX`].
+    /// Returns the devices of a user whose chains are saved now, at most [`CHAINS_PER_USER_MAX`].
     async fn chain_devices(&self, user: &UserId) -> Result<Vec<DeviceId>, ScratchError>;
 
     /// Removes the saved state of a device's chain; returns whether there was one. A connection whose chain goes on saves its

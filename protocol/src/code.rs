@@ -86,7 +86,7 @@ codes! {
     1004 HandshakeTimeout "HANDSHAKE_TIMEOUT" true Now "No complete Hello within the time allowed." "Send Hello immediately after connecting."
     1005 FrameTimeout "FRAME_TIMEOUT" true Now "A frame was started but not completed in time." "Send each frame in one piece; check the network."
     1006 BadVersion "BAD_VERSION" false Never "The protocol version is not supported." "Use version 1."
-    1007 BadId "BAD_ID" false Never "An id or a conversation key is not well formed." "Ids match [A-Za-z0-9_.-]{1,64}; take conversation keys from the broker."
+    1007 BadId "BAD_ID" false Never "An id or a conversation key is not well formed." "Ids match [A-Za-z0-9_.-]{1,64}, and are not `.` or `..`; take conversation keys from the broker."
     1008 UnknownFraming "UNKNOWN_FRAMING" false Never "The first bytes match no framing: WebSocket, TG/1 or JSON lines." "Begin with GET (WebSocket), TG/1 and a newline (protobuf frames) or { (JSON lines)."
     1009 BadUpgrade "BAD_UPGRADE" false Never "The HTTP request is not a supported WebSocket upgrade." "Send a WebSocket upgrade with sub-protocol tidegate.v1.json or tidegate.v1.proto."
     1010 BadContent "BAD_CONTENT" false Never "A Send has no content or no destination." "Set content, and either conversation or toUser."

@@ -19,6 +19,9 @@ pub enum IdError {
     /// The text has a character outside `[A-Za-z0-9_.-]`.
     #[error("id has an invalid character; use only A-Z a-z 0-9 _ . -")]
     BadCharacter,
+    /// The text is `.` or `..`, and names something new or the target of a request.
+    #[error("id is a dot segment, which programs rewrite in URLs; choose one other than `.` and `..`")]
+    DotSegment,
     /// The text is not `d:<a>:<b>` (ids sorted), `g:<id>` or `r:<id>`.
     #[error("not a conversation key; use d:<a>:<b> with the ids in order, g:<id> or r:<id>")]
     NotAConversation,
@@ -34,6 +37,11 @@ pub fn check_id(text: &str) -> Result<(), IdError> {
     }
 }
 
+/// Checks that the id may be a segment in the path of a URL.
+fn check_segment(text: &str) -> Result<(), IdError> {
+    if matches!(text, "." | "..") { Err(IdError::DotSegment) } else { Ok(()) }
+}
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -45,6 +53,13 @@ macro_rules! id {
             pub fn new(text: &str) -> Result<Self, IdError> {
                 check_id(text)?;
                 Ok(Self(text.into()))
+            }
+
+            /// Creates the id of something new, or of the target of a request: as [`Self::new`], but never `.` or `..`,
+            /// which can't be a segment in the path of a URL.
+            pub fn addressable(text: &str) -> Result<Self, IdError> {
+                check_segment(text)?;
+                Self::new(text)
             }
 
             /// Returns the id as text.
@@ -143,6 +158,20 @@ impl ConversationId {
         Ok(Self(text.into()))
     }
 
+    /// Parses the key of the target of a request: as [`Self::parse`], but the users of a direct conversation may be in any
+    /// order, and no id may be `.` or `..`, which can't be a segment in the path of a URL.
+    pub fn addressable(text: &str) -> Result<Self, IdError> {
+        if let Some((a, b)) = text.strip_prefix("d:").and_then(|users| users.split_once(':')) {
+            return Ok(Self::direct(&UserId::addressable(a)?, &UserId::addressable(b)?));
+        }
+        let key = Self::parse(text)?;
+        match key.kind() {
+            ConversationKind::Group(id) | ConversationKind::Room(id) => check_segment(id)?,
+            ConversationKind::Direct(..) => {}
+        }
+        Ok(key)
+    }
+
     /// Returns the key as text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -221,6 +250,29 @@ mod tests {
         assert_eq!(key.kind(), ConversationKind::Direct("ann", "bob"));
         assert!(key.is_direct_of(&bob));
         assert!(!key.is_direct_of(&UserId::new("an").unwrap()));
+    }
+
+    #[test]
+    fn dot_segments_are_ids_but_no_targets() {
+        for dots in [".", ".."] {
+            assert_eq!(UserId::addressable(dots), Err(IdError::DotSegment));
+            assert_eq!(UserId::new(dots).unwrap().as_str(), dots, "groups of a former version may have it");
+            for key in
+                [format!("g:{dots}"), format!("r:{dots}"), format!("d:{dots}:a"), format!("d:a:{dots}")]
+            {
+                assert_eq!(ConversationId::addressable(&key), Err(IdError::DotSegment), "{key}");
+            }
+            assert!(ConversationId::parse(&format!("g:{dots}")).is_ok());
+        }
+        for valid in ["...", ".a", "a.", "a..b"] {
+            assert_eq!(UserId::addressable(valid).unwrap().as_str(), valid);
+            assert!(ConversationId::addressable(&format!("g:{valid}")).is_ok());
+        }
+        assert_eq!(ConversationId::addressable("d:b:a").unwrap().as_str(), "d:a:b");
+        assert_eq!(UserId::addressable(""), Err(IdError::Empty));
+        for bad in ["", "d:a", "g:", "x:a", "g:a:b", "d:a:b:c", "d:a b:c"] {
+            assert!(ConversationId::addressable(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub(super) struct BlocksQuery {
 }
 
 fn user(text: &str) -> Result<UserId, Problem> {
-    UserId::new(text).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
+    UserId::addressable(text).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
 }
 
 fn unavailable(error: StoreError) -> Problem {

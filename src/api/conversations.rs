@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use axum::extract::{Query, rejection::QueryRejection};
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, ConversationKind, IdError, UserId},
+    id::{ConversationId, ConversationKind, UserId},
 };
 
 pub(super) mod cursor;
@@ -120,25 +120,16 @@ impl From<Refusal> for Problem {
 }
 
 fn user(text: &str) -> Result<UserId, Problem> {
-    UserId::new(text).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
+    UserId::addressable(text).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
 }
 
 /// Returns the conversation of a key, in which the users of a direct one may be in any order. Rooms have no history.
 fn conversation(text: &str) -> Result<ConversationId, Problem> {
     let refused = |why: String| Problem(Code::BadId, format!("conversation: {why}"));
-    let parsed = canonical(text).map_err(|error| refused(error.to_string()))?;
+    let parsed = ConversationId::addressable(text).map_err(|error| refused(error.to_string()))?;
     match parsed.kind() {
         ConversationKind::Room(_) => Err(refused("nothing is stored of a live room".to_owned())),
         ConversationKind::Direct(..) | ConversationKind::Group(_) => Ok(parsed),
-    }
-}
-
-/// Parses a key whose users may be in any order.
-pub(super) fn canonical(text: &str) -> Result<ConversationId, IdError> {
-    let users = text.strip_prefix("d:").and_then(|users| users.split_once(':'));
-    match users {
-        Some((one, other)) => Ok(ConversationId::direct(&UserId::new(one)?, &UserId::new(other)?)),
-        None => ConversationId::parse(text),
     }
 }
 
@@ -161,7 +152,7 @@ mod tests {
             assert_eq!(found.as_str(), "d:alice:bob");
         }
         assert!(conversation("g:team").is_ok());
-        for text in ["r:hall", "d:alice", "d:a:b:c", "team", "", "g:", "d:a b:c"] {
+        for text in ["r:hall", "d:alice", "d:a:b:c", "team", "", "g:", "d:a b:c", "g:..", "d:.:bob"] {
             assert!(matches!(conversation(text), Err(Problem(Code::BadId, _))), "{text:?}");
         }
     }

@@ -177,7 +177,7 @@ pub(super) fn tools(api: &Api) -> Result<&Arc<DevTools>, DevRefusal> {
 
 fn ids(user: &str, device: Option<&str>) -> Result<(UserId, Option<DeviceId>), Problem> {
     let bad = |name: &str, error: &dyn std::fmt::Display| Problem(Code::BadId, format!("{name}: {error}"));
-    let user = UserId::new(user).map_err(|error| bad("user", &error))?;
-    let device = device.map(DeviceId::new).transpose().map_err(|error| bad("device", &error))?;
+    let user = UserId::addressable(user).map_err(|error| bad("user", &error))?;
+    let device = device.map(DeviceId::addressable).transpose().map_err(|error| bad("device", &error))?;
     Ok((user, device))
 }

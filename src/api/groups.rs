@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, GroupId, MsgId, UserId},
+    id::{ConversationId, GroupId, IdError, MsgId, UserId},
     record::{MemberAction, MemberChange, Role, USERS_MAX},
     settings::{GROUP_SETTINGS, GroupSettings, POST, STORM_POST},
 };
@@ -231,7 +231,10 @@ fn change(
         return Err(Problem(Code::TooManyMembers, String::new()));
     }
     let bad = |_| Problem(Code::BadId, "requestId: [A-Za-z0-9_.-]{1,64}".into());
-    let mut users: Vec<UserId> = users.iter().map(|id| user(id)).collect::<Result<_, _>>()?;
+    // A member of a former version may have an id that no other request can name.
+    let parse = if action == MemberAction::Kick { UserId::new } else { UserId::addressable };
+    let mut users: Vec<UserId> =
+        users.iter().map(|id| parse(id).map_err(|error| bad_user(id, &error))).collect::<Result<_, _>>()?;
     users.sort_unstable();
     users.dedup();
     let request = context.request.as_deref().map(MsgId::new).transpose().map_err(bad)?;
@@ -265,12 +268,17 @@ fn with_storm_ended(mut settings: BTreeMap<String, String>) -> BTreeMap<String, 
 }
 
 fn group(id: &str) -> Result<ConversationId, Problem> {
-    let id = GroupId::new(id).map_err(|error| Problem(Code::BadId, format!("group {id:?}: {error}")))?;
+    let id =
+        GroupId::addressable(id).map_err(|error| Problem(Code::BadId, format!("group {id:?}: {error}")))?;
     Ok(ConversationId::group(&id))
 }
 
 fn user(id: &str) -> Result<UserId, Problem> {
-    UserId::new(id).map_err(|error| Problem(Code::BadId, format!("user {id:?}: {error}")))
+    UserId::addressable(id).map_err(|error| bad_user(id, &error))
+}
+
+fn bad_user(id: &str, error: &IdError) -> Problem {
+    Problem(Code::BadId, format!("user {id:?}: {error}"))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 pub(super) mod batch;
 pub(super) mod edit;
 pub(super) mod form;
+mod limits;
 mod mode;
 pub(super) mod recall;
 mod room;

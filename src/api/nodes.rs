@@ -133,7 +133,7 @@ pub(super) async fn where_is(
     State(api): State<Api>,
     IdPath(user): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
-    let user = UserId::new(&user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
+    let user = UserId::addressable(&user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
     let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
     let rows = api.cluster.ports.routes.lookup(std::slice::from_ref(&user)).await.map_err(unavailable)?;
     let peers = api.cluster.peers.snapshot();

@@ -52,7 +52,7 @@ pub(super) async fn of_users(
 }
 
 async fn lookup(api: &Api, users: &[String]) -> Result<Vec<Value>, Problem> {
-    let ids: Result<Vec<UserId>, _> = users.iter().map(|user| UserId::new(user)).collect();
+    let ids: Result<Vec<UserId>, _> = users.iter().map(|user| UserId::addressable(user)).collect();
     let ids = ids.map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
     let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
     let routes = &api.cluster.ports.routes;

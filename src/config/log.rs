@@ -16,7 +16,8 @@ pub struct LogConfig {
     /// number. The lowest value among all live nodes applies, so one node can hold back the others. A switch is
     /// final: an older tidegate can't own a switched partition.
     pub rules: String,
-    /// How long all live nodes must have agreed, in ms. Must exceed the time to discover a new node.
+    /// How long all live nodes must have agreed, in ms. Must exceed the time to discover a new node. A single node waits as
+    /// long with an existing log, and can be replaced by its former version until then.
     pub rules_settle_ms: u64,
     /// When a message of profile `cluster` is acked and delivered. `archived`: once Postgres has it. `decided`: once
     /// Kafka has it and its seq is known; the archive follows. Must be the same on all nodes. `decided` is faster,

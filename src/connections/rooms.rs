@@ -44,6 +44,10 @@ pub struct MemberOnNode {
     pub run: NodeBoot,
 }
 
+/// Refusal of a list: this node makes too many, or its shards are busy.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RoomListBusy;
+
 /// Replies of the nodes to one query.
 struct RoomReplies {
     pages: Vec<(NodeBoot, RoomsPage)>,
@@ -56,11 +60,11 @@ impl Connections {
     /// # Errors
     /// Too many lists are made at once, or a shard is busy for too long.
     pub async fn rooms_here(&self, query: &RoomsQuery) -> Result<RoomsPage, LinkError> {
-        let busy = |_| LinkError::Unavailable("too many lists of connections at once".to_owned());
-        let _permit = match query {
+        let busy = || LinkError::Unavailable("too many lists of rooms at once".to_owned());
+        let _place = match query {
             RoomsQuery::One(_) => None,
             RoomsQuery::All { .. } | RoomsQuery::Members { .. } => {
-                Some(self.lists.try_acquire().map_err(busy)?)
+                Some(self.room_lists.take().await.ok_or_else(busy)?)
             }
         };
         let all = join_all(self.shards().iter().map(|shard| rooms_of(shard, query)));
@@ -73,30 +77,43 @@ impl Connections {
     }
 
     /// Returns the live rooms that have members now, in the order of their keys, above `after`.
-    pub async fn rooms(&self, after: Option<ConversationId>, limit: usize) -> RoomList<RoomOnNodes> {
+    ///
+    /// # Errors
+    /// This node is busy.
+    pub async fn rooms(
+        &self,
+        after: Option<ConversationId>,
+        limit: usize,
+    ) -> Result<RoomList<RoomOnNodes>, RoomListBusy> {
         let query = RoomsQuery::All { after, limit: limit.saturating_add(1) };
-        let RoomReplies { pages, silent } = self.ask_for_rooms(&query).await;
+        let RoomReplies { pages, silent } = self.ask_for_rooms(&query).await?;
         let (mut rows, has_more) = first(counted(pages), limit);
         rows.sort_by(|a, b| a.room.cmp(&b.room));
-        RoomList { rows, has_more, silent }
+        Ok(RoomList { rows, has_more, silent })
     }
 
     /// Returns one live room; without members it has no connections.
-    pub async fn room(&self, room: ConversationId) -> RoomList<RoomOnNodes> {
+    ///
+    /// # Errors
+    /// This node is busy.
+    pub async fn room(&self, room: ConversationId) -> Result<RoomList<RoomOnNodes>, RoomListBusy> {
         let query = RoomsQuery::One(room);
-        let RoomReplies { pages, silent } = self.ask_for_rooms(&query).await;
-        RoomList { rows: counted(pages), has_more: false, silent }
+        let RoomReplies { pages, silent } = self.ask_for_rooms(&query).await?;
+        Ok(RoomList { rows: counted(pages), has_more: false, silent })
     }
 
     /// Returns the members of a live room, in the order of user and device, above `after`.
+    ///
+    /// # Errors
+    /// This node is busy.
     pub async fn room_members(
         &self,
         room: ConversationId,
         after: Option<RoomMember>,
         limit: usize,
-    ) -> RoomList<MemberOnNode> {
+    ) -> Result<RoomList<MemberOnNode>, RoomListBusy> {
         let query = RoomsQuery::Members { room, after, limit: limit.saturating_add(1) };
-        let RoomReplies { pages, silent } = self.ask_for_rooms(&query).await;
+        let RoomReplies { pages, silent } = self.ask_for_rooms(&query).await?;
         let on_node = |(run, page): (NodeBoot, RoomsPage)| {
             let members = match page {
                 RoomsPage::Members(members) => members,
@@ -109,17 +126,22 @@ impl Connections {
         rows.sort_by(|a, b| a.member.cmp(&b.member));
         rows.dedup_by(|next, kept| next.member == kept.member);
         let (rows, has_more) = first(rows, limit);
-        RoomList { rows, has_more, silent }
+        Ok(RoomList { rows, has_more, silent })
     }
 
-    async fn ask_for_rooms(&self, query: &RoomsQuery) -> RoomReplies {
+    async fn ask_for_rooms(&self, query: &RoomsQuery) -> Result<RoomReplies, RoomListBusy> {
+        // Those of one node take few places of the others.
+        let _place = self.asked_room_lists.take().await.ok_or(RoomListBusy)?;
         let others = self.others();
         let link = &self.cluster.ports.link;
         let calls = join_all(others.iter().map(|run| in_time(link.rooms(run, query.clone()))));
         let (here, answers) = tokio::join!(self.rooms_here(query), calls);
-        let own = std::iter::once((self.cluster.me.clone(), here));
-        let mut replies = RoomReplies { pages: Vec::new(), silent: Vec::new() };
-        for (run, answer) in own.chain(others.into_iter().zip(answers)) {
+        let here = here.map_err(|error| {
+            tracing::debug!(%error, "this node is too busy to list rooms");
+            RoomListBusy
+        })?;
+        let mut replies = RoomReplies { pages: vec![(self.cluster.me.clone(), here)], silent: Vec::new() };
+        for (run, answer) in others.into_iter().zip(answers) {
             match answer {
                 Ok(page) => replies.pages.push((run, page)),
                 // The run has ended, and its connections with it.
@@ -127,7 +149,7 @@ impl Connections {
                 Err(error) => replies.silent.push(noted(run, &error)),
             }
         }
-        replies
+        Ok(replies)
     }
 }
 
@@ -152,29 +174,56 @@ fn first<T>(mut rows: Vec<T>, limit: usize) -> (Vec<T>, bool) {
     (rows, has_more)
 }
 
-/// Lists rooms or members of one shard, which walks over some of them at a time.
+/// Lists rooms or members of one shard, which sorts some members at a time before it lists the first of them.
 async fn rooms_of(shard: &ShardHandle, query: &RoomsQuery) -> RoomsPage {
-    let mut all = query.empty_page();
-    let mut from = Some(0);
-    while let Some(start) = from.take() {
+    loop {
         let (reply, page) = oneshot::channel();
-        let mail = Mail::Connections(ConnectionOrder::Rooms(query.clone(), start, reply));
-        // A shard that ends has no connection left.
-        if shard.post(mail).await.is_ok()
-            && let Ok((page, next)) = page.await
-        {
-            all.merge(page, query.limit());
-            from = next;
+        let mail = Mail::Connections(ConnectionOrder::Rooms(query.clone(), reply));
+        let is_posted = shard.post(mail).await.is_ok();
+        match if is_posted { page.await.ok() } else { None } {
+            Some(Some(page)) => return page,
+            Some(None) => {}
+            // A shard that ends has no connection left.
+            None => return query.empty_page(),
         }
     }
-    all
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tidegate_protocol::id::NodeId;
 
     use super::*;
+    use crate::{
+        cluster::Cluster, connections::ROOM_LISTS_MAX, link::LocalLink, mail::ShardHandles, metrics,
+        ports::Ports,
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn own_refusal_is_an_error_and_a_place_that_frees_is_waited_for() {
+        let me = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
+        let cluster = Arc::new(Cluster::new(me, Ports::in_memory(Arc::new(LocalLink))));
+        let connections = Arc::new(Connections::new(cluster, ShardHandles::default(), metrics::install().0));
+        let mut places = Vec::new();
+        while let Some(place) = connections.room_lists.take().await {
+            places.push(place);
+        }
+        assert_eq!(places.len(), ROOM_LISTS_MAX);
+        assert_eq!(connections.rooms(None, 1).await.map(|_| ()), Err(RoomListBusy));
+        assert!(
+            connections.room(ConversationId::parse("r:hall").unwrap()).await.is_ok(),
+            "one room is cheap"
+        );
+        let waits = tokio::spawn({
+            let connections = Arc::clone(&connections);
+            async move { connections.rooms(None, 1).await.map(|list| list.silent.len()) }
+        });
+        tokio::task::yield_now().await;
+        drop(places.pop());
+        assert_eq!(waits.await.unwrap(), Ok(0));
+    }
 
     #[test]
     fn connections_and_nodes_of_a_room_are_summed_up() {

@@ -46,6 +46,9 @@ const CLIENT_PAGE: PageBytes = PageBytes { content: 48 * 1024, entries: usize::M
 /// Part of the bytes of a page's contents that the contents of edits may take as well.
 const EDITS_SHARE: usize = 4;
 
+/// Most reads of messages whose edits are in a page. Each ends with a message that does not fit.
+const EDIT_READS_MAX: usize = 4;
+
 /// Reads the page that `reader` requests, from a store that has everything that was published.
 ///
 /// # Errors
@@ -302,19 +305,27 @@ impl Paging<'_> {
             wanted.remove(&row.row.seq);
         }
         let max = self.bytes.content / EDITS_SHARE;
-        let mut elsewhere = Vec::new();
-        if !wanted.is_empty() {
-            let seqs: Vec<u64> = wanted.into_iter().collect();
+        let mut left = max;
+        // One that does not fit leaves its place to the others.
+        let mut fitting = |row: &StoredRow| {
+            let (seq, content) = newest_content(row, &shown)?;
+            left = left.checked_sub(content.len())?;
+            Some((seq, content))
+        };
+        let mut edits: BTreeMap<u64, Bytes> = self.page.rows.iter().filter_map(&mut fitting).collect();
+        for _ in 0..EDIT_READS_MAX {
+            if wanted.is_empty() {
+                break;
+            }
+            let seqs: Vec<u64> = wanted.iter().copied().collect();
             let found = self.store.rows_at(&self.pull.conversation, &seqs, max).await;
-            elsewhere = found.map_err(store_unavailable)?.rows;
+            let rows = found.map_err(store_unavailable)?.rows;
+            let Some(last) = rows.last().map(|row| row.row.seq) else { break };
+            edits.extend(rows.iter().filter_map(&mut fitting));
+            // What the read left out comes after the last row, or is removed.
+            wanted = wanted.split_off(&(last + 1));
         }
-        let contents = self.page.rows.iter().chain(&elsewhere).filter_map(|row| newest_content(row, &shown));
-        let mut bytes = 0;
-        let fitting = contents.filter(|(_, content)| {
-            bytes += content.len();
-            bytes <= max
-        });
-        self.page.edits = fitting.collect();
+        self.page.edits = edits;
         Ok(())
     }
 

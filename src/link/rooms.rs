@@ -2,6 +2,8 @@
 
 use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
 
+use crate::routes::Route;
+
 /// Query of the live rooms that have members on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoomsQuery {
@@ -50,6 +52,13 @@ pub struct RoomMember {
     pub user: UserId,
     /// Device of the user.
     pub device: DeviceId,
+}
+
+impl RoomMember {
+    /// Returns user and device of a route.
+    pub fn of(route: &Route) -> Self {
+        Self { user: route.user.clone(), device: route.device.clone() }
+    }
 }
 
 impl RoomsQuery {

@@ -15,8 +15,8 @@ use crate::{
 pub enum ConnectionOrder {
     /// Lists connections from this slot on; replies with them, and with the slot to continue from, if there may be more.
     List(ConnectionQuery, u32, oneshot::Sender<(ConnectionPage, Option<u32>)>),
-    /// Lists live rooms, or members of one, from this place on; replies with them, and with the place to continue from.
-    Rooms(RoomsQuery, u32, oneshot::Sender<(RoomsPage, Option<u32>)>),
+    /// Lists live rooms, or members of one; replies `None` if it must be asked again, because the shard still sorts them.
+    Rooms(RoomsQuery, oneshot::Sender<Option<RoomsPage>>),
     /// Closes connections; replies how many.
     Close(Arc<CloseOrder>, oneshot::Sender<u64>),
     /// Closes the connections whose token the revocation names; replies how many.

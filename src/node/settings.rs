@@ -249,9 +249,8 @@ pub(super) fn owners(config: &Config) -> anyhow::Result<owner::Settings> {
 pub(super) fn rules(config: &Config) -> anyhow::Result<rules::Settings> {
     let wanted = config.log.wanted().context("log.rules: `newest` or a version")?;
     let known = if config.fault.rules_max == 0 { LEDGER_NEWEST } else { config.fault.rules_max };
-    // A node without peers has no other to agree with.
-    let settle = if config.node.profile == "cluster" { config.log.settle() } else { Duration::ZERO };
-    Ok(rules::Settings { known, wanted, settle })
+    let has_peers = config.node.profile == "cluster";
+    Ok(rules::Settings { known, wanted, settle: config.log.settle(), has_peers })
 }
 
 pub(super) fn shard_count(config: &Config) -> usize {

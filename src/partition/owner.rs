@@ -108,6 +108,8 @@ pub(super) struct Owner {
     since: Instant,
     /// Rules in force, for the background tasks that append.
     rules: watch::Sender<Rules>,
+    /// Whether the log was empty at the takeover.
+    is_log_new: bool,
     /// Answers given by this owner; `None` on a single node, where no origin asks again.
     answer_log: Option<AnswerLog>,
     /// Counts of accepted messages by group.
@@ -195,6 +197,7 @@ impl Owner {
             archive,
             since: Instant::now(),
             rules: watch::Sender::new(taken.rules),
+            is_log_new: bounds.next == 0 && taken.position.offset == 0,
             answer_log,
             storms: cluster.storms.open(partition, &cluster.events, metrics),
             storm_ports: None,

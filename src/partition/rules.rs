@@ -33,14 +33,17 @@ pub struct Settings {
     pub known: u32,
     /// Newest version to switch to.
     pub wanted: u32,
-    /// How long all live nodes must have agreed; zero for a node that has no peers, and switches at once.
+    /// How long all live nodes must have agreed.
     pub settle: Duration,
+    /// Whether other nodes must agree. A node without peers switches a new log at once, and an existing one after
+    /// `settle`, until which the former version can be started again.
+    pub has_peers: bool,
 }
 
 impl Default for Settings {
     /// Returns settings that switch to the newest version, after a minute.
     fn default() -> Self {
-        Self { known: LEDGER_NEWEST, wanted: LEDGER_NEWEST, settle: Duration::from_secs(60) }
+        Self { known: LEDGER_NEWEST, wanted: LEDGER_NEWEST, settle: Duration::from_secs(60), has_peers: true }
     }
 }
 
@@ -93,6 +96,8 @@ pub(crate) struct Switcher<'a> {
     pub(crate) bus: &'a dyn Bus,
     pub(crate) peers: &'a Peers,
     pub(crate) settings: Settings,
+    /// Whether the log was empty when the owner took it over.
+    pub(crate) is_log_new: bool,
     /// Rules in force, as published by the owner.
     pub(crate) rules: watch::Receiver<Rules>,
     /// Wall clock, in ms since 1970; for display only.
@@ -102,14 +107,17 @@ pub(crate) struct Switcher<'a> {
 impl Switcher<'_> {
     /// Appends the switch whenever a newer version is agreed on, until the owner exits.
     pub(crate) async fn run(mut self) {
-        let mut consent = Consent::default();
+        let (mut consent, begun) = (Consent::default(), Instant::now());
         let mut checks = interval(CONSENT_CHECK_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             checks.tick().await;
-            let agreed = match self.settings.settle.is_zero() {
-                true => Some(self.settings.announced()),
-                false => consent.update(&self.peers.snapshot(), self.me, &self.settings, Instant::now()),
+            let agreed = match self.settings.has_peers {
+                true => consent.update(&self.peers.snapshot(), self.me, &self.settings, Instant::now()),
+                false => {
+                    let is_settled = self.is_log_new || begun.elapsed() >= self.settings.settle;
+                    is_settled.then_some(self.settings.announced())
+                }
             };
             let Some(version) = agreed.filter(|version| *version > self.rules.borrow().ledger_version) else {
                 continue;
@@ -152,7 +160,7 @@ mod tests {
     }
 
     fn settings() -> Settings {
-        Settings { known: 3, wanted: 3, settle: RULES_SETTLE_TIME }
+        Settings { known: 3, wanted: 3, settle: RULES_SETTLE_TIME, has_peers: true }
     }
 
     /// Returns the agreed version after the snapshots, each taken that many seconds after the first.

@@ -27,6 +27,7 @@ static CHAIN_SAVE: Script =
     Script::new(concat!(include_str!("../redis/chain_index.lua"), include_str!("../redis/chain_save.lua")));
 static CHAIN_STEP: Script =
     Script::new(concat!(include_str!("../redis/chain_index.lua"), include_str!("../redis/chain_step.lua")));
+static CHAIN_LIST: Script = Script::new(include_str!("../redis/chain_list.lua"));
 static STORM_MIRROR: Script = Script::new(include_str!("../redis/storm_mirror.lua"));
 static GRANT: Script = Script::new(include_str!("../redis/grant.lua"));
 
@@ -233,7 +234,7 @@ impl Scratch for RedisScratch {
     }
 
     async fn chain_devices(&self, user: &UserId) -> Result<Vec<DeviceId>, ScratchError> {
-        let call = Call::command(["ZREVRANGE", &self.chain_index_key(user), "0", "-1"]);
+        let call = Call::script(&CHAIN_LIST, [self.chain_index_key(user)]);
         let names: Vec<String> = self.client.one(call).await?;
         Ok(names.iter().filter_map(|name| DeviceId::new(name).ok()).take(CHAINS_PER_USER_MAX).collect())
     }

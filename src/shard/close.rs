@@ -110,7 +110,9 @@ impl<I: Io> Shard<I> {
             self.hub.remove(&login.route.user, conn.key.slot);
             self.gates.leave_sends(login.gated_sends);
             for room in conn.session.rooms() {
-                self.context.rooms.left(&ConversationId::room(room));
+                let room = ConversationId::room(room);
+                self.hub.listings.left(&room, &login.route, conn.key.slot);
+                self.context.rooms.left(&room);
             }
             self.unregister(login.route);
         }

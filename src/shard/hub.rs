@@ -7,7 +7,7 @@
 //! that a group of ten thousand does not starve the others.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -20,6 +20,7 @@ use tidegate_protocol::{
 };
 
 use self::{
+    listing::RoomListings,
     recent::{RecentMessages, RecentTotal},
     thinning::{RoomThinning, ThinnedPass},
 };
@@ -57,6 +58,10 @@ pub(super) struct Hub {
     directory: Arc<Directory>,
     users: HashMap<UserId, SmallVec<[u32; 2]>, RandomState>,
     ids: HashMap<ConversationId, u32, RandomState>,
+    /// Rooms, in order.
+    rooms: BTreeSet<ConversationId>,
+    /// Rooms with their members in order, while these are listed.
+    pub(super) listings: RoomListings,
     groups: Slab<Group>,
     /// Slot → its groups, with its position in each.
     links: Vec<SmallVec<[Link; 3]>>,
@@ -93,7 +98,8 @@ struct Group {
     pending: VecDeque<Item>,
     job: Option<Job>,
     queued: bool,
-    holes: bool,
+    /// Number of members that left during a fan-out, which are vacant in the array.
+    vacant: u32,
     /// Whether it is among the changed rooms.
     is_changed: bool,
     /// Time of the next pass over the members of a room.
@@ -164,6 +170,8 @@ impl Hub {
             directory,
             users: HashMap::default(),
             ids: HashMap::default(),
+            rooms: BTreeSet::new(),
+            listings: RoomListings::default(),
             groups: Slab::new(),
             links: Vec::new(),
             removed: HashMap::default(),
@@ -427,7 +435,7 @@ impl Hub {
     fn finish_job(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
         let Some(job) = group.job.take_if(|job| job.next >= job.end) else { return };
-        let has_holes = std::mem::take(&mut group.holes);
+        let has_holes = std::mem::take(&mut group.vacant) > 0;
         self.uncount(index, job.bytes);
         if !has_holes {
             return;

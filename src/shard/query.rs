@@ -21,7 +21,7 @@ use super::{
     Shard,
     actions::{
         decisions::{log_denial, mark_reason, refusal},
-        limits::{call_of, mark_limit},
+        limits::{CountedRequest, mark_limit},
     },
     conn::{AskingRequest, Conn, OpenQuery},
 };
@@ -59,7 +59,7 @@ impl<I: Io> Shard<I> {
             conn.open_query = Some(Box::new(answered));
             return;
         };
-        let (call, conversation) = call_of(&query);
+        let request = CountedRequest::of_query(&query);
         let device = conn.login.as_deref().map(|login| login.route.device.clone());
         let limiter = || match (&query, &device) {
             // An edit goes to the log and to all members, as a message does.
@@ -72,7 +72,7 @@ impl<I: Io> Shard<I> {
             }
             _ => self.context.limiter.query(&user, self.now),
         };
-        if let Err(refusal) = self.admit_request(conn, call, conversation, limiter) {
+        if let Err(refusal) = self.admit_request(conn, &request, limiter) {
             if is_gated {
                 self.gates.leave_read(None);
             }
@@ -80,7 +80,7 @@ impl<I: Io> Shard<I> {
         }
         let appends = Arc::new(AtomicBool::new(matches!(query, Query::Leave(_))));
         let mut open_query = OpenQuery::new(id, Arc::clone(&appends));
-        open_query.conversation = conversation.cloned();
+        open_query.conversation = request.conversation.cloned();
         open_query.gated_since = is_gated.then_some(self.now);
         let (cluster, reads) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.reads));
         let work: Work = match query {

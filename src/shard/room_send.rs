@@ -21,7 +21,10 @@ use self::queue::RoomPost;
 pub(super) use self::queue::RoomQueue;
 use super::{
     Shard,
-    actions::{limits::mark_limit, token::ROOM_NOT_GRANTED},
+    actions::{
+        limits::{CountedRequest, mark_limit},
+        token::ROOM_NOT_GRANTED,
+    },
     conn::{AskingRequest, Conn, class_of},
 };
 use crate::{
@@ -179,7 +182,8 @@ impl<I: Io> Shard<I> {
             let Route { user, device, .. } = &login.route;
             let conversation = ConversationId::room(room);
             let limiter = || self.context.limiter.join(user, device, self.now);
-            let admitted = self.admit_request(conn, LimitCall::Join, Some(&conversation), limiter);
+            let request = CountedRequest::new(LimitCall::Join, Some(&conversation));
+            let admitted = self.admit_request(conn, &request, limiter);
             if let Err(refusal) = admitted {
                 if let Some(asking) = refusal.asking.as_ref().filter(|_| conn.held.is_none()) {
                     let request = AskingRequest::Join { id, room: room.clone() };
@@ -207,6 +211,9 @@ impl<I: Io> Shard<I> {
     pub(super) fn join_allowed(&mut self, conn: &mut Conn, id: u64, room: &RoomId) {
         let conversation = ConversationId::room(room);
         if self.hub.join(&conversation, conn.key.slot) {
+            if let Some(login) = conn.login.as_deref() {
+                self.hub.listings.joined(&conversation, &login.route, conn.key.slot);
+            }
             let wire = self.conns.hot[conn.key.slot as usize].wire;
             for message in self.hub.recent(&conversation) {
                 self.queue(conn, &message, message.frame.bytes(wire).clone());
@@ -236,6 +243,9 @@ impl<I: Io> Shard<I> {
     pub(super) fn leave_room(&mut self, conn: &Conn, room: &RoomId) {
         let conversation = ConversationId::room(room);
         if self.hub.leave(&conversation, conn.key.slot) {
+            if let Some(login) = conn.login.as_deref() {
+                self.hub.listings.left(&conversation, &login.route, conn.key.slot);
+            }
             self.context.rooms.left(&conversation);
         }
     }

@@ -15,7 +15,11 @@ use tidegate_protocol::{
 
 use super::{
     Shard,
-    actions::{blocks::BLOCKED, limits::mark_limit, token::RECIPIENT_NOT_GRANTED},
+    actions::{
+        blocks::BLOCKED,
+        limits::{CountedRequest, mark_limit},
+        token::RECIPIENT_NOT_GRANTED,
+    },
     conn::{Conn, DIRTY, LIVE, WAITING},
 };
 use crate::{
@@ -88,7 +92,8 @@ impl<I: Io> Shard<I> {
         }
         if let Some(login) = &conn.login {
             let limiter = || self.context.limiter.signal(&login.route.user, self.now);
-            if let Err(refusal) = self.admit_request(conn, call, counted, limiter) {
+            let request = CountedRequest::new(call, counted);
+            if let Err(refusal) = self.admit_request(conn, &request, limiter) {
                 self.context.metrics.signals_dropped.increment(1);
                 let out = &mut self.buffers.actions;
                 let before = out.len();

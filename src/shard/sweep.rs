@@ -18,6 +18,7 @@ impl<I: Io> Shard<I> {
         self.report_left_out();
         self.room_queue.forget_idle(self.now);
         self.hub.set_room_rules(self.context.room_rules.get());
+        self.hub.listings.forget_idle(self.now);
         self.report_members();
         self.report_thinned();
         let tick = self.tick_of(self.now);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tidegate::{
+    connections::{RoomList, RoomOnNodes},
     fault::Fault,
     scratch::{ClockNumbers, Numbers},
 };
@@ -15,6 +16,11 @@ use crate::{
 
 fn room(id: &str) -> ConversationId {
     ConversationId::parse(&format!("r:{id}")).expect("a good id")
+}
+
+/// Returns one room, as node n2 counts it over all nodes.
+fn one_room(mesh: &Mesh, id: &str) -> RoomList<RoomOnNodes> {
+    mesh.run(mesh.node(1).connections().room(room(id))).expect("the node is not busy")
 }
 
 #[test]
@@ -31,7 +37,7 @@ fn rooms_are_counted_and_their_members_listed_over_all_nodes() {
     for limit in [1, 2, 3] {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let page = mesh.run(connections.rooms(after, limit));
+            let page = mesh.run(connections.rooms(after, limit)).expect("a page");
             assert!(page.rows.len() <= limit && page.silent.is_empty());
             found.extend(page.rows.iter().map(|it| (it.room.to_string(), it.connections, it.nodes)));
             after = page.rows.last().filter(|_| page.has_more).map(|it| it.room.clone());
@@ -42,13 +48,13 @@ fn rooms_are_counted_and_their_members_listed_over_all_nodes() {
         let expected = [("r:a-n1", 2, 1), ("r:b-others", 4, 2), ("r:hall", 6, 3)];
         assert_eq!(found, expected.map(|(room, count, nodes)| (room.to_owned(), count, nodes)), "{limit}");
     }
-    let one = mesh.run(connections.room(room("hall")));
+    let one = one_room(&mesh, "hall");
     assert_eq!((one.rows[0].connections, one.rows[0].nodes), (6, 3));
-    assert!(mesh.run(connections.room(room("none"))).rows.is_empty());
+    assert!(one_room(&mesh, "none").rows.is_empty());
 
     let (mut members, mut after) = (Vec::new(), None);
     loop {
-        let page = mesh.run(connections.room_members(room("hall"), after, 4));
+        let page = mesh.run(connections.room_members(room("hall"), after, 4)).expect("a page");
         members.extend(page.rows.iter().map(|it| (it.member.user.to_string(), it.run.node.to_string())));
         after = page.rows.last().filter(|_| page.has_more).map(|it| it.member.clone());
         if after.is_none() {
@@ -60,12 +66,12 @@ fn rooms_are_counted_and_their_members_listed_over_all_nodes() {
 
     // A node that does not answer is named, and the others are counted.
     mesh.node(1).link.plan("rooms", Fault::Fail);
-    let one = mesh.run(connections.room(room("hall")));
+    let one = one_room(&mesh, "hall");
     assert_eq!((one.rows[0].connections, one.rows[0].nodes, one.silent.len()), (4, 2, 1));
     drop(clients.split_off(1));
     eventually("the members of closed connections are gone", || {
-        let one = mesh.run(connections.room(room("hall")));
+        let one = one_room(&mesh, "hall");
         (one.rows.first().map(|it| it.connections) == Some(1)).then_some(())
     });
-    assert!(mesh.run(connections.room(room("b-others"))).rows.is_empty());
+    assert!(one_room(&mesh, "b-others").rows.is_empty());
 }

@@ -100,6 +100,26 @@ async fn s74_chains_of_every_version_are_counted_once_they_change() {
     }
 }
 
+/// The set of a user's chains outlives each of them.
+#[tokio::test]
+async fn ended_chain_is_not_listed_and_leaves_the_set_of_its_user() {
+    let (prefix, ann) = (Prefix::fresh(), user("ann"));
+    let scratch = prefix.scratch();
+    for name in ["old", "new"] {
+        let id = MsgId::new("k1").expect("an id");
+        let state = ChainState { epoch: 1, changes: 1, expected: id, done: Vec::new(), skipped: Vec::new() };
+        let save = ChainSave { user: ann.clone(), device: device(name), state };
+        scratch.save_chains(vec![save]).await.expect("Redis answers");
+    }
+    assert_eq!(scratch.chain_devices(&ann).await, Ok(vec![device("new"), device("old")]));
+    // As at the end of its lifetime.
+    ask::<()>(&mut connect(), &["DEL", &format!("{}:chain:{{ann}}:old", prefix.0)]);
+    assert_eq!(scratch.chain_devices(&ann).await, Ok(vec![device("new")]));
+    let set: Vec<String> =
+        ask(&mut connect(), &["ZRANGE", &format!("{}:chains:{{ann}}", prefix.0), "0", "-1"]);
+    assert_eq!(set, ["new"]);
+}
+
 /// Returns the chain that every version saves.
 fn chain_row(rows: &[Row]) -> &Row {
     rows.iter().find(|row| row.key == "chain:{ann}:tablet").expect("the chain was saved")

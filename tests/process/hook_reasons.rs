@@ -9,7 +9,7 @@ use super::{
     hook_server::{App, Behaviour},
     hooks::Hooked,
 };
-use crate::support::{Client, ServerBody, ask, code, eventually, fresh_data, hello, send};
+use crate::support::{Client, ServerBody, ask, code, eventually, fresh_data, hello, http, send};
 
 /// Returns the code, the message, and the application's own code of a refusal.
 fn refusal(answer: ServerBody) -> (Code, String, Option<String>) {
@@ -133,4 +133,29 @@ fn message_over_a_rule_costs_no_question_and_one_that_the_hook_refuses_counts_in
     assert_eq!(app.asked().len(), 0);
     assert_eq!(say("r:hall", "r1"), Some(Code::NotAMember), "which no wait would change");
     fs::remove_dir_all(&folder).ok();
+}
+
+#[test]
+fn suspension_that_begins_while_the_hook_answers_refuses_the_send_and_the_edit() {
+    let app = App::start();
+    let sets =
+        ["hooks.allow_fail=closed", "hooks.allow_timeout_ms=3000", "hooks.allow_actions=[write,signal]"];
+    let it = Hooked::start(app.address, &sets);
+    let mut bob = it.try_login(&it.node.token("bob")).expect("a token");
+    let requests = [
+        ask::send(send("dora", "m1", "x")),
+        ask::edit("d:bob:emil", 1, "e1", "x"),
+        ask::signal("fred", "typing", "x"),
+    ];
+    for request in requests {
+        app.behave(Behaviour::Held);
+        let id = bob.say(request.clone());
+        eventually("the hook is asked", || (!app.asked().is_empty()).then_some(()));
+        let suspend = json!({"subject": "user:bob", "reason": "spam", "ttlMs": 60_000});
+        assert_eq!(http::ask(it.node.admin(), "POST", "/v1/suspensions", &suspend.to_string()).0, 200);
+        app.behave(Behaviour::Usual);
+        assert_eq!(bob.expect_error(id), Code::Suspended, "{request:?}");
+        assert_eq!(http::ask(it.node.admin(), "DELETE", "/v1/suspensions/user:bob", "").0, 200);
+    }
+    assert_eq!(bob.text("dora", "m1", "x"), 1, "nothing of them was sent");
 }

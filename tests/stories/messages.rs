@@ -3,6 +3,7 @@
 mod api;
 mod blocks;
 mod edits;
+mod ids;
 mod limits;
 mod modes;
 mod privacy;

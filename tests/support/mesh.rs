@@ -349,7 +349,7 @@ fn owner_settings(answers_first: bool) -> owner::Settings {
         small_group_max: SMALL_GROUP_MAX,
         retention,
         // As on a cluster whose nodes have agreed long ago.
-        rules: rules::Settings { settle: Duration::ZERO, ..rules::Settings::default() },
+        rules: rules::Settings { settle: Duration::ZERO, has_peers: false, ..rules::Settings::default() },
         answers_first: answers_first.then_some(Duration::ZERO),
         cache: Arc::default(),
         panic_on_msg_id: String::new(),

@@ -11,7 +11,7 @@ export const CURES: Readonly<Record<string, string>> = {
   HANDSHAKE_TIMEOUT: 'Send Hello immediately after connecting.',
   FRAME_TIMEOUT: 'Send each frame in one piece; check the network.',
   BAD_VERSION: 'Use version 1.',
-  BAD_ID: 'Ids match [A-Za-z0-9_.-]{1,64}; take conversation keys from the broker.',
+  BAD_ID: 'Ids match [A-Za-z0-9_.-]{1,64}, and are not `.` or `..`; take conversation keys from the broker.',
   UNKNOWN_FRAMING: 'Begin with GET (WebSocket), TG/1 and a newline (protobuf frames) or { (JSON lines).',
   BAD_UPGRADE: 'Send a WebSocket upgrade with sub-protocol tidegate.v1.json or tidegate.v1.proto.',
   BAD_CONTENT: 'Set content, and either conversation or toUser.',

@@ -4,6 +4,7 @@ mod answers;
 mod edits;
 mod frames;
 mod give_back;
+mod ids;
 mod login;
 mod order;
 mod property;

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use super::{
     SendSource,
     form::{ContentForm, conversation, message_id, one_id},
+    limits::CountedContent,
     recall::{BARRIER_TIMEOUT, user},
 };
 use crate::{
@@ -25,6 +26,7 @@ use crate::{
     },
     conversation::{consistent::beyond_head, read_position::NOT_STORED},
     ingest::admin::Admin,
+    storms::SlowAdmission,
 };
 
 /// Request for an edit.
@@ -97,6 +99,16 @@ async fn checked_edit(api: &Api, source: &SendSource, mut edit: Edit) -> Result<
             None if sender.is_blocked(by, &edit.conversation).await? => Some(Code::Forbidden),
             denied => denied,
         };
+    }
+    // The rules come last, so that no refusal by anything else counts in them.
+    let Edit { conversation, by, msg_id, content, .. } = &edit;
+    let counted = CountedContent { conversation, sender: by.as_ref(), msg_id, content };
+    let slowed = sender.check_limits(counted, source).await?;
+    // The node and the rights of the user may have changed meanwhile.
+    let checked = by.as_ref().map_or(Ok(()), |by| sender.check_sender(by));
+    if let Err(refusal) = checked.and_then(|()| sender.check_node(conversation, source)) {
+        slowed.into_iter().for_each(SlowAdmission::withdraw);
+        return Err(refusal);
     }
     let sent = recaller.edit(edit, now_ms()).await;
     sent.map_err(|(code, why)| Problem(code, why).into())

@@ -120,7 +120,8 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 /// any order.
 pub(super) fn target(to: &str, sender: &UserId) -> Result<ConversationId, Problem> {
     let user = |id: &str| {
-        UserId::new(id).map_err(|error| Problem(Code::BadId, format!("to: user {}: {error}", quoted(id))))
+        UserId::addressable(id)
+            .map_err(|error| Problem(Code::BadId, format!("to: user {}: {error}", quoted(id))))
     };
     if !to.contains(':') {
         return Ok(ConversationId::direct(sender, &user(to)?));
@@ -130,12 +131,7 @@ pub(super) fn target(to: &str, sender: &UserId) -> Result<ConversationId, Proble
 
 /// Returns the conversation with the key; the users of a direct one may be in any order.
 pub(super) fn conversation(key: &str) -> Result<ConversationId, String> {
-    let wrong = |error| format!("conversation {}: {error}", quoted(key));
-    if let Some((a, b)) = key.strip_prefix("d:").and_then(|users| users.split_once(':')) {
-        let (a, b) = (UserId::new(a).map_err(wrong)?, UserId::new(b).map_err(wrong)?);
-        return Ok(ConversationId::direct(&a, &b));
-    }
-    ConversationId::parse(key).map_err(wrong)
+    ConversationId::addressable(key).map_err(|error| format!("conversation {}: {error}", quoted(key)))
 }
 
 /// Most characters of a caller's text in a refusal.
@@ -193,6 +189,8 @@ mod tests {
             assert_eq!(found.ok().map(|it| it.as_str().to_owned()), Some(key.to_owned()), "{to}");
         }
         for to in ["", "bo b", "d:alice", "d:a:b:c", "d::b", "g:", "x:team", ":", "g:te am", &"u".repeat(65)]
+            .into_iter()
+            .chain([".", "..", "g:.", "r:..", "d:..:bob"])
         {
             assert_eq!(code(target(to, &alice)), Some(Code::BadId), "{to}");
         }

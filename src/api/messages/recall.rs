@@ -115,5 +115,5 @@ async fn check(
 }
 
 pub(super) fn user(id: &str) -> Result<UserId, Problem> {
-    UserId::new(id).map_err(|error| Problem(Code::BadId, format!("by: user {}: {error}", quoted(id))))
+    UserId::addressable(id).map_err(|error| Problem(Code::BadId, format!("by: user {}: {error}", quoted(id))))
 }

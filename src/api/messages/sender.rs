@@ -34,14 +34,14 @@ use crate::{
         admin::{Admin, AwaitedAnswer},
         intake::{self, IntakeSlot},
     },
-    limits::{LimitCall, LimitContent, LimitRefusal, LimitSubjects, LimitWaits, RuleGuard},
+    limits::RuleGuard,
     live::Live,
     load::LoadFigures,
     mail::ShardHandles,
     metrics::Metrics,
     room::Rooms,
     shard::ConnSettings,
-    storms::{SlowAdmission, SlowMessage},
+    storms::SlowAdmission,
 };
 
 /// Device of messages of the API. No client can have it, because its name begins with a dot.
@@ -214,7 +214,7 @@ impl MessageSender {
         fresh: Option<MsgId>,
     ) -> Result<MessageDraft, Problem> {
         let sender = match from {
-            Some(id) => UserId::new(id)
+            Some(id) => UserId::addressable(id)
                 .map_err(|error| Problem(Code::BadId, format!("from: user {}: {error}", quoted(id))))?,
             None => self.parts.system_user.clone(),
         };
@@ -325,7 +325,7 @@ impl MessageSender {
         let is_stored = !matches!(message.conversation.kind(), ConversationKind::Room(_));
         let slot = if is_stored { Some(self.parts.admin.slot(message.content.len()).await) } else { None };
         let slot = slot.transpose().map_err(|code| Problem(code, String::new()))?;
-        let slowed = self.check_limits(message, source).await?;
+        let slowed = self.check_limits(message.counted(), source).await?;
         Ok(AdmittedMessage { places, slot, slowed })
     }
 
@@ -416,55 +416,6 @@ impl MessageSender {
             })?;
         }
         Ok(verdict != BlockVerdict::Allowed)
-    }
-
-    /// Counts a message in the rules of its key, its conversation and the like, or in none.
-    async fn check_limits(
-        &self,
-        message: &OutgoingMessage,
-        source: &SendSource,
-    ) -> Result<Option<SlowAdmission>, ProblemDetails> {
-        let SenderParts { cluster, rules, system_user, .. } = &self.parts;
-        let OutgoingMessage { conversation, sender, msg_id, content, .. } = message;
-        let is_user = sender != system_user;
-        let subjects = LimitSubjects {
-            key: source.key.as_deref(),
-            address: source.address,
-            channel: source.channel.as_deref(),
-            user: is_user.then(|| sender.as_str()),
-            conversation: Some(conversation.as_str()),
-            content: Some(LimitContent::Encoded(content)),
-            ..LimitSubjects::default()
-        };
-        // Slow mode is for users, as their other limits are.
-        let mut slowed = None;
-        let mut waits = LimitWaits::default();
-        loop {
-            let slow = || {
-                if is_user {
-                    let asked =
-                        SlowMessage { group: conversation, user: sender, device: &self.device, msg_id };
-                    slowed = Some(cluster.storms.entries().slow().admit(asked, || false)?);
-                }
-                Ok::<_, LimitRefusal>(())
-            };
-            match rules.admit(LimitCall::ApiSend, &subjects, rules.now(), waits, slow) {
-                Ok(()) => return Ok(slowed),
-                Err(LimitRefusal { asking: Some(asking), .. }) => {
-                    waits = asking.waits;
-                    asking.answered().await;
-                }
-                Err(refusal) => {
-                    let why = match &refusal.rule {
-                        Some(rule) => {
-                            format!("the rule `{}` (GET /v1/rules) refuses this message for now", rule.id)
-                        }
-                        None => "the group is in slow mode".to_owned(),
-                    };
-                    return Err(ProblemDetails::from(Problem(Code::RateLimited, why)).after(refusal.wait));
-                }
-            }
-        }
     }
 }
 

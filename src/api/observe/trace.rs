@@ -63,7 +63,7 @@ async fn collect(
         MsgId::new(msg).map_err(|error| Problem(Code::BadId, format!("msg: {error}")))?;
     }
     if let Some(user) = &user {
-        UserId::new(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
+        UserId::addressable(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
     }
     if msg.is_none() && user.is_none() && trace.is_none() {
         return Err(bad("name a message (msg=), a user (user=) or traces (trace=)".into()));

@@ -262,11 +262,11 @@ fn bad_query(rejection: QueryRejection) -> Problem {
 }
 
 pub(super) fn parse_user(user: &str) -> Result<UserId, Problem> {
-    UserId::new(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
+    UserId::addressable(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
 }
 
 pub(super) fn parse_device(device: &str) -> Result<DeviceId, Problem> {
-    DeviceId::new(device).map_err(|error| Problem(Code::BadId, format!("device: {error}")))
+    DeviceId::addressable(device).map_err(|error| Problem(Code::BadId, format!("device: {error}")))
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ fn key(user: &UserId) -> Result<GuardKey, Problem> {
 }
 
 fn parse(user: &str) -> Result<UserId, Problem> {
-    UserId::new(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
+    UserId::addressable(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
 }
 
 fn bad(why: String) -> Problem {

@@ -19,7 +19,7 @@ use crate::{
         },
         extract::IdPath,
     },
-    connections::{MemberOnNode, RoomList, RoomOnNodes},
+    connections::{MemberOnNode, RoomList, RoomListBusy, RoomOnNodes},
 };
 
 /// Most rooms or members of a page.
@@ -42,7 +42,7 @@ pub(in crate::api) async fn list(
     let limit = limit_up_to(query.limit, PAGE_MAX)?;
     let list = ListName { name: "rooms", filters: &[] };
     let after = list.after_key(query.cursor.as_deref())?;
-    let RoomList { rows, has_more, silent } = api.connections.rooms(after, limit).await;
+    let RoomList { rows, has_more, silent } = api.connections.rooms(after, limit).await.map_err(busy)?;
     let mut body = json!({"rooms": rows.iter().map(shown).collect::<Vec<_>>(), "silent": names(&silent)});
     if let Some(last) = rows.last().filter(|_| has_more) {
         body["next"] = list.cursor(&CursorPosition::Key(last.room.clone())).into();
@@ -56,7 +56,7 @@ pub(in crate::api) async fn one(
     IdPath(id): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let room = room(&id)?;
-    let RoomList { rows, silent, .. } = api.connections.room(room.clone()).await;
+    let RoomList { rows, silent, .. } = api.connections.room(room.clone()).await.map_err(busy)?;
     let none = RoomOnNodes { room, connections: 0, nodes: 0 };
     let mut body = shown(rows.first().unwrap_or(&none));
     body["silent"] = names(&silent).into();
@@ -77,7 +77,8 @@ pub(in crate::api) async fn members(
         Some(CursorPosition::RoomMember(member)) => Some(member),
         Some(_) => return Err(Problem(Code::CursorInvalid, String::new())),
     };
-    let RoomList { rows, has_more, silent } = api.connections.room_members(room, after, limit).await;
+    let RoomList { rows, has_more, silent } =
+        api.connections.room_members(room, after, limit).await.map_err(busy)?;
     let shown = |it: &MemberOnNode| {
         json!({
             "user": it.member.user.as_str(),
@@ -92,8 +93,13 @@ pub(in crate::api) async fn members(
     Ok(Json(body))
 }
 
+/// Refuses a list, so that its caller comes back soon.
+fn busy(_: RoomListBusy) -> Problem {
+    Problem(Code::Busy, "this node makes too many lists of rooms at once, or its shards are busy".to_owned())
+}
+
 fn room(id: &str) -> Result<ConversationId, Problem> {
-    let id = RoomId::new(id).map_err(|error| Problem(Code::BadId, format!("room: {error}")))?;
+    let id = RoomId::addressable(id).map_err(|error| Problem(Code::BadId, format!("room: {error}")))?;
     Ok(ConversationId::room(&id))
 }
 

@@ -40,10 +40,10 @@ impl Owner {
     pub(super) fn switch(&self) -> impl Future<Output = ()> + Send + use<> {
         let (cluster, partition) = (Arc::clone(&self.cluster), self.partition);
         let (settings, wall_ms) = (self.settings.rules, self.settings.retention.wall_ms);
-        let rules = self.rules.subscribe();
+        let (rules, is_log_new) = (self.rules.subscribe(), self.is_log_new);
         async move {
             let (me, bus, peers) = (&cluster.me, &*cluster.ports.bus, &*cluster.peers);
-            Switcher { partition, me, bus, peers, settings, rules, wall_ms }.run().await;
+            Switcher { partition, me, bus, peers, settings, is_log_new, rules, wall_ms }.run().await;
         }
     }
 

@@ -43,15 +43,19 @@ pub(super) fn messages_first(decided: &[Decided]) -> Vec<Decided> {
 }
 
 impl Owner {
-    /// Counts the accepted messages of groups for storms, before any of them is published.
+    /// Counts the accepted messages and edits of groups for storms, before any of them is published: both go to all members.
     pub(super) fn count_messages(&self, decided: &[Decided]) {
-        self.storms.count(decided.iter().filter_map(|(record, outcome)| match (&record.body, outcome) {
-            (Body::Message(message), Outcome::Accepted { seq, .. })
-                if matches!(message.conversation.kind(), ConversationKind::Group(_)) =>
-            {
-                Some((&message.conversation, *seq, record.received_at))
+        self.storms.count(decided.iter().filter_map(|(record, outcome)| {
+            let conversation = match &record.body {
+                Body::Message(message) => &message.conversation,
+                Body::Edit(edit) => &edit.conversation,
+                Body::Member(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => return None,
+            };
+            let is_group = matches!(conversation.kind(), ConversationKind::Group(_));
+            match outcome {
+                Outcome::Accepted { seq, .. } if is_group => Some((conversation, *seq, record.received_at)),
+                _ => None,
             }
-            _ => None,
         }));
     }
 

@@ -278,3 +278,42 @@ async fn x1_quiet_owner_gives_memory_back_on_its_timer() {
     assert!(matches!(exit, OwnerExit::Revoked), "{exit:?}");
     assert_eq!(budget.used(), 0, "an owner that ends returns its share");
 }
+
+/// Runs an owner without peers, and returns the version of its rules after a few seconds and after the settle time.
+async fn versions_of_a_single_node(records: Vec<Body>) -> [u32; 2] {
+    let mut world = World::start().await;
+    if !records.is_empty() {
+        world.publish(records).await;
+    }
+    let World { owner, mut out, cluster, mailbox: _mailbox, _ownership, .. } = world;
+    let rules = rules::Settings { has_peers: false, ..owner.settings.rules };
+    let settings = Settings { rules, ..owner.settings.clone() };
+    drop(owner);
+    let owner = Owner::take_over(0, &cluster, None, settings, &metrics::install().0).await.unwrap();
+    let rules = owner.rules.subscribe();
+    let (stopping, lost) = (CancellationToken::new(), CancellationToken::new());
+    let versions = async {
+        let mut versions = [0; 2];
+        for (version, wait) in versions.iter_mut().zip([5, 60]) {
+            let_pass(Duration::from_secs(wait)).await;
+            *version = rules.borrow().ledger_version;
+        }
+        stopping.cancel();
+        versions
+    };
+    let mut logins = None;
+    let (_, versions) = tokio::join!(owner.run(&mut logins, &mut out, &stopping, &lost), versions);
+    versions
+}
+
+#[tokio::test(start_paused = true)]
+async fn single_node_switches_a_new_log_at_once_and_an_existing_one_after_a_minute() {
+    let newest = tidegate_protocol::machine::ledger::LEDGER_NEWEST;
+    assert_eq!(versions_of_a_single_node(Vec::new()).await, [newest; 2]);
+    let existing = versions_of_a_single_node(vec![change(MemberAction::Create, &[0])]).await;
+    assert_eq!(
+        existing,
+        [Rules::default().ledger_version, newest],
+        "the former version can be started again"
+    );
+}

@@ -26,7 +26,7 @@ impl<I: Io> Shard<I> {
             ConnectionOrder::List(query, from, reply) => {
                 drop(reply.send(self.list_connections(&query, from)))
             }
-            ConnectionOrder::Rooms(query, from, reply) => drop(reply.send(self.list_rooms(&query, from))),
+            ConnectionOrder::Rooms(query, reply) => drop(reply.send(self.list_rooms(&query))),
             ConnectionOrder::Close(order, reply) => drop(reply.send(self.close_selected(&order))),
             ConnectionOrder::Revoke(revocation, reply) => drop(reply.send(self.close_revoked(&revocation))),
             ConnectionOrder::UsersOf(network, from, reply) => drop(reply.send(self.users_of(&network, from))),

@@ -155,6 +155,9 @@ impl<I: Io> Shard<I> {
     fn on_decision(&mut self, conn: &mut Conn, decision: &Decision) {
         let Some(held) = conn.held.take() else { return };
         match held.request {
+            // The sender may have been suspended meanwhile.
+            HeldRequest::Deciding(DecidedRequest::Send(submit)) if self.refuse_suspended(conn, &submit) => {}
+            HeldRequest::Deciding(DecidedRequest::Signal { id, .. }) if self.drop_suspended(conn, id) => {}
             HeldRequest::Deciding(request) => self.carry_out(conn, request, decision),
             HeldRequest::Asking(request, waits) => self.ask_again(conn, request, waits),
         }

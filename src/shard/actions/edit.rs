@@ -45,10 +45,7 @@ impl<I: Io> Shard<I> {
         appends: Arc<AtomicBool>,
     ) -> Work {
         let edit = conn.login.as_deref().and_then(|login| edit_of(&user, &login.route.device, query));
-        let (is_granted, is_suspended) = match &edit {
-            Some(edit) => (Self::may_write(conn, &edit.conversation), self.is_suspended(conn)),
-            None => (false, false),
-        };
+        let is_granted = edit.as_ref().is_some_and(|edit| Self::may_write(conn, &edit.conversation));
         let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
         let (reads, hook) = (Arc::clone(&self.context.reads), self.context.hooks.allow());
         Box::pin(async move {
@@ -56,9 +53,7 @@ impl<I: Io> Shard<I> {
             if !is_granted {
                 return Err(RECIPIENT_NOT_GRANTED);
             }
-            if is_suspended {
-                return Err((Code::Suspended, ""));
-            }
+            check_suspension(&cluster, &user, &edit)?;
             check_node(&cluster, &edit)?;
             let is_blocked = is_blocked(&cluster, &user, &edit).await?;
             // The application is not asked about a sender whom the recipient blocks.
@@ -70,6 +65,8 @@ impl<I: Io> Shard<I> {
                     }
                     HookVerdict::Unavailable => return Err((Code::HookUnavailable, "")),
                 }
+                // The sender may have been suspended meanwhile.
+                check_suspension(&cluster, &user, &edit)?;
             }
             let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
             let turn = reads.turn(&user).await?;
@@ -98,6 +95,14 @@ fn edit_of(user: &UserId, device: &DeviceId, query: Query) -> Option<Edit> {
     let Query::Edit { conversation, seq, content, msg_id } = query else { return None };
     let (by, device, body_hash) = (Some(user.clone()), device.clone(), body_hash(&content));
     Some(Edit { conversation, seq, by, device, msg_id, content, body_hash, denied: None })
+}
+
+/// Refuses an edit of a suspended device.
+fn check_suspension(cluster: &Cluster, user: &UserId, edit: &Edit) -> Result<(), Refusal> {
+    match cluster.suspensions.left(user, &edit.device, || cluster.guard.now_ms()) {
+        Some(_) => Err((Code::Suspended, "")),
+        None => Ok(()),
+    }
 }
 
 /// Refuses an edit while the log does not take it, or nodes of a former version would skip it.

@@ -105,11 +105,6 @@ impl<I: Io> Shard<I> {
         true
     }
 
-    /// Returns whether the connection's device is suspended.
-    pub(in crate::shard) fn is_suspended(&self, conn: &Conn) -> bool {
-        self.suspended_for(conn).is_some()
-    }
-
     /// Returns the wait that a refusal names to a suspended device; `None` if it may send.
     fn suspended_for(&self, conn: &Conn) -> Option<Duration> {
         let (cluster, route) = (&self.context.cluster, &conn.login.as_deref()?.route);

@@ -81,18 +81,37 @@ fn subjects_of<'a>(conn: &'a Conn, rules: &RuleGuard) -> LimitSubjects<'a> {
     LimitSubjects { connection: login.map(|login| &**login.limit_keys.get_or_init(keys)), ..subjects }
 }
 
-/// Returns the call that a query is, and its conversation if it has one.
-pub(in crate::shard) fn call_of(query: &Query) -> (LimitCall, Option<&ConversationId>) {
-    match query {
-        Query::Pull(pull) => (LimitCall::Pull, Some(&pull.conversation)),
-        Query::Sync(_) | Query::Positions(_) => (LimitCall::Sync, None),
-        Query::Recall { conversation, .. } => (LimitCall::Recall, Some(conversation)),
-        // An edit goes to the log and to all members, as a message does.
-        Query::Edit { conversation, .. } => (LimitCall::Send, Some(conversation)),
-        Query::Read { conversation, .. }
-        | Query::Clear { conversation, .. }
-        | Query::Hide { conversation, .. }
-        | Query::Leave(conversation) => (LimitCall::Change, Some(conversation)),
+/// Request other than a send, a login and a connection, as the rules count it.
+pub(in crate::shard) struct CountedRequest<'a> {
+    /// Kind of the request.
+    pub(in crate::shard) call: LimitCall,
+    /// Conversation, if it has one.
+    pub(in crate::shard) conversation: Option<&'a ConversationId>,
+    /// Content of an edit.
+    content: Option<&'a [u8]>,
+}
+
+impl<'a> CountedRequest<'a> {
+    /// Creates a request without content.
+    pub(in crate::shard) const fn new(call: LimitCall, conversation: Option<&'a ConversationId>) -> Self {
+        Self { call, conversation, content: None }
+    }
+
+    /// Returns the request that a query is.
+    pub(in crate::shard) fn of_query(query: &'a Query) -> Self {
+        match query {
+            Query::Pull(pull) => Self::new(LimitCall::Pull, Some(&pull.conversation)),
+            Query::Sync(_) | Query::Positions(_) => Self::new(LimitCall::Sync, None),
+            Query::Recall { conversation, .. } => Self::new(LimitCall::Recall, Some(conversation)),
+            // An edit goes to the log and to all members, as a message does.
+            Query::Edit { conversation, content, .. } => {
+                Self { content: Some(content), ..Self::new(LimitCall::Send, Some(conversation)) }
+            }
+            Query::Read { conversation, .. }
+            | Query::Clear { conversation, .. }
+            | Query::Hide { conversation, .. }
+            | Query::Leave(conversation) => Self::new(LimitCall::Change, Some(conversation)),
+        }
     }
 }
 
@@ -170,17 +189,21 @@ impl<I: Io> Shard<I> {
     pub(in crate::shard) fn admit_request(
         &self,
         conn: &Conn,
-        call: LimitCall,
-        conversation: Option<&ConversationId>,
+        request: &CountedRequest<'_>,
         limiter: impl FnOnce() -> Result<(), Duration>,
     ) -> Result<(), LimitRefusal> {
+        let CountedRequest { call, conversation, content } = *request;
         let limiter = || limiter().map_err(LimitRefusal::from);
         if !self.context.rules.counts(call) {
             return limiter();
         }
         let is_stranger = self.is_stranger(conn, call, conversation);
-        let conversation = conversation.map(ConversationId::as_str);
-        let subjects = LimitSubjects { conversation, is_stranger, ..subjects_of(conn, &self.context.rules) };
+        let subjects = LimitSubjects {
+            conversation: conversation.map(ConversationId::as_str),
+            is_stranger,
+            content: content.map(LimitContent::Encoded),
+            ..subjects_of(conn, &self.context.rules)
+        };
         let waits = LimitWaits { for_space: false, asking_since: self.asking_since };
         self.context.rules.admit(call, &subjects, self.now, waits, limiter)
     }

@@ -4,7 +4,7 @@ use std::{borrow::Cow, cell::OnceCell, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, DeviceId, RoomId},
+    id::{ConversationId, DeviceId, RoomId, UserId},
 };
 use tokio::time;
 
@@ -44,6 +44,9 @@ const OTHER_USER: &str = "the client certificate names another user than the tok
 /// Reason of a refusal of a name that only the node itself uses as a sender.
 const RESERVED_DEVICE: &str =
     "device: names that begin with a dot are reserved for the node; name it differently";
+
+/// Reason of a refusal of a user whose id no URL can name.
+const DOT_USER: &str = "user: programs rewrite `.` and `..` in URLs; log in with a token for another id";
 
 /// Reason of a refusal of the user that the admin API sends as.
 const RESERVED_USER: &str =
@@ -196,6 +199,9 @@ impl<I: Io> Shard<I> {
         };
         if device.as_str().starts_with('.') {
             return refused(self, conn, Code::BadId, RESERVED_DEVICE.into());
+        }
+        if UserId::addressable(identity.user.as_str()).is_err() {
+            return refused(self, conn, Code::BadId, DOT_USER.into());
         }
         if identity.user == self.context.system_user {
             return refused(self, conn, Code::Forbidden, RESERVED_USER.into());

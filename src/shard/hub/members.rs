@@ -12,8 +12,7 @@ use super::{Group, Hub, Link, VACANT};
 impl Group {
     /// Returns the number of members without those that left during a fan-out.
     pub(super) fn members_now(&self) -> usize {
-        let vacant = if self.holes { self.members.iter().filter(|it| **it == VACANT).count() } else { 0 };
-        self.members.len() - vacant
+        self.members.len().saturating_sub(self.vacant as usize)
     }
 }
 
@@ -33,13 +32,16 @@ impl Hub {
             pending: VecDeque::new(),
             job: None,
             queued: false,
-            holes: false,
+            vacant: 0,
             is_changed: false,
             next_pass: Time::ZERO,
             thinning: None,
             recent: None,
             size: None,
         };
+        if group.is_room {
+            self.rooms.insert(conversation.clone());
+        }
         let index = self.groups.insert(group) as u32;
         self.ids.insert(conversation.clone(), index);
         self.directory.hold_conversation(conversation, self.shard);
@@ -52,7 +54,7 @@ impl Hub {
         let group = &mut self.groups[link.group as usize];
         if group.job.is_some() {
             group.members[link.position as usize] = VACANT;
-            group.holes = true;
+            group.vacant += 1;
             return;
         }
         group.members.swap_remove(link.position as usize);
@@ -77,6 +79,9 @@ impl Hub {
                 self.forget_thinning(index);
             }
             self.ids.remove(&group.id);
+            if group.is_room {
+                self.rooms.remove(&group.id);
+            }
             self.directory.release_conversation(&group.id, self.shard);
         }
     }

@@ -1,8 +1,21 @@
 //! Tests of the hub: indexes against their invariants, and joins, leaves and removals during a fan-out.
 
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tidegate_protocol::{
+    codec::PushFrame,
+    id::{DeviceId, NodeId},
+    pb,
+};
+
 use super::*;
-use crate::{mail::Audience, room_rules::RoomRule};
-use tidegate_protocol::{codec::PushFrame, pb};
+use crate::{
+    link::RoomMember,
+    mail::Audience,
+    room_rules::RoomRule,
+    routes::{NodeBoot, Route, Token},
+};
 
 fn hub() -> Hub {
     Hub::new(0, Arc::new(Directory::default()))
@@ -304,4 +317,161 @@ fn members_that_could_not_be_counted_are_taken_again() {
     assert_eq!((hub.take_member_changes(), hub.take_member_changes()), (counted.clone(), Vec::new()));
     hub.note_uncounted(&hall);
     assert_eq!((hub.take_member_changes(), hub.take_member_changes()), (counted, Vec::new()));
+}
+
+/// Shard with connections in slots, some of them in a room, as [`crate::shard::Shard`] keeps them.
+struct Slots {
+    hub: Hub,
+    room: ConversationId,
+    /// Routes of the connections, by slot.
+    routes: BTreeMap<u32, Route>,
+}
+
+impl Slots {
+    fn new() -> Self {
+        Self { hub: hub(), room: ConversationId::parse("r:hall").unwrap(), routes: BTreeMap::new() }
+    }
+
+    fn join(&mut self, slot: u32, user: u32) {
+        let at = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 1 };
+        let user = UserId::new(&format!("u{user:05}")).unwrap();
+        let device = DeviceId::new("phone").unwrap();
+        let route = self.routes.entry(slot).or_insert(Route { user, device, token: Token { at, epoch: 1 } });
+        if self.hub.join(&self.room, slot) {
+            self.hub.listings.joined(&self.room, route, slot);
+        }
+    }
+
+    fn leave(&mut self, slot: u32) {
+        let Some(route) = self.routes.get(&slot) else { return };
+        if self.hub.leave(&self.room, slot) {
+            self.hub.listings.left(&self.room, route, slot);
+        }
+    }
+
+    fn close(&mut self, slot: u32) {
+        let Some(route) = self.routes.remove(&slot) else { return };
+        self.hub.remove(&route.user, slot);
+        self.hub.listings.left(&self.room, &route, slot);
+    }
+
+    /// Asks once for a page.
+    fn page(&mut self, after: Option<&RoomMember>, limit: usize, slots: u32) -> Option<Vec<RoomMember>> {
+        let routes = &self.routes;
+        let name = |slot| routes.get(&slot).map(RoomMember::of);
+        self.hub.sorted_members(&self.room, after, limit, slots, name)
+    }
+}
+
+#[test]
+fn members_of_a_room_are_sorted_once_and_not_for_each_page() {
+    let mut shard = Slots::new();
+    // The first users are in the last slots.
+    (0..1_000).for_each(|slot| shard.join(slot, 999 - slot));
+    let asked = (1..).find(|_| shard.page(None, 10, 100).is_some()).unwrap();
+    assert_eq!(asked, 10, "100 slots at a time");
+    let (mut all, mut after) = (Vec::new(), None);
+    while let Some(last) = {
+        let page = shard.page(after.as_ref(), 10, 100).expect("the members are in order");
+        all.extend(page.iter().map(|it| it.user.to_string()));
+        page.last().cloned()
+    } {
+        after = Some(last);
+    }
+    assert_eq!(all, (0..1_000).map(|user| format!("u{user:05}")).collect::<Vec<_>>());
+    shard.hub.begin_turn(Time::from_millis(40_000));
+    shard.hub.listings.forget_idle(Time::from_millis(40_000));
+    assert!(shard.page(None, 10, 100).is_none(), "they are sorted again after a while");
+}
+
+#[derive(Clone, Debug)]
+enum RoomStep {
+    Join(u32, u32),
+    Leave(u32),
+    Close(u32),
+    Fan,
+    Page,
+}
+
+fn room_step() -> impl Strategy<Value = RoomStep> {
+    prop_oneof![
+        4 => (0..60u32, 0..40u32).prop_map(|(slot, user)| RoomStep::Join(slot, user)),
+        2 => (0..60u32).prop_map(RoomStep::Leave),
+        2 => (0..60u32).prop_map(RoomStep::Close),
+        1 => Just(RoomStep::Fan),
+        4 => Just(RoomStep::Page),
+    ]
+}
+
+proptest! {
+    /// A member that stays is listed exactly once, whatever joins, leaves and closes between the pages and while the
+    /// members are sorted; who is listed was a member meanwhile, and pages are in order.
+    #[test]
+    fn pages_list_each_member_that_stays_once(
+        before in prop::collection::vec(room_step(), 0..60),
+        during in prop::collection::vec(room_step(), 0..200),
+        limit in 1..6usize,
+        slots in 1..40u32,
+    ) {
+        let mut shard = Slots::new();
+        let apply = |shard: &mut Slots, step: &RoomStep| match step {
+            RoomStep::Join(slot, user) => shard.join(*slot, *user),
+            RoomStep::Leave(slot) => shard.leave(*slot),
+            RoomStep::Close(slot) => shard.close(*slot),
+            RoomStep::Fan => {
+                let room = shard.room.clone();
+                shard.hub.push(push(&room, 1));
+                drop(shard.hub.next_work(3));
+            }
+            RoomStep::Page => {}
+        };
+        let members = |shard: &Slots| -> BTreeSet<RoomMember> {
+            let in_room = shard.hub.members_of(&shard.room).into_iter();
+            in_room.filter_map(|slot| shard.routes.get(&slot).map(RoomMember::of)).collect()
+        };
+        before.iter().for_each(|step| apply(&mut shard, step));
+        let (mut stayed, mut ever) = (members(&shard), members(&shard));
+        let (mut listed, mut after, mut is_done): (Vec<RoomMember>, _, _) = (Vec::new(), None, false);
+        let pages = during.into_iter().chain(std::iter::repeat_n(RoomStep::Page, 400));
+        for step in pages {
+            if is_done {
+                break;
+            }
+            apply(&mut shard, &step);
+            let now = members(&shard);
+            prop_assert_eq!(shard.hub.room(&shard.room).map_or(0, |it| it.connections) as usize, shard.hub.members_of(&shard.room).len());
+            stayed.retain(|it| now.contains(it));
+            ever.extend(now);
+            if let (RoomStep::Page, Some(page)) = (&step, shard.page(after.as_ref(), limit, slots)) {
+                prop_assert!(page.len() <= limit);
+                is_done = page.len() < limit;
+                after = page.last().cloned().or(after);
+                listed.extend(page);
+            }
+        }
+        prop_assert!(is_done);
+        prop_assert!(listed.is_sorted_by(|a, b| a < b), "{:?}", listed);
+        prop_assert!(stayed.iter().all(|it| listed.contains(it)), "{stayed:?} in {listed:?}");
+        prop_assert!(listed.iter().all(|it| ever.contains(it)));
+    }
+}
+
+#[test]
+fn rooms_are_in_order_and_those_without_members_are_left_out() {
+    let mut hub = hub();
+    let rooms = ["r:c", "r:a", "r:b"].map(|room| ConversationId::parse(room).unwrap());
+    rooms.iter().for_each(|room| assert!(hub.join(room, 1)));
+    hub.join(&group("a"), 1);
+    let listed = |hub: &Hub, after: Option<&ConversationId>| -> Vec<String> {
+        hub.rooms(after, 2).iter().map(|it| it.room.to_string()).collect()
+    };
+    assert_eq!(listed(&hub, None), ["r:a", "r:b"]);
+    assert_eq!(listed(&hub, Some(&rooms[2])), ["r:c"]);
+    // It has a frame, and no member.
+    hub.push(push(&rooms[1], 1));
+    drop(hub.next_work(1));
+    hub.leave(&rooms[1], 1);
+    assert_eq!(listed(&hub, None), ["r:b", "r:c"]);
+    hub.leave(&rooms[2], 1);
+    assert_eq!(listed(&hub, None), ["r:c"]);
 }

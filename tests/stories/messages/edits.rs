@@ -226,3 +226,20 @@ fn json_content_reaches_all_framings_as_it_was_written() {
         }
     }
 }
+
+#[test]
+fn large_edited_message_leaves_its_place_in_a_page_to_the_others() {
+    let node = switched(|_| {});
+    let mut alice = node.login(Wire::Tcp, "alice", "phone");
+    let place = "d:alice:bob";
+    (0..4).for_each(|n| assert_eq!(alice.text("bob", &format!("m{n}"), "text"), n + 1));
+    let large = "x".repeat(30_000);
+    for (seq, text) in [(1, large.as_str()), (2, "two"), (3, large.as_str()), (4, "four")] {
+        edited(&mut alice, place, seq, &format!("e{seq}"), text);
+    }
+    // The messages are not in the page, only their edits.
+    let page = alice.page(ask::after(place, 4, 10));
+    let edits: Vec<_> = page.messages.iter().map(edit_of).collect();
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(edits, [(1, None), (2, text("two")), (3, None), (4, text("four"))]);
+}

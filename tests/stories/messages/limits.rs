@@ -5,7 +5,8 @@ use std::{fs, time::Instant};
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Client, ServerBody, TestNode, eventually, http, unique_name};
+use super::edits::switched;
+use crate::support::{Client, ServerBody, TestNode, ask, eventually, http, unique_name};
 
 /// Starts a node with these rules.
 fn ruled(text: &str) -> TestNode {
@@ -107,6 +108,31 @@ fn limits_show_by_subject_and_bound_the_admin_port() {
     let audit = std::fs::read_to_string(node.stop().join("audit.jsonl")).expect("a file");
     let refused: Vec<&str> = audit.lines().filter(|line| line.contains(r#""reason":"limit""#)).collect();
     assert!(refused.len() == 1 && refused[0].contains("\"RATE_LIMITED\""), "{audit}");
+}
+
+#[test]
+fn edits_count_in_rules_of_contents_as_messages_do() {
+    let file = std::env::temp_dir().join(format!("tidegate-rules-{}.toml", unique_name()));
+    let rule = "[[rule]]\nid = \"same\"\nlevel = \"content\"\ncalls = [\"send\", \"api:send\"]\nwindow = \"1h\"\nlimit = 2\n";
+    fs::write(&file, rule).expect("a file");
+    let node = switched(|config| config.limits.rules_file = file.clone());
+    fs::remove_file(&file).ok();
+    let mut ann = node.login(Wire::Tcp, "ann", "phone");
+    let spam = "buy now, it is cheap";
+    assert_eq!(ann.text("bob", "m1", "a question that is long enough"), 1);
+    assert_eq!(ann.text("bob", "m2", spam), 2);
+    let edit = |ann: &mut Client, id: &str| ann.say(ask::edit("d:ann:bob", 1, id, spam));
+    let first = edit(&mut ann, "e1");
+    ann.expect_ack(first);
+    let second = edit(&mut ann, "e2");
+    assert_eq!(ann.expect_error(second).name(), "RATE_LIMITED");
+    let by_api = |text: &str| {
+        let path = "/v1/conversations/d:ann:bob/messages/1";
+        node.admin("PATCH", path, &json!({"content": {"text": text}})).0
+    };
+    assert_eq!(by_api(spam), 429);
+    let other = "another text that is long enough";
+    assert_eq!([by_api(other), by_api(other), by_api(other)], [200, 200, 429]);
 }
 
 #[test]

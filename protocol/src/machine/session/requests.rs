@@ -92,7 +92,7 @@ impl Session {
     }
 
     fn handle_join(&mut self, id: u64, room: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
-        match RoomId::new(room) {
+        match RoomId::addressable(room) {
             Err(error) => self.refuse(id, Code::BadId, &error.to_string(), limits, out),
             Ok(room) if self.rooms.contains(&room) => self.done(id, out),
             Ok(_) if self.rooms.len() >= limits.rooms_max => {

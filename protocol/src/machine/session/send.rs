@@ -377,7 +377,7 @@ pub(super) fn target(conversation: &str, to_user: &str, me: &Identity) -> Result
     match (conversation, to_user) {
         ("", "") => Err((Code::BadContent, String::new())),
         ("", user) => {
-            let user = UserId::new(user).map_err(|error| bad_id("toUser", &error))?;
+            let user = UserId::addressable(user).map_err(|error| bad_id("toUser", &error))?;
             Ok(ConversationId::direct(&me.user, &user))
         }
         (key, "") => {

@@ -41,6 +41,7 @@ fn invalid_send_is_refused_with_a_code() {
         (send("g:a", "a b"), "BAD_ID"),
         (send("d:bob:ann", "x"), "BAD_ID"),
         (pb::Send { to_user: "b:c".to_owned(), ..send("", "x") }, "BAD_ID"),
+        (pb::Send { to_user: "..".to_owned(), ..send("", "x") }, "BAD_ID"),
         (chained_send("g:a", "x", "a b"), "BAD_ID"),
         (send("d:bob:cem", "x"), "FORBIDDEN"),
         (chained_send("g:a", "x", "y"), "BAD_LINK"),

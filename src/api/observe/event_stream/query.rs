@@ -12,7 +12,7 @@ use crate::{
     api::{
         ProblemDetails,
         conversations::{
-            bad, canonical,
+            bad,
             cursor::{CursorPosition, ListName},
         },
         refusal,
@@ -158,7 +158,7 @@ fn conversation(text: &str) -> Result<String, ProblemDetails> {
         let why = "no stored conversation begins so; keys begin with d: or g:";
         return if is_possible { Ok(text.to_owned()) } else { Err(refused(why)) };
     }
-    let key = canonical(text).map_err(|error| refused(&error.to_string()))?;
+    let key = ConversationId::addressable(text).map_err(|error| refused(&error.to_string()))?;
     match key.kind() {
         ConversationKind::Room(_) => Err(refused("messages of live rooms are not stored and have no events")),
         ConversationKind::Direct(..) | ConversationKind::Group(_) => Ok(key.as_str().to_owned()),

@@ -2,7 +2,10 @@
 
 mod actions;
 
-use tidegate_protocol::machine::storm::StormPhase;
+use tidegate_protocol::{
+    machine::{ledger::LEDGER_NEWEST, storm::StormPhase},
+    record::{Edit, RuleChange},
+};
 
 use super::*;
 use crate::{
@@ -99,6 +102,34 @@ async fn storm_starts_above_the_threshold_and_ends_two_windows_later() {
     let (exit, ()) = tokio::join!(owner.run(&mut logins, &mut out, &stopping, &lost), story);
     assert!(matches!(exit, OwnerExit::Revoked), "{exit:?}");
     assert_eq!(view(&cluster), None, "an owner that ends watches no group");
+}
+
+#[tokio::test(start_paused = true)]
+async fn edits_count_as_messages_do() {
+    let mut world = World::with_group().await;
+    let newest = RuleChange { ledger_version: LEDGER_NEWEST, ..RuleChange::default() };
+    world.publish(vec![Body::Rules(newest)]).await;
+    world.publish_messages(RECEIVED, 60).await;
+    world.read_past().await;
+    let edit = |by: usize| {
+        let content = Bytes::from_static(b"hello there");
+        Body::Edit(Edit {
+            conversation: group(),
+            seq: 2,
+            by: Some(user(by)),
+            device: DeviceId::new("phone").unwrap(),
+            msg_id: MsgId::new(&rand::random::<u64>().to_string()).unwrap(),
+            body_hash: body_hash(&content),
+            content,
+            denied: None,
+        })
+    };
+    world.publish_at(RECEIVED, (0..40).map(|_| edit(0)).collect()).await;
+    // Those of a stranger are refused, and count no more than refused messages.
+    world.publish_at(RECEIVED, (0..40).map(|_| edit(7)).collect()).await;
+    assert_eq!((view(&world.cluster).map(|it| it.count), reported(&world.cluster)), (Some(100), Vec::new()));
+    world.publish_at(RECEIVED, vec![edit(0)]).await;
+    assert_eq!(reported(&world.cluster), [started("g:tea/102")]);
 }
 
 #[tokio::test(start_paused = true)]
