@@ -1,17 +1,48 @@
 //! Admin API for privacy: what is stored of one user, and its removal.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::config::Config;
+use super::turns::{Absence, in_turn_of_all};
+use crate::{
+    api::{Api, Problem, access::Caller},
+    config::Config,
+    conversation::read_position::NOT_STORED,
+    store::Store,
+};
 
 pub(in crate::api) mod erase;
 pub(in crate::api) mod export;
+mod position;
 
 /// Most rows of histories that one request reads, and the time after which it reads no more; one step exceeds either.
 const ROWS_READ_MAX: usize = 10_000;
 const READ_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Runs a read in a turn of the caller. It is refused while the store may lack something: a cursor would pass it.
+async fn in_turn_of_complete<T, F>(
+    api: &Api,
+    caller: &Caller,
+    work: impl FnOnce(Arc<dyn Store>) -> F + Send + 'static,
+) -> Result<T, Problem>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Problem>> + Send + 'static,
+{
+    let checked = move |store: Arc<dyn Store>, absence: Absence| async move {
+        known(absence)?;
+        work(store).await
+    };
+    in_turn_of_all(api, caller, checked).await
+}
+
+fn known(absence: Absence) -> Result<(), Problem> {
+    match absence {
+        Absence::Known => Ok(()),
+        Absence::InDoubt => Err(NOT_STORED.into()),
+    }
+}
 
 /// Times for which things are kept that no request removes, in ms.
 #[derive(Clone, Copy, Debug)]
@@ -64,13 +95,22 @@ impl KeptTimes {
                 None,
                 "when the user was in which conversation, which names the user if it is direct; changes of groups by the user, or of it",
             ),
-            kept("chains", None, "numbers of the user's devices in conversations"),
+            kept(
+                "chains",
+                None,
+                "numbers of the user's devices in conversations; chains on Redis may be written again by what was in flight, and end after 7 days",
+            ),
+            kept(
+                "authored",
+                None,
+                "content by the user outside of its own messages: edits of messages of others, names and metadata of groups",
+            ),
             kept("deletedGroups", None, "messages in groups that were deleted: retention.messages"),
             kept("others", None, "what others wrote, also about the user, and block lists of others"),
             kept(
                 "files",
                 None,
-                "bytes of removed content in files of the store, until it compacts them (Postgres: VACUUM, WAL)",
+                "bytes of removed content in files of the store, until it compacts them (Postgres: vacuum and WAL)",
             ),
             kept("access", None, "bans, suspensions and revocations of tokens, until their end"),
             kept("audit", None, "lines of the audit log and of logs, until they are rotated away"),
@@ -80,5 +120,17 @@ impl KeptTimes {
             all.push(kept("events", self.events, "events that name the user: kafka.event_retention_ms"));
         }
         all.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_is_refused_while_the_store_may_lack_something() {
+        assert!(known(Absence::Known).is_ok());
+        let Err(Problem(code, _)) = known(Absence::InDoubt) else { panic!("it was read") };
+        assert!(code.temporary());
     }
 }

@@ -81,17 +81,29 @@ pub(in crate::api) async fn recall(
     }
 }
 
-/// Recalls a message for the operator. Returns false if there is nothing to recall: it was recalled or removed before.
+/// Outcome of a recall for the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::api) enum OperatorRecall {
+    /// The message is recalled now.
+    Recalled,
+    /// It was recalled before.
+    Repeated,
+    /// The ledger does not have it: retention removed it, or its group was deleted.
+    NotFound,
+}
+
+/// Recalls a message for the operator.
 pub(in crate::api) async fn recall_for_operator(
     api: &Api,
     source: &SendSource,
     at: ConversationSeq,
-) -> Result<bool, ProblemDetails> {
+) -> Result<OperatorRecall, ProblemDetails> {
     api.messages.check_node(&at.conversation, source)?;
     let recall = Recall { conversation: at.conversation, seq: at.seq, by: None };
     match api.admin.recall(recall, now_ms()).await {
-        SubmitAnswer::Duplicate { .. } | SubmitAnswer::Refused { code: Code::NotFound, .. } => Ok(false),
-        answer => Ok(into_seq(answer).map(|_| true)?),
+        SubmitAnswer::Duplicate { .. } => Ok(OperatorRecall::Repeated),
+        SubmitAnswer::Refused { code: Code::NotFound, .. } => Ok(OperatorRecall::NotFound),
+        answer => Ok(into_seq(answer).map(|_| OperatorRecall::Recalled)?),
     }
 }
 

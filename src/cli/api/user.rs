@@ -23,6 +23,13 @@ const SILENT_PAUSE: Duration = Duration::from_secs(1);
 /// Requests in a row that an erasure makes for such nodes, before it gives up.
 const SILENT_TRIES: u32 = 30;
 
+/// Retries in a row of a request that is refused for the moment.
+const RETRIES_MAX: u32 = 60;
+
+/// Pause before such a retry, if the refusal names none, and the longest one.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(10);
+
 /// Arguments of `tidegate user`.
 #[derive(clap::Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -50,6 +57,9 @@ pub enum UserAction {
 pub struct ExportArgs {
     /// Id of the user
     user: String,
+    /// Continue at this cursor, which a failed run has printed
+    #[arg(long, value_name = "CURSOR")]
+    cursor: Option<String>,
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -62,6 +72,9 @@ pub struct EraseArgs {
     /// Confirm: what is erased can't be restored
     #[arg(long)]
     yes: bool,
+    /// Continue at this cursor, which a failed run has printed
+    #[arg(long, value_name = "CURSOR")]
+    cursor: Option<String>,
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -108,40 +121,73 @@ pub fn user(args: &UserArgs) -> anyhow::Result<()> {
 }
 
 fn export(args: &ExportArgs) -> anyhow::Result<()> {
-    let ExportArgs { user, admin } = args;
+    let ExportArgs { user, cursor, admin } = args;
     check_id(user).with_context(|| format!("user {user:?}"))?;
-    let mut cursor = String::new();
+    let mut cursor = cursor.clone();
     loop {
-        let path = format!("/v1/users/{user}/export?limit={EXPORTED}{cursor}");
-        let page = accepted(admin.request("GET", &path)?)?;
+        let path = format!("/v1/users/{user}/export?limit={EXPORTED}");
+        let page = step(admin, "GET", path, cursor.as_deref())?;
         println!("{page}");
         let Some(next) = page["next"].as_str() else { return Ok(()) };
-        cursor = format!("&cursor={next}");
+        cursor = Some(next.to_owned());
     }
+}
+
+/// Makes the request of a page. A temporary refusal is retried; another error names the cursor to continue at.
+fn step(admin: &AdminArgs, method: &str, mut path: String, cursor: Option<&str>) -> anyhow::Result<Value> {
+    if let Some(cursor) = cursor {
+        let sign = if path.contains('?') { '&' } else { '?' };
+        path.push_str(&format!("{sign}cursor={}", escaped(cursor)));
+    }
+    let mut retries = 0;
+    let page = loop {
+        let answer = match admin.request(method, &path) {
+            Ok(answer) => answer,
+            Err(error) => break Err(error),
+        };
+        match retry_pause(&answer.1) {
+            Some(pause) if retries < RETRIES_MAX => {
+                retries += 1;
+                thread::sleep(pause);
+            }
+            _ => break accepted(answer),
+        }
+    };
+    match cursor {
+        Some(cursor) => page.with_context(|| format!("continue with --cursor {cursor}")),
+        None => page,
+    }
+}
+
+/// Returns the pause before a retry; `None` for an answer that is no temporary refusal.
+fn retry_pause(body: &Value) -> Option<Duration> {
+    let pause = body["retryAfterMs"].as_u64().map_or(RETRY_PAUSE, Duration::from_millis);
+    (body["temporary"] == true).then(|| pause.min(RETRY_PAUSE_MAX))
 }
 
 /// Repeats the request until nothing is left. After an error the command can be repeated: it starts again and finds less.
 fn erase(args: &EraseArgs) -> anyhow::Result<()> {
-    let EraseArgs { user, yes, admin } = args;
+    let EraseArgs { user, yes, cursor, admin } = args;
     check_id(user).with_context(|| format!("user {user:?}"))?;
     if !yes {
         bail!("this recalls all messages of {user}, for everybody and permanently; confirm with --yes");
     }
-    let (mut cursor, mut silent_tries) = (String::new(), 0);
+    let (mut cursor, mut silent_tries) = (cursor.clone(), 0);
     loop {
-        let step = accepted(admin.request("DELETE", &format!("/v1/users/{user}/data{cursor}"))?)?;
+        let step = step(admin, "DELETE", format!("/v1/users/{user}/data"), cursor.as_deref())?;
         if !admin.printed_json(&step) {
             print!("{}", erased(&step));
         }
         let Some(next) = step["next"].as_str() else { return Ok(()) };
-        cursor = format!("?cursor={next}");
+        cursor = Some(next.to_owned());
         let has_silent = !array(&step, "silent").is_empty();
-        let is_idle = ["left", "recalled", "unblocked"].iter().all(|count| step[*count] == 0);
-        silent_tries = if has_silent && is_idle { silent_tries + 1 } else { 0 };
+        let is_idle = ["closed", "left", "recalled", "unblocked"].iter().all(|count| step[*count] == 0);
+        // A long pass has requests that ask no node.
+        silent_tries = if is_idle { silent_tries + u32::from(has_silent) } else { 0 };
         if silent_tries == SILENT_TRIES {
             bail!("some nodes did not answer and may have connections of {user}; repeat the command");
         }
-        if silent_tries > 0 {
+        if has_silent && is_idle {
             thread::sleep(SILENT_PAUSE);
         }
     }
@@ -264,5 +310,15 @@ mod tests {
         );
         let none = json!({"user": "bob", "unread": 0, "silent": [], "connections": [], "conversations": []});
         assert_eq!(shown(&none, false), "bob: not connected, 0 unread\n");
+    }
+
+    #[test]
+    fn only_temporary_refusals_are_retried_after_a_bounded_pause() {
+        let pause = |body: Value| retry_pause(&body).map(|it| it.as_millis());
+        assert_eq!(pause(json!({"temporary": true, "retryAfterMs": 250})), Some(250));
+        assert_eq!(pause(json!({"temporary": true})), Some(1_000));
+        assert_eq!(pause(json!({"temporary": true, "retryAfterMs": 3_600_000})), Some(10_000));
+        assert_eq!(pause(json!({"temporary": false, "retryAfterMs": 250})), None);
+        assert_eq!(pause(json!({"done": true})), None);
     }
 }

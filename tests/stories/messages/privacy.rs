@@ -142,6 +142,8 @@ fn erasure_in_small_steps_over_a_restart_leaves_nothing_but_what_others_wrote() 
     let erase = |node: &TestNode, cursor: &str| {
         let (status, step) = node.admin("DELETE", &format!("{DATA}?limit=2{cursor}"), &json!({}));
         assert_eq!(status, 200, "{step}");
+        let changes = ["left", "recalled", "unblocked"].map(|it| step[it].as_u64().expect("a number"));
+        assert!(changes.iter().sum::<u64>() <= 2, "{step}");
         step
     };
     let first = erase(&node, "");
@@ -192,6 +194,50 @@ fn erasure_in_small_steps_over_a_restart_leaves_nothing_but_what_others_wrote() 
     assert_eq!((&again["done"], counts), (&json!(true), [&json!(0); 3]), "{again}");
 }
 
+/// Makes the next request of an erasure.
+fn go_on(node: &TestNode, step: &Value) -> Value {
+    let next = step["next"].as_str().unwrap_or_else(|| panic!("a cursor: {step}"));
+    admin(node, "DELETE", &format!("{DATA}?cursor={next}"), &json!({}))
+}
+
+#[test]
+fn erasure_is_done_after_a_pass_that_found_nothing() {
+    let node = TestNode::start(|config| config.node.store = "memory".into());
+    let mut ann = node.login(Wire::Tcp, "ann", "phone");
+    ann.text("yak", "m1", "first");
+    ann.text("zed", "m2", "second");
+    let step = admin(&node, "DELETE", &format!("{DATA}?limit=1"), &json!({}));
+    assert_eq!((&step["recalled"], &step["done"]), (&json!(1), &json!(false)), "{step}");
+    // It is stored behind the cursor, and the connection is found at the end of the pass.
+    let mut ann = node.login(Wire::Tcp, "ann", "phone");
+    ann.text("bob", "m3", "behind");
+    let step = go_on(&node, &step);
+    let found = (&step["recalled"], &step["closed"], &step["done"]);
+    assert_eq!(found, (&json!(1), &json!(1), &json!(false)), "{step}");
+    let step = go_on(&node, &step);
+    assert_eq!((&step["recalled"], &step["done"]), (&json!(1), &json!(false)), "{step}");
+    let step = go_on(&node, &step);
+    assert_eq!((&step["recalled"], &step["done"]), (&json!(0), &json!(true)), "{step}");
+    assert!(texts(&exported(&node, "ann", 10)).iter().all(|(.., text)| text.is_none()));
+}
+
+#[test]
+fn export_has_no_content_that_others_wrote_after_the_user_had_left() {
+    let node = TestNode::start(|config| config.node.store = "memory".into());
+    let mut ann = node.login(Wire::Tcp, "ann", "phone");
+    node.group("tea", &["ann", "bob"]);
+    let kept = ann.text("g:tea", "m1", "by ann");
+    let edited = ann.text("g:tea", "m2", "by ann as well");
+    admin(&node, "POST", "/v1/groups/tea/members", &json!({"remove": ["ann"]}));
+    let path = format!("/v1/conversations/g:tea/messages/{edited}");
+    admin(&node, "PATCH", &path, &json!({"content": {"text": "by another"}}));
+    let all = exported(&node, "ann", 10);
+    let [first, second] = [&all["messages"][0], &all["messages"][1]];
+    assert_eq!((&first["seq"], &first["content"]["text"]), (&json!(kept), &json!("by ann")));
+    assert_eq!((&second["seq"], second["content"].is_null()), (&json!(edited), true), "{second}");
+    assert!(second["edited"].is_object(), "{second}");
+}
+
 #[test]
 fn clients_learn_of_an_erasure_as_of_recalls_and_leaves() {
     let node = TestNode::start(|config| config.node.store = "memory".into());
@@ -204,10 +250,11 @@ fn clients_learn_of_an_erasure_as_of_recalls_and_leaves() {
     let step = admin(&node, "DELETE", DATA, &json!({}));
     assert_eq!(
         (&step["done"], &step["closed"], &step["recalled"]),
-        (&json!(true), &json!(1), &json!(2)),
+        (&json!(false), &json!(1), &json!(2)),
         "{step}"
     );
     assert_eq!(step["ownerless"], json!([]), "it had no owner before");
+    assert_eq!(go_on(&node, &step)["done"], true);
     assert_eq!(ann.expect_close(), Code::Kicked);
     let news = bob.pushes(3);
     let mut recalls: Vec<_> =
@@ -228,6 +275,7 @@ fn messages_of_deleted_groups_are_named_and_bad_requests_refused() {
     ann.text("g:gone", "m1", "stays");
     admin(&node, "DELETE", "/v1/groups/gone", &json!({}));
     let step = admin(&node, "DELETE", DATA, &json!({}));
+    let step = go_on(&node, &step);
     assert_eq!((&step["kept"], &step["done"]), (&json!(["g:gone"]), &json!(true)), "{step}");
     let left = exported(&node, "ann", 10);
     assert_eq!(
@@ -243,6 +291,8 @@ fn messages_of_deleted_groups_are_named_and_bad_requests_refused() {
     assert_eq!(refused("DELETE", "/v1/users/ann/data?limit=0"), bad(Code::BadContent));
     assert_eq!(refused("DELETE", "/v1/users/ann/data?all=1"), bad(Code::BadContent));
     assert_eq!(refused("DELETE", "/v1/users/a%20b/data"), bad(Code::BadId));
+    let of_system = (403, u64::from(Code::Forbidden.number()));
+    assert_eq!(refused("DELETE", "/v1/users/system/data"), of_system);
     assert_eq!(refused("DELETE", "/v1/users/ann/data?cursor=x"), bad(Code::CursorInvalid));
     assert_eq!(refused("GET", "/v1/users/ann/export?limit=1001"), bad(Code::BadContent));
     // A cursor is of one user, and of one of the two.

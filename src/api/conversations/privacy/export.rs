@@ -13,7 +13,7 @@ use tidegate_protocol::{
 };
 use tokio::time::Instant;
 
-use super::{READ_TIME_MAX, ROWS_READ_MAX};
+use super::{READ_TIME_MAX, ROWS_READ_MAX, in_turn_of_complete};
 use crate::{
     api::{
         Api, Problem,
@@ -23,13 +23,13 @@ use crate::{
             cursor::{CursorPosition, ListName},
             entries::entry,
             limit_up_to,
-            turns::{Absence, in_turn_of_all, unavailable},
+            turns::unavailable,
             user,
         },
         extract::IdPath,
         presence::{connections::revoke, person},
     },
-    conversation::{history::sent, read_position::NOT_STORED},
+    conversation::{history::sent, unread::View},
     store::{ConversationSeq, Membership, Store, StoredRow},
 };
 
@@ -81,10 +81,8 @@ pub(in crate::api) async fn export(
         _ => Map::from_iter([("user".to_owned(), user.as_str().into())]),
     };
     let of = user.clone();
-    let work = move |store: Arc<dyn Store>, absence: Absence| async move {
-        ExportPage::of(of, limit).read(&*store, at, absence).await
-    };
-    let (stored, next) = in_turn_of_all(&api, &caller, work).await?;
+    let work = move |store: Arc<dyn Store>| async move { ExportPage::of(of, limit).read(&*store, at).await };
+    let (stored, next) = in_turn_of_complete(&api, &caller, work).await?;
     body.extend(stored);
     match next {
         Some(next) => drop(body.insert("next".to_owned(), list.cursor(&next).into())),
@@ -128,7 +126,6 @@ impl ExportPage {
         mut self,
         store: &dyn Store,
         at: ExportPosition,
-        absence: Absence,
     ) -> Result<(Map<String, Value>, Option<CursorPosition>), Problem> {
         let (after_block, after) = match at {
             ExportPosition::Start => {
@@ -145,12 +142,7 @@ impl ExportPage {
             None => None,
         };
         if next.is_none() {
-            let rest = self.conversations(store, after).await?;
-            // A whole export claims to be complete.
-            if rest.is_none() && absence == Absence::InDoubt {
-                return Err(NOT_STORED.into());
-            }
-            next = rest.map(CursorPosition::Row);
+            next = self.conversations(store, after).await?.map(CursorPosition::Row);
         }
         self.fields.insert("conversations".to_owned(), self.conversations.into());
         self.fields.insert("messages".to_owned(), self.messages.into());
@@ -242,10 +234,15 @@ fn conversation(membership: &Membership, user: &UserId) -> Value {
     shown
 }
 
-/// Returns a message that the user has sent. A recalled one has no content.
+/// Returns a message that the user has sent. It has no content if it was recalled, or edited by others after the user's
+/// membership had ended.
 fn message(membership: &Membership, stored: &StoredRow) -> Value {
+    let Membership { conversation, member_view, head, .. } = membership;
     let mut shown = entry(stored);
-    shown.insert("conversation".to_owned(), membership.conversation.as_str().into());
+    shown.insert("conversation".to_owned(), conversation.as_str().into());
+    if !View::new(conversation, head, member_view).may_have(stored) {
+        shown.remove("content");
+    }
     if let Some((seq, time)) = stored.recalled {
         shown.remove("content");
         shown.insert("recalled".to_owned(), json!({"seq": seq, "time": time}));
