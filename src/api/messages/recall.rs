@@ -86,7 +86,7 @@ pub(in crate::api) async fn recall(
 pub(in crate::api) enum OperatorRecall {
     /// The message is recalled now.
     Recalled,
-    /// It was recalled before.
+    /// The message was recalled before.
     Repeated,
     /// The ledger does not have it: retention removed it, or its group was deleted.
     NotFound,
