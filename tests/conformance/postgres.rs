@@ -10,8 +10,8 @@ use bytes::Bytes;
 use tidegate::{
     config,
     store::{
-        GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, GuardStore as _, PostgresStore,
-        Store,
+        GUARD_ENTRIES_MAX, GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut,
+        GuardStore as _, PostgresStore, Store,
     },
 };
 use tokio_postgres::{Client, NoTls};
@@ -121,6 +121,7 @@ async fn guard_rows_of_unknown_kinds_are_kept_and_skipped() {
     assert_eq!((page.newest, page.rows), (1, Vec::new()));
     assert_eq!(store.guard_get(&key).await, Ok(None));
     // All kinds together have a bound, too.
-    database.execute("UPDATE guard_counts SET entries = 200000 WHERE kind = 99").await;
+    let full = format!("UPDATE guard_counts SET entries = {GUARD_ENTRIES_MAX} WHERE kind = 99");
+    database.execute(&full).await;
     assert_eq!(store.put_guard(&batch).await, Ok(GuardOutcome::Full(GuardKind::Storm)));
 }

@@ -103,7 +103,10 @@ async fn checked_edit(api: &Api, source: &SendSource, mut edit: Edit) -> Result<
     // The rules come last, so that no refusal by anything else counts in them.
     let Edit { conversation, by, msg_id, content, .. } = &edit;
     let counted = CountedContent { conversation, sender: by.as_ref(), msg_id, content };
-    let slowed = sender.check_limits(counted, source).await?;
+    let slowed = match edit.denied {
+        None => sender.check_limits(counted, source).await?,
+        Some(_) => None,
+    };
     // The node and the rights of the user may have changed meanwhile.
     let checked = by.as_ref().map_or(Ok(()), |by| sender.check_sender(by));
     if let Err(refusal) = checked.and_then(|()| sender.check_node(conversation, source)) {

@@ -250,6 +250,7 @@ async fn open(
     };
     // Before the check of the phase: a drain that begins after it ends the stream.
     let news = streams.news.subscribe();
+    let ends = news.borrow().ends;
     if api.drainer.phase() > NodePhase::Ready || news.borrow().is_stopped {
         let cure = "Connect to another node.";
         return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, Code::Draining, "the node stops", cure));
@@ -267,7 +268,7 @@ async fn open(
             positions.await?.into_iter().map(of).collect()
         }
     };
-    let follower = EventFollower::new(Arc::clone(&streams), place, news, filter, numbers);
+    let follower = EventFollower::new(Arc::clone(&streams), place, news, ends, filter, numbers);
     streams.opened.notify_one();
     let chunks = unfold(follower, |mut follower| async move {
         let chunk = follower.next().await?;

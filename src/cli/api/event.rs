@@ -38,7 +38,7 @@ pub struct EventArgs {
     #[arg(long)]
     oldest: bool,
     /// Stop after this many events
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     #[command(flatten)]
     admin: AdminArgs,
@@ -127,6 +127,8 @@ impl Printer {
         self.is_connected = true;
         let (name, value) = line.split_once(": ").unwrap_or((line, ""));
         match name {
+            // A stream that is continued begins with the id that it was continued at.
+            "id" if self.last_id.as_deref() == Some(value) => {}
             "id" => {
                 self.last_id = Some(value.to_owned());
                 self.unconfirmed.clear();
@@ -174,7 +176,7 @@ mod tests {
     fn events_that_come_again_are_printed_once() {
         let mut printer = printer(3);
         let lines =
-            ["id: a", "", "event: x", r#"data: {"id":"g:t/1"}"#, "", ": open", "", r#"data: {"id":"g:t/1"}"#];
+            ["id: a", "", "event: x", r#"data: {"id":"g:t/1"}"#, "", "id: a", "", r#"data: {"id":"g:t/1"}"#];
         assert!(lines.iter().all(|line| printer.take(line)));
         assert_eq!((printer.left, printer.last_id.as_deref()), (2, Some("a")));
         assert!(printer.take("id: b") && printer.take(r#"data: {"id":"g:t/2"}"#));

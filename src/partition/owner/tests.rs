@@ -309,8 +309,9 @@ async fn versions_of_a_single_node(records: Vec<Body>) -> [u32; 2] {
 #[tokio::test(start_paused = true)]
 async fn single_node_switches_a_new_log_at_once_and_an_existing_one_after_a_minute() {
     let newest = tidegate_protocol::machine::ledger::LEDGER_NEWEST;
-    assert_eq!(versions_of_a_single_node(Vec::new()).await, [newest; 2]);
-    let existing = versions_of_a_single_node(vec![change(MemberAction::Create, &[0])]).await;
+    assert_eq!(Box::pin(versions_of_a_single_node(Vec::new())).await, [newest; 2]);
+    let records = vec![change(MemberAction::Create, &[0])];
+    let existing = Box::pin(versions_of_a_single_node(records)).await;
     assert_eq!(
         existing,
         [Rules::default().ledger_version, newest],

@@ -116,6 +116,9 @@ class Listener(threading.Thread):
                 # What happened meanwhile is in the history.
                 self.wrong.append(event)
                 continue
+            if kind == "tidegate.message.pruned":
+                # It names what retention has removed, not an entry.
+                continue
             conversation, seq = event["data"]["conversation"], event["data"]["seq"]
             highest = self.received.get(conversation, 0)
             if seq <= highest:

@@ -383,6 +383,10 @@ pub(super) fn target(conversation: &str, to_user: &str, me: &Identity) -> Result
         (key, "") => {
             let conversation = ConversationId::parse(key).map_err(|error| bad_id("conversation", &error))?;
             let direct = matches!(conversation.kind(), ConversationKind::Direct(..));
+            // Those of an id that URLs can't name can be read, and get no more messages.
+            if direct {
+                ConversationId::addressable(key).map_err(|error| bad_id("conversation", &error))?;
+            }
             if direct && !conversation.is_direct_of(&me.user) {
                 return Err((Code::Forbidden, "this is a direct conversation of other users".to_owned()));
             }

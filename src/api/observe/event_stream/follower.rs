@@ -77,15 +77,16 @@ enum StreamStage {
 }
 
 impl EventFollower {
-    /// Creates a stream that goes on after these numbers.
+    /// Creates a stream that goes on after these numbers, and ends once all streams have had to end more than `ends` times.
     pub(super) fn new(
         streams: Arc<EventStreams>,
         place: StreamPlace,
         mut news: watch::Receiver<FeedNews>,
+        ends: u64,
         filter: StreamFilter,
         sent: FeedNumbers,
     ) -> Self {
-        let FeedNews { ends, newest: noted, .. } = news.borrow_and_update().clone();
+        let noted = Arc::clone(&news.borrow_and_update().newest);
         let it = Self {
             progress: streams.progress(),
             streams,
