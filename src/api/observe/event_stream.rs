@@ -182,12 +182,16 @@ impl EventStreams {
         }
     }
 
-    /// Shows how far the stream is behind that has the most to read.
     fn measure(&self) {
+        self.metrics.event_stream_lag.set(self.lag() as f64);
+    }
+
+    /// Returns how many entries the stream has not sent that is furthest behind.
+    fn lag(&self) -> u64 {
         let newest = self.news.borrow().newest.values().fold(0, |sum: u64, it| sum.saturating_add(*it));
         let progress = self.progress.lock();
         let least = progress.iter().filter_map(Weak::upgrade).map(|it| it.load(Ordering::Relaxed)).min();
-        self.metrics.event_stream_lag.set(least.map_or(0, |least| newest.saturating_sub(least)) as f64);
+        least.map_or(0, |least| newest.saturating_sub(least))
     }
 
     fn take_place(&self) -> Option<StreamPlace> {
@@ -277,3 +281,6 @@ async fn open(
     let fields = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     Ok((fields, Body::from_stream(chunks)).into_response())
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,8 +13,10 @@ use std::{
 
 use tokio::{
     sync::watch,
+    task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     EventStreams, FeedNews, FeedNumbers, StreamPlace,
@@ -52,6 +55,8 @@ pub(super) struct EventFollower {
     noted: Arc<FeedNumbers>,
     /// Partition that was read last; the next one has its turn.
     last_read: Option<u32>,
+    /// Read that runs.
+    reading: Option<RunningRead>,
     /// Time until which partitions rest that could not be read.
     rests: BTreeMap<u32, Instant>,
     unmarked: Unmarked,
@@ -60,6 +65,16 @@ pub(super) struct EventFollower {
     /// Sum of the numbers up to which everything was sent.
     progress: Arc<AtomicU64>,
     _place: StreamPlace,
+}
+
+/// Read of a partition.
+struct RunningRead {
+    partition: u32,
+    /// Number after which it reads.
+    after: u64,
+    task: JoinHandle<Result<BatchRead, StoreError>>,
+    /// Ends the wait for a turn with the stream.
+    _left: DropGuard,
 }
 
 /// Progress that no `id:` line has confirmed.
@@ -97,6 +112,7 @@ impl EventFollower {
             newest: FeedNumbers::clone(&noted),
             noted,
             last_read: None,
+            reading: None,
             rests: BTreeMap::new(),
             unmarked: Unmarked::default(),
             sent_at: Instant::now(),
@@ -134,18 +150,18 @@ impl EventFollower {
                 }
                 return;
             }
-            if let Some(partition) = self.next_partition() {
-                self.read(partition, text).await;
-                self.measure();
-            } else {
-                self.wait().await;
-                if self.sent_at.elapsed() >= COMMENT_INTERVAL {
-                    text.push_str(": open\n\n");
-                }
+            if self.reading.is_none()
+                && let Some(partition) = self.next_partition()
+            {
+                self.begin_read(partition);
             }
+            self.wait(text).await;
             let is_due = self.unmarked.since.is_some_and(|since| since.elapsed() >= MARK_INTERVAL);
             if is_due || self.unmarked.events >= BATCH_EVENTS_MAX as u64 {
                 self.put_mark(text);
+            }
+            if text.is_empty() && self.sent_at.elapsed() >= COMMENT_INTERVAL {
+                text.push_str(": open\n\n");
             }
         }
     }
@@ -175,23 +191,57 @@ impl EventFollower {
         self.newest.range(first..).chain(self.newest.range(..first)).find_map(is_new)
     }
 
-    /// Waits for news, or until something is due.
-    async fn wait(&mut self) {
+    /// Waits for the read that runs, for news, or until something is due.
+    async fn wait(&mut self, text: &mut String) {
         let marked = self.unmarked.since.map(|since| since + MARK_INTERVAL);
         let rested = self.rests.values().copied();
         let due = rested.chain(marked).fold(self.sent_at + COMMENT_INTERVAL, Instant::min);
-        tokio::select! {
+        let Self { reading, news, .. } = self;
+        let read = async {
+            match reading {
+                Some(read) => (&mut read.task).await,
+                None => pending().await,
+            }
+        };
+        let outcome = tokio::select! {
             biased;
+            outcome = read => outcome,
             // Without a sender the stream ends, as the caller finds.
-            _ = self.news.changed() => {}
-            () = sleep_until(due) => {}
+            _ = news.changed() => return,
+            () = sleep_until(due) => return,
+        };
+        if let Some(read) = self.reading.take() {
+            let stopping = |_| Err(StoreError::Unavailable("the node stops".into()));
+            self.note(&read, outcome.unwrap_or_else(stopping), text);
+            self.measure();
         }
     }
 
-    async fn read(&mut self, partition: u32, text: &mut String) {
+    /// Begins to read what follows the number that was sent, in a turn of the streams of this node. The read is a task that
+    /// keeps the turn, so that those of clients that left do not exceed the bound while the store still works on them.
+    fn begin_read(&mut self, partition: u32) {
         self.last_read = Some(partition);
-        let sent = self.sent_of(partition);
-        match self.batch(partition, sent).await {
+        let after = self.sent_of(partition);
+        let (reads, store) = (Arc::clone(&self.streams.reads), Arc::clone(&self.streams.store));
+        let (filter, left) = (Arc::clone(&self.filter), CancellationToken::new());
+        let has_left = left.clone();
+        let task = supervised::spawn("a read for a stream of events", async move {
+            let failed = |why: &str| StoreError::Unavailable(why.to_owned());
+            // The semaphore is never closed.
+            let _turn = reads.acquire_owned().await.ok();
+            if has_left.is_cancelled() {
+                return Err(failed("the client has left"));
+            }
+            let read = timeout(READ_TIMEOUT, batch::read(&*store, &filter, partition, after)).await;
+            read.unwrap_or_else(|_| Err(failed("no answer in time")))
+        });
+        self.reading = Some(RunningRead { partition, after, task, _left: left.drop_guard() });
+    }
+
+    /// Takes the outcome of a read.
+    fn note(&mut self, read: &RunningRead, outcome: Result<BatchRead, StoreError>, text: &mut String) {
+        let (partition, sent) = (read.partition, read.after);
+        match outcome {
             Ok(BatchRead::Batch(batch)) => {
                 self.streams.metrics.stream_events.increment(batch.events);
                 self.unmarked.events += batch.events;
@@ -239,24 +289,6 @@ impl EventFollower {
         if to != from {
             self.sent.insert(partition, to);
             self.unmarked.since.get_or_insert_with(Instant::now);
-        }
-    }
-
-    /// Reads what follows a number, in a turn of the streams of this node. The read is a task that keeps the turn, so that
-    /// those of clients that left do not exceed the bound while the store still works on them.
-    async fn batch(&self, partition: u32, after: u64) -> Result<BatchRead, StoreError> {
-        let failed = |why: &str| StoreError::Unavailable(why.to_owned());
-        // The semaphore is never closed.
-        let turn = Arc::clone(&self.streams.reads).acquire_owned().await.ok();
-        let (store, filter) = (Arc::clone(&self.streams.store), Arc::clone(&self.filter));
-        let task = supervised::spawn("a read for a stream of events", async move {
-            let _turn = turn;
-            timeout(READ_TIMEOUT, batch::read(&*store, &filter, partition, after)).await
-        });
-        match task.await {
-            Ok(Ok(read)) => read,
-            Ok(Err(_)) => Err(failed("no answer in time")),
-            Err(_) => Err(failed("the node stops")),
         }
     }
 

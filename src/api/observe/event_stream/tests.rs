@@ -1,0 +1,196 @@
+//! Tests of streams over a store that fails, is stuck or falls behind, with a paused clock.
+
+use std::sync::atomic::AtomicBool;
+
+use prost::Message as _;
+use tidegate_protocol::{
+    content::Content,
+    id::{ConversationId, DeviceId, MsgId, UserId},
+    machine::ledger::{Delta, Head, Row},
+    record::{Body as RecordBody, Message, Position, Rules, SenderOrder},
+};
+use tokio::time::Instant;
+
+use super::{batch::StreamFilter, *};
+use crate::{
+    bus::TopicId,
+    fault::{Fault, FaultPlan, Faulty, Gate},
+    metrics,
+    store::{Fence, MemoryStore},
+    webhooks::WebhookFilter,
+};
+
+const FENCE: Fence = Fence(1);
+
+/// Returns the archive of `count` messages from seq `first` on, each with `bytes` of content.
+fn messages(first: u64, count: u64, bytes: usize) -> Delta {
+    let conversation = ConversationId::parse("g:a").unwrap();
+    let message = |seq: u64| {
+        let body = RecordBody::Message(Message {
+            conversation: conversation.clone(),
+            sender: UserId::new("ann").unwrap(),
+            device: DeviceId::new("phone").unwrap(),
+            msg_id: MsgId::new("m").unwrap(),
+            attempt: 0,
+            content: Content::text("x".repeat(bytes)).encode_to_vec().into(),
+            order: SenderOrder { epoch: 1, n: 0, chained: false },
+            flags: 0,
+            body_hash: [0; 16],
+            mode: Default::default(),
+        });
+        Row { seq, ordinal: seq, own: seq, time: 5, offset: seq, body }
+    };
+    let at = |offset: u64| if offset == 0 { Position::START } else { Position { offset, hash: [0; 16] } };
+    let last = first + count - 1;
+    Delta {
+        from: at(first - 1),
+        to: at(last),
+        heads: vec![(conversation.clone(), Head { last_seq: last, ..Head::default() })].into_iter().collect(),
+        rows: (first..=last).map(message).collect(),
+        rules: Rules::default(),
+        edited: Vec::new(),
+        recalled: Vec::new(),
+        pruned: Vec::new(),
+        members: Vec::new(),
+        stays: Vec::new(),
+        devices: Vec::new(),
+        keys: Vec::new(),
+    }
+}
+
+/// Streams of a node over a store that fails by plan.
+struct World {
+    store: Arc<MemoryStore>,
+    plan: Arc<FaultPlan>,
+    streams: Arc<EventStreams>,
+    is_draining: Arc<AtomicBool>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (store, plan) = (Arc::new(MemoryStore::default()), FaultPlan::none());
+        store.take_over(0, FENCE, TopicId(7)).await.unwrap();
+        let port = Arc::clone(&store) as Arc<dyn Store>;
+        let faulty: Arc<dyn Store> = Arc::new(Faulty::new(port, Arc::clone(&plan)));
+        let streams = Arc::new(EventStreams::new(&faulty, "/tidegate/t", metrics::install().0));
+        let is_draining = Arc::new(AtomicBool::new(false));
+        let (running, drains) = (Arc::clone(&streams), Arc::clone(&is_draining));
+        tokio::spawn(async move { running.run(|| drains.load(Ordering::SeqCst)).await });
+        Self { store, plan, streams, is_draining }
+    }
+
+    async fn archive(&self, delta: Delta) {
+        self.store.archive(0, FENCE, &delta).await.unwrap();
+    }
+
+    /// Opens a stream that begins with the first entry, and reads its first `id:` line.
+    async fn follow(&self) -> EventFollower {
+        let filter = WebhookFilter::new(&["tidegate.*".to_owned()], &[], &[]).unwrap();
+        let filter = StreamFilter::new(filter, "/tidegate/t", true);
+        let (place, news) = (self.streams.take_place().unwrap(), self.streams.news.subscribe());
+        let (streams, ends) = (Arc::clone(&self.streams), news.borrow().ends);
+        let mut follower = EventFollower::new(streams, place, news, ends, filter, FeedNumbers::new());
+        self.streams.opened.notify_one();
+        assert!(follower.next().await.unwrap().starts_with("retry: 1000\nid: "));
+        follower
+    }
+}
+
+/// Returns the seqs of the next events, up to `last`, which come once and in order.
+async fn seqs_to(follower: &mut EventFollower, last: u64) -> Vec<u64> {
+    let mut seqs = Vec::new();
+    while seqs.last() != Some(&last) {
+        let text = follower.next().await.expect("the stream goes on");
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        seqs.extend(data.filter_map(|data| {
+            serde_json::from_str::<serde_json::Value>(data).unwrap()["data"]["seq"].as_u64()
+        }));
+    }
+    seqs
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_reads_are_repeated_and_nothing_is_lost() {
+    let world = World::new().await;
+    for method in ["feed_positions", "read_feed", "rows_at"] {
+        world.plan.plan(method, Fault::Fail);
+    }
+    world.archive(messages(1, 3, 1)).await;
+    let mut follower = world.follow().await;
+    let began = Instant::now();
+    assert_eq!(seqs_to(&mut follower, 3).await, [1, 2, 3]);
+    // A poll and two reads were repeated after a second each.
+    assert!((3..5).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(follower.next().await.unwrap().starts_with("id: "));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stuck_store_keeps_back_neither_comments_nor_the_end() {
+    let world = World::new().await;
+    world.archive(messages(1, 1, 1)).await;
+    world.plan.plan("read_feed", Fault::Hold(Gate::new()));
+    let mut follower = world.follow().await;
+    let began = Instant::now();
+    assert_eq!(follower.next().await.as_deref(), Some(": open\n\n"));
+    assert_eq!(began.elapsed().as_secs(), 15);
+    // The read was given up meanwhile, and the next one succeeds.
+    assert_eq!(seqs_to(&mut follower, 1).await, [1]);
+    assert!(follower.next().await.unwrap().starts_with("id: "));
+    world.plan.plan("read_feed", Fault::Hold(Gate::new()));
+    world.archive(messages(2, 1, 1)).await;
+    let (ended, began) = (follower.next(), Instant::now());
+    let drain = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        world.is_draining.store(true, Ordering::SeqCst);
+    };
+    assert_eq!(tokio::join!(ended, drain).0, None);
+    assert!(began.elapsed() < Duration::from_millis(2_200), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_read_in_turns_and_one_that_has_left_takes_none() {
+    let world = World::new().await;
+    world.archive(messages(1, 2, 1)).await;
+    let gates = [Gate::new(), Gate::new()];
+    gates.iter().for_each(|gate| world.plan.plan("read_feed", Fault::Hold(gate.clone())));
+    let mut followers = Vec::new();
+    for _ in 0..4 {
+        followers.push(world.follow().await);
+    }
+    let [first, second, third, fourth] = &mut followers[..] else { panic!("four streams") };
+    let waits =
+        async |follower: &mut EventFollower| timeout(Duration::from_secs(2), follower.next()).await.is_err();
+    for follower in [&mut *first, second, third, fourth] {
+        assert!(waits(follower).await);
+    }
+    assert_eq!(world.plan.calls("read_feed"), 2, "two have their turn");
+    assert_eq!(world.streams.lag(), 2);
+    drop(followers.remove(2));
+    let [first, second, fourth] = &mut followers[..] else { panic!("three streams") };
+    gates[0].open();
+    assert_eq!(seqs_to(first, 2).await, [1, 2]);
+    assert_eq!(seqs_to(fourth, 2).await, [1, 2]);
+    assert_eq!(world.plan.calls("read_feed"), 3, "the one that has left reads nothing");
+    gates[1].open();
+    assert_eq!(seqs_to(second, 2).await, [1, 2]);
+    assert_eq!(world.streams.lag(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_of_large_events_is_cut_and_goes_on() {
+    let world = World::new().await;
+    world.archive(messages(1, 40, 30_000)).await;
+    let mut follower = world.follow().await;
+    let (mut seen, mut longest) = (0, 0);
+    while seen < 40 {
+        let text = follower.next().await.unwrap();
+        longest = longest.max(text.len());
+        for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
+            let event: serde_json::Value = serde_json::from_str(data).unwrap();
+            seen += 1;
+            assert_eq!(event["data"]["seq"], seen);
+        }
+    }
+    // The last event may exceed the limit.
+    assert!(longest < 64 * 1024 + 2 * 30_000, "{longest}");
+}
