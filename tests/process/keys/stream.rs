@@ -39,10 +39,14 @@ fn stream_has_content_only_with_its_scope_and_ends_with_its_key() {
     let (without, with) = (next_event(&mut plain), next_event(&mut full));
     assert_eq!((&without["data"]["seq"], &without["data"]["content"]), (&json!(1), &Value::Null));
     assert_eq!(with["data"]["content"], json!({"text": "secret"}));
+    assert_eq!(node.metric("event_stream_events_total"), 2.0);
+    node.metric_becomes("event_stream_lag", 0.0);
+    assert_eq!(node.metric("event_streams"), 2.0);
     keys.revoke("reader");
     let revoked = Stopwatch::start();
     while plain.next().is_some() {}
     assert!(revoked.elapsed() < RELOAD_MAX * 3 / 2, "{:?}", revoked.elapsed());
+    node.metric_becomes("event_streams", 1.0);
     let lines = audit(&keys.data);
     let of_streams: Vec<&Value> = lines.iter().filter(|line| line["route"] == PATH).collect();
     let [line] = of_streams[..] else { panic!("{of_streams:?}") };
