@@ -17,13 +17,17 @@ use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream},
     time::sleep,
 };
 
 use super::{admin::Admin, record::Recorder, world::World};
-use crate::{checker::HistoryEvent, person::text_hash};
+use crate::{
+    checker::HistoryEvent,
+    person::text_hash,
+    webhook_request::{self, field},
+};
 
 /// Id of the endpoint.
 const ID: &str = "chaos";
@@ -211,15 +215,7 @@ impl WebhookReceiver {
     async fn serve(&self, stream: TcpStream) -> Option<()> {
         let mut stream = BufReader::new(stream);
         loop {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                if stream.read_until(b'\n', &mut head).await.ok()? == 0 {
-                    return None;
-                }
-            }
-            let head = String::from_utf8(head).ok()?;
-            let mut body = vec![0; field(&head, "content-length")?.parse().ok()?];
-            stream.read_exact(&mut body).await.ok()?;
+            let (head, body) = webhook_request::read(&mut stream).await?;
             if self.is_down.load(Ordering::Acquire) {
                 return None;
             }
@@ -268,8 +264,4 @@ impl WebhookReceiver {
             given.split(' ').any(|it| it == expected)
         }))
     }
-}
-
-fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
