@@ -33,7 +33,9 @@ use crate::{
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{MemoryStore, PostgresOpenError, PostgresStore, Store},
     storms::StormBoard,
+    supervised,
     trace::Tracer,
+    webhooks::MessageTopic,
 };
 
 /// Most bytes of events that wait to be published.
@@ -54,10 +56,27 @@ pub(super) struct BuiltPorts {
     pub(super) link: Option<Arc<GrpcLink>>,
     /// Numbering of live rooms.
     pub(super) numbers: Arc<dyn Numbers>,
-    /// Publisher of the events.
-    pub(super) event_publisher: EventPublisher,
+    /// Publishers of events.
+    pub(super) publishers: Publishers,
     /// Exchange with other nodes, by profile.
     pub(super) peering: Peering,
+}
+
+/// Publishers of events.
+pub(super) struct Publishers {
+    node_events: EventPublisher,
+    /// Publisher of the feed to the topic of messages, if there is one.
+    messages: Option<MessageTopic>,
+}
+
+impl Publishers {
+    /// Starts the publishers. Must run in the services runtime.
+    pub(super) fn start(self) {
+        supervised::spawn("the publisher of events", self.node_events.run());
+        if let Some(messages) = self.messages {
+            supervised::spawn("the topic of messages", messages.run());
+        }
+    }
 }
 
 /// Fewest numbers of a live room that are reserved in one block (ADR 9).
@@ -199,7 +218,8 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
     let events = Arc::clone(&event_publisher.events);
     let cluster = Cluster { trace, events, figures, storms, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    Ok(BuiltPorts { cluster, failure, link: None, numbers, event_publisher, peering: Peering::Single })
+    let publishers = Publishers { node_events: event_publisher, messages: None };
+    Ok(BuiltPorts { cluster, failure, link: None, numbers, publishers, peering: Peering::Single })
 }
 
 /// Builds the ports of profile `cluster`: the log on Kafka, routes and scratch on one Redis client, the store on
@@ -210,6 +230,7 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     let store = Arc::new(if config.events.feed { store } else { store.without_feed() });
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
     let sink = KafkaEvents::connect(&config.kafka, metrics).await?;
+    let messages = KafkaEvents::connect_messages(&config.kafka, metrics).await?;
     let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);
     // Opened before peers can discover this run, so that no record is missed.
     let feed = bus.consume_node(&me).await.context("the node's topic on Kafka")?;
@@ -244,6 +265,8 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
         cluster.owned.unarchived().allow();
         warn_about_replication(config).await;
     }
+    let messages = messages.map(|sink| message_topic(sink, config, &cluster, metrics)).transpose()?;
+    let publishers = Publishers { node_events: event_publisher, messages };
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
     let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
@@ -252,9 +275,21 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
         failure,
         link: Some(link),
         numbers,
-        event_publisher,
+        publishers,
         peering: Peering::Clustered(feed),
     })
+}
+
+/// Builds the publisher of the feed to the topic of messages.
+fn message_topic(
+    sink: KafkaEvents,
+    config: &Config,
+    cluster: &Cluster,
+    metrics: &Metrics,
+) -> anyhow::Result<MessageTopic> {
+    let (store, owned) = (Arc::clone(&cluster.ports.store), Arc::clone(&cluster.owned));
+    let (source, partitions) = (cluster.events.source(), config.kafka.partitions);
+    Ok(MessageTopic::new(Arc::new(sink), source, partitions, store, owned, metrics.clone())?)
 }
 
 /// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.
