@@ -139,6 +139,8 @@ metrics! {
     counter message_topic_failures "tidegate_message_topic_failures_total" "Requests to the topic of messages that were not confirmed; retried each second."
     counter message_topic_repeated "tidegate_message_topic_repeated_total" "Events of these requests that Kafka may have: they are published again. Those after a crash of a node are not counted."
     counter message_topic_missing "tidegate_message_topic_missing_total" "Numbers of the feed that were removed before the topic of messages had them; an event tidegate.feed.gap reports each range."
+    gauge event_changes_behind "tidegate_event_changes_behind" "Entries of the feed of the partitions of this node that were not looked through for changes on the topic of events (kafka.event_changes)."
+    counter event_changes "tidegate_event_changes_total" "Changes of groups and members that the topic of events has confirmed, repeated ones included."
     counter message_topic_oversized "tidegate_message_topic_oversized_total" "Events published without content, because they exceeded max.message.bytes of the topic of messages."
     gauge breaker_redis "tidegate_breaker_redis_open" "Whether calls to Redis fail at once, because recent ones failed; one at a time tries again. 0: no, 1: yes."
     gauge breaker_redis_mirror "tidegate_breaker_redis_mirror_open" "The same for the mirror of storm windows in Redis."

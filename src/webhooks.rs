@@ -3,7 +3,7 @@
 //! Order, retries and cursors are decided by [`tidegate_protocol::machine::webhook`]; this module reads the feed, reads what
 //! each event is about when it is sent, and saves cursors under the fence of the partition's owner. Nothing here delays an
 //! owner: deliveries read the store, and owners only note that they have archived. Endpoints are entries of the guard, so
-//! all nodes have the same; [`Webhooks`] runs a deliverer for each of them. [`MessageTopic`] runs one more, whose receiver is
+//! all nodes have the same; [`Webhooks`] runs a deliverer for each of them. [`FeedTopic`] runs one more, whose receiver is
 //! a topic.
 //!
 //! **Memory.** An endpoint holds at most [`tidegate_protocol::machine::webhook::WEBHOOK_EVENTS_MAX`] references to events,
@@ -39,7 +39,7 @@ pub use self::{
     permits::{FEED_REQUESTS_MAX, WebhookPermits},
     plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
     progress::EndpointProgress,
-    topic::MessageTopic,
+    topic::FeedTopic,
 };
 pub(crate) use self::{
     content::{Found as FoundEntry, read as read_entries},

@@ -48,6 +48,8 @@ pub struct KafkaConfig {
     pub event_partitions: u32,
     /// How long the event topic keeps an event.
     pub event_retention_ms: u64,
+    /// Whether the event topic also has the changes of groups and their members; all nodes need the same. It needs events.feed.
+    pub event_changes: bool,
     /// Topic of what was accepted, with the content of messages, such as `tidegate.messages`; all nodes need the same. It needs
     /// events.feed, and has as many partitions as the log. Who may read it reads all messages, also those that are recalled
     /// later. Empty: none.
@@ -95,6 +97,7 @@ impl Default for KafkaConfig {
             event_topic: "tidegate.events".into(),
             event_partitions: 8,
             event_retention_ms: 7 * 24 * 3_600 * 1_000,
+            event_changes: false,
             message_topic: String::new(),
             message_retention_ms: 24 * 3_600 * 1_000,
             security: "plaintext".into(),
@@ -313,6 +316,12 @@ mod tests {
             let set = format!("kafka.message_topic={name}");
             assert!(with(&[&set]).contains("neither kafka.topic nor kafka.event_topic"), "{name}");
         }
+        let changes = "kafka.event_changes=true";
+        assert_eq!(with(&[changes]), "");
+        for more in ["events.feed=false", "kafka.event_topic="] {
+            assert!(with(&[changes, more]).contains("kafka.event_changes: needs"), "{more}");
+        }
+        assert!(problem(&[changes]).contains("kafka.event_changes: needs"));
         assert!(with(&["kafka.message_retention_ms=1"]).contains("kafka.message_retention_ms"));
     }
 

@@ -35,7 +35,7 @@ use crate::{
     storms::StormBoard,
     supervised,
     trace::Tracer,
-    webhooks::MessageTopic,
+    webhooks::FeedTopic,
 };
 
 /// Most bytes of events that wait to be published.
@@ -65,16 +65,16 @@ pub(super) struct BuiltPorts {
 /// Publishers of events.
 pub(super) struct Publishers {
     node_events: EventPublisher,
-    /// Publisher of the feed to the topic of messages, if there is one.
-    messages: Option<MessageTopic>,
+    /// Publishers of the feed to topics.
+    topics: Vec<FeedTopic>,
 }
 
 impl Publishers {
     /// Starts the publishers. Must run in the services runtime.
     pub(super) fn start(self) {
         supervised::spawn("the publisher of events", self.node_events.run());
-        if let Some(messages) = self.messages {
-            supervised::spawn("the topic of messages", messages.run());
+        for topic in self.topics {
+            supervised::spawn("a topic of the feed", topic.run());
         }
     }
 }
@@ -218,7 +218,7 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
     let events = Arc::clone(&event_publisher.events);
     let cluster = Cluster { trace, events, figures, storms, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    let publishers = Publishers { node_events: event_publisher, messages: None };
+    let publishers = Publishers { node_events: event_publisher, topics: Vec::new() };
     Ok(BuiltPorts { cluster, failure, link: None, numbers, publishers, peering: Peering::Single })
 }
 
@@ -265,8 +265,8 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
         cluster.owned.unarchived().allow();
         warn_about_replication(config).await;
     }
-    let messages = messages.map(|sink| message_topic(sink, config, &cluster, metrics)).transpose()?;
-    let publishers = Publishers { node_events: event_publisher, messages };
+    let topics = feed_topics(messages, event_publisher.sink.as_ref(), config, &cluster, metrics)?;
+    let publishers = Publishers { node_events: event_publisher, topics };
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
     let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
@@ -280,16 +280,26 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     })
 }
 
-/// Builds the publisher of the feed to the topic of messages.
-fn message_topic(
-    sink: KafkaEvents,
+/// Builds the publishers of the feed to the topic of messages and to that of events.
+fn feed_topics(
+    messages: Option<KafkaEvents>,
+    events: Option<&Arc<dyn EventSink>>,
     config: &Config,
     cluster: &Cluster,
     metrics: &Metrics,
-) -> anyhow::Result<MessageTopic> {
-    let (store, owned) = (Arc::clone(&cluster.ports.store), Arc::clone(&cluster.owned));
+) -> anyhow::Result<Vec<FeedTopic>> {
     let (source, partitions) = (cluster.events.source(), config.kafka.partitions);
-    Ok(MessageTopic::new(Arc::new(sink), source, partitions, store, owned, metrics.clone())?)
+    let ports = || (Arc::clone(&cluster.ports.store), Arc::clone(&cluster.owned));
+    let mut topics = Vec::new();
+    if let Some(sink) = messages {
+        let (store, owned) = ports();
+        topics.push(FeedTopic::messages(Arc::new(sink), source, partitions, store, owned, metrics)?);
+    }
+    if let Some(sink) = events.filter(|_| config.kafka.event_changes) {
+        let (store, owned) = ports();
+        topics.push(FeedTopic::changes(Arc::clone(sink), source, store, owned, metrics)?);
+    }
+    Ok(topics)
 }
 
 /// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.

@@ -9,13 +9,17 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::Value;
+use tidegate_protocol::{
+    id::{MsgId, UserId},
+    record::{MemberAction, MemberChange},
+};
 
 use super::{world::PARTITION, *};
 use crate::{
     bus::{AppendError, EventRecord, EventSink},
     metrics,
     store::FeedBounds,
-    webhooks::topic::{TopicReceiver, plan},
+    webhooks::topic::{TopicContents, TopicFigures, TopicReceiver, plan},
 };
 
 /// Topic that may fail by a seed, with and without having what it does not confirm.
@@ -54,13 +58,17 @@ impl FlakyTopic {
     }
 
     fn plan(self: &Arc<Self>) -> WebhookPlan {
+        self.plan_of(TopicContents::messages())
+    }
+
+    fn plan_of(self: &Arc<Self>, contents: TopicContents) -> WebhookPlan {
         let receiver = TopicReceiver {
             sink: Arc::clone(self) as Arc<dyn EventSink>,
             source: "/tidegate/log".to_owned(),
-            partitions: 4,
-            metrics: metrics::install().0,
+            partitions: Some(4),
+            figures: TopicFigures::of_messages(&metrics::install().0),
         };
-        plan(receiver).unwrap()
+        plan(receiver, contents).unwrap()
     }
 }
 
@@ -181,10 +189,7 @@ async fn gap_of_the_feed_is_an_event_before_what_follows_it() {
     let ids = topic.ids();
     assert!(ids[1].starts_with("gap/0/2-"), "{ids:?}");
     let gap = topic.events()[1].clone();
-    assert_eq!(
-        (gap["type"].as_str(), gap["data"]["first"].as_u64()),
-        (Some("tidegate.feed.gap"), Some(2))
-    );
+    assert_eq!((gap["type"].as_str(), gap["data"]["first"].as_u64()), (Some("tidegate.feed.gap"), Some(2)));
     let next = gap["data"]["last"].as_u64().unwrap() + 1;
     assert_eq!(ids[2..], (next..=7).map(|seq| format!("g:a/{seq}")).collect::<Vec<_>>());
     assert_eq!(topic.records.lock()[1].partition, Some(PARTITION));
@@ -205,4 +210,38 @@ async fn event_too_large_for_the_topic_goes_without_its_content() {
     assert_eq!((data("g:b/1")["gone"].as_str(), data("g:b/1").get("content")), (Some("oversized"), None));
     assert_eq!(data("g:b/2")["content"]["text"], "hi");
     assert_eq!(world.shown().behind, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn topic_of_changes_has_no_messages_and_begins_now() {
+    let (mut world, topic) = (World::new().await, FlakyTopic::new(4));
+    let change = |world: &mut World, action, user: &str| {
+        let user = UserId::new(user).unwrap();
+        world.row("g:a", |conversation| {
+            Body::Member(MemberChange {
+                conversation,
+                action,
+                users: vec![user],
+                role: None,
+                by: None,
+                settings: Default::default(),
+                request_id: MsgId::new("r").unwrap(),
+            })
+        })
+    };
+    let created = change(&mut world, MemberAction::Create, "ann");
+    world.archive(vec![created], |_| {}).await;
+    world.start_with(topic.plan_of(TopicContents::changes().unwrap()));
+    pass(1).await;
+    let joined = change(&mut world, MemberAction::Join, "bob");
+    let said = world.message("g:a");
+    let left = change(&mut world, MemberAction::Leave, "bob");
+    world.archive(vec![joined, said, left], |_| {}).await;
+    pass(1).await;
+    let kinds: Vec<String> =
+        topic.events().iter().map(|it| it["type"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(kinds, ["tidegate.member.joined", "tidegate.member.left"]);
+    assert_eq!(topic.events()[0]["data"]["users"], serde_json::json!(["bob"]));
+    pass(20).await;
+    assert_eq!(world.shown().behind, 0, "messages are passed");
 }
