@@ -22,10 +22,14 @@ use tokio::{
     time::sleep,
 };
 
-use super::{admin::Admin, record::Recorder, world::World};
+use super::{
+    admin::Admin,
+    record::Recorder,
+    taken::{CATCH_UP_MAX, Taken},
+    world::World,
+};
 use crate::{
     checker::HistoryEvent,
-    person::text_hash,
     webhook_request::{self, field},
 };
 
@@ -49,13 +53,11 @@ const REQUEST_MAX: Duration = Duration::from_secs(2);
 /// Outages between two rotations of the secret.
 const ROTATE_EACH: u32 = 2;
 
-/// Time in which the endpoint has to have everything after all faults have ended.
-const CATCH_UP_MAX: Duration = Duration::from_secs(90);
-
 /// Receiver of the events of all conversations.
 pub(super) struct WebhookReceiver {
     address: SocketAddr,
     recorder: Arc<Recorder>,
+    pub(super) taken: Taken,
     rng: Mutex<StdRng>,
     secrets: Mutex<Vec<Vec<u8>>>,
     is_down: AtomicBool,
@@ -86,6 +88,7 @@ impl WebhookReceiver {
         let it = Arc::new(Self {
             address: listener.local_addr()?,
             recorder: Arc::clone(recorder),
+            taken: Taken::new(ID, Arc::clone(recorder)),
             rng: Mutex::new(StdRng::seed_from_u64(seed)),
             secrets: Mutex::default(),
             is_down: AtomicBool::new(false),
@@ -207,7 +210,7 @@ impl WebhookReceiver {
         if unsigned > 0 {
             bail!("{unsigned} requests to the endpoint of webhooks had no valid signature");
         }
-        self.recorder.add(HistoryEvent::CaughtUp { endpoint: ID });
+        self.taken.catch_up();
         Ok(())
     }
 
@@ -241,14 +244,7 @@ impl WebhookReceiver {
             return Some(Treatment::Refuse);
         }
         let events: Value = serde_json::from_slice(body).ok()?;
-        for event in events.as_array()? {
-            let data = &event["data"];
-            let (conv, seq) = (event["subject"].as_str()?, data["seq"].as_u64()?);
-            let cid = data["msgId"].as_str();
-            let text = data["content"]["text"].as_str();
-            let body = cid.map_or(0, |_| text.map_or(0, text_hash));
-            self.recorder.add(HistoryEvent::Delivered { endpoint: ID, conv, seq, cid, body });
-        }
+        events.as_array()?.iter().for_each(|event| self.taken.note(event));
         Some(if draw < ERRORS + LOST_ANSWERS { Treatment::TakeSilently } else { Treatment::Take })
     }
 
