@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | 3 | `main`, [`cli`] | subcommands |
 //! | 2 | [`attack`], [`bench`](mod@bench), [`chaos`], [`hostile`], [`kit`] | hostile clients that a node has to stop; load against baselines of the same run; faults under load; what hostile clients cost honest ones; whether a client library keeps the protocol |
-//! | 1 | `adapter`, [`checker`], [`cluster_sets`], [`link`], [`node_binary`], [`node_store`], [`person`], [`ports`], [`proc_stat`], [`proxy`], [`rows`] | process of an adapter of a client library; rules that a recorded history must keep; settings of a cluster; connection of a client; program under test, its store, a user of it and its ports; CPU and memory of a process; network that fails on request; log at the end |
+//! | 1 | `adapter`, [`checker`], [`cluster_sets`], [`link`], [`node_binary`], [`node_store`], [`person`], [`ports`], [`proc_stat`], [`proxy`], [`rows`], `webhook_request` | process of an adapter of a client library; rules that a recorded history must keep; settings of a cluster; connection of a client; program under test, its store, a user of it and its ports; CPU and memory of a process; network that fails on request; log at the end; requests that a receiver of webhooks reads |
 
 mod adapter;
 pub mod attack;

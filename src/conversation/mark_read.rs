@@ -61,8 +61,8 @@ pub struct Devices {
 
 impl Devices {
     /// Sends a signal to the other nodes and to the shards of its recipients; a shard with a full mailbox is skipped, and
-    /// what the queue to the other nodes has no room for is dropped.
-    pub fn signal(&self, signal: &Volatile) {
+    /// what the queue to the other nodes has no room for is dropped. Returns the number of shards that were skipped.
+    pub fn signal(&self, signal: &Volatile) -> u64 {
         let users = match &signal.audience {
             Audience::Users(users) => Some(users),
             Audience::Members | Audience::Sessions(_) => None,
@@ -81,10 +81,9 @@ impl Devices {
             Some(users) => users.iter().for_each(|user| at.extend(self.directory.user(user))),
             None => at = self.directory.conversation(&signal.conversation),
         }
-        let Some(shards) = self.shards.get() else { return };
-        for handle in at.iter().filter_map(|shard| shards.get(shard)) {
-            handle.try_post(Mail::Signal(signal.clone()));
-        }
+        let shards = self.shards.get();
+        let handles = at.iter().filter_map(|shard| shards?.get(shard));
+        handles.filter(|handle| !handle.try_post(Mail::Signal(signal.clone()))).count() as u64
     }
 
     /// Sends a change to the user's connections other than `actor`; to all if an administrator made it. Best effort: a connection that misses it, because

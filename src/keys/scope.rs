@@ -33,7 +33,7 @@ macro_rules! scopes {
 scopes! {
     Read "read" "State without the content of messages: nodes, presence, events, groups and their members. Every other scope except `evidence` includes it."
     Content "content" "What people wrote: histories, newest messages, last entries of conversations."
-    Messages "messages" "Messages: send them as any user or as the system, and recall them; marks and preferences of users."
+    Messages "messages" "Messages: send them as any user or as the system, recall them, and remove histories; marks and preferences of users."
     Groups "groups" "Groups and their members: create, change, delete."
     Users "users" "Users: close their connections, revoke their tokens, change their block lists; tokens of a node for development."
     Operate "operate" "The node and the cluster: drain, weight, traces, settings; keys are listed and revoked."

@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     AdminGate, Draft,
-    message_places::MessagePlace,
+    message_places::{self, MessagePlace},
     route::{AdminRoute, Effect},
 };
 use crate::{
@@ -39,7 +39,7 @@ enum ChangePlace {
 impl AdminGate {
     /// Takes a place for a change; `None` if there is none.
     fn place(&self, route: &AdminRoute, actor: &Actor) -> Option<ChangePlace> {
-        if !route.path.starts_with(MESSAGE_PATH) {
+        if !message_places::has_place(route.path) {
             return Arc::clone(&self.changes).try_acquire_owned().ok().map(ChangePlace::Change);
         }
         let key = match actor {

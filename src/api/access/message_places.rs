@@ -15,8 +15,14 @@ const REQUESTS_OF_KEY_MAX: usize = 32;
 const LISTS_MAX: usize = 8;
 const LISTS_OF_KEY_MAX: usize = 4;
 
-/// Paths of requests with lists of messages.
-const LIST_PATHS: [&str; 2] = ["/v1/messages/batch", "/v1/messages/broadcast"];
+/// Paths of requests that take as long as those with lists of messages: these, and one that removes many.
+const LIST_PATHS: [&str; 3] =
+    ["/v1/messages/batch", "/v1/messages/broadcast", "/v1/conversations/{conversation}/prune"];
+
+/// Returns whether requests of this path have a place among those for messages.
+pub(super) fn has_place(path: &str) -> bool {
+    path.starts_with("/v1/messages") || path == "/v1/signals" || LIST_PATHS.contains(&path)
+}
 
 /// Counts of requests.
 #[derive(Clone, Copy, Default)]

@@ -1,12 +1,16 @@
 //! Admin API: removes the beginning of a history for everybody, as retention does.
 
+use std::time::Duration;
+
 use axum::{Extension, Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_protocol::{
     Code,
+    machine::{gate::GateClass, session::SubmitAnswer},
     record::{Body, Prune},
 };
+use tokio::time::Instant;
 
 use super::{bad, conversation, lists::heads_of};
 use crate::{
@@ -14,15 +18,15 @@ use crate::{
         Api, Problem, ProblemDetails,
         access::Caller,
         extract::{IdPath, JsonObject},
-        into_seq,
         messages::SendSource,
         now_ms,
     },
     partition::retention::PRUNE_ROWS_MAX,
 };
 
-/// Most records of one request; each removes [`PRUNE_ROWS_MAX`] entries at most, and is archived before the next one.
-const RECORDS_MAX: usize = 20;
+/// Time after which a request begins no further record. Each record removes [`PRUNE_ROWS_MAX`] entries at most, and is
+/// archived before the next one.
+const TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Range that a request removes.
 #[derive(Deserialize)]
@@ -40,21 +44,27 @@ pub(in crate::api) async fn prune(
     JsonObject(body): JsonObject<PruneRequest>,
 ) -> Result<Json<Value>, ProblemDetails> {
     let id = conversation(&key)?;
-    api.messages.check_node(&id, &source)?;
+    // A full disk refuses messages, and takes what frees it.
+    api.messages.check_load(&source, GateClass::New)?;
     let head = heads_of(&api, &caller, vec![id.clone()]).await?.pop().flatten();
     let head = head.ok_or_else(|| Problem(Code::NotFound, String::new()))?.head;
     if body.up_to > head.last_seq {
         return Err(bad(format!("upTo: the conversation ends at {}", head.last_seq)).into());
     }
     let mut pruned_to = head.pruned_to;
-    for _ in 0..RECORDS_MAX {
-        if pruned_to >= body.up_to {
-            break;
-        }
+    let until = Instant::now() + TIME_MAX;
+    while pruned_to < body.up_to && (pruned_to == head.pruned_to || Instant::now() < until) {
         let up_to = body.up_to.min(pruned_to.saturating_add(PRUNE_ROWS_MAX as u64));
         let prune = Prune { conversation: id.clone(), up_to };
-        into_seq(api.admin.append(Body::Prune(prune), now_ms()).await)?;
-        pruned_to = up_to;
+        match api.admin.append(Body::Prune(prune), now_ms()).await {
+            SubmitAnswer::Accepted { .. } | SubmitAnswer::Duplicate { .. } => pruned_to = up_to,
+            // The request is repeated in any case, and goes on from there.
+            _ if pruned_to > head.pruned_to => break,
+            SubmitAnswer::Refused { code, message } => return Err(Problem(code, message.into_owned()).into()),
+            SubmitAnswer::Unknown | SubmitAnswer::AppendFailed => {
+                return Err(Problem(Code::Unknown, "repeat the request".to_owned()).into());
+            }
+        }
     }
     let is_complete = pruned_to >= body.up_to;
     Ok(Json(json!({"conversation": id.as_str(), "prunedTo": pruned_to, "complete": is_complete})))

@@ -36,6 +36,7 @@ use crate::{
         admin::{Admin, AwaitedAnswer},
         intake::{self, IntakeSlot},
     },
+    limiter::Limiter,
     limits::RuleGuard,
     live::Live,
     load::LoadFigures,
@@ -91,6 +92,8 @@ pub struct SenderParts {
     pub metrics: Metrics,
     /// Sender of messages without `from`.
     pub system_user: UserId,
+    /// Limits of users, which signals of the API count in.
+    pub limiter: Arc<Limiter>,
     /// Most members of a group that takes signals.
     pub small_group_max: usize,
     /// Whether an overloaded node refuses messages of the API.
@@ -360,19 +363,13 @@ impl MessageSender {
     }
 
     /// Refuses messages while the node or its log can't take them.
-    pub(in crate::api) fn check_node(
+    pub(super) fn check_node(
         &self,
         conversation: &ConversationId,
         source: &SendSource,
     ) -> Result<(), ProblemDetails> {
-        if source.drainer.is_closing() {
-            return Err(Problem(Code::Draining, "the node drains: send it to another one".to_owned()).into());
-        }
-        let SenderParts { cluster, load, is_gated, metrics, .. } = &self.parts;
-        if *is_gated && !LoadLevel::admits_at(load.level(), GateClass::New) {
-            metrics.gate_sends_refused.increment(1);
-            return Err(Problem(Code::Busy, "the node is overloaded: send it again later".to_owned()).into());
-        }
+        self.check_load(source, GateClass::New)?;
+        let cluster = &self.parts.cluster;
         if matches!(conversation.kind(), ConversationKind::Room(_)) {
             return Ok(());
         }
@@ -380,6 +377,23 @@ impl MessageSender {
             Some(code) => Err(Problem(code, String::new()).into()),
             None => Ok(()),
         }
+    }
+
+    /// Refuses a request of this class while the node drains or is overloaded.
+    pub(in crate::api) fn check_load(
+        &self,
+        source: &SendSource,
+        class: GateClass,
+    ) -> Result<(), ProblemDetails> {
+        if source.drainer.is_closing() {
+            return Err(Problem(Code::Draining, "the node drains: send it to another one".to_owned()).into());
+        }
+        let SenderParts { load, is_gated, metrics, .. } = &self.parts;
+        if *is_gated && !LoadLevel::admits_at(load.level(), class) {
+            metrics.gate_sends_refused.increment(1);
+            return Err(Problem(Code::Busy, "the node is overloaded: send it again later".to_owned()).into());
+        }
+        Ok(())
     }
 
     /// Waits for the turn of a message.

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{Extension, Json, extract::State, http::StatusCode};
 use prost::Message as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -11,6 +11,7 @@ use tidegate_protocol::{
     codec::PushFrame,
     content::Content,
     id::{ConversationId, ConversationKind, UserId, check_id},
+    machine::gate::GateClass,
     pb::{self, server_frame::Body as FrameBody},
 };
 
@@ -21,7 +22,7 @@ use super::{
     sender::{MessageSender, SenderParts},
 };
 use crate::{
-    api::{Api, Problem, ProblemDetails, extract::JsonObject},
+    api::{Api, Problem, ProblemDetails, access::Caller, conversations::turns, extract::JsonObject},
     conversation::group_size,
     limits::{LimitCall, LimitRefusal, LimitSubjects, LimitWaits},
     mail::{Audience, Volatile},
@@ -42,6 +43,7 @@ pub(in crate::api) struct SendSignal {
 /// Sends a signal to the devices of its recipients that are connected now.
 pub(in crate::api) async fn send(
     State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
     source: SendSource,
     JsonObject(body): JsonObject<SendSignal>,
 ) -> Result<(StatusCode, Json<Value>), ProblemDetails> {
@@ -59,13 +61,19 @@ pub(in crate::api) async fn send(
     let content = body.content.map(|content| content.encoded(bytes_max)).transpose()?;
     let content = content.map(Content::decode).transpose();
     let content = content.map_err(|error| Problem(Code::BadContent, format!("content: {error}")))?;
-    sender.check_node(&conversation, &source)?;
+    sender.check_load(&source, GateClass::Signal)?;
     sender.check_sender(&from)?;
+    let is_of_others =
+        matches!(conversation.kind(), ConversationKind::Direct(..)) && !conversation.is_direct_of(&from);
+    if is_of_others && !sender.is_system(&from) {
+        let why = "this is a direct conversation of other users".to_owned();
+        return Err(Problem(Code::NotAMember, why).into());
+    }
     if sender.is_blocked(&from, &conversation).await? {
         return Err(Problem(Code::Forbidden, String::new()).into());
     }
-    let (audience, only) = sender.recipients_of_signal(&from, &conversation, &api).await?;
     sender.admit_signal(&from, &conversation, &source).await?;
+    let (audience, only) = sender.recipients_of_signal(&from, &conversation, &api, &caller).await?;
     let signal = pb::Signal {
         conversation: conversation.to_string(),
         kind: body.kind,
@@ -75,7 +83,8 @@ pub(in crate::api) async fn send(
     };
     let frame = Arc::new(PushFrame::new(&pb::ServerFrame { id: 0, body: Some(FrameBody::Signal(signal)) }));
     let key = conversation.to_string();
-    api.reads.devices.signal(&Volatile { conversation, audience, only, frame, origin: None });
+    let dropped = api.reads.devices.signal(&Volatile { conversation, audience, only, frame, origin: None });
+    sender.parts.metrics.signals_dropped.increment(dropped);
     Ok((StatusCode::ACCEPTED, Json(json!({"conversation": key, "stored": false}))))
 }
 
@@ -89,16 +98,21 @@ impl MessageSender {
         from: &UserId,
         conversation: &ConversationId,
         api: &Api,
+        caller: &Caller,
     ) -> Result<(Audience, GroupUsers), Problem> {
         if let ConversationKind::Direct(one, other) = conversation.kind() {
             let both = [one, other].into_iter().take(if one == other { 1 } else { 2 });
             return Ok((Audience::Users(both.filter_map(|id| UserId::new(id).ok()).collect()), None));
         }
-        let (store, max) = (&*api.cluster.ports.store, self.parts.small_group_max);
-        let size = group_size::with_members(store, conversation, max).await;
-        let size = match size {
-            Err(Code::NotAMember) => return Err(Problem(Code::NotFound, "there is no such group".to_owned())),
-            size => size.map_err(|code| Problem(code, String::new()))?,
+        let (group, max) = (conversation.clone(), self.parts.small_group_max);
+        let read = turns::in_turn(api, caller, async {}, move |store, ()| async move {
+            group_size::with_members(&*store, &group, max).await.map_err(|code| Problem(code, String::new()))
+        });
+        let size = match read.await {
+            Err(Problem(Code::NotAMember, _)) => {
+                return Err(Problem(Code::NotFound, "there is no such group".to_owned()));
+            }
+            size => size?,
         };
         if !size.small {
             return Err(Problem(Code::Forbidden, "signals go to small groups only".to_owned()));
@@ -110,16 +124,27 @@ impl MessageSender {
         Ok((Audience::Members, size.members))
     }
 
-    /// Counts a signal in the rules of its key, its sender and the like.
+    /// Counts a signal in the limit of its sender, and in the rules of the sender, the conversation and the like.
     async fn admit_signal(
         &self,
         from: &UserId,
         conversation: &ConversationId,
         source: &SendSource,
     ) -> Result<(), ProblemDetails> {
-        let rules = &self.parts.rules;
+        let SenderParts { rules, limiter, conn_settings, .. } = &self.parts;
+        let refused = |why: &str, wait| {
+            Err(ProblemDetails::from(Problem(Code::RateLimited, why.to_owned())).after(wait))
+        };
+        if conn_settings.get().limits.signals_per_second == 0 {
+            let why = "no signals are accepted (limits.signals_per_second = 0)".to_owned();
+            return Err(Problem(Code::Unsupported, why).into());
+        }
+        if !self.is_system(from)
+            && let Err(wait) = limiter.signal(from, rules.now())
+        {
+            return refused("the user sends more signals than limits.signals_per_second allows", wait);
+        }
         let subjects = LimitSubjects {
-            key: source.key.as_deref(),
             address: source.address,
             channel: source.channel.as_deref(),
             user: Some(from).filter(|from| !self.is_system(from)).map(UserId::as_str),
@@ -137,8 +162,7 @@ impl MessageSender {
                     asking.answered().await;
                 }
                 None => {
-                    let why = "a rule (GET /v1/rules) refuses this signal for now".to_owned();
-                    return Err(ProblemDetails::from(Problem(Code::RateLimited, why)).after(refusal.wait));
+                    return refused("a rule (GET /v1/rules) refuses this signal for now", refusal.wait);
                 }
             }
         }

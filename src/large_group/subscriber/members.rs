@@ -74,6 +74,7 @@ pub(super) async fn local_members(
     is_here: &(impl Fn(&UserId) -> bool + Sync),
 ) -> Result<Option<LocalMembers>, StoreError> {
     let MembersQuery { group, to, pages } = query;
+    check_stored(store, group, to).await?;
     let (mut here, mut after) = (Vec::new(), None);
     for _ in 0..pages {
         let page = store.members(group, after.as_ref(), MEMBERS_PAGE_ROWS).await?;
@@ -81,13 +82,18 @@ pub(super) async fn local_members(
         let is_last = page.len() < MEMBERS_PAGE_ROWS;
         here.extend(page.into_iter().filter(|(user, _)| is_here(user)));
         if is_last {
-            // After the members, so that a store which fell back during the read is noticed.
-            let summary = store.summary(group, None).await?;
-            check_head(group, summary.as_ref().map(|it| &it.head), to)?;
+            // Again, so that a store which fell back during the read is noticed.
+            check_stored(store, group, to).await?;
             return Ok(Some(here));
         }
     }
     Ok(None)
+}
+
+/// Returns an error if the store has not reached the seq, by a read of its own.
+async fn check_stored(store: &dyn Store, group: &ConversationId, to: u64) -> Result<(), StoreError> {
+    let summary = store.summary(group, None).await?;
+    check_head(group, summary.as_ref().map(|it| &it.head), to)
 }
 
 /// Returns an error if the store has not reached the seq.

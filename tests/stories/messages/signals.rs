@@ -32,10 +32,13 @@ fn signal_reaches_those_who_are_connected_and_is_not_stored() {
         (status, body["title"].as_str().unwrap_or_default().to_owned())
     };
     assert_eq!(refused("g:team", "eve", "typing"), (403, "NOT_A_MEMBER".to_owned()));
+    assert_eq!(refused("d:alice:bob", "eve", "typing"), (403, "NOT_A_MEMBER".to_owned()));
     assert_eq!(refused("g:nowhere", "alice", "typing"), (404, "NOT_FOUND".to_owned()));
     assert_eq!(refused("r:hall", "alice", "typing"), (400, "UNSUPPORTED".to_owned()));
     assert_eq!(refused("bob", "alice", "no kind"), (400, "BAD_ID".to_owned()));
     let large = json!({"to": "bob", "kind": "typing", "content": {"text": "x".repeat(2_000)}});
+    let limited = (0..300).map(|_| refused("bob", "alice", "typing")).find(|(status, _)| *status != 202);
+    assert_eq!(limited, Some((429, "RATE_LIMITED".to_owned())), "as signals of a client are");
     assert_eq!(post(&node, "/v1/signals", &large).1["title"], "CONTENT_TOO_LARGE");
 }
 

@@ -6,13 +6,13 @@ pub(super) mod webhooks;
 
 use super::{Sink, chat::durable};
 use crate::bench::{
-    Args,
+    Args, Scenario,
     child::{Launcher, Server},
     host,
     report::{Section, median},
     test_bed::TestBed,
 };
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use std::{
@@ -34,12 +34,12 @@ const HISTORY: u64 = 5_000;
 const PAGE: u64 = 50;
 
 /// Parameters of the scenario.
-pub(super) struct Load<'a> {
+struct Load<'a> {
     /// Connections that send, each with a request at a time.
-    pub(super) conns: usize,
-    pub(super) seconds: f64,
+    conns: usize,
+    seconds: f64,
     /// List of the services; `None` for a single node.
-    pub(super) services: Option<&'a Path>,
+    services: Option<&'a Path>,
 }
 
 /// A request of the bench.
@@ -142,9 +142,12 @@ fn batch(run: &str, nth: u64, size: u64, text: &str) -> ApiCall {
 }
 
 /// Adds a section for a single node, or one for a node of a cluster.
-pub(super) fn run(launcher: &Launcher, args: &Args, load: &Load<'_>, out: Sink<'_>) -> Result<()> {
-    let quick = Load { conns: 4, seconds: 0.3, ..*load };
-    let load = if args.quick { &quick } else { load };
+pub(super) fn run(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
+    let Scenario::Api { conns, seconds, cluster } = scenario else { bail!("not this scenario") };
+    let load = &match args.quick {
+        true => Load { conns: 4, seconds: 0.3, services: cluster.as_deref() },
+        false => Load { conns: *conns, seconds: *seconds, services: cluster.as_deref() },
+    };
     ensure!(load.conns > 0, "at least one connection");
     let own = host::cpus();
     host::pin(&launcher.client_cpus)?;
@@ -171,7 +174,9 @@ fn measure(store: &str, server: &Server, args: &Args, load: &Load<'_>) -> Result
     let run = callers.run.clone();
     fill_history(&mut callers, &text)?;
     let time = Duration::from_secs_f64(load.seconds);
-    let [mut idle, mut single, mut batches, mut pages] = [(); 4].map(|()| CallRounds::default());
+    let [mut idle, mut few_idle, mut one_idle] = [(); 3].map(|()| CallRounds::default());
+    let [mut single, mut batches, mut pages] = [(); 3].map(|()| CallRounds::default());
+    let few = load.conns.min(4);
     // The first round of each makes the conversations, and does not count.
     for counts in (0..=args.rounds).map(|round| round > 0) {
         let nothing = |_| ApiCall { method: "GET", path: "/livez".to_owned(), body: String::new() };
@@ -190,7 +195,9 @@ fn measure(store: &str, server: &Server, args: &Args, load: &Load<'_>) -> Result
         let rounds = [
             (&mut idle, callers.call(load.conns, time, nothing)?),
             (&mut single, callers.call(load.conns, time, one)?),
-            (&mut batches, callers.call(load.conns.min(4), time, |n| batch(&run, n, BATCH, &text))?),
+            (&mut few_idle, callers.call(few, time, nothing)?),
+            (&mut batches, callers.call(few, time, |n| batch(&run, n, BATCH, &text))?),
+            (&mut one_idle, callers.call(1, time, nothing)?),
             (&mut pages, callers.call(1, time, page)?),
         ];
         for (rounds, calls) in rounds {
@@ -203,8 +210,8 @@ fn measure(store: &str, server: &Server, args: &Args, load: &Load<'_>) -> Result
     let mut section = Section::new(title);
     let of_batch: Vec<f64> = batches.cpu_us.iter().map(|us| us / BATCH as f64).collect();
     section.ratio("node CPU: one message a request / GET /livez", &single.cpu_us, &idle.cpu_us, None);
-    section.ratio("node CPU: a message of a batch of 100 / GET /livez", &of_batch, &idle.cpu_us, None);
-    section.ratio("node CPU: a page of 50 entries / GET /livez", &pages.cpu_us, &idle.cpu_us, None);
+    section.ratio("node CPU: a message of a batch of 100 / GET /livez", &of_batch, &few_idle.cpu_us, None);
+    section.ratio("node CPU: a page of 50 entries / GET /livez", &pages.cpu_us, &one_idle.cpu_us, None);
     section.one("node CPU of GET /livez", median(&idle.cpu_us), "µs", None);
     section.one("requests, GET /livez", median(&idle.rate), "/s", None);
     section.rounds("messages, one a request", single.rate, "/s", None);
@@ -215,6 +222,7 @@ fn measure(store: &str, server: &Server, args: &Args, load: &Load<'_>) -> Result
     section.rounds("a batch, p99", batches.p99_ms, "ms", None);
     section.rounds("a page of 50 entries, p50", pages.p50_ms, "ms", None);
     section.rounds("a page of 50 entries, p99", pages.p99_ms, "ms", None);
+    section.note(format!("Each ratio is to GET /livez over as many connections: {} for messages, {few} for batches, 1 for pages.", load.conns));
     Ok(section)
 }
 

@@ -227,11 +227,12 @@ impl EventFollower {
         let has_left = left.clone();
         let task = supervised::spawn("a read for a stream of events", async move {
             let failed = |why: &str| StoreError::Unavailable(why.to_owned());
-            // The semaphore is never closed.
-            let _turn = reads.acquire_owned().await.ok();
-            if has_left.is_cancelled() {
-                return Err(failed("the client has left"));
-            }
+            let _turn = tokio::select! {
+                biased;
+                () = has_left.cancelled() => return Err(failed("the client has left")),
+                // The semaphore is never closed.
+                turn = reads.acquire_owned() => turn.ok(),
+            };
             let read = timeout(READ_TIMEOUT, batch::read(&*store, &filter, partition, after)).await;
             read.unwrap_or_else(|_| Err(failed("no answer in time")))
         });

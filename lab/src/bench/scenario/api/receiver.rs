@@ -19,7 +19,7 @@ pub(super) struct Receiver {
     _runtime: Runtime,
 }
 
-/// What a receiver has taken.
+/// Events that a receiver has taken.
 pub(super) struct Taken {
     pub(super) events: u64,
     pub(super) requests: u64,
