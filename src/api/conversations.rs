@@ -19,6 +19,7 @@ pub(super) mod marks;
 pub(super) mod newest;
 pub(super) mod of_user;
 pub(super) mod privacy;
+pub(super) mod prune;
 pub(super) mod turns;
 pub(super) mod unread;
 
@@ -56,8 +57,8 @@ const NUMBER_MAX: u64 = (1 << 53) - 1;
 
 /// What reads and changes of the admin API need beyond the ports.
 pub struct ApiReads {
-    /// Notifier of the devices of users whose marks change.
-    devices: Devices,
+    /// Notifier of the devices of users whose marks change, and of the recipients of signals.
+    pub(super) devices: Devices,
     /// Bound on the reads, by the id of the key.
     budget: Arc<ReadBudget<Arc<str>>>,
     /// Store, with a bound of its own on the connections of these reads.

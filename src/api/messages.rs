@@ -1,4 +1,5 @@
-//! Messages that back ends send by the admin API: one, a batch, or one to many conversations; edits and recalls.
+//! Messages that back ends send by the admin API: one, a batch, or one to many conversations; edits, recalls and
+//! signals.
 
 use std::{collections::BTreeMap, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
@@ -9,7 +10,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
-use tidegate_protocol::id::MsgId;
+use tidegate_protocol::{id::MsgId, trace::TraceContext};
 use tokio::time::Instant;
 
 pub(super) mod batch;
@@ -20,6 +21,7 @@ mod mode;
 pub(super) mod recall;
 mod room;
 mod sender;
+pub(super) mod signal;
 
 pub(super) use self::form::one_id;
 pub use self::sender::{MessageSender, SenderParts};
@@ -42,6 +44,8 @@ pub(super) struct SendSource {
     channel: Option<String>,
     /// Id of a single message whose request has none.
     fresh: Option<MsgId>,
+    /// Trace that the request belongs to, by its header `traceparent`.
+    trace: Option<TraceContext>,
     drainer: Arc<Drainer>,
 }
 
@@ -56,6 +60,7 @@ impl FromRequestParts<Api> for SendSource {
             address: ends.map(|ends| ends.caller.ip().to_canonical()),
             channel: channel_of(&parts.headers),
             fresh: parts.extensions.get::<MessageIdForNow>().map(|MessageIdForNow(id)| id.clone()),
+            trace: parts.headers.get("traceparent").and_then(|it| it.to_str().ok()?.parse().ok()),
             drainer: Arc::clone(&api.drainer),
         })
     }

@@ -18,9 +18,9 @@ use super::{
     Api, Problem,
     access::{self, AdminGate, AdminRoute, Effect, RouteNeed},
     blocks, console,
-    conversations::{history, lists, marks, newest, of_user, privacy, unread},
+    conversations::{history, lists, marks, newest, of_user, privacy, prune, unread},
     dev, groups,
-    messages::{self, batch, edit, recall},
+    messages::{self, batch, edit, recall, signal},
     nodes,
     observe::{event_stream, events, flows, trace, webhooks},
     presence::{self, person, rooms},
@@ -135,6 +135,7 @@ routes! {
     post "/v1/messages" Messages Change ["to" "from"] messages::send;
     post "/v1/messages/batch" Messages Change ["messages" "to" "from"] batch::send;
     post "/v1/messages/broadcast" Messages Change ["to" "from"] batch::broadcast;
+    post "/v1/signals" Messages Change ["to" "from"] signal::send;
     patch "/v1/conversations/{conversation}/messages/{seq}" Messages Change ["by"] edit::edit;
     delete "/v1/conversations/{conversation}/messages/{seq}" Messages Change ["by"] recall::recall;
     get "/v1/trace" Read Query [] trace::steps;
@@ -161,6 +162,7 @@ routes! {
     get "/v1/conversations/{conversation}" Read Query [] lists::one;
     get "/v1/conversations/{conversation}/messages" Content ContentRead ["as"] history::list;
     get "/v1/conversations/{conversation}/messages/{seq}" Content ContentRead ["as"] history::one;
+    post "/v1/conversations/{conversation}/prune" Messages Change ["upTo"] prune::prune;
     get "/v1/users/{user}/conversations" Read ContentRead [] of_user::list;
     post "/v1/users/{user}/conversations/heads" Read Query [] of_user::heads;
     get "/v1/users/{user}/conversations/{conversation}" Read ContentRead [] of_user::one;

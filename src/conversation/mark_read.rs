@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     delivery::best_effort::BestEffortSender,
-    directory::Directory,
-    mail::{Audience, ConnKey, Delivery, Item, Mail, Refusal, ShardHandles},
+    directory::{Directory, ShardSet},
+    mail::{Audience, ConnKey, Delivery, Item, Mail, Refusal, ShardHandles, Volatile},
     store::{Mark, Personal, Store},
 };
 
@@ -60,6 +60,33 @@ pub struct Devices {
 }
 
 impl Devices {
+    /// Sends a signal to the other nodes and to the shards of its recipients; a shard with a full mailbox is skipped, and
+    /// what the queue to the other nodes has no room for is dropped.
+    pub fn signal(&self, signal: &Volatile) {
+        let users = match &signal.audience {
+            Audience::Users(users) => Some(users),
+            Audience::Members | Audience::Sessions(_) => None,
+        };
+        match (&self.best_effort, users, &signal.only) {
+            (Some(others), Some(users), _) => {
+                others.signal_to_users(&signal.conversation, users, &signal.frame);
+            }
+            (Some(others), None, Some(members)) => {
+                others.signal_to_group(&signal.conversation, members, &signal.frame);
+            }
+            _ => {}
+        }
+        let mut at = ShardSet::default();
+        match users {
+            Some(users) => users.iter().for_each(|user| at.extend(self.directory.user(user))),
+            None => at = self.directory.conversation(&signal.conversation),
+        }
+        let Some(shards) = self.shards.get() else { return };
+        for handle in at.iter().filter_map(|shard| shards.get(shard)) {
+            handle.try_post(Mail::Signal(signal.clone()));
+        }
+    }
+
     /// Sends a change to the user's connections other than `actor`; to all if an administrator made it. Best effort: a connection that misses it, because
     /// of a full mailbox or a lost message to its node, learns of it at its next `sync`.
     pub fn notify(

@@ -53,6 +53,9 @@ impl LocalDispatcher {
             self.pending.in_flight().answered(conn, request);
             let key = ConnKey::unpack(conn);
             slot(&mut self.outdated, usize::from(key.shard)).push(Outdated { key, ticket: request, newest });
+        } else if outcome == Outcome::Noted && conn == ADMIN_CONN {
+            // A pruning is in force without a seq of its own.
+            self.answer(conn, request, SubmitAnswer::Accepted { seq: 0, time: 0 });
         } else if let Some(answer) = answer_of(outcome) {
             self.answer(conn, request, answer);
         }

@@ -1,13 +1,37 @@
 //! Trace steps: records where traced messages are, as their owner sees them and as peers report them.
 
 use tidegate_protocol::{
+    id::ConversationKind,
     machine::ledger::Outcome,
     pb,
-    record::{Body, Record},
+    record::{Body, Message, Record},
     trace::TraceContext,
 };
 
 use crate::trace::{Facts, Step, Tracer};
+
+/// Records the first step of a message and returns its trace context, if the message is traced.
+pub(crate) fn note_received(
+    tracer: &Tracer,
+    given: Option<TraceContext>,
+    message: &Message,
+    now_ms: u64,
+) -> Option<TraceContext> {
+    let peers = match message.conversation.kind() {
+        ConversationKind::Direct(a, b) => [a, b],
+        ConversationKind::Group(_) | ConversationKind::Room(_) => [message.sender.as_str(); 2],
+    };
+    let trace = tracer.begin(now_ms, given, message.msg_id.as_str(), peers)?;
+    let facts = Facts {
+        msg: message.msg_id.as_str(),
+        conversation: message.conversation.as_str(),
+        user: message.sender.as_str(),
+        device: message.device.as_str(),
+        ..Facts::default()
+    };
+    tracer.note(&trace, Step::Received, facts, format_args!("attempt {}", message.attempt));
+    Some(trace)
+}
 
 /// Records a step of each traced record of a batch; a record without a trace costs one check.
 pub(crate) fn note(tracer: &Tracer, decided: &[(Record, Outcome)], step: Step, partition: u32) {

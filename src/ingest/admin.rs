@@ -7,6 +7,7 @@ use tidegate_protocol::{
     id::{ConversationId, MsgId, UserId},
     machine::session::SubmitAnswer,
     record::{Body, MemberAction, MemberChange, Message, Origin, Recall, Record},
+    trace::TraceContext,
 };
 use tokio::{sync::oneshot, time::Instant};
 
@@ -69,9 +70,16 @@ impl Admin {
     }
 
     /// Queues a message for the log, in the order of the calls, and returns what waits for the ledger's answer.
-    pub fn enqueue(&self, message: Message, slot: IntakeSlot<'_>, now_ms: u64) -> AwaitedAnswer<'_> {
+    pub fn enqueue(
+        &self,
+        message: Message,
+        slot: IntakeSlot<'_>,
+        trace: Option<TraceContext>,
+        now_ms: u64,
+    ) -> AwaitedAnswer<'_> {
         let (entry, answer) = self.pending.begin();
-        slot.fill(self.record(entry.request, Body::Message(message), now_ms));
+        let record = self.record(entry.request, Body::Message(message), now_ms);
+        slot.fill(Record { trace, ..record });
         AwaitedAnswer { _entry: entry, answer, until: Instant::now() + REPLY_TIMEOUT }
     }
 
@@ -181,7 +189,7 @@ mod tests {
             flags: 0,
             mode: Default::default(),
         };
-        let awaited = admin.enqueue(message, slot, 1);
+        let awaited = admin.enqueue(message, slot, None, 1);
         assert_eq!((intake.waiting_bytes() > 0, admin.pending.len()), (true, 1));
         drop(awaited);
         assert_eq!((intake.waiting_bytes() > 0, admin.pending.len()), (true, 0), "the record goes on");

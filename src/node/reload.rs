@@ -126,6 +126,7 @@ impl Reloader {
             shards: broker.shard_handles(),
             metrics: shards.metrics.clone(),
             system_user: settings::system_user(config)?,
+            small_group_max: config.limits.small_group_max,
             is_gated: config.overload.gates,
         })))
     }

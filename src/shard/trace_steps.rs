@@ -1,13 +1,14 @@
 //! Trace steps of a shard: records when a traced message is received, pushed and acked; untraced messages cost nothing.
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind},
+    id::ConversationId,
     record::Message,
     trace::TraceContext,
 };
 
 use super::{Shard, conn::Conn};
 use crate::{
+    delivery::trace_steps,
     mail::Delivery,
     net::io::Io,
     trace::{Facts, Step},
@@ -32,21 +33,7 @@ impl<I: Io> Shard<I> {
         message: &Message,
         now_ms: u64,
     ) -> Option<TraceContext> {
-        let peers = match message.conversation.kind() {
-            ConversationKind::Direct(a, b) => [a, b],
-            ConversationKind::Group(_) | ConversationKind::Room(_) => [message.sender.as_str(); 2],
-        };
-        let tracer = &self.context.cluster.trace;
-        let trace = tracer.begin(now_ms, given, message.msg_id.as_str(), peers)?;
-        let facts = Facts {
-            msg: message.msg_id.as_str(),
-            conversation: message.conversation.as_str(),
-            user: message.sender.as_str(),
-            device: message.device.as_str(),
-            ..Facts::default()
-        };
-        tracer.note(&trace, Step::Received, facts, format_args!("attempt {}", message.attempt));
-        Some(trace)
+        trace_steps::note_received(&self.context.cluster.trace, given, message, now_ms)
     }
 
     /// Records that a traced push enters a connection's outbox, and tracks its ack.

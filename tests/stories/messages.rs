@@ -8,6 +8,7 @@ mod limits;
 mod modes;
 mod privacy;
 mod rules;
+mod signals;
 
 use std::collections::BTreeMap;
 

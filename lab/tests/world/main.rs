@@ -122,6 +122,11 @@ fn s87_interest_in_a_room_that_the_routes_lost_unnoticed_is_declared_again() {
     judge(327_241_254);
 }
 
+#[test]
+fn s88_removed_member_stays_removed_when_the_store_falls_back() {
+    judge(2_973_173_701);
+}
+
 /// Seeds in which a run ended soon after it joined the group of owners again, because the answer to its join was lost.
 const SEEDS_OF_LOST_JOINS: [u64; 3] = [67, 1_156, 1_561_389_924];
 

@@ -117,7 +117,8 @@ pub(in crate::api) async fn heads(
     Ok(Json(json!({"heads": heads})))
 }
 
-async fn heads_of(
+/// Returns the heads of conversations, `None` for those that are known not to exist.
+pub(super) async fn heads_of(
     api: &Api,
     caller: &Caller,
     conversations: Vec<ConversationId>,

@@ -127,5 +127,11 @@ async fn check(
 }
 
 pub(super) fn user(id: &str) -> Result<UserId, Problem> {
-    UserId::addressable(id).map_err(|error| Problem(Code::BadId, format!("by: user {}: {error}", quoted(id))))
+    user_in("by", id)
+}
+
+/// Returns the user whom the field names.
+pub(super) fn user_in(field: &str, id: &str) -> Result<UserId, Problem> {
+    UserId::addressable(id)
+        .map_err(|error| Problem(Code::BadId, format!("{field}: user {}: {error}", quoted(id))))
 }

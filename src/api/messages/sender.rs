@@ -23,12 +23,14 @@ use tokio::{
 
 use super::{
     SendSource,
-    form::{ContentForm, SendMessage, flags, message_id, quoted, target},
+    form::{ContentForm, SendMessage, flags, message_id, target},
+    recall::user_in,
 };
 use crate::{
     api::{Problem, ProblemDetails, now_ms},
     cluster::{BlockVerdict, Cluster},
     conversation::recall::Recaller,
+    delivery::trace_steps,
     directory::Directory,
     ingest::{
         admin::{Admin, AwaitedAnswer},
@@ -89,6 +91,8 @@ pub struct SenderParts {
     pub metrics: Metrics,
     /// Sender of messages without `from`.
     pub system_user: UserId,
+    /// Most members of a group that takes signals.
+    pub small_group_max: usize,
     /// Whether an overloaded node refuses messages of the API.
     pub is_gated: bool,
 }
@@ -214,8 +218,7 @@ impl MessageSender {
         fresh: Option<MsgId>,
     ) -> Result<MessageDraft, Problem> {
         let sender = match from {
-            Some(id) => UserId::addressable(id)
-                .map_err(|error| Problem(Code::BadId, format!("from: user {}: {error}", quoted(id))))?,
+            Some(id) => user_in("from", id)?,
             None => self.parts.system_user.clone(),
         };
         let given = request_id.map(message_id).transpose()?;
@@ -295,7 +298,7 @@ impl MessageSender {
             let published = timeout_at(until + ROOM_TIMEOUT, self.publish(message)).await;
             return Ok(BegunMessage::Done(published.map_err(late)?));
         };
-        let mode = self.mode(&message);
+        let (mode, is_single) = (self.mode(&message), !message.is_of_batch);
         let OutgoingMessage { conversation, sender, msg_id, attempt, content, flags, .. } = message;
         let record = Message {
             conversation: conversation.clone(),
@@ -309,7 +312,9 @@ impl MessageSender {
             flags,
             mode,
         };
-        let answer = self.parts.admin.enqueue(record, slot, now_ms());
+        let (now, tracer) = (now_ms(), &self.parts.cluster.trace);
+        let trace = trace_steps::note_received(tracer, source.trace.filter(|_| is_single), &record, now);
+        let answer = self.parts.admin.enqueue(record, slot, trace, now);
         Ok(BegunMessage::InFlight(InFlightMessage { conversation, msg_id, answer, _places: places }))
     }
 
@@ -355,7 +360,7 @@ impl MessageSender {
     }
 
     /// Refuses messages while the node or its log can't take them.
-    pub(super) fn check_node(
+    pub(in crate::api) fn check_node(
         &self,
         conversation: &ConversationId,
         source: &SendSource,

@@ -1,11 +1,12 @@
 //! Membership reads, for an index that is older than a push: the changes since, or all members page by page.
 //!
 //! Owners archive membership changes before they publish anything (ADR 16), so the store has every change that precedes
-//! a push.
+//! a push. A store that has fallen back to an older state lacks them until an owner archives the log again: such a read
+//! fails, because it would show removed members.
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    machine::ledger::Member,
+    machine::ledger::{Head, Member},
     record::{Body, MemberAction, MemberChange},
 };
 
@@ -39,6 +40,7 @@ pub(super) async fn changes(
         let query =
             PageQuery { cursor, direction: Direction::Forward, limit: PAGE_ROWS, max_bytes: PAGE_BYTES };
         let page = store.page(group, query).await?;
+        check_head(group, page.head.as_ref(), to)?;
         let pruned = page.head.as_ref().is_none_or(|head| head.pruned_to > cursor);
         let Some(last) = page.rows.last().map(|row| row.row.seq).filter(|_| !pruned) else { return Ok(None) };
         for row in page.rows.into_iter().filter(|row| row.row.seq <= to) {
@@ -54,26 +56,48 @@ pub(super) async fn changes(
 /// Members that are connected to this node.
 pub(super) type LocalMembers = Vec<(UserId, Member)>;
 
-/// Reads the members for which `is_here` holds, page by page; `None` if there are more than `pages` pages. The whole
-/// membership is never in memory.
+/// Members to read from the store, as of `to` or later.
+pub(super) struct MembersQuery<'a> {
+    /// Group whose members are read.
+    pub(super) group: &'a ConversationId,
+    /// Seq that the store must have reached.
+    pub(super) to: u64,
+    /// Most pages to read.
+    pub(super) pages: usize,
+}
+
+/// Reads the members for which `is_here` holds, page by page; `None` if there are more pages than the query allows. The
+/// whole membership is never in memory.
 pub(super) async fn local_members(
     store: &dyn Store,
-    group: &ConversationId,
+    query: MembersQuery<'_>,
     is_here: &(impl Fn(&UserId) -> bool + Sync),
-    pages: usize,
 ) -> Result<Option<LocalMembers>, StoreError> {
+    let MembersQuery { group, to, pages } = query;
     let (mut here, mut after) = (Vec::new(), None);
     for _ in 0..pages {
         let page = store.members(group, after.as_ref(), MEMBERS_PAGE_ROWS).await?;
-        let Some((last, _)) = page.last() else { return Ok(Some(here)) };
-        after = Some(last.clone());
+        after = page.last().map(|(user, _)| user.clone());
         let is_last = page.len() < MEMBERS_PAGE_ROWS;
         here.extend(page.into_iter().filter(|(user, _)| is_here(user)));
         if is_last {
+            // After the members, so that a store which fell back during the read is noticed.
+            let summary = store.summary(group, None).await?;
+            check_head(group, summary.as_ref().map(|it| &it.head), to)?;
             return Ok(Some(here));
         }
     }
     Ok(None)
+}
+
+/// Returns an error if the store has not reached the seq.
+fn check_head(group: &ConversationId, head: Option<&Head>, to: u64) -> Result<(), StoreError> {
+    match head.map_or(0, |head| head.last_seq) {
+        has if has < to => {
+            Err(StoreError::Unavailable(format!("{group} is at {has} there, {to} was published")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the users that a change adds, and those that it removes; the creator of a group need not be among its users.

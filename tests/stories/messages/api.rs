@@ -8,11 +8,11 @@ use tidegate_protocol::{Code, codec::Wire, pb};
 use super::edits::switched;
 use crate::support::{Client, ServerBody, TestNode, ask, eventually, hello, http, send, text_of};
 
-fn post(node: &TestNode, path: &str, body: &Value) -> (u16, Value) {
+pub(super) fn post(node: &TestNode, path: &str, body: &Value) -> (u16, Value) {
     node.admin("POST", path, body)
 }
 
-fn say(node: &TestNode, body: &Value) -> (u16, Value) {
+pub(super) fn say(node: &TestNode, body: &Value) -> (u16, Value) {
     post(node, "/v1/messages", body)
 }
 
@@ -27,7 +27,7 @@ fn refused(status: u16, code: Code) -> (u16, String) {
     (status, code.name().to_owned())
 }
 
-fn text(to: &str, text: &str, id: &str) -> Value {
+pub(super) fn text(to: &str, text: &str, id: &str) -> Value {
     json!({"to": to, "content": {"text": text}, "requestId": id})
 }
 

@@ -9,7 +9,7 @@ use tidegate_protocol::id::{ConversationId, UserId};
 use super::{GroupState, Index, IndexUnavailable, JobResult, MembersRead, SubscriberTask};
 use crate::{
     directory::Directory,
-    large_group::subscriber::members::{self, LocalMembers},
+    large_group::subscriber::members::{self, LocalMembers, MembersQuery},
     mail::Audience,
     store::StoreError,
     supervised,
@@ -175,16 +175,16 @@ impl SubscriberTask {
         self.metrics.indexes_read.increment(1);
         let (directory, cluster) = (Arc::clone(&self.directory), Arc::clone(&self.cluster));
         let is_here = move |user: &UserId| !directory.user(user).is_empty();
-        if let Some(here) =
-            members::local_members(&*cluster.ports.store, group, &is_here, INLINE_PAGES_MAX).await?
-        {
+        let query = MembersQuery { group, to: indexed_to, pages: INLINE_PAGES_MAX };
+        if let Some(here) = members::local_members(&*cluster.ports.store, query, &is_here).await? {
             self.rebuild_index(group, indexed_to, state, here, Vec::new());
             return Ok(());
         }
         state.reading = Some(MembersRead { to: indexed_to, logged_in: Vec::new() });
         let group = group.clone();
         supervised::spawn_in(&mut self.jobs, "a job of the subscriber", async move {
-            let here = members::local_members(&*cluster.ports.store, &group, &is_here, usize::MAX).await;
+            let query = MembersQuery { group: &group, to: indexed_to, pages: usize::MAX };
+            let here = members::local_members(&*cluster.ports.store, query, &is_here).await;
             JobResult::Members(group, here.map(Option::unwrap_or_default))
         });
         Ok(())

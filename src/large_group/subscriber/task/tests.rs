@@ -223,3 +223,24 @@ async fn s84_member_who_left_before_the_record_of_its_join_gets_behind() {
     task.on_tick().await;
     assert_eq!(posted(&mut task, &mut mailbox).await, [""; 0]);
 }
+
+#[tokio::test]
+async fn s88_store_that_fell_back_adds_no_removed_member() {
+    let (mut task, mut mailbox, plan) = task_with_failed_join().await;
+    task.on_record(record(5, 4, None), RecordSource::Peer).await;
+    posted(&mut task, &mut mailbox).await;
+    // The store is at 4, where ann is a member; the log has her removal at 6 and another change at 7.
+    let kick = pb::FanOut::decode(record(6, 4, Some("ann"))).unwrap();
+    let mut push = pb::Push::decode(kick.push.clone()).unwrap();
+    push.event.as_mut().unwrap().change = pb::MemberChange::Kicked.into();
+    let kick = pb::FanOut { push: push.encode_to_vec().into(), ..kick };
+    task.on_record(kick.encode_to_vec().into(), RecordSource::Peer).await;
+    assert_eq!(posted(&mut task, &mut mailbox).await, ["push 6", "leave of ann"]);
+    let reads = plan.calls("members");
+    task.on_record(record(8, 7, None), RecordSource::Peer).await;
+    assert_eq!(posted(&mut task, &mut mailbox).await, [""; 0], "7 is not in the store");
+    assert_eq!(plan.calls("members"), reads, "the changes show it already");
+    task.groups.remove(&group());
+    task.on_record(record(9, 7, None), RecordSource::Peer).await;
+    assert_eq!(posted(&mut task, &mut mailbox).await, [""; 0], "neither may all members be read there");
+}
