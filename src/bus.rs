@@ -218,14 +218,25 @@ pub trait Ownership: Send {
     async fn leave(&mut self);
 }
 
+/// CloudEvent for a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventRecord {
+    /// Key of the record.
+    pub key: String,
+    /// Partition of the topic; `None` for that of the key, as Kafka's clients choose it.
+    pub partition: Option<u32>,
+    /// Event as JSON.
+    pub json: Vec<u8>,
+}
+
 /// Topic of CloudEvents, separate from the log. It is an output only: Tidegate itself never reads it.
 #[async_trait]
 pub trait EventSink: Send + Sync {
-    /// Publishes events, each with its key; the events of one key keep their order.
+    /// Publishes events; those of one key keep their order, unless an error separates them.
     ///
     /// `Ok` means that all in-sync replicas have all of them. After an error some may be published, and publishing all
     /// of them again is correct, since each carries an id; after [`AppendError::Rejected`] it is useless.
-    async fn publish(&self, events: Vec<(String, Vec<u8>)>) -> Result<(), AppendError>;
+    async fn publish(&self, events: Vec<EventRecord>) -> Result<(), AppendError>;
 }
 
 /// Consumer of the node's own topic.

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{self, Instant};
 
 use crate::{
-    bus::{AppendError, EventSink},
+    bus::{AppendError, EventRecord, EventSink},
     events::{DEPARTURE_RECHECK_DELAY, Events, What, sort},
     log_limit::log_limited,
     metrics::Metrics,
@@ -52,9 +52,12 @@ impl EventPublisher {
                 continue;
             }
             if let Some(sink) = &self.sink {
-                let encoded: Vec<_> =
-                    batch.iter().map(|event| (event.subject(), self.events.encode(event))).collect();
-                match sink.publish(encoded).await {
+                let encoded = batch.iter().map(|event| EventRecord {
+                    key: event.subject(),
+                    partition: None,
+                    json: self.events.encode(event),
+                });
+                match sink.publish(encoded.collect()).await {
                     Ok(()) => {}
                     Err(AppendError::Rejected(why)) => {
                         log_limited!(error, why, count = batch.len(), "events permanently rejected; dropped");

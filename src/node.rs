@@ -214,8 +214,8 @@ impl Node {
         let (config, claim, built) = services.block_on(parts)?;
         let (config, runtime) = (&config, services.handle().clone());
         let _guard = runtime.enter();
-        let BuiltPorts { cluster, failure, link, numbers, event_publisher, peering } = built;
-        supervised::spawn("the publisher of events", event_publisher.run());
+        let BuiltPorts { cluster, failure, link, numbers, publishers, peering } = built;
+        publishers.start();
         let settings = settings::broker(config, &addresses, cluster.events.source());
         let (durable, cluster) = (cluster.ports.bus.state().durable, Arc::new(cluster));
         let verifier = keys::verifier(config, &token_key, &metrics)?;

@@ -3,7 +3,8 @@
 //! Order, retries and cursors are decided by [`tidegate_protocol::machine::webhook`]; this module reads the feed, reads what
 //! each event is about when it is sent, and saves cursors under the fence of the partition's owner. Nothing here delays an
 //! owner: deliveries read the store, and owners only note that they have archived. Endpoints are entries of the guard, so
-//! all nodes have the same; [`Webhooks`] runs a deliverer for each of them.
+//! all nodes have the same; [`Webhooks`] runs a deliverer for each of them. [`FeedTopic`] runs one more, whose receiver is
+//! a topic.
 //!
 //! **Memory.** An endpoint holds at most [`tidegate_protocol::machine::webhook::WEBHOOK_EVENTS_MAX`] references to events,
 //! about 1 MiB, on each node. A request has at most [`REQUEST_BYTES_MAX`] of content and the same of JSON, or one event. A
@@ -21,7 +22,9 @@ mod once;
 mod permits;
 mod plan;
 mod progress;
+mod read_times;
 mod start;
+mod topic;
 
 pub use self::{
     content::REQUEST_BYTES_MAX,
@@ -36,6 +39,7 @@ pub use self::{
     permits::{FEED_REQUESTS_MAX, WebhookPermits},
     plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
     progress::EndpointProgress,
+    topic::FeedTopic,
 };
 pub(crate) use self::{
     content::{Found as FoundEntry, read as read_entries},

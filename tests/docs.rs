@@ -24,6 +24,8 @@ mod pages;
 mod redis;
 #[path = "docs/results.rs"]
 mod results;
+#[path = "docs/search.rs"]
+mod search;
 #[path = "docs/tokens.rs"]
 mod tokens;
 #[allow(unreachable_pub, reason = "other test binaries hand it on")]

@@ -37,6 +37,8 @@ mod private;
 mod production;
 #[path = "process/reload.rs"]
 mod reload;
+#[path = "process/search/mod.rs"]
+mod search;
 #[path = "process/secrets.rs"]
 mod secrets;
 #[path = "process/stats.rs"]

@@ -244,6 +244,30 @@ pub enum Scenario {
         #[arg(long, default_value_t = 200)]
         batch: u64,
     },
+    /// The admin API: messages one by one and in batches, and pages of a history, against a request that does nothing.
+    Api {
+        /// Connections, each with a request at a time.
+        #[arg(long, default_value_t = 16)]
+        conns: usize,
+        /// Seconds of a round.
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+        /// List that `cargo xtask services up` wrote: measures a node of a cluster instead of a single one.
+        #[arg(long, value_name = "FILE")]
+        cluster: Option<PathBuf>,
+    },
+    /// Webhooks: lag of events at a rate of messages, and CPU of a message with an endpoint and without.
+    Webhooks {
+        /// Messages a second.
+        #[arg(long, default_value_t = 10_000.0)]
+        rate: f64,
+        /// Seconds of a round.
+        #[arg(long, default_value_t = 5.0)]
+        seconds: f64,
+        /// Requests of the endpoint in flight.
+        #[arg(long, default_value_t = 8)]
+        parallel: u32,
+    },
     /// A cluster whose owner of partitions dies, or stops by plan: how long its conversations wait for acks.
     Cluster {
         /// Servers of the cluster.

@@ -22,6 +22,9 @@ mod process;
 mod record;
 mod rolling;
 mod servers;
+mod stream;
+mod taken;
+mod topic;
 mod webhook;
 mod workload;
 mod world;
@@ -46,8 +49,10 @@ use self::{
     process::{Clock, Process},
     record::Recorder,
     servers::Servers,
+    stream::StreamReader,
+    topic::TopicReader,
     webhook::{WEBHOOK_SETS, WebhookReceiver},
-    workload::Workload,
+    workload::{FeedConsumers, Workload},
     world::World,
 };
 use crate::{
@@ -239,7 +244,8 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let world = Arc::new(world);
     world.admin.set_address(0, process.admin);
     let webhook = WebhookReceiver::subscribed(seed, &world).await?;
-    let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_webhook(webhook);
+    let consumers = FeedConsumers { webhook, stream: StreamReader::begin(&world), topic: None };
+    let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_consumers(consumers);
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let counts = tokio::select! {
         counts = nemesis::run(&world, &proxy, &mut process, end, &mut rng) => counts?,
@@ -266,7 +272,9 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
 async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) -> anyhow::Result<Run> {
     let mut rng = StdRng::seed_from_u64(seed);
     let clock = args.faketime.clone().map(Clock);
-    let sets = [SETS, WEBHOOK_SETS].concat();
+    let topic = format!("chaos_{}_{seed}.messages", std::process::id());
+    let topic_set = format!("kafka.message_topic={topic}");
+    let sets = [SETS, WEBHOOK_SETS, &[&topic_set]].concat();
     let mut cluster =
         Box::pin(Cluster::start(&binary(args)?, list, directory, clock, &sets, &mut rng)).await?;
     cluster.servers.recover_quickly().await;
@@ -282,7 +290,9 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
         world.admin.set_address(nth, node.process.admin);
     }
     let webhook = WebhookReceiver::subscribed(seed, &world).await?;
-    let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_webhook(webhook);
+    let topic = TopicReader::begin(&world, &cluster.servers.brokers(), &topic)?;
+    let consumers = FeedConsumers { webhook, stream: StreamReader::begin(&world), topic: Some(topic) };
+    let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_consumers(consumers);
     let end = Instant::now() + Duration::from_secs(args.seconds);
     let counts = tokio::select! {
         counts = cluster_nemesis::run(&world, &mut cluster, end, args.long, &mut rng) => counts?,

@@ -32,9 +32,12 @@
 //! | `presence-diverged` | at the end a node reports a device as connected that is not, or the other way round |
 //! | `slow-recovery` | after a fault ended, no ack came within the budget |
 //! | `unpushed` | in a calm history ([`Budget::push_ns`]) a connection got neither a push of a message nor a notice that it was left out |
-//! | `webhook-order` | an endpoint got an event before an earlier one of its conversation |
-//! | `webhook-phantom` | an endpoint got an event that the log does not have |
-//! | `webhook-lost` | an endpoint that had taken all, by the word of a node, never got an entry of the log |
+//! | `edit-misplaced` | an edit in the log names no message before it in its conversation |
+//! | `edit-unasked` | the log has an edit that no client asked for, or of another message |
+//! | `edit-lost` | a message does not have the content of its newest edit in the log |
+//! | `webhook-order`, `stream-order`, `topic-order` | an endpoint, the reader of the stream, or that of the topic of messages, got an event before an earlier one of its conversation |
+//! | `webhook-phantom`, `stream-phantom`, `topic-phantom` | it got an event that the log does not have |
+//! | `webhook-lost`, `stream-lost`, `topic-lost` | at the end it had not got an entry of the log, although an endpoint had taken all, as a node reports, or the reader had time for it |
 //! | `stop-unanswered` | in a calm history a planned stop took a send and closed the connection without its answer |
 //!
 //! A client pulls what it misses **while it is disconnected**: one that reports at the end that it has everything is
@@ -50,6 +53,7 @@
 mod availability;
 mod calm;
 mod delivery;
+mod edits;
 mod event;
 mod history;
 mod marks;
@@ -70,12 +74,14 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use self::{
     delivery::Sessions,
+    edits::Edits,
     rooms::Rooms,
     sends::{Log, Send},
 };
 pub use self::{
     event::{Change, HistoryEvent, Stamped, Via},
     history::{History, Id, JsonError},
+    webhooks::{STREAM, TOPIC},
 };
 
 /// Violations of one rule that are described; the rest are counted.
@@ -166,7 +172,7 @@ pub struct CheckReport {
     pub presences: u64,
     /// Faults that ended, and the longest time from such an end to the next ack.
     pub faults: u64,
-    /// Events that endpoints of webhooks took, and those of them that they had taken before.
+    /// Events that consumers of the feed took, and those of them that they had taken before.
     pub delivered: u64,
     /// See [`Self::delivered`].
     pub delivered_again: u64,
@@ -192,11 +198,13 @@ pub fn check(history: &History, budget: Budget) -> CheckReport {
         logs: HashMap::new(),
         rooms: Rooms::default(),
         sessions: Sessions::default(),
+        edits: Edits::default(),
         report: CheckReport::default(),
     };
     checker.index();
     checker.check_sends();
     checker.check_logs();
+    checker.check_edits();
     checker.check_order();
     checker.check_deliveries();
     checker.check_marks();
@@ -216,6 +224,7 @@ struct Checker<'a> {
     logs: HashMap<Id, Log>,
     rooms: Rooms,
     sessions: Sessions,
+    edits: Edits,
     report: CheckReport,
 }
 

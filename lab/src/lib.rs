@@ -25,3 +25,4 @@ mod ports;
 mod proc_stat;
 pub mod proxy;
 pub mod rows;
+mod webhook_request;

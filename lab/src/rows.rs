@@ -95,6 +95,10 @@ fn add(history: &mut History, at: u64, conv: &str, row: &Row) -> anyhow::Result<
                 history.push(at, HistoryEvent::LogMember { conv, seq, user: user.as_str(), change: what });
             }
         }
+        Body::Edit(edit) => {
+            let (of, cid) = (edit.seq, edit.msg_id.as_str());
+            history.push(at, HistoryEvent::LogEdit { conv, seq, of, cid });
+        }
         other => anyhow::bail!("never asked for: {other:?}"),
     }
     Ok(())

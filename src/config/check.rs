@@ -89,6 +89,19 @@ impl Config {
         self.webhooks.check(need);
         self.login.check(need);
         need(matches!(node.store.as_str(), "embedded" | "memory"), "node.store: `embedded` or `memory`");
+        need(
+            kafka.message_topic.is_empty() || node.profile == "cluster",
+            "kafka.message_topic: needs node.profile = `cluster`; remove it, and follow a single node with GET /v1/events/stream",
+        );
+        need(
+            kafka.message_topic.is_empty() || self.events.feed,
+            "kafka.message_topic: needs events.feed = true, from which it is filled; set that, or remove the topic",
+        );
+        need(
+            !kafka.event_changes
+                || (node.profile == "cluster" && self.events.feed && !kafka.event_topic.is_empty()),
+            "kafka.event_changes: needs node.profile = `cluster`, kafka.event_topic, and events.feed = true; set these, or remove it",
+        );
         let brokers = !kafka.brokers.is_empty() || !kafka.node_brokers.is_empty();
         match node.profile.as_str() {
             "single" => need(

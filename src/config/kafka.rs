@@ -48,6 +48,14 @@ pub struct KafkaConfig {
     pub event_partitions: u32,
     /// How long the event topic keeps an event.
     pub event_retention_ms: u64,
+    /// Whether the event topic also has the changes of groups and their members; all nodes need the same. It needs events.feed.
+    pub event_changes: bool,
+    /// Topic of what was accepted, with the content of messages, such as `tidegate.messages`; all nodes need the same. It needs
+    /// events.feed, and has as many partitions as the log. Who may read it reads all messages, also those that are recalled
+    /// later. Empty: none.
+    pub message_topic: String,
+    /// How long the topic of messages keeps an event.
+    pub message_retention_ms: u64,
     /// Security protocol: `plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.
     pub security: String,
     /// SASL mechanism, with security = `sasl_…`: `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512`.
@@ -89,6 +97,9 @@ impl Default for KafkaConfig {
             event_topic: "tidegate.events".into(),
             event_partitions: 8,
             event_retention_ms: 7 * 24 * 3_600 * 1_000,
+            event_changes: false,
+            message_topic: String::new(),
+            message_retention_ms: 24 * 3_600 * 1_000,
             security: "plaintext".into(),
             sasl_mechanism: String::new(),
             sasl_username: String::new(),
@@ -137,6 +148,13 @@ impl KafkaConfig {
         format!("{}.{node}", self.node_topic)
     }
 
+    /// Returns the size of the largest event of the topic of messages: as JSON, a byte of content may take six.
+    pub const fn message_event_bytes_max(&self) -> usize {
+        let bytes = self.record_bytes_max * 6 + 1_024;
+        // The library's own limit.
+        if bytes > 1_000_000_000 { 1_000_000_000 } else { bytes }
+    }
+
     /// Returns `properties` as pairs, without malformed ones, which `check` reports.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.properties.iter().filter_map(|property| property.split_once('='));
@@ -158,6 +176,12 @@ impl KafkaConfig {
         need(
             self.event_topic.is_empty() || (is_name(&self.event_topic) && self.event_topic != self.topic),
             "kafka.event_topic: 1 to 180 letters, digits, dots, underscores and dashes, and not the topic of the log; or leave it empty",
+        );
+        let others = [&self.topic, &self.event_topic];
+        need(
+            self.message_topic.is_empty()
+                || (is_name(&self.message_topic) && !others.contains(&&self.message_topic)),
+            "kafka.message_topic: 1 to 180 letters, digits, dots, underscores and dashes, and neither kafka.topic nor kafka.event_topic; or leave it empty",
         );
         let address = |broker: &String| {
             broker
@@ -200,6 +224,10 @@ impl KafkaConfig {
         need(
             (60_000..=3_650 * day).contains(&self.event_retention_ms),
             "kafka.event_retention_ms: between a minute and ten years",
+        );
+        need(
+            (60_000..=3_650 * day).contains(&self.message_retention_ms),
+            "kafka.message_retention_ms: between a minute and ten years",
         );
         need(
             (96 * 1024..=64 << 20).contains(&self.record_bytes_max),
@@ -274,6 +302,27 @@ mod tests {
         assert!(problem(&[cluster[0], cluster[1], "node.store=memory"]).contains("node.store"));
         assert!(problem(&["node.profile=both"]).contains("`single` or `cluster`"));
         assert!(problem(&[cluster[0], "kafka.brokers=[k1]"]).contains("host:port"));
+    }
+
+    #[test]
+    fn message_topic_needs_a_cluster_the_feed_and_a_name_of_its_own() {
+        let topic = "kafka.message_topic=tidegate.messages";
+        assert!(problem(&[topic]).contains("kafka.message_topic: needs node.profile = `cluster`"));
+        let with =
+            |more: &[&str]| problem(&[&["node.profile=cluster", "kafka.brokers=[k1:9092]"], more].concat());
+        assert_eq!(with(&[topic]), "");
+        assert!(with(&[topic, "events.feed=false"]).contains("kafka.message_topic: needs events.feed"));
+        for name in ["tidegate.log", "tidegate.events", "a/b"] {
+            let set = format!("kafka.message_topic={name}");
+            assert!(with(&[&set]).contains("neither kafka.topic nor kafka.event_topic"), "{name}");
+        }
+        let changes = "kafka.event_changes=true";
+        assert_eq!(with(&[changes]), "");
+        for more in ["events.feed=false", "kafka.event_topic="] {
+            assert!(with(&[changes, more]).contains("kafka.event_changes: needs"), "{more}");
+        }
+        assert!(problem(&[changes]).contains("kafka.event_changes: needs"));
+        assert!(with(&["kafka.message_retention_ms=1"]).contains("kafka.message_retention_ms"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ struct Topic {
 
 #[async_trait]
 impl EventSink for Topic {
-    async fn publish(&self, events: Vec<(String, Vec<u8>)>) -> Result<(), AppendError> {
+    async fn publish(&self, events: Vec<EventRecord>) -> Result<(), AppendError> {
         if self.is_unavailable.load(Ordering::SeqCst) {
             return Err(AppendError::Unknown("unavailable".to_owned()));
         }
@@ -37,7 +37,7 @@ impl EventSink for Topic {
             let event: Value = serde_json::from_slice(text).unwrap();
             format!("{} {}", event["subject"].as_str().unwrap(), event["id"].as_str().unwrap())
         };
-        self.published.lock().unwrap().extend(events.iter().map(|(_, event)| id(event)));
+        self.published.lock().unwrap().extend(events.iter().map(|event| id(&event.json)));
         Ok(())
     }
 }

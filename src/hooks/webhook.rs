@@ -155,6 +155,8 @@ pub struct WebhookReply {
 pub struct EncodedEvent {
     /// Id, stable over all deliveries.
     pub id: String,
+    /// Key by which a receiver may partition events: the conversation.
+    pub key: String,
     /// CloudEvent as JSON.
     pub json: Vec<u8>,
 }
@@ -337,7 +339,11 @@ mod tests {
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
     fn event(id: &str) -> EncodedEvent {
-        EncodedEvent { id: id.to_owned(), json: format!("{{\"id\":\"{id}\"}}").into_bytes() }
+        EncodedEvent {
+            id: id.to_owned(),
+            key: "g:a".to_owned(),
+            json: format!("{{\"id\":\"{id}\"}}").into_bytes(),
+        }
     }
 
     fn target(url: &str) -> WebhookTarget {

@@ -33,7 +33,9 @@ use crate::{
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{MemoryStore, PostgresOpenError, PostgresStore, Store},
     storms::StormBoard,
+    supervised,
     trace::Tracer,
+    webhooks::FeedTopic,
 };
 
 /// Most bytes of events that wait to be published.
@@ -54,10 +56,27 @@ pub(super) struct BuiltPorts {
     pub(super) link: Option<Arc<GrpcLink>>,
     /// Numbering of live rooms.
     pub(super) numbers: Arc<dyn Numbers>,
-    /// Publisher of the events.
-    pub(super) event_publisher: EventPublisher,
+    /// Publishers of events.
+    pub(super) publishers: Publishers,
     /// Exchange with other nodes, by profile.
     pub(super) peering: Peering,
+}
+
+/// Publishers of events.
+pub(super) struct Publishers {
+    node_events: EventPublisher,
+    /// Publishers of the feed to topics.
+    topics: Vec<FeedTopic>,
+}
+
+impl Publishers {
+    /// Starts the publishers. Must run in the services runtime.
+    pub(super) fn start(self) {
+        supervised::spawn("the publisher of events", self.node_events.run());
+        for topic in self.topics {
+            supervised::spawn("a topic of the feed", topic.run());
+        }
+    }
 }
 
 /// Fewest numbers of a live room that are reserved in one block (ADR 9).
@@ -199,7 +218,8 @@ fn single(config: &Config, me: NodeBoot, start: Instant, metrics: &Metrics) -> a
     let events = Arc::clone(&event_publisher.events);
     let cluster = Cluster { trace, events, figures, storms, ..Cluster::new(me, ports) };
     let numbers = Arc::new(ClockNumbers::new(wall_ms));
-    Ok(BuiltPorts { cluster, failure, link: None, numbers, event_publisher, peering: Peering::Single })
+    let publishers = Publishers { node_events: event_publisher, topics: Vec::new() };
+    Ok(BuiltPorts { cluster, failure, link: None, numbers, publishers, peering: Peering::Single })
 }
 
 /// Builds the ports of profile `cluster`: the log on Kafka, routes and scratch on one Redis client, the store on
@@ -210,6 +230,7 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
     let store = Arc::new(if config.events.feed { store } else { store.without_feed() });
     let bus = KafkaBus::connect(&config.kafka, answer_within, metrics).await?;
     let sink = KafkaEvents::connect(&config.kafka, metrics).await?;
+    let messages = KafkaEvents::connect_messages(&config.kafka, metrics).await?;
     let sink = sink.map(|sink| Arc::new(sink) as Arc<dyn EventSink>);
     // Opened before peers can discover this run, so that no record is missed.
     let feed = bus.consume_node(&me).await.context("the node's topic on Kafka")?;
@@ -244,6 +265,8 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
         cluster.owned.unarchived().allow();
         warn_about_replication(config).await;
     }
+    let topics = feed_topics(messages, event_publisher.sink.as_ref(), config, &cluster, metrics)?;
+    let publishers = Publishers { node_events: event_publisher, topics };
     // A failed partition is released, and the node is useful while others work, so no failure of a port ends it.
     let failure = watch::channel(None).1;
     let numbers = Arc::new(numbers);
@@ -252,9 +275,31 @@ async fn clustered(config: &Config, me: NodeBoot, metrics: &Metrics) -> anyhow::
         failure,
         link: Some(link),
         numbers,
-        event_publisher,
+        publishers,
         peering: Peering::Clustered(feed),
     })
+}
+
+/// Builds the publishers of the feed to the topic of messages and to that of events.
+fn feed_topics(
+    messages: Option<KafkaEvents>,
+    events: Option<&Arc<dyn EventSink>>,
+    config: &Config,
+    cluster: &Cluster,
+    metrics: &Metrics,
+) -> anyhow::Result<Vec<FeedTopic>> {
+    let (source, partitions) = (cluster.events.source(), config.kafka.partitions);
+    let ports = || (Arc::clone(&cluster.ports.store), Arc::clone(&cluster.owned));
+    let mut topics = Vec::new();
+    if let Some(sink) = messages {
+        let (store, owned) = ports();
+        topics.push(FeedTopic::messages(Arc::new(sink), source, partitions, store, owned, metrics)?);
+    }
+    if let Some(sink) = events.filter(|_| config.kafka.event_changes) {
+        let (store, owned) = ports();
+        topics.push(FeedTopic::changes(Arc::clone(sink), source, store, owned, metrics)?);
+    }
+    Ok(topics)
 }
 
 /// Warns if messages acked before the archive may be lost, because of the settings or of the existing topic.

@@ -29,6 +29,7 @@ use super::{
     event::{EventEncoder, event_kind},
     permits::WebhookPermits,
     plan::WebhookPlan,
+    read_times::ReadTimes,
 };
 use crate::{
     clock::wall_ms,
@@ -66,6 +67,8 @@ pub struct WebhookStatus {
     pub aside: usize,
     /// Partitions that are not delivered, because their cursor is damaged or of a newer version.
     pub unreadable: usize,
+    /// Receive time of the oldest event that was read and not taken, in ms since 1970; `None` without one.
+    pub oldest_ms: Option<u64>,
     /// Reason of the last failure since the last success.
     pub last_error: Option<String>,
 }
@@ -111,6 +114,8 @@ pub struct WebhookDeliverer {
     ended: BTreeMap<u32, Fence>,
     /// Partitions of these whose cursor can't be read.
     unreadable: BTreeSet<u32>,
+    /// Receive times of what was read of these feeds.
+    read_times: BTreeMap<u32, ReadTimes>,
     /// Partitions whose newest number has to be read, and the mark since which.
     archived: BTreeSet<u32>,
     archived_mark: u64,
@@ -140,6 +145,7 @@ impl WebhookDeliverer {
             parked: 0,
             aside: 0,
             unreadable: 0,
+            oldest_ms: None,
             last_error,
         });
         let it = Self {
@@ -153,6 +159,7 @@ impl WebhookDeliverer {
             feeds: OwnedFeeds::new(),
             ended: BTreeMap::new(),
             unreadable: BTreeSet::new(),
+            read_times: BTreeMap::new(),
             archived: BTreeSet::new(),
             archived_mark: 0,
             is_asking_newest: false,
@@ -246,12 +253,21 @@ impl WebhookDeliverer {
         let now = self.now();
         match result {
             Ok(FeedRead::Page(page)) => {
+                let entries = page.entries.iter().map(|it| (it.number, it.time));
+                self.read_times.entry(partition).or_default().note(entries, page.newest);
                 let end = page.entries.last().map_or(after, |last| last.number);
                 let items = page.entries.into_iter().map(|entry| self.item(entry)).collect();
                 let page = WebhookPage { after, end, newest: page.newest, items };
                 self.machine.handle_page(partition, &page, now);
             }
-            Ok(FeedRead::Missing(numbers)) => self.machine.handle_gap(partition, &numbers, now),
+            Ok(FeedRead::Missing(numbers)) => {
+                let is_reported = self.plan.receiver.report_gap(partition, &numbers).await;
+                let now = self.now();
+                match is_reported {
+                    true => self.machine.handle_gap(partition, &numbers, now),
+                    false => self.machine.handle_read_failed(partition, now),
+                }
+            }
             Ok(FeedRead::Ahead(newest)) => self.machine.handle_ahead(partition, newest, now),
             Err(error) => {
                 log_limited!(warn, %error, partition, "feed not read for a webhook; retrying");

@@ -1,5 +1,7 @@
 //! Encoding of an entry of the history as a CloudEvent.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value, json};
 use tidegate_protocol::{
     content::Content,
@@ -22,6 +24,12 @@ use crate::{
 
 /// Type of the event that an operator sends as a test.
 const TEST: &str = "tidegate.webhook.test";
+
+/// Type of the event on a topic about what the feed no longer has.
+const GAP: &str = "tidegate.feed.gap";
+
+/// What an event has in place of content that is too large for the topic of messages.
+const OVERSIZED: &str = "oversized";
 
 /// Encoder of the events of one endpoint.
 #[derive(Clone, Debug)]
@@ -202,6 +210,26 @@ pub(super) fn test_event(plan: &WebhookPlan) -> EncodedEvent {
     cloud_event(CloudEvent { id, kind: TEST, source: &plan.source, subject: name, time: Some(time), data })
 }
 
+/// Returns the event of a gap: these numbers of a partition are no longer in the feed.
+pub(super) fn gap_event(source: &str, partition: u32, numbers: &RangeInclusive<u64>) -> EncodedEvent {
+    let (first, last, subject) = (*numbers.start(), *numbers.end(), partition.to_string());
+    let mut data = Data::new();
+    data.insert("partition".into(), json!(partition));
+    data.insert("first".into(), json!(first));
+    data.insert("last".into(), json!(last));
+    let id = format!("gap/{partition}/{first}-{last}");
+    cloud_event(CloudEvent { id, kind: GAP, source, subject: &subject, time: Some(wall_ms()), data })
+}
+
+/// Returns an event without the content of its message, and says so; `None` if it has none.
+pub(super) fn without_content(json: &[u8]) -> Option<Vec<u8>> {
+    let mut event: Value = serde_json::from_slice(json).ok()?;
+    let data = event.get_mut("data")?.as_object_mut()?;
+    data.remove("content")?;
+    data.insert("gone".into(), json!(OVERSIZED));
+    Some(event.to_string().into_bytes())
+}
+
 /// Attributes of a CloudEvent.
 struct CloudEvent<'a> {
     id: String,
@@ -228,7 +256,7 @@ fn cloud_event(event: CloudEvent<'_>) -> EncodedEvent {
     if let (Some(time), Some(cloud)) = (time, cloud.as_object_mut()) {
         cloud.insert("time".into(), json!(rfc3339(time)));
     }
-    EncodedEvent { id, json: cloud.to_string().into_bytes() }
+    EncodedEvent { id, key: subject.to_owned(), json: cloud.to_string().into_bytes() }
 }
 
 fn put_by(by: Option<&str>, data: &mut Data) {

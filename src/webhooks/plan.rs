@@ -1,6 +1,6 @@
 //! Plan of an endpoint: what its deliverers send to whom, and what an operator has ordered.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive, sync::Arc};
 
 use async_trait::async_trait;
 use tidegate_protocol::{id::ConversationId, machine::webhook::WebhookSettings};
@@ -55,6 +55,12 @@ pub enum WebhookAction {
 pub trait WebhookReceiver: Send + Sync {
     /// Sends a request, and returns what the answer means.
     async fn send(&self, request: &WebhookRequest) -> WebhookReply;
+
+    /// Reports numbers that the feed of a partition no longer has. Returns false if that failed: it is repeated, and nothing
+    /// after them is sent before.
+    async fn report_gap(&self, _partition: u32, _numbers: &RangeInclusive<u64>) -> bool {
+        true
+    }
 }
 
 #[async_trait]

@@ -18,7 +18,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_protocol::{Code, codec::Wire, pb};
 
-use crate::support::{Client, ClientBody, Cluster, ServerBody, ask, eventually, send};
+use crate::{
+    send_until_acked,
+    support::{Client, ClientBody, Cluster, ServerBody, ask, eventually, send, unique_name},
+};
 
 /// Independent consumer of the topic: every event by its id, as often as it arrives.
 pub(crate) struct Listener {
@@ -314,4 +317,63 @@ fn each_long_wait_of_a_chain_is_an_event_with_its_own_id() {
     listener.take(Duration::from_secs(1));
     assert_eq!(["ann", "cat"].map(|user| listener.of("tidegate.order-blocked", user).len()), [3, 0]);
     assert!(!format!("{:?}", listener.events).contains("secret"), "no event has message content");
+}
+
+/// Reads a topic of messages from its beginning until each of the conversations has its seqs up to `last`; returns all events
+/// in the order of their partitions.
+fn read_messages(cluster: &Cluster, topic: &str, conversations: usize, last: u64) -> Vec<Value> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", cluster.brokers()).set("group.id", "none");
+    let consumer: BaseConsumer = config.create().expect("a consumer");
+    let mut all = TopicPartitionList::new();
+    for partition in 0..4 {
+        all.add_partition_offset(topic, partition, Offset::Beginning).expect("a partition");
+    }
+    consumer.assign(&all).expect("an assignment");
+    let (mut events, mut up_to) = (Vec::new(), BTreeMap::<String, u64>::new());
+    eventually("the topic has all messages", || {
+        while let Some(record) = consumer.poll(Duration::from_millis(20)) {
+            let record = record.expect("a record");
+            let event: Value = serde_json::from_slice(record.payload().expect("a value")).expect("JSON");
+            let subject = event["subject"].as_str().expect("text").to_owned();
+            assert_eq!(record.key(), Some(subject.as_bytes()));
+            let seq = event["data"]["seq"].as_u64().expect("a number");
+            let highest = up_to.entry(subject).or_default();
+            assert!(seq <= *highest + 1, "{event} comes before {}", *highest + 1);
+            *highest = seq.max(*highest);
+            events.push(event);
+        }
+        let is_complete = up_to.len() == conversations && up_to.values().all(|seq| *seq == last);
+        is_complete.then_some(())
+    });
+    events
+}
+
+#[test]
+fn topic_of_messages_has_all_in_order_after_an_owner_left() {
+    let topic = format!("messages_{}", unique_name());
+    let mut cluster = Cluster::start(2, &[&format!("kafka.message_topic={topic}")]);
+    let mut clients: Vec<Client> =
+        (0..6).map(|n| cluster.login(1, Wire::Tcp, &format!("user-{n}"))).collect();
+    let mut write = |range: std::ops::RangeInclusive<u64>| {
+        for nth in range {
+            for (n, client) in clients.iter_mut().enumerate() {
+                assert_eq!(send_until_acked(client, &format!("peer-{n}"), &format!("m{nth}")).0, nth);
+            }
+        }
+    };
+    write(1..=3);
+    assert_eq!(cluster.stop(0), Some(0));
+    write(4..=6);
+    let events = read_messages(&cluster, &topic, 6, 6);
+    let sixth = events.iter().find(|it| it["id"] == "d:peer-3:user-3/6").expect("it is there");
+    assert_eq!(sixth["type"], "tidegate.message.accepted");
+    assert_eq!(
+        (&sixth["data"]["content"]["text"], &sixth["data"]["sender"]),
+        (&json!("m6"), &json!("user-3"))
+    );
+    let source = sixth["source"].as_str().expect("text");
+    assert!(source.starts_with("/tidegate/cluster_"), "{source}");
+    cluster.node(1).metric_becomes("message_topic_behind", 0.0);
+    assert!(cluster.node(1).metric("message_topic_events_total") >= 18.0);
 }

@@ -18,13 +18,14 @@ use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions},
     client::DefaultClientContext,
+    consumer::{BaseConsumer, Consumer as _},
     mocking::MockCluster,
     producer::{FutureProducer, FutureRecord},
 };
 use tidegate::{
     bus::{
-        AppendError, Bus, EventSink, KafkaBus, KafkaEvents, NodeEvent, NodeFeed, Ownership, OwnershipEvent,
-        ReadError, TopicState, compare_log, ensure_topics, topic_plans,
+        AppendError, Bus, EventRecord, EventSink, KafkaBus, KafkaEvents, NodeEvent, NodeFeed, Ownership,
+        OwnershipEvent, ReadError, TopicState, compare_log, ensure_topics, topic_plans,
     },
     config::KafkaConfig,
     metrics,
@@ -184,10 +185,46 @@ async fn missing_event_topic_is_refused_with_its_cure() {
     let TopicState::Differs(how) = ensure(&more).await.remove(2) else { panic!("it differs") };
     assert!(how.contains("kafka.event_partitions says 3: set it to 2"), "{how}");
     let sink = KafkaEvents::connect(&kafka, &counted).await.unwrap().unwrap();
-    let events = (0..200).map(|n| (["ann", "bob"][n % 2].to_owned(), format!("{n}").into_bytes())).collect();
+    let event = |key: &str, json: Vec<u8>| EventRecord { key: key.to_owned(), partition: None, json };
+    let events = (0..200).map(|n| event(["ann", "bob"][n % 2], format!("{n}").into_bytes())).collect();
     sink.publish(events).await.unwrap();
-    let huge = vec![("ann".to_owned(), vec![b'x'; 4 << 20])];
+    let huge = vec![event("ann", vec![b'x'; 4 << 20])];
     assert!(matches!(sink.publish(huge).await, Err(AppendError::Rejected(_))));
+}
+
+#[tokio::test]
+async fn topic_of_messages_has_as_many_partitions_as_the_log_or_is_refused() {
+    let counted = metrics::install().0;
+    let kafka = settings();
+    assert!(KafkaEvents::connect_messages(&kafka, &counted).await.unwrap().is_none(), "none is configured");
+    let kafka = KafkaConfig { message_topic: format!("{}.messages", kafka.topic), ..kafka };
+    let refused = KafkaEvents::connect_messages(&kafka, &counted).await.err().unwrap();
+    assert!(refused.is_unavailable && refused.why.contains("kafka.message_topic"), "{refused}");
+    assert_eq!(ensure(&kafka).await, vec![TopicState::Made; 3]);
+    let more = KafkaConfig { partitions: SMALL.partitions + 1, ..kafka.clone() };
+    let refused = KafkaEvents::connect_messages(&more, &counted).await.err().unwrap();
+    assert!(!refused.is_unavailable && refused.why.contains("--alter"), "{refused}");
+    let TopicState::Differs(how) = ensure(&more).await.remove(2) else { panic!("it differs") };
+    assert!(how.contains("fewer than the 4 of the log"), "{how}");
+    let sink = KafkaEvents::connect_messages(&kafka, &counted).await.unwrap().unwrap();
+    // Content of control characters, as JSON: the largest that a record of the log can have.
+    let json = vec![b'x'; 6 * kafka.record_bytes_max];
+    for (partition, json) in [(0, json), (1, b"1".to_vec())] {
+        let event = EventRecord { key: "g:a".to_owned(), partition: Some(partition), json };
+        sink.publish(vec![event]).await.unwrap();
+    }
+    for partition in 0..2 {
+        let topic = kafka.message_topic.clone();
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", kafka.brokers.join(","));
+        let consumer: BaseConsumer = config.create().unwrap();
+        let (low, high) = tokio::task::spawn_blocking(move || {
+            consumer.fetch_watermarks(&topic, partition, REPLY_TIMEOUT).unwrap()
+        })
+        .await
+        .unwrap();
+        assert_eq!((low, high), (0, 1), "partition {partition}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The scenarios: their servers, rounds and figures.
 
+mod api;
 mod chat;
 mod cluster;
 mod echo;
@@ -81,6 +82,14 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
             let (messages, conversations, batch) = (*messages, *conversations, *batch);
             let load = postgres::Load { url, messages, conversations, batch, partitions: 1 };
             feed::run(args, &launcher.directory, &load, out).context("feed")
+        }
+        Scenario::Api { conns, seconds, cluster } => {
+            let load = api::Load { conns: *conns, seconds: *seconds, services: cluster.as_deref() };
+            api::run(launcher, args, &load, out).context("api")
+        }
+        Scenario::Webhooks { rate, seconds, parallel } => {
+            let load = api::webhooks::WebhookLoad { rate: *rate, seconds: *seconds, parallel: *parallel };
+            api::webhooks::run(launcher, args, load, out).context("webhooks")
         }
         Scenario::Cluster { services, senders, partitions } => {
             let services = &services.services;

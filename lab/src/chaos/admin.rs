@@ -40,7 +40,7 @@ impl Admin {
     }
 
     /// Returns the address of the next node.
-    fn address(&self) -> Option<SocketAddr> {
+    pub(super) fn address(&self) -> Option<SocketAddr> {
         let addresses = self.addresses.lock();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         addresses.values().nth(turn % addresses.len().max(1)).copied()

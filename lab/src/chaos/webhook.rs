@@ -17,13 +17,21 @@ use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream},
     time::sleep,
 };
 
-use super::{admin::Admin, record::Recorder, world::World};
-use crate::{checker::HistoryEvent, person::text_hash};
+use super::{
+    admin::Admin,
+    record::Recorder,
+    taken::{CATCH_UP_MAX, Taken},
+    world::World,
+};
+use crate::{
+    checker::HistoryEvent,
+    webhook_request::{self, field},
+};
 
 /// Id of the endpoint.
 const ID: &str = "chaos";
@@ -45,13 +53,11 @@ const REQUEST_MAX: Duration = Duration::from_secs(2);
 /// Outages between two rotations of the secret.
 const ROTATE_EACH: u32 = 2;
 
-/// Time in which the endpoint has to have everything after all faults have ended.
-const CATCH_UP_MAX: Duration = Duration::from_secs(90);
-
 /// Receiver of the events of all conversations.
 pub(super) struct WebhookReceiver {
     address: SocketAddr,
     recorder: Arc<Recorder>,
+    pub(super) taken: Taken,
     rng: Mutex<StdRng>,
     secrets: Mutex<Vec<Vec<u8>>>,
     is_down: AtomicBool,
@@ -82,6 +88,7 @@ impl WebhookReceiver {
         let it = Arc::new(Self {
             address: listener.local_addr()?,
             recorder: Arc::clone(recorder),
+            taken: Taken::new(ID, Arc::clone(recorder)),
             rng: Mutex::new(StdRng::seed_from_u64(seed)),
             secrets: Mutex::default(),
             is_down: AtomicBool::new(false),
@@ -203,7 +210,7 @@ impl WebhookReceiver {
         if unsigned > 0 {
             bail!("{unsigned} requests to the endpoint of webhooks had no valid signature");
         }
-        self.recorder.add(HistoryEvent::CaughtUp { endpoint: ID });
+        self.taken.catch_up();
         Ok(())
     }
 
@@ -211,15 +218,7 @@ impl WebhookReceiver {
     async fn serve(&self, stream: TcpStream) -> Option<()> {
         let mut stream = BufReader::new(stream);
         loop {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                if stream.read_until(b'\n', &mut head).await.ok()? == 0 {
-                    return None;
-                }
-            }
-            let head = String::from_utf8(head).ok()?;
-            let mut body = vec![0; field(&head, "content-length")?.parse().ok()?];
-            stream.read_exact(&mut body).await.ok()?;
+            let (head, body) = webhook_request::read(&mut stream).await?;
             if self.is_down.load(Ordering::Acquire) {
                 return None;
             }
@@ -245,14 +244,7 @@ impl WebhookReceiver {
             return Some(Treatment::Refuse);
         }
         let events: Value = serde_json::from_slice(body).ok()?;
-        for event in events.as_array()? {
-            let data = &event["data"];
-            let (conv, seq) = (event["subject"].as_str()?, data["seq"].as_u64()?);
-            let cid = data["msgId"].as_str();
-            let text = data["content"]["text"].as_str();
-            let body = cid.map_or(0, |_| text.map_or(0, text_hash));
-            self.recorder.add(HistoryEvent::Delivered { endpoint: ID, conv, seq, cid, body });
-        }
+        events.as_array()?.iter().for_each(|event| self.taken.note(event));
         Some(if draw < ERRORS + LOST_ANSWERS { Treatment::TakeSilently } else { Treatment::Take })
     }
 
@@ -268,8 +260,4 @@ impl WebhookReceiver {
             given.split(' ').any(|it| it == expected)
         }))
     }
-}
-
-fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }

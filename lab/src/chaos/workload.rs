@@ -14,6 +14,8 @@ use super::{
     client, groups,
     library::{self, Libraries},
     presence,
+    stream::StreamReader,
+    topic::TopicReader,
     webhook::WebhookReceiver,
     world::{Device, World},
 };
@@ -30,8 +32,28 @@ pub(super) struct Workload {
     clients: Vec<JoinHandle<()>>,
     changes: JoinHandle<anyhow::Result<()>>,
     libraries: Libraries,
-    /// Endpoint of webhooks.
-    webhook: Option<Arc<WebhookReceiver>>,
+    consumers: Option<FeedConsumers>,
+}
+
+/// Consumers of the feed.
+pub(super) struct FeedConsumers {
+    pub(super) webhook: Arc<WebhookReceiver>,
+    pub(super) stream: Arc<StreamReader>,
+    /// Consumer of the topic of messages of a cluster.
+    pub(super) topic: Option<TopicReader>,
+}
+
+impl FeedConsumers {
+    /// Waits until each has everything.
+    async fn catch_up(&self, world: &World) -> anyhow::Result<()> {
+        self.webhook.catch_up(world).await?;
+        let all = self.webhook.taken.highest();
+        self.stream.taken.catch_up_with(&all).await;
+        if let Some(topic) = &self.topic {
+            topic.taken.catch_up_with(&all).await;
+        }
+        Ok(())
+    }
 }
 
 impl Workload {
@@ -53,12 +75,12 @@ impl Workload {
         };
         let clients = world.clients.iter().enumerate().map(start).collect();
         let changes = tokio::spawn(groups::change(Arc::clone(world), rng.random()));
-        Ok(Self { clients, changes, libraries, webhook: None })
+        Ok(Self { clients, changes, libraries, consumers: None })
     }
 
-    /// Lets an endpoint of webhooks take part.
-    pub(super) fn with_webhook(mut self, webhook: Arc<WebhookReceiver>) -> Self {
-        self.webhook = Some(webhook);
+    /// Lets consumers of the feed take part.
+    pub(super) fn with_consumers(mut self, consumers: FeedConsumers) -> Self {
+        self.consumers = Some(consumers);
         self
     }
 
@@ -73,8 +95,8 @@ impl Workload {
         };
         let observed = match rested {
             Ok(()) => {
-                if let Some(webhook) = &self.webhook {
-                    webhook.catch_up(world).await?;
+                if let Some(consumers) = &self.consumers {
+                    consumers.catch_up(world).await?;
                 }
                 self.observe(world).await
             }

@@ -158,7 +158,7 @@ impl Checker<'_> {
         if failed {
             self.report_delivery("aborted-read", got);
         }
-        if body != got.body {
+        if body != got.body && !self.edits.has(got.conv, got.seq, got.body) {
             self.report_delivery("corrupted", got);
         }
         if conv != got.conv {
@@ -172,7 +172,7 @@ impl Checker<'_> {
         match (row, got.cid) {
             (None, _) => self.report_delivery("phantom", got),
             (Some(Row::Message { cid }), Some(mine)) if cid == mine => {}
-            (Some(Row::Member), None) => {}
+            (Some(Row::Member | Row::Edit { .. }), None) => {}
             _ => self.report_delivery("inconsistent-seq", got),
         }
     }
@@ -284,7 +284,7 @@ impl Checker<'_> {
         let row = self.logs.get(&conv).and_then(|log| log.rows.get(&seq));
         let late = match row {
             None => return false,
-            Some(Row::Member) => since.is_none(),
+            Some(Row::Member | Row::Edit { .. }) => since.is_none(),
             Some(Row::Message { cid }) => match self.sends.get(cid) {
                 None => return false,
                 Some(send) => {

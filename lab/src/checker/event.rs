@@ -49,6 +49,17 @@ pub enum HistoryEvent<I> {
         /// Whether the message is part of the device's chain.
         chained: bool,
     },
+    /// A client is about to edit a message.
+    EditInv {
+        /// Conversation.
+        conv: I,
+        /// Seq of the message.
+        of: u64,
+        /// Id of the edit, which is unique in the history.
+        cid: I,
+        /// Hash of the new content.
+        body: u64,
+    },
     /// A send was accepted.
     SendOk {
         /// Id of the message.
@@ -227,20 +238,20 @@ pub enum HistoryEvent<I> {
         /// Whether the node reports it as connected.
         online: bool,
     },
-    /// An endpoint of webhooks took an event.
+    /// A consumer of the feed took an event: an endpoint of webhooks, the reader of the stream, or that of the topic.
     Delivered {
-        /// Id of the endpoint.
+        /// Id of the endpoint; `stream` and `topic` for the readers of these.
         endpoint: I,
         /// Conversation.
         conv: I,
         /// Seq of the entry.
         seq: u64,
-        /// Id of the message; `None` for a change of members.
+        /// Id of the message; `None` for a change of members, and for an edit.
         cid: Option<I>,
         /// Hash of the content.
         body: u64,
     },
-    /// A node reported at the end that an endpoint has taken all events.
+    /// A consumer of the feed had time at the end to take all events; an endpoint has, as a node reports.
     CaughtUp {
         /// Id of the endpoint.
         endpoint: I,
@@ -266,6 +277,17 @@ pub enum HistoryEvent<I> {
         cid: I,
         /// Hash of the content.
         body: u64,
+    },
+    /// The store has an edit at the end.
+    LogEdit {
+        /// Conversation.
+        conv: I,
+        /// Seq of the edit.
+        seq: u64,
+        /// Seq of the message.
+        of: u64,
+        /// Id of the edit.
+        cid: I,
     },
     /// The store has a change of members at the end: one event for each user, all with the same seq.
     LogMember {
@@ -317,6 +339,7 @@ impl<I> HistoryEvent<I> {
             Self::SendInv { user, device, session, conv, cid, body, attempt, chained } => E::SendInv {
                 user: f(user), device: f(device), session, conv: f(conv), cid: f(cid), body, attempt, chained,
             },
+            Self::EditInv { conv, of, cid, body } => E::EditInv { conv: f(conv), of, cid: f(cid), body },
             Self::SendOk { cid, seq, duplicate } => E::SendOk { cid: f(cid), seq, duplicate },
             Self::SendFail { cid, code } => E::SendFail { cid: f(cid), code },
             Self::SendInfo { cid } => E::SendInfo { cid: f(cid) },
@@ -352,6 +375,7 @@ impl<I> HistoryEvent<I> {
             Self::LogMessage { conv, seq, sender, device, cid, body } => E::LogMessage {
                 conv: f(conv), seq, sender: f(sender), device: f(device), cid: f(cid), body,
             },
+            Self::LogEdit { conv, seq, of, cid } => E::LogEdit { conv: f(conv), seq, of, cid: f(cid) },
             Self::LogMember { conv, seq, user, change } => E::LogMember { conv: f(conv), seq, user: f(user), change },
             Self::LogGap { conv, first, last } => E::LogGap { conv: f(conv), first, last },
         }

@@ -30,8 +30,35 @@ pub(super) struct Send {
 /// Entry of the log at a seq.
 #[derive(Clone, Copy)]
 pub(super) enum Row {
-    Message { cid: Id },
+    Message {
+        cid: Id,
+    },
     Member,
+    /// Edit of the message at this seq.
+    Edit {
+        of: u64,
+        cid: Id,
+    },
+}
+
+/// Edit that a client asked for.
+#[derive(Clone, Copy)]
+pub(super) struct AskedEdit {
+    pub(super) conv: Id,
+    /// Seq of the message.
+    pub(super) of: u64,
+    pub(super) body: u64,
+}
+
+/// Content of a message in the log at the end.
+#[derive(Clone, Copy)]
+pub(super) struct StoredBody {
+    /// Event that shows it.
+    pub(super) at: usize,
+    pub(super) conv: Id,
+    pub(super) seq: u64,
+    pub(super) cid: Id,
+    pub(super) body: u64,
 }
 
 /// Log of a conversation at the end.
@@ -114,6 +141,15 @@ impl Checker<'_> {
                         self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
                     }
                 }
+                HistoryEvent::EditInv { conv, of, cid, body } => {
+                    self.edits.note_asked(cid, AskedEdit { conv, of, body })
+                }
+                HistoryEvent::LogEdit { conv, seq, of, cid } => {
+                    let row = Row::Edit { of, cid };
+                    if self.logs.entry(conv).or_default().rows.insert(seq, row).is_some() {
+                        self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
+                    }
+                }
                 HistoryEvent::LogGap { conv, first, last } => {
                     self.logs.entry(conv).or_default().gaps.push((at, first, last));
                 }
@@ -155,15 +191,14 @@ impl Checker<'_> {
                 format!("{} {seq} is {}, which nobody sent", h.name(conv), h.name(cid))
             });
         };
-        let (sent_body, sent_in, sent_by) = (send.body, send.conv, (send.user, send.device));
+        let (sent_in, sent_by) = (send.conv, (send.user, send.device));
         if let Some(before) = send.stored.replace(seq) {
             self.broken("stored-twice", at, |h| {
                 format!("{} at {before} and at {seq} of {}", h.name(cid), h.name(conv))
             });
         }
-        if sent_body != origin.2 {
-            self.broken("corrupted", at, |h| format!("{} in the log at {seq}", h.name(cid)));
-        }
+        // Judged once all edits are known.
+        self.edits.note_stored(StoredBody { at, conv, seq, cid, body: origin.2 });
         if sent_in != conv || sent_by != (origin.0, origin.1) {
             self.broken("misplaced", at, |h| {
                 format!("{} was sent to {} by {}", h.name(cid), h.name(sent_in), h.name(sent_by.0))

@@ -2,6 +2,7 @@
 
 mod away;
 mod calm;
+mod edits;
 mod marks;
 mod presence;
 mod rooms;

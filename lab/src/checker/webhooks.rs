@@ -1,11 +1,35 @@
-//! Webhooks: an endpoint that gets the events of all conversations from their beginning gets each entry, in order, and
-//! nothing that the log does not have.
+//! Consumers of the feed: an endpoint of webhooks that gets the events of all conversations from their beginning gets each
+//! entry, in order, and nothing that the log does not have; so do readers of the stream and of the topic of messages.
 
 use std::collections::BTreeMap;
 
 use foldhash::HashSet;
 
 use super::{Checker, HistoryEvent, Id, sends::Row};
+
+/// Rules of a kind of consumers.
+#[derive(Clone, Copy)]
+struct FeedRules {
+    order: &'static str,
+    phantom: &'static str,
+    lost: &'static str,
+}
+
+/// Id of the reader of the stream, as an endpoint.
+pub const STREAM: &str = "stream";
+
+/// Id of the reader of the topic of messages, as an endpoint.
+pub const TOPIC: &str = "topic";
+
+impl FeedRules {
+    fn of(endpoint: &str) -> Self {
+        match endpoint {
+            STREAM => Self { order: "stream-order", phantom: "stream-phantom", lost: "stream-lost" },
+            TOPIC => Self { order: "topic-order", phantom: "topic-phantom", lost: "topic-lost" },
+            _ => Self { order: "webhook-order", phantom: "webhook-phantom", lost: "webhook-lost" },
+        }
+    }
+}
 
 /// Entries that an endpoint has taken.
 #[derive(Default)]
@@ -25,6 +49,7 @@ impl Checker<'_> {
         for at in 0..self.history.events.len() {
             match self.history.events[at].event {
                 HistoryEvent::Delivered { endpoint, conv, seq, cid, body } => {
+                    let rules = FeedRules::of(self.history.name(endpoint));
                     self.report.delivered += 1;
                     let taken = endpoints.entry(endpoint).or_default();
                     if !taken.entries.insert((conv, seq)) {
@@ -35,11 +60,16 @@ impl Checker<'_> {
                     let expected = *up_to + 1;
                     *up_to = seq.max(*up_to);
                     if seq != expected {
-                        self.broken("webhook-order", at, |h| {
+                        self.broken(rules.order, at, |h| {
                             format!("{} got {seq} of {} before {expected}", h.name(endpoint), h.name(conv))
                         });
                     }
-                    self.check_delivered(at, conv, seq, (cid, body));
+                    if !self.is_stored(conv, seq, cid, body) {
+                        self.broken(rules.phantom, at, |h| {
+                            let what = cid.map_or("a change", |cid| h.name(cid));
+                            format!("{what} as {seq} of {}, which the log does not have", h.name(conv))
+                        });
+                    }
                 }
                 HistoryEvent::CaughtUp { endpoint } => {
                     endpoints.entry(endpoint).or_default().caught_up = Some(at);
@@ -49,8 +79,9 @@ impl Checker<'_> {
         }
         for (endpoint, taken) in endpoints {
             let Some(at) = taken.caught_up else { continue };
+            let rules = FeedRules::of(self.history.name(endpoint));
             for (conv, seq) in self.missing(&taken.entries) {
-                self.broken("webhook-lost", at, |h| {
+                self.broken(rules.lost, at, |h| {
                     format!("{} never got {seq} of {}", h.name(endpoint), h.name(conv))
                 });
             }
@@ -65,22 +96,15 @@ impl Checker<'_> {
         missing
     }
 
-    /// Compares an event with the row of the log.
-    fn check_delivered(&mut self, at: usize, conv: Id, seq: u64, event: (Option<Id>, u64)) {
-        let row = self.logs.get(&conv).and_then(|log| log.rows.get(&seq)).copied();
-        let (cid, body) = event;
-        let is_it = match row {
+    /// Returns whether the log has what an event says. A message may have the content of an edit: that is read when it is sent.
+    fn is_stored(&self, conv: Id, seq: u64, cid: Option<Id>, body: u64) -> bool {
+        match self.logs.get(&conv).and_then(|log| log.rows.get(&seq)) {
             Some(Row::Message { cid: stored }) => {
-                cid == Some(stored) && self.sends.get(&stored).is_none_or(|send| send.body == body)
+                let is_sent = self.sends.get(stored).is_none_or(|send| send.body == body);
+                cid == Some(*stored) && (is_sent || self.edits.has(conv, seq, body))
             }
-            Some(Row::Member) => cid.is_none(),
+            Some(Row::Member | Row::Edit { .. }) => cid.is_none(),
             None => false,
-        };
-        if !is_it {
-            self.broken("webhook-phantom", at, |h| {
-                let what = cid.map_or("a change", |cid| h.name(cid));
-                format!("{what} as {seq} of {}, which the log does not have", h.name(conv))
-            });
         }
     }
 }

@@ -316,6 +316,11 @@ impl WebhookDelivery {
         self.partitions.values().map(Partition::behind).sum()
     }
 
+    /// Returns the number up to which all entries of a partition were taken; `None` if it is not delivered here.
+    pub fn done(&self, partition: u32) -> Option<u64> {
+        self.partitions.get(&partition).map(Partition::done)
+    }
+
     /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()

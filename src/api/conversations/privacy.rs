@@ -55,6 +55,8 @@ pub struct KeptTimes {
     feed: u64,
     /// Events on Kafka; `None` if they go nowhere.
     events: Option<u64>,
+    /// Events with content on Kafka; `None` if they go nowhere.
+    messages: Option<u64>,
 }
 
 impl KeptTimes {
@@ -66,6 +68,7 @@ impl KeptTimes {
             keys: config.retention.keys_days.saturating_mul(24 * 3_600_000),
             feed: config.events.retention_hours.saturating_mul(3_600_000),
             events: kafka.filter(|it| !it.event_topic.is_empty()).map(|it| it.event_retention_ms),
+            messages: kafka.filter(|it| !it.message_topic.is_empty()).map(|it| it.message_retention_ms),
         }
     }
 
@@ -118,6 +121,11 @@ impl KeptTimes {
         ];
         if self.events.is_some() {
             all.push(kept("events", self.events, "events that name the user: kafka.event_retention_ms"));
+        }
+        if self.messages.is_some() {
+            let note =
+                "messages of the user with their content, also recalled ones: kafka.message_retention_ms";
+            all.push(kept("messageTopic", self.messages, note));
         }
         all.into()
     }

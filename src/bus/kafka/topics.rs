@@ -53,6 +53,7 @@ enum Purpose {
     Log,
     Node,
     Events,
+    Messages,
 }
 
 impl Purpose {
@@ -71,9 +72,15 @@ impl TopicPlan {
     /// Compares an existing topic with the plan. A topic that promises less differs, and the result names the cure.
     fn compare(&self, shape: Shape, resource: &ConfigResource) -> TopicState {
         let Shape { partitions, replicas } = shape;
-        if partitions != self.partitions as usize {
+        let wanted = self.partitions as usize;
+        if partitions < wanted || (partitions > wanted && self.purpose != Purpose::Messages) {
             return TopicState::Differs(match self.purpose {
                 Purpose::Log | Purpose::Node => wrong_count(&self.name, partitions, self.partitions),
+                Purpose::Messages => format!(
+                    "{} has {partitions} partitions, fewer than the {} of the log: add some with kafka-topics.sh --alter --topic {} \
+                     --partitions {}",
+                    self.name, self.partitions, self.name, self.partitions
+                ),
                 Purpose::Events => format!(
                     "{} has {partitions} partitions, kafka.event_partitions says {}: set it to {partitions}, \
                      or change the topic with kafka-topics.sh --alter --topic {} --partitions N",
@@ -156,6 +163,12 @@ pub fn topic_plans(kafka: &KafkaConfig, nodes: &[String]) -> Vec<TopicPlan> {
         // Events are small, so the broker's default size limit suffices.
         settings.retain(|(name, _)| *name != "max.message.bytes");
         plans.push(plan(kafka.event_topic.clone(), kafka.event_partitions, settings, Purpose::Events));
+    }
+    if !kafka.message_topic.is_empty() {
+        let mut settings = settings(kafka.message_retention_ms, 0);
+        settings.retain(|(name, _)| *name != "max.message.bytes");
+        settings.push(("max.message.bytes", kafka.message_event_bytes_max().to_string()));
+        plans.push(plan(kafka.message_topic.clone(), kafka.partitions, settings, Purpose::Messages));
     }
     plans
 }
@@ -393,5 +406,11 @@ mod tests {
         assert_eq!((setting(2, "retention.ms"), setting(2, "max.message.bytes")), ("604800000", ""));
         let none = KafkaConfig { event_topic: String::new(), ..kafka };
         assert_eq!(topic_plans(&none, &[]).len(), 1, "no event topic is planned");
+        let messages = KafkaConfig { message_topic: "tidegate.messages".to_owned(), ..none };
+        let plans = topic_plans(&messages, &[]);
+        let TopicPlan { partitions, settings, .. } = &plans[1];
+        let has = |name, value: &str| settings.iter().any(|it| *it == (name, value.to_owned()));
+        assert_eq!(*partitions, 64, "those of the log");
+        assert!(has("retention.ms", "86400000") && has("max.message.bytes", "12583936"), "{settings:?}");
     }
 }

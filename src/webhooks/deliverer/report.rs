@@ -46,13 +46,18 @@ impl WebhookDeliverer {
         }
     }
 
-    pub(super) fn show(&self) {
+    pub(super) fn show(&mut self) {
+        self.read_times.retain(|partition, _| self.feeds.contains_key(partition));
+        let done = |partition: &u32| self.machine.done(*partition);
+        let oldest = self.read_times.iter_mut();
+        let oldest = oldest.filter_map(|(partition, times)| times.oldest(done(partition)?)).min();
         let status = WebhookStatus {
             state: self.machine.state(),
             behind: self.machine.behind(),
             parked: self.machine.parked(),
             aside: self.machine.aside().count(),
             unreadable: self.unreadable.len(),
+            oldest_ms: oldest,
             last_error: self.last_error.clone(),
         };
         self.status.send_if_modified(|shown| {

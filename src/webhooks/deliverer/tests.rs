@@ -2,6 +2,7 @@
 
 mod changes;
 mod events;
+mod topic;
 mod world;
 
 use tidegate_protocol::{

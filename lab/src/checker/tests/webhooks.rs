@@ -1,4 +1,4 @@
-//! Planted faults of webhooks.
+//! Planted faults of webhooks, of the stream and of the topic of messages.
 
 use super::{super::*, Tape, body_of};
 
@@ -83,4 +83,43 @@ fn event_that_was_not_accepted_is_named() {
         events.insert(at, Stamped { at: stamp, event: more });
     });
     assert_eq!(beyond, ["webhook-phantom"], "a refused message");
+}
+
+/// The same tape, whose entries a reader has taken in place of the endpoint.
+fn taken_by(reader: &str) -> Tape {
+    let mut tape = tape();
+    for it in &mut tape.0 {
+        if let HistoryEvent::Delivered { endpoint, .. } | HistoryEvent::CaughtUp { endpoint } = &mut it.event
+        {
+            *endpoint = reader.to_owned();
+        }
+    }
+    tape
+}
+
+#[test]
+fn faults_of_a_reader_are_named_by_what_it_reads() {
+    for (reader, rules) in [
+        ("stream", ["stream-lost", "stream-order", "stream-phantom"]),
+        ("topic", ["topic-lost", "topic-order", "topic-phantom"]),
+    ] {
+        let tape = taken_by(reader);
+        assert!(check(&tape.history(), Budget::default()).is_clean());
+        let lost = tape.with(|events| events.retain(|it| !is(it, "g:g", 4)));
+        assert_eq!(lost, [rules[0]]);
+        let passed = tape.with(|events| {
+            let at = events.iter().position(|it| is(it, "g:g", 3)).unwrap();
+            let late = events.remove(at);
+            let end = events.len() - 1;
+            events.insert(end, late);
+        });
+        assert_eq!(passed, [rules[1]]);
+        let phantom = tape.with(|events| {
+            for it in events.iter_mut().filter(|it| is(it, "g:g", 4)) {
+                let HistoryEvent::Delivered { body, .. } = &mut it.event else { continue };
+                *body += 1;
+            }
+        });
+        assert_eq!(phantom, [rules[2]]);
+    }
 }

@@ -338,8 +338,12 @@ impl Partition {
 
     /// Returns the events of the feed that are behind the slowest lane, as far as known.
     pub(super) fn behind(&self) -> u64 {
-        let done = self.lanes.iter().map(Lane::done).min().unwrap_or(self.newest);
-        self.newest.saturating_sub(done)
+        self.newest.saturating_sub(self.done())
+    }
+
+    /// Returns the number up to which all lanes have taken the feed.
+    pub(super) fn done(&self) -> u64 {
+        self.lanes.iter().map(Lane::done).min().unwrap_or(self.newest)
     }
 }
 

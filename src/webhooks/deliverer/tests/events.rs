@@ -213,7 +213,7 @@ fn debug_output_shows_no_secret() {
     };
     assert!(!format!("{settings:?}").contains("very"));
     let json = b"very-secret".to_vec();
-    let event = crate::hooks::EncodedEvent { id: "g:a/1".to_owned(), json };
+    let event = crate::hooks::EncodedEvent { id: "g:a/1".to_owned(), key: "g:a".to_owned(), json };
     assert!(
         !format!("{:?}", crate::hooks::WebhookBody::Single(event)).contains("115"),
         "bytes of the content"
