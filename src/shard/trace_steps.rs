@@ -1,10 +1,6 @@
 //! Trace steps of a shard: records when a traced message is received, pushed and acked; untraced messages cost nothing.
 
-use tidegate_protocol::{
-    id::ConversationId,
-    record::Message,
-    trace::TraceContext,
-};
+use tidegate_protocol::{id::ConversationId, record::Message, trace::TraceContext};
 
 use super::{Shard, conn::Conn};
 use crate::{

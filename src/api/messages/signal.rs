@@ -97,7 +97,9 @@ impl MessageSender {
         let (store, max) = (&*api.cluster.ports.store, self.parts.small_group_max);
         let size = group_size::with_members(store, conversation, max).await;
         let size = match size {
-            Err(Code::NotAMember) => return Err(Problem(Code::NotFound, "there is no such group".to_owned())),
+            Err(Code::NotAMember) => {
+                return Err(Problem(Code::NotFound, "there is no such group".to_owned()));
+            }
             size => size.map_err(|code| Problem(code, String::new()))?,
         };
         if !size.small {

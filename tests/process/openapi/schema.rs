@@ -106,7 +106,10 @@ pub(super) fn unnamed(root: &Value, schemas: &[&Value], value: &Value, at: &str)
             let is_free = rest.is_empty() && !parts.iter().any(|it| it.get("properties").is_some());
             let inner = |(name, member): (&String, &Value)| {
                 let (at, own) = (format!("{at}.{name}"), named(name));
-                match (own.is_empty(), rest.iter().any(|rule| rule.is_object() || **rule == Value::Bool(true))) {
+                match (
+                    own.is_empty(),
+                    rest.iter().any(|rule| rule.is_object() || **rule == Value::Bool(true)),
+                ) {
                     (false, _) => unnamed(root, &own, member, &at),
                     (true, true) => unnamed(root, &rest, member, &at),
                     (true, false) => vec![at],

@@ -71,8 +71,7 @@ fn measure(launcher: &Launcher, args: &Args, load: WebhookLoad) -> Result<Sectio
         "url": format!("http://{}/tg", receiver.address), "types": ["tidegate.message.*"], "content": true,
         "batch": {"max": 100, "waitMs": 0}, "parallel": load.parallel, "from": "now",
     });
-    let put =
-        ApiCall { method: "PUT", path: "/v1/webhooks/bench".to_owned(), body: endpoint.to_string() };
+    let put = ApiCall { method: "PUT", path: "/v1/webhooks/bench".to_owned(), body: endpoint.to_string() };
     answered(on.clients.first_mut().context("no connection")?, &put)?;
     let text = "x".repeat(args.size);
     let (mut cpu_off, mut cpu_on, mut rates) = (Vec::new(), Vec::new(), Vec::new());
