@@ -57,6 +57,9 @@ use crate::{
 /// Most streams of a node.
 const STREAMS_MAX: usize = 32;
 
+/// Most streams of one key, so that none takes all places.
+const STREAMS_OF_KEY_MAX: usize = 16;
+
 /// Most reads of all streams of a node at a time. Those that wait have their turn in the order in which they came.
 const READS_MAX: usize = 2;
 
@@ -79,6 +82,8 @@ pub struct EventStreams {
     source: String,
     metrics: Metrics,
     places: Arc<Semaphore>,
+    /// Number of streams of each key that has any.
+    of_keys: Arc<Mutex<BTreeMap<String, usize>>>,
     reads: Arc<Semaphore>,
     news: watch::Sender<FeedNews>,
     /// Notified when a stream is opened.
@@ -101,11 +106,22 @@ struct FeedNews {
 struct StreamPlace {
     _permit: OwnedSemaphorePermit,
     metrics: Metrics,
+    key: Option<String>,
+    of_keys: Arc<Mutex<BTreeMap<String, usize>>>,
 }
 
 impl Drop for StreamPlace {
     fn drop(&mut self) {
         self.metrics.event_streams.decrement(1);
+        let mut of_keys = self.of_keys.lock();
+        if let Some(key) = &self.key
+            && let Some(count) = of_keys.get_mut(key)
+        {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                of_keys.remove(key);
+            }
+        }
     }
 }
 
@@ -117,6 +133,7 @@ impl EventStreams {
             source: source.to_owned(),
             metrics,
             places: Arc::new(Semaphore::new(STREAMS_MAX)),
+            of_keys: Arc::default(),
             reads: Arc::new(Semaphore::new(READS_MAX)),
             news: watch::Sender::default(),
             opened: Notify::new(),
@@ -194,10 +211,20 @@ impl EventStreams {
         least.map_or(0, |least| newest.saturating_sub(least))
     }
 
-    fn take_place(&self) -> Option<StreamPlace> {
+    /// Takes a place for a stream of a key; `None` if all are taken, or the share of the key is. Without keys all callers are
+    /// one, and may take all.
+    fn take_place(&self, key: Option<&str>) -> Option<StreamPlace> {
+        let mut of_keys = self.of_keys.lock();
+        if key.and_then(|key| of_keys.get(key)).is_some_and(|count| *count >= STREAMS_OF_KEY_MAX) {
+            return None;
+        }
         let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
+        if let Some(key) = key {
+            *of_keys.entry(key.to_owned()).or_default() += 1;
+        }
         self.metrics.event_streams.increment(1);
-        Some(StreamPlace { _permit: permit, metrics: self.metrics.clone() })
+        let (key, of_keys) = (key.map(str::to_owned), Arc::clone(&self.of_keys));
+        Some(StreamPlace { _permit: permit, metrics: self.metrics.clone(), key, of_keys })
     }
 
     /// Returns what a new stream notes its progress in.
@@ -247,8 +274,8 @@ async fn open(
         let cure = "Set events.feed = true on all nodes and restart them.";
         return Err(refusal(StatusCode::CONFLICT, Code::Unsupported, message, cure));
     }
-    let Some(place) = streams.take_place() else {
-        let message = "32 clients follow the events of this node already";
+    let Some(place) = streams.take_place(caller.key()) else {
+        let message = "32 clients follow the events of this node already, or 16 with this key";
         let cure = "Connect to another node, or close another stream.";
         return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, Code::Overloaded, message, cure));
     };

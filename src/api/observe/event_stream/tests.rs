@@ -87,7 +87,7 @@ impl World {
     async fn follow(&self) -> EventFollower {
         let filter = WebhookFilter::new(&["tidegate.*".to_owned()], &[], &[]).unwrap();
         let filter = StreamFilter::new(filter, "/tidegate/t", true);
-        let (place, news) = (self.streams.take_place().unwrap(), self.streams.news.subscribe());
+        let (place, news) = (self.streams.take_place(None).unwrap(), self.streams.news.subscribe());
         let (streams, ends) = (Arc::clone(&self.streams), news.borrow().ends);
         let mut follower = EventFollower::new(streams, place, news, ends, filter, FeedNumbers::new());
         self.streams.opened.notify_one();
@@ -193,4 +193,16 @@ async fn batch_of_large_events_is_cut_and_goes_on() {
     }
     // The last event may exceed the limit.
     assert!(longest < 64 * 1024 + 2 * 30_000, "{longest}");
+}
+
+#[tokio::test]
+async fn key_has_a_share_of_the_places_and_leaves_others_to_others() {
+    let World { streams, .. } = World::new().await;
+    let take = |key| (0..100).map_while(|_| streams.take_place(key)).collect::<Vec<_>>();
+    let ours = take(Some("ours"));
+    let theirs = take(Some("theirs"));
+    assert_eq!((ours.len(), theirs.len(), take(Some("last")).len()), (16, 16, 0));
+    drop(ours);
+    assert!(streams.of_keys.lock().get("ours").is_none(), "a key without streams is forgotten");
+    assert_eq!((take(Some("ours")).len(), take(None).len()), (16, 16));
 }
