@@ -2,8 +2,6 @@
 //!
 //! `cargo xtask docs` writes the generated pages: it runs these tests with `TIDEGATE_UPDATE_DOCS=1`.
 
-#[path = "support/admin_routes.rs"]
-mod admin_routes;
 #[path = "docs/backend.rs"]
 mod backend;
 #[path = "docs/cli.rs"]
@@ -18,6 +16,8 @@ mod errors;
 mod flaws;
 #[path = "docs/generated.rs"]
 mod generated;
+#[path = "docs/http.rs"]
+mod http;
 #[path = "docs/pages.rs"]
 mod pages;
 #[path = "docs/redis.rs"]
@@ -33,11 +33,6 @@ mod tokens;
 mod unique;
 
 use std::{env, fmt::Write as _, fs, path::PathBuf};
-
-use tidegate::{
-    api::{access::RouteNeed, routes::ROUTES},
-    keys::Scope,
-};
 
 fn root() -> PathBuf {
     // Read at run time: a target folder may serve several work trees.
@@ -103,36 +98,6 @@ fn metrics_page_is_current() {
         writeln!(page, "| `{name}` | {kind} | {what} |").expect("writing to a String succeeds");
     }
     settle("docs/metrics.md", &page);
-}
-
-#[test]
-fn every_admin_route_is_documented() {
-    let page = read("docs/http.md");
-    for (method, path) in admin_routes::admin_routes() {
-        let row = format!("\n| `{method} {path}` |");
-        assert!(page.contains(&row), "the table of docs/http.md does not name `{method} {path}`");
-    }
-}
-
-#[test]
-fn scopes_of_the_admin_routes_are_current() {
-    let mut block = String::from("| scope | allows | routes |\n|---|---|---|\n");
-    let mut row = |name: &str, allows: &str, need: RouteNeed| {
-        let routes = ROUTES.iter().filter(|route| route.need == need);
-        let routes = routes.map(|route| format!("`{} {}`", route.method.to_uppercase(), route.path));
-        let routes = routes.collect::<Vec<_>>().join(", ");
-        writeln!(block, "| {name} | {allows} | {routes} |").expect("writing to a String succeeds");
-    };
-    row(
-        "no key",
-        "Probes, metrics, and the facts that the console needs first. The console's page and files need none either.",
-        RouteNeed::Open,
-    );
-    row("any key", "What the key allows, and requests that another node checks.", RouteNeed::AnyKey);
-    for scope in Scope::ALL {
-        row(&format!("`{scope}`"), scope.what(), RouteNeed::Scope(*scope));
-    }
-    settle_block("docs/http.md", "scopes", &block);
 }
 
 /// The table of section 4 has the defaults of a node.

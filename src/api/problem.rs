@@ -243,6 +243,43 @@ mod tests {
         }
     }
 
+    /// A route may give a code another status than the usual one; those that do are named here.
+    #[test]
+    fn codes_of_each_route_in_the_description_exist_and_have_its_status() {
+        let own = [
+            ("400", Code::OriginRefused),
+            ("404", Code::NotAMember),
+            ("408", Code::FrameTimeout),
+            ("409", Code::Unsupported),
+            ("415", Code::BadContent),
+            ("421", Code::OriginRefused),
+            ("500", Code::Internal),
+            ("504", Code::StoreUnavailable),
+        ];
+        let description = crate::api::routes::description().unwrap();
+        let operations = description["paths"].as_object().unwrap().iter().flat_map(|(path, methods)| {
+            methods.as_object().unwrap().iter().map(move |(method, it)| (format!("{method} {path}"), it))
+        });
+        let mut wrong = Vec::new();
+        for (route, operation) in operations {
+            for (status, response) in operation["responses"].as_object().unwrap() {
+                let text = response["description"].as_str().unwrap();
+                let names = text.split('`').skip(1).step_by(2).filter(|name| {
+                    name.len() > 3 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+                });
+                for name in names {
+                    let has_status = |code: Code| {
+                        status_of(code).as_str() == status.as_str() || own.contains(&(status.as_str(), code))
+                    };
+                    if !Code::named(name).is_some_and(has_status) {
+                        wrong.push(format!("{route}: {status} {name}"));
+                    }
+                }
+            }
+        }
+        assert_eq!(wrong, Vec::<String>::new());
+    }
+
     #[tokio::test]
     async fn response_that_is_no_refusal_keeps_its_body() {
         let response = name_instance("fine".into_response(), "9f2c");

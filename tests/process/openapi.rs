@@ -1,5 +1,8 @@
 //! Description of the admin API, and requests that break it in ways that only the form of a request can.
 
+#[path = "openapi/examples.rs"]
+mod examples;
+
 use std::collections::BTreeSet;
 
 use serde_json::Value;

@@ -1,11 +1,14 @@
 //! Description of the admin API in OpenAPI 3.1. Methods, paths and rights come from the table of routes; parameters, bodies
 //! and responses from `openapi.json`, which has an entry for each route.
 
+mod examples;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use self::examples::{ApiAnswer, ApiExample};
 use crate::{
     api::access::{AdminRoute, Effect, RouteNeed},
     keys::Scope,
@@ -23,6 +26,8 @@ const WITHOUT_ID: [&str; 4] = ["408", "413", "500", "504"];
 #[derive(Deserialize)]
 struct ApiParts {
     info: Map<String, Value>,
+    /// Groups of routes with their titles, in the order of the page.
+    tags: Vec<ApiTag>,
     /// Entries by method and path.
     operations: BTreeMap<String, ApiOperation>,
     /// Parameters of paths by name.
@@ -32,11 +37,31 @@ struct ApiParts {
     components: Map<String, Value>,
 }
 
+/// Group of routes.
+#[derive(Deserialize, Serialize)]
+struct ApiTag {
+    name: String,
+    description: String,
+}
+
 /// Facts of a route that the table does not have.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct ApiOperation {
     summary: String,
+    /// Name of the group of the route.
+    #[serde(default)]
+    tag: String,
+    /// Lines of Markdown.
+    #[serde(default)]
+    description: Vec<String>,
+    /// Why no test plays the example.
+    #[serde(rename = "x-example-only")]
+    example_only: Option<String>,
+    #[serde(default)]
+    example: ApiExample,
+    /// Response to the example; `None` if there is no response.
+    answer: Option<ApiAnswer>,
     /// Parameters of the query, and those of the path that are not the usual ones.
     #[serde(default)]
     parameters: Vec<Value>,
@@ -87,7 +112,9 @@ pub(super) fn describe(routes: &[AdminRoute]) -> Result<Value, String> {
     if let Some(schemas) = components.get_mut("schemas").and_then(Value::as_object_mut) {
         schemas.insert("Scope".into(), json!({"type": "string", "enum": Scope::ALL}));
     }
-    Ok(json!({"openapi": "3.1.0", "info": info, "paths": paths, "components": components}))
+    Ok(
+        json!({"openapi": "3.1.0", "info": info, "tags": parts.tags, "paths": paths, "components": components}),
+    )
 }
 
 fn operation(parts: &ApiParts, route: &AdminRoute, entry: &ApiOperation) -> Result<Value, String> {
@@ -98,16 +125,32 @@ fn operation(parts: &ApiParts, route: &AdminRoute, entry: &ApiOperation) -> Resu
             (format!("It needs a key with the scope `{scope}`."), json!([{"key": [scope]}]))
         }
     };
+    if !parts.tags.iter().any(|tag| tag.name == entry.tag) {
+        return Err(format!(
+            "openapi.json: `{} {}` has no tag of `tags`",
+            route.method.to_uppercase(),
+            route.path
+        ));
+    }
+    let prose = examples::prose(&entry.description);
     let mut described = json!({
         "operationId": operation_id(route),
+        "tags": [entry.tag],
         "summary": entry.summary,
-        "description": right,
+        "description": if prose.is_empty() { right } else { format!("{right}\n\n{prose}") },
         "security": security,
         "parameters": parameters(parts, route, entry)?,
         "responses": responses(parts, route, entry)?,
     });
+    if let Some(why) = &entry.example_only {
+        described["x-example-only"] = why.as_str().into();
+    }
     if let Some(schema) = &entry.body {
-        let content = json!({"application/json": {"schema": schema}});
+        let mut media = json!({"schema": schema});
+        if let Some(body) = &entry.example.body {
+            media["example"] = body.clone();
+        }
+        let content = json!({"application/json": media});
         described["requestBody"] = json!({"required": !entry.body_is_optional, "content": content});
     }
     Ok(described)
@@ -143,6 +186,7 @@ fn parameters(parts: &ApiParts, route: &AdminRoute, entry: &ApiOperation) -> Res
         all.push(Value::Object(usual));
     }
     all.extend(entry.parameters.iter().cloned());
+    entry.example.fill(&mut all, &shared);
     Ok(all)
 }
 
@@ -172,7 +216,11 @@ fn responses(parts: &ApiParts, route: &AdminRoute, entry: &ApiOperation) -> Resu
     }
     for (status, response) in &entry.responses {
         let media = response.r#type.as_deref().unwrap_or("application/json");
-        let content = json!({media: {"schema": response.schema}});
+        let mut content = json!({media: {"schema": response.schema}});
+        let answer = entry.answer.as_ref().filter(|answer| answer.status.to_string() == *status);
+        if let Some(example) = answer.and_then(ApiAnswer::example) {
+            content[media]["example"] = example;
+        }
         let about = &response.description;
         all.insert(
             status.clone(),

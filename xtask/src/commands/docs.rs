@@ -22,7 +22,10 @@ pub(crate) fn run(shell: &Shell, check: bool) -> anyhow::Result<()> {
     } else if current != page {
         bail!("the steps in {TESTING} are stale: run `cargo xtask docs`");
     }
-    compile::chosen(shell, &["--test", "docs"])?;
+    // The tests of processes record what a node answers to the examples of the admin API.
+    let programs: &[&str] =
+        if check { &["--test", "docs"] } else { &["--test", "docs", "--test", "process"] };
+    compile::chosen(shell, programs)?;
     nextest::pages(shell, !check)
 }
 

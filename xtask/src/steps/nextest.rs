@@ -60,8 +60,15 @@ fn cases(shell: &Shell, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Re
 
 /// The tests of the pages, which write those that are generated if `update` is set.
 pub(crate) fn pages(shell: &Shell, update: bool) -> anyhow::Result<()> {
-    let mut run = nextest(shell, "run", &["--filterset", "binary(docs)"])?;
-    shell::run(run.env("TIDEGATE_UPDATE_DOCS", if update { "1" } else { "0" }))
+    let tests = |filter: &str| {
+        let mut run = nextest(shell, "run", &["--filterset", filter])?;
+        shell::run(run.env("TIDEGATE_UPDATE_DOCS", if update { "1" } else { "0" }))
+    };
+    if update {
+        // A node answers the examples of the admin API; its page is written from the answers.
+        tests("binary(process) & test(recorded_answers)")?;
+    }
+    tests("binary(docs)")
 }
 
 /// `cargo xtask t`: the tests that match, with the very build of the step `tests`; servers run on for the next call.
