@@ -63,7 +63,8 @@ struct ExampleSession {
 
 impl ExampleSession {
     fn start() -> Self {
-        let node = Process::start(&[]);
+        // As in production: the drain of the session is aborted before clients notice it.
+        let node = Process::start(&["drain.lb_delay_ms=5000"]);
         let facts: Value = serde_json::from_str(&node.http("GET", "/v1/console", "")).expect("JSON");
         let boot = facts["boot"].as_str().expect("a boot").to_owned();
         let masks = Masks(vec![

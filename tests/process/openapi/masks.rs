@@ -36,13 +36,15 @@ const BY_NAME: [(&str, &str); 20] = [
 ];
 
 /// Members of these routes that depend on when the node renewed its lease, forgot a connection or reached a webhook.
-const BY_ROUTE: [(&str, &str, &str); 7] = [
+const BY_ROUTE: [(&str, &str, &str); 9] = [
     ("DELETE /v1/drain", "conns", "5"),
     ("GET /v1/nodes", "conns", "1"),
     ("GET /v1/nodes", "end", "0"),
     ("GET /v1/nodes", "position", "0"),
     ("POST /v1/drain", "conns", "5"),
+    ("POST /v1/webhooks/{webhook}/replay", "behind", "0"),
     ("POST /v1/webhooks/{webhook}/resume", "behind", "0"),
+    ("POST /v1/webhooks/{webhook}/resume", "error", "null"),
     ("POST /v1/webhooks/{webhook}/resume", "state", r#""active""#),
 ];
 
@@ -72,7 +74,7 @@ impl Masks {
                     *value = json!(TIME_MS);
                 }
             }
-            Value::String(text) => match fixed.filter(Value::is_string) {
+            Value::String(text) => match fixed.filter(|fixed| fixed.is_string() || fixed.is_null()) {
                 Some(fixed) => *value = fixed,
                 None => *text = self.text(name, text),
             },
