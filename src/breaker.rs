@@ -42,6 +42,8 @@ pub enum GuardedService {
     HookLogin,
     /// Hook `allow`.
     HookAllow,
+    /// Hook `message.before`.
+    HookBefore,
     /// Remote set of keys.
     Jwks,
 }
@@ -55,6 +57,7 @@ impl GuardedService {
             Self::Postgres => "postgres",
             Self::HookLogin => "hook_login",
             Self::HookAllow => "hook_allow",
+            Self::HookBefore => "hook_before",
             Self::Jwks => "jwks",
         }
     }
@@ -68,6 +71,7 @@ impl GuardedService {
             Self::Postgres => "tidegate_breaker_postgres_open",
             Self::HookLogin => "tidegate_breaker_hook_login_open",
             Self::HookAllow => "tidegate_breaker_hook_allow_open",
+            Self::HookBefore => "tidegate_breaker_hook_before_open",
             Self::Jwks => "tidegate_breaker_jwks_open",
         }
     }
@@ -86,7 +90,7 @@ impl GuardedService {
         };
         match self {
             Self::Redis | Self::RedisMirror | Self::RedisPermits | Self::Postgres | Self::Jwks => short,
-            Self::HookLogin | Self::HookAllow => BreakerRule {
+            Self::HookLogin | Self::HookAllow | Self::HookBefore => BreakerRule {
                 in_row: 5,
                 in_recent: RECENT_FAILURES,
                 open_min: LONG_OPEN_TIME,

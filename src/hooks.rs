@@ -1,8 +1,9 @@
 //! Hooks: questions to the application's own server, by signed HTTP requests.
 //!
 //! `login` turns a credential that is no token of the node into a user; without an answer the login is refused. `allow`
-//! decides whether a user may join a room, write or signal to a conversation, start one, or recall a message. Answers are
-//! cached, requests are bounded in number, time and size, and a breaker stops them while they fail.
+//! decides whether a user may join a room, write or signal to a conversation, start one, or recall a message; its answers are
+//! cached. `message.before` decides about what is written. Requests are bounded in number, time and size, and a breaker stops
+//! them while they fail.
 
 use std::{
     io,
@@ -14,7 +15,10 @@ use std::{
     time::Duration,
 };
 
+use tidegate_protocol::id::ConversationId;
+
 mod allow;
+mod before;
 mod cache;
 mod client;
 mod failure;
@@ -28,12 +32,15 @@ mod webhook;
 pub(crate) use self::signing::is_secret;
 use self::{
     allow::AllowSettings,
+    before::BeforeSettings,
     client::{ClientSettings, HookClient},
+    failure::ANSWER_BYTES_MAX,
     login::{LoginHook, LoginTime},
     signing::Signer,
 };
 pub use self::{
     allow::{AllowHook, HookVerdict},
+    before::{AppDenial, BeforeHook, BeforeQuestion, BeforeVerdict},
     login::{IDENTITY_TTL_MAX, LoginFault, LoginOrigin},
     reason::AppReason,
     webhook::{
@@ -54,14 +61,15 @@ use crate::{
 pub struct HookSet {
     login: Option<LoginHook>,
     allow: Option<Arc<AllowHook>>,
+    before: Option<Arc<BeforeHook>>,
 }
 
 impl HookSet {
-    /// Builds the configured hooks, without a call.
+    /// Builds the configured hooks, without a call, for contents of at most so many bytes.
     ///
     /// # Errors
     /// A URL, or the file of the secret or of the authorities, can't be used.
-    pub fn new(config: &HooksConfig, metrics: &Metrics) -> io::Result<Self> {
+    pub fn new(config: &HooksConfig, content_bytes_max: usize, metrics: &Metrics) -> io::Result<Self> {
         if !config.is_on() {
             return Ok(Self::default());
         }
@@ -70,11 +78,12 @@ impl HookSet {
         };
         let signer = Signer::read(&config.secret_file);
         let signer = Arc::new(signer.map_err(|error| at("hooks.secret_file", &config.secret_file, error))?);
-        let client = |url: &str, timeout_ms: u64, service| {
+        let client = |url: &str, timeout_ms: u64, answer_bytes_max, service| {
             let settings = ClientSettings {
                 timeout: Duration::from_millis(timeout_ms),
                 in_flight_max: config.in_flight_max,
                 waiting_max: config.waiting_max,
+                answer_bytes_max,
             };
             let client = HookClient::new(url, &config.ca_file, Arc::clone(&signer), settings, service);
             client.map_err(|error| at("hooks.ca_file", &config.ca_file, error))
@@ -82,7 +91,7 @@ impl HookSet {
         let login = match config.login_url.as_str() {
             "" => None,
             url => Some(LoginHook::new(
-                client(url, config.login_timeout_ms, GuardedService::HookLogin)?,
+                client(url, config.login_timeout_ms, ANSWER_BYTES_MAX, GuardedService::HookLogin)?,
                 metrics.clone(),
             )),
         };
@@ -94,11 +103,32 @@ impl HookSet {
                     ttl: config.allow_ttl(),
                     fails_open: config.fails_open(),
                 };
-                let client = client(url, config.allow_timeout_ms, GuardedService::HookAllow)?;
+                let service = GuardedService::HookAllow;
+                let client = client(url, config.allow_timeout_ms, ANSWER_BYTES_MAX, service)?;
                 Some(Arc::new(AllowHook::new(client, settings, metrics.clone())))
             }
         };
-        Ok(Self { login, allow })
+        let before = match config.before_url.as_str() {
+            "" => None,
+            url => {
+                let settings = before_settings(config, content_bytes_max);
+                let bytes_max = before::answer_bytes_max(content_bytes_max);
+                let client = client(url, config.before_timeout_ms, bytes_max, GuardedService::HookBefore)?;
+                Some(Arc::new(BeforeHook::new(client, settings, metrics.clone())))
+            }
+        };
+        Ok(Self { login, allow, before })
+    }
+}
+
+fn before_settings(config: &HooksConfig, content_bytes_max: usize) -> BeforeSettings {
+    BeforeSettings {
+        timeout: Duration::from_millis(config.before_timeout_ms),
+        fails_open: config.before_fails_open(),
+        rooms: config.before_rooms.clone(),
+        in_flight_max: config.in_flight_max,
+        waiting_max: config.waiting_max,
+        content_bytes_max,
     }
 }
 
@@ -116,6 +146,7 @@ pub struct Hooks {
     set: Live<HookSet>,
     has_login: AtomicBool,
     has_allow: AtomicBool,
+    has_before: AtomicBool,
 }
 
 impl Hooks {
@@ -123,6 +154,7 @@ impl Hooks {
     pub fn replace(&self, set: HookSet) {
         self.has_login.store(set.login.is_some(), Ordering::Relaxed);
         self.has_allow.store(set.allow.is_some(), Ordering::Relaxed);
+        self.has_before.store(set.before.is_some(), Ordering::Relaxed);
         self.set.set(set);
     }
 
@@ -137,6 +169,14 @@ impl Hooks {
             return None;
         }
         self.set.get().allow.clone()
+    }
+
+    /// Returns the hook `message.before`, if there is one that is asked about the conversation.
+    pub fn before(&self, conversation: &ConversationId) -> Option<Arc<BeforeHook>> {
+        if !self.has_before.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.set.get().before.clone().filter(|hook| hook.asks_about(conversation.kind()))
     }
 
     /// Identifies a client by its token, or else by the hook `login` if the credential is none of the node's tokens.

@@ -32,7 +32,7 @@ pub use handle::{Mailbox, ShardHandle, mailbox};
 use crate::{
     auth::{Grants, TokenIdentity, TokenTerm},
     config::AllowAction,
-    hooks::{AppReason, HookVerdict, LoginFault},
+    hooks::{AppReason, BeforeVerdict, HookVerdict, LoginFault},
     link::RoutedSession,
     net::upgrade::AssignAsked,
     priorities::CLASS_MAX,
@@ -140,6 +140,8 @@ pub enum QueryResult {
     Done,
     /// Action refused by the hook `allow`, for the reason that the application gives.
     Denied(AllowAction, Option<Arc<AppReason>>),
+    /// Edit refused by the hook `message.before`, with the code that the ledger remembers.
+    Ruled(Code, Arc<AppReason>),
     /// Refused with a reason in words.
     Refused(Code, String),
 }
@@ -153,6 +155,8 @@ pub enum Decision {
     Blocked,
     /// The hook `allow` refuses the request, for the reason that the application gives.
     Denied(Option<Arc<AppReason>>),
+    /// The hook `message.before` has decided about an allowed message.
+    Ruled(BeforeVerdict),
     /// There is no answer; the code for the client.
     Unavailable(Code),
 }

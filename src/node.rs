@@ -220,7 +220,7 @@ impl Node {
         let (durable, cluster) = (cluster.ports.bus.state().durable, Arc::new(cluster));
         let verifier = keys::verifier(config, &token_key, &metrics)?;
         let hooks = Arc::new(Hooks::default());
-        hooks.replace(HookSet::new(&config.hooks, &metrics)?);
+        hooks.replace(HookSet::new(&config.hooks, config.limits.content_bytes_max, &metrics)?);
         let owners = settings::owners(config)?;
         let cache = Arc::clone(&owners.cache);
         let clients = certificates::of_clients(&config.tls)?;

@@ -7,6 +7,8 @@ mod support;
 
 #[path = "process/audit.rs"]
 mod audit;
+#[path = "process/hooks/before.rs"]
+mod before;
 #[path = "process/console.rs"]
 mod console;
 #[path = "process/demo.rs"]

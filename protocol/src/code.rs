@@ -1,10 +1,10 @@
 //! Error and close codes: number, name, whether it is temporary, when to reconnect, description and cure.
 //!
-//! 1xxx protocol, 2xxx auth, 3xxx close and reconnect, 35xx close and never reconnect, 4xxx flow, order, load.
-//! `docs/errors.md` and the tables of client libraries are generated from this file.
+//! 1xxx protocol, 2xxx auth, 3xxx close and reconnect, 35xx close and never reconnect, 4xxx flow, order, load, 5xxx the
+//! application's own. `docs/errors.md` and the tables of client libraries are generated from this file.
 
 use crate::pb;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 /// Whether and when a closed client may reconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,52 +27,101 @@ impl From<Reconnect> for pb::Reconnect {
     }
 }
 
+/// Code from 5000 to 5999: the application's own, which the broker passes on and understands nothing of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AppCode(u16);
+
+impl AppCode {
+    /// Lowest number.
+    pub const FIRST: u16 = 5_000;
+    /// Highest number.
+    pub const LAST: u16 = 5_999;
+
+    /// Returns the code with this number, `None` if it is not one of the application's.
+    pub const fn new(number: u16) -> Option<Self> {
+        match number {
+            Self::FIRST..=Self::LAST => Some(Self(number)),
+            _ => None,
+        }
+    }
+
+    /// Returns the number on the wire.
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+}
+
 macro_rules! codes {
     ($($number:literal $variant:ident $name:literal $temporary:literal $reconnect:ident $what:literal $cure:literal)*) => {
         /// Code of an `Error` or `Close` frame.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[repr(u16)]
         pub enum Code {
-            $(#[doc = $what] $variant = $number,)*
+            $(#[doc = $what] $variant,)*
+            /// The application refused the message with a code of its own.
+            Application(AppCode),
         }
 
         impl Code {
-            /// All codes, in order.
+            /// All codes of the broker, in order; those of the application are left out.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// Returns the number on the wire.
             pub const fn number(self) -> u16 {
-                self as u16
+                match self {
+                    $(Self::$variant => $number,)*
+                    Self::Application(code) => code.number(),
+                }
             }
 
             /// Returns the name on the wire and in the docs.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
+                match self {
+                    $(Self::$variant => $name,)*
+                    Self::Application(_) => "APPLICATION",
+                }
             }
 
             /// Returns whether the same request may succeed later without a change.
             pub const fn temporary(self) -> bool {
-                match self { $(Self::$variant => $temporary,)* }
+                match self {
+                    $(Self::$variant => $temporary,)*
+                    Self::Application(_) => false,
+                }
             }
 
             /// Returns when a client may reconnect after a close with this code.
             pub const fn reconnect(self) -> Reconnect {
-                match self { $(Self::$variant => Reconnect::$reconnect,)* }
+                match self {
+                    $(Self::$variant => Reconnect::$reconnect,)*
+                    Self::Application(_) => Reconnect::Never,
+                }
             }
 
             /// Returns a one-sentence description of the failure.
             pub const fn what(self) -> &'static str {
-                match self { $(Self::$variant => $what,)* }
+                match self {
+                    $(Self::$variant => $what,)*
+                    Self::Application(_) => "The application refused the message with a code of its own.",
+                }
             }
 
             /// Returns the remedy for the client or its operator.
             pub const fn cure(self) -> &'static str {
-                match self { $(Self::$variant => $cure,)* }
+                match self {
+                    $(Self::$variant => $cure,)*
+                    Self::Application(_) => "Show the message to the user; the application defines its codes.",
+                }
             }
 
             /// Returns the code with this number, `None` if there is none.
             pub const fn from_number(number: u16) -> Option<Self> {
-                match number { $($number => Some(Self::$variant),)* _ => None }
+                match number {
+                    $($number => Some(Self::$variant),)*
+                    _ => match AppCode::new(number) {
+                        Some(code) => Some(Self::Application(code)),
+                        None => None,
+                    },
+                }
             }
         }
     };
@@ -169,6 +218,8 @@ impl Code {
         match self {
             Self::Bye => 1000,
             Self::FrameTooLarge => 1009,
+            // Refuses single messages only; a frame may have no number above 4999.
+            Self::Application(_) => 1008,
             _ if self.number() < 2000 => 1002,
             _ if self.number() < 3000 => 1008,
             _ => self.number(),
@@ -183,7 +234,15 @@ impl Code {
             message: if message.is_empty() { self.what() } else { message }.to_owned(),
             temporary: self.temporary(),
             retry_after_ms: if matches!(self.reconnect(), Reconnect::After) { RETRY_AFTER_MS } else { 0 },
-            detail: Default::default(),
+            detail: self.detail(),
+        }
+    }
+
+    /// Returns the details of each error with this code: `app` marks refusals by the application.
+    fn detail(self) -> BTreeMap<String, String> {
+        match self {
+            Self::Application(code) => BTreeMap::from([("app".to_owned(), code.number().to_string())]),
+            _ => BTreeMap::new(),
         }
     }
 
@@ -220,6 +279,21 @@ mod tests {
         for text in ["", "0", "99999999", "-1", "not_found", "NOT FOUND"] {
             assert_eq!(Code::named(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn codes_from_5000_to_5999_are_those_of_the_application() {
+        for number in [5_000, 5_001, 5_999] {
+            let code = Code::from_number(number).unwrap();
+            assert_eq!((code, code.number()), (Code::Application(AppCode::new(number).unwrap()), number));
+            assert_eq!(
+                (code.temporary(), code.reconnect(), code.ws_close()),
+                (false, Reconnect::Never, 1008)
+            );
+            assert_eq!(Code::named(&number.to_string()), Some(code));
+        }
+        assert_eq!([4_999, 6_000].map(Code::from_number), [None, None]);
+        assert!(Code::ALL.iter().all(|code| !matches!(code, Code::Application(_))));
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use hyper::Uri;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tidegate_protocol::id::check_id;
 
-/// Questions to the application's own server, by signed HTTP requests: who a credential is, and who may write where;
-/// see docs/hooks.md.
+/// Questions to the application's own server, by signed HTTP requests: who a credential is, who may write where, and
+/// what is written; see docs/hooks.md.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct HooksConfig {
@@ -30,6 +31,17 @@ pub struct HooksConfig {
     pub allow_timeout_ms: u64,
     /// Time for which an answer holds that names no `ttlMs`; at most one minute.
     pub allow_ttl_ms: u64,
+    /// URL that decides about messages and edits of clients before they are accepted, and may replace their content. Empty:
+    /// they are accepted as they are.
+    pub before_url: String,
+    /// What happens without a valid answer of hooks.before_url: `open` accepts the message with the flag `unchecked`, `closed`
+    /// refuses it with HOOK_UNAVAILABLE. Has to be set with that URL.
+    pub before_fail: String,
+    /// Live rooms whose messages hooks.before_url is asked about, such as `r:hall`, or `r:news.*` for all that begin so; none by
+    /// default.
+    pub before_rooms: Vec<String>,
+    /// Longest time of one such question, the wait for others included.
+    pub before_timeout_ms: u64,
     /// File with the secret that signs the requests, mode 600: one or two lines `whsec_…`, each with the base64 of 24 to
     /// 64 random bytes. Has to be set with a URL.
     pub secret_file: PathBuf,
@@ -64,6 +76,9 @@ const DEFAULT_ACTIONS: [AllowAction; 3] = [AllowAction::Join, AllowAction::Write
 /// Most names of cookies.
 const COOKIES_MAX: usize = 8;
 
+/// Most names of rooms.
+const ROOMS_MAX: usize = 64;
+
 /// Longest name of a cookie.
 const COOKIE_NAME_BYTES_MAX: usize = 64;
 
@@ -97,6 +112,10 @@ impl Default for HooksConfig {
             allow_actions: DEFAULT_ACTIONS.iter().map(|action| action.name().to_owned()).collect(),
             allow_timeout_ms: 300,
             allow_ttl_ms: 10_000,
+            before_url: String::new(),
+            before_fail: String::new(),
+            before_rooms: Vec::new(),
+            before_timeout_ms: 300,
             secret_file: PathBuf::new(),
             ca_file: PathBuf::new(),
             insecure: false,
@@ -109,7 +128,7 @@ impl Default for HooksConfig {
 impl HooksConfig {
     /// Returns whether a hook is configured.
     pub fn is_on(&self) -> bool {
-        !self.login_url.is_empty() || !self.allow_url.is_empty()
+        [&self.login_url, &self.allow_url, &self.before_url].iter().any(|url| !url.is_empty())
     }
 
     /// Returns the questions for the hook `allow`.
@@ -123,6 +142,17 @@ impl HooksConfig {
         self.allow_fail == FAIL_OPEN
     }
 
+    /// Returns whether the hook `message.before` accepts without a valid answer.
+    pub fn before_fails_open(&self) -> bool {
+        self.before_fail == FAIL_OPEN
+    }
+
+    /// Returns the longest time of all questions about one message.
+    pub(crate) fn asked_ms_max(&self) -> u64 {
+        let asked = [(&self.allow_url, self.allow_timeout_ms), (&self.before_url, self.before_timeout_ms)];
+        asked.iter().filter(|(url, _)| !url.is_empty()).map(|(_, ms)| ms).sum()
+    }
+
     /// Returns the time for which an answer holds that names none.
     pub fn allow_ttl(&self) -> Duration {
         Duration::from_millis(self.allow_ttl_ms)
@@ -130,7 +160,12 @@ impl HooksConfig {
 
     pub(super) fn check(&self, handshake_ms: u64, origins: &[String], need: &mut impl FnMut(bool, &str)) {
         self.check_cookies(origins, need);
-        for (key, url) in [("hooks.login_url", &self.login_url), ("hooks.allow_url", &self.allow_url)] {
+        let urls = [
+            ("hooks.login_url", &self.login_url),
+            ("hooks.allow_url", &self.allow_url),
+            ("hooks.before_url", &self.before_url),
+        ];
+        for (key, url) in urls {
             if let Some(problem) = self.url_problem(url) {
                 need(false, &format!("{key}: {problem}"));
             }
@@ -154,9 +189,29 @@ impl HooksConfig {
             "hooks.login_timeout_ms: at least 10, and less than timing.handshake_ms",
         );
         need((10..=3_000).contains(&self.allow_timeout_ms), "hooks.allow_timeout_ms: between 10 ms and 3 s");
+        self.check_before(need);
         need(self.allow_ttl_ms <= 60_000, "hooks.allow_ttl_ms: at most one minute");
         need((1..=1_024).contains(&self.in_flight_max), "hooks.in_flight_max: between 1 and 1024");
         need(self.waiting_max <= 65_536, "hooks.waiting_max: at most 65536");
+    }
+
+    fn check_before(&self, need: &mut impl FnMut(bool, &str)) {
+        need(
+            self.before_url.is_empty() || [FAIL_OPEN, FAIL_CLOSED].contains(&self.before_fail.as_str()),
+            "hooks.before_fail: `open` or `closed`; there is no default, because either may be wrong",
+        );
+        need(
+            (10..=3_000).contains(&self.before_timeout_ms),
+            "hooks.before_timeout_ms: between 10 ms and 3 s",
+        );
+        let is_named = |name: &String| {
+            let id = name.strip_prefix("r:").map(|id| id.strip_suffix('*').unwrap_or(id));
+            id.is_some_and(|id| check_id(id).is_ok() || name == "r:*")
+        };
+        need(
+            self.before_rooms.len() <= ROOMS_MAX && self.before_rooms.iter().all(is_named),
+            "hooks.before_rooms: at most 64 keys of live rooms such as `r:hall`, or beginnings such as `r:news.*`",
+        );
     }
 
     fn check_cookies(&self, origins: &[String], need: &mut impl FnMut(bool, &str)) {
@@ -229,7 +284,17 @@ mod tests {
         assert_eq!(problem(&[secret, url, "hooks.allow_fail=closed"]), "");
         assert!(problem(&[secret, url]).contains("hooks.allow_fail: `open` or `closed`"));
         assert!(problem(&[url, "hooks.allow_fail=open"]).contains("hooks.secret_file: needed"));
+        let before = "hooks.before_url=https://app.example/before";
+        assert!(problem(&[secret, before]).contains("hooks.before_fail: `open` or `closed`"));
+        let rooms = "hooks.before_rooms=[r:hall, r:news.*, r:*]";
+        assert_eq!(problem(&[secret, before, "hooks.before_fail=open", rooms]), "");
         for (wrong, why) in [
+            ("hooks.before_url=http://10.0.0.1/", "hooks.insecure=true"),
+            ("hooks.before_timeout_ms=3001", "hooks.before_timeout_ms"),
+            ("hooks.before_rooms=[hall]", "hooks.before_rooms"),
+            ("hooks.before_rooms=[g:team]", "hooks.before_rooms"),
+            ("hooks.before_rooms=[\"r:a b\"]", "hooks.before_rooms"),
+            ("hooks.before_rooms=[\"r:*a\"]", "hooks.before_rooms"),
             ("hooks.login_url=http://10.0.0.1/", "hooks.insecure=true"),
             ("hooks.login_url=https://a:b@app.example/", "without a password"),
             ("hooks.login_url=ftp://app.example/", "hooks.login_url: a URL"),

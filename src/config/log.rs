@@ -131,15 +131,17 @@ impl LogConfig {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_protocol::machine::ledger::LEDGER_NEWEST;
+
     use super::super::Config;
 
     #[test]
     fn rules_accept_newest_or_a_known_version() {
         let wanted = |set: &str| Config::load(None, &[format!("log.rules={set}")]).map(|it| it.log.wanted());
-        assert_eq!(Config::default().log.wanted(), Some(5));
-        assert_eq!(wanted("newest").unwrap(), Some(5));
+        assert_eq!(Config::default().log.wanted(), Some(LEDGER_NEWEST));
+        assert_eq!(wanted("newest").unwrap(), Some(LEDGER_NEWEST));
         assert_eq!(wanted("1").unwrap(), Some(1));
-        for set in ["0", "6", "oldest"] {
+        for set in ["0", &(LEDGER_NEWEST + 1).to_string(), "oldest"] {
             let refused = wanted(set).unwrap_err().to_string();
             assert!(refused.contains("log.rules: `newest`, or a version"), "{refused}");
         }

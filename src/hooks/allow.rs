@@ -282,7 +282,8 @@ mod tests {
     #[tokio::test]
     async fn full_queue_never_opens() {
         let signer = Arc::new(Signer::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap());
-        let client = ClientSettings { timeout: Duration::from_secs(1), in_flight_max: 0, waiting_max: 0 };
+        let timeout = Duration::from_secs(1);
+        let client = ClientSettings { timeout, in_flight_max: 0, waiting_max: 0, answer_bytes_max: 0 };
         let client =
             HookClient::new("http://127.0.0.1:1/", Path::new(""), signer, client, GuardedService::HookAllow)
                 .unwrap();

@@ -38,6 +38,8 @@ pub(crate) struct ClientSettings {
     pub(crate) in_flight_max: usize,
     /// Most requests that wait for others.
     pub(crate) waiting_max: usize,
+    /// Largest answer, in bytes.
+    pub(crate) answer_bytes_max: usize,
 }
 
 /// Client of one URL.
@@ -73,7 +75,8 @@ impl HookClient {
     ) -> io::Result<Self> {
         let breaker = ServiceBreaker::new(service, settings.timeout);
         Ok(Self {
-            transport: HookTransport::new(HttpEndpoint::new(url, ca_file)?, signer),
+            transport: HookTransport::new(HttpEndpoint::new(url, ca_file)?, signer)
+                .with_answers_up_to(settings.answer_bytes_max),
             permits: Semaphore::new(settings.in_flight_max),
             settings,
             taken: AtomicUsize::new(0),
@@ -130,13 +133,18 @@ impl HookClient {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hooks::failure::ANSWER_BYTES_MAX;
 
     #[tokio::test]
     async fn wait_for_other_requests_is_no_failure_of_the_server() {
         let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/", server.local_addr().unwrap());
-        let settings =
-            ClientSettings { timeout: Duration::from_millis(20), in_flight_max: 1, waiting_max: 9 };
+        let settings = ClientSettings {
+            timeout: Duration::from_millis(20),
+            in_flight_max: 1,
+            waiting_max: 9,
+            answer_bytes_max: ANSWER_BYTES_MAX,
+        };
         let signer = Arc::new(Signer::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap());
         let client =
             HookClient::new(&url, Path::new(""), signer, settings, GuardedService::HookAllow).unwrap();

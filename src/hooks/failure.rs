@@ -1,6 +1,6 @@
 //! Reasons for which a request to the application's server has no valid answer.
 
-/// Largest answer, in bytes.
+/// Largest answer in bytes, unless a hook takes contents.
 pub(super) const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
 /// Reason for which a hook gave no answer.
@@ -18,7 +18,7 @@ pub(crate) enum HookFailure {
     Unreachable(String),
     /// Another status than 200; redirects are not followed.
     Status(u16),
-    /// Larger than [`ANSWER_BYTES_MAX`].
+    /// Larger than the hook takes.
     TooLarge,
     /// Not the JSON that is expected.
     BadAnswer,
@@ -34,7 +34,7 @@ impl HookFailure {
             Self::Timeout => "no answer in time".into(),
             Self::Unreachable(why) => why.clone(),
             Self::Status(status) => format!("status {status}"),
-            Self::TooLarge => format!("answer larger than {ANSWER_BYTES_MAX} bytes"),
+            Self::TooLarge => "answer too large".into(),
             Self::BadAnswer => "answer is not the expected JSON".into(),
         }
     }

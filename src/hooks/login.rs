@@ -351,7 +351,8 @@ mod tests {
 
     fn hook() -> LoginHook {
         let signer = Arc::new(Signer::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap());
-        let settings = ClientSettings { timeout: Duration::from_secs(1), in_flight_max: 1, waiting_max: 0 };
+        let timeout = Duration::from_secs(1);
+        let settings = ClientSettings { timeout, in_flight_max: 1, waiting_max: 0, answer_bytes_max: 1_000 };
         let client = HookClient::new(
             "http://127.0.0.1:1/",
             Path::new(""),

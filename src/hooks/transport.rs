@@ -32,6 +32,7 @@ pub(super) struct HookTransport {
     signer: Arc<Signer>,
     /// Unused connections, at most one for each request that was in flight at a time.
     idle: Mutex<Vec<IdleConnection>>,
+    answer_bytes_max: usize,
 }
 
 /// Connection that waits for a request.
@@ -62,7 +63,12 @@ pub(super) struct HookAnswer {
 impl HookTransport {
     /// Creates a transport without connections.
     pub(super) fn new(endpoint: HttpEndpoint, signer: Arc<Signer>) -> Self {
-        Self { endpoint, signer, idle: Mutex::default() }
+        Self { endpoint, signer, idle: Mutex::default(), answer_bytes_max: ANSWER_BYTES_MAX }
+    }
+
+    /// Sets the bytes of the largest answer.
+    pub(super) fn with_answers_up_to(self, answer_bytes_max: usize) -> Self {
+        Self { answer_bytes_max, ..self }
     }
 
     /// Returns the server, with its port if the URL names one.
@@ -140,7 +146,7 @@ impl HookTransport {
         if !status.is_success() {
             return Ok(HookAnswer { status, retry_after, body: Bytes::new() });
         }
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = Limited::new(response.into_body(), self.answer_bytes_max).collect().await;
         let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
             Ok(error) => HookFailure::Unreachable(error.to_string()),
             Err(_) => HookFailure::TooLarge,

@@ -156,7 +156,8 @@ impl Reloader {
         let own_keys = own_keys.map_err(|error| problems.extend(lines(&error)));
         let filter = log_limit::filter(&merged.log.filter);
         let filter = filter.map_err(|why| problems.push(format!("log.filter: {why}")));
-        let hooks = HookSet::new(&merged.hooks, &self.parts.shards.metrics);
+        let content_bytes_max = merged.limits.content_bytes_max;
+        let hooks = HookSet::new(&merged.hooks, content_bytes_max, &self.parts.shards.metrics);
         let hooks = hooks.map_err(|error| problems.push(error.to_string()));
         let rules = settings::limit_rules(&merged).map_err(|found| problems.extend(found));
         let (Ok(own_keys), Ok(filter), Ok(hooks), Ok(rules)) = (own_keys, filter, hooks, rules) else {

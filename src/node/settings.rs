@@ -119,11 +119,11 @@ pub(super) fn limit_rules(config: &Config) -> Result<RuleSet, Vec<String>> {
     RuleSet::read(file, limit_wait_max(config)).map_err(|problems| problems.into_iter().map(name).collect())
 }
 
-/// Returns the longest wait of a message for a limit: it ends before the deadline of its answer, which the question to the
-/// hook may have used a part of, before pushes are sent again whose acks are not read meanwhile, and before silence counts.
+/// Returns the longest wait of a message for a limit: it ends before the deadline of its answer, which the questions to the
+/// hooks may have used a part of, before pushes are sent again whose acks are not read meanwhile, and before silence counts.
 fn limit_wait_max(config: &Config) -> Duration {
     let (timing, hooks) = (&config.timing, &config.hooks);
-    let asked_ms = if hooks.allow_url.is_empty() { 0 } else { hooks.allow_timeout_ms };
+    let asked_ms = hooks.asked_ms_max();
     let answered_ms = timing.reply_ms.saturating_sub(asked_ms);
     Duration::from_millis(answered_ms.min(timing.ack_timeout_ms).min(timing.heartbeat_ms)) / 2
 }

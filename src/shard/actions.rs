@@ -21,6 +21,7 @@ pub(super) mod limits;
 pub(super) mod overload;
 pub(super) mod priorities;
 mod room_lists;
+mod rulings;
 pub(super) mod token;
 
 use super::{
@@ -159,6 +160,7 @@ impl<I: Io> Shard<I> {
             announced: None,
             next_probe: Time::ZERO,
             probed: None,
+            denials: Vec::new(),
             gated_sends: 0,
             outdated: Vec::new(),
             positions_after: None,
@@ -321,8 +323,12 @@ impl<I: Io> Shard<I> {
             {
                 self.note_probe(conn, *code, &conversation);
             }
-            let limits = &conn.settings.limits;
+            let (answer, reason) = rulings::with_reason(conn, ticket, answer);
+            let (limits, before) = (&conn.settings.limits, self.buffers.actions.len());
             conn.session.answered(ticket, answer, limits, self.now, &mut self.buffers.actions);
+            if let Some(reason) = reason {
+                decisions::mark_reason(&mut self.buffers.actions[before..], &reason);
+            }
         }
         self.act(conn);
         self.resume(conn);
@@ -335,7 +341,7 @@ impl<I: Io> Shard<I> {
 const CHAIN_STEPS_RULES: u32 = 4;
 
 /// Code of a send that was not answered in time.
-const UNKNOWN: u32 = Code::Unknown as u32;
+const UNKNOWN: u32 = Code::Unknown.number() as u32;
 
 fn saver(route: &Route, loaded: Option<ChainState>) -> ChainSaver {
     ChainSaver::new(route.user.clone(), route.device.clone(), route.token.epoch, loaded)

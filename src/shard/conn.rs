@@ -9,7 +9,7 @@ use std::{
 
 use prost::Message as _;
 use tidegate_protocol::{
-    Time,
+    Code, Time,
     codec::{PushFrame, Wire},
     id::{ConversationId, RoomId},
     machine::{
@@ -29,6 +29,7 @@ use crate::{
     budget::{ConnectionPermit, SendShare, shed::Weight},
     config::AllowAction,
     conversation::sync,
+    hooks::AppReason,
     limits::{ConnectionKeys, LimitWaits},
     mail::ConnKey,
     net::upgrade::Cookies,
@@ -139,6 +140,8 @@ pub(super) struct LoginState {
     pub(super) next_probe: Time,
     /// Conversations of such requests; `None` before the first one.
     pub(super) probed: Option<Box<ProbedConversations>>,
+    /// Sends without an answer that the hook `message.before` has denied.
+    pub(super) denials: Vec<RecordedDenial>,
     /// Sends without an answer that a gate has admitted.
     pub(super) gated_sends: u32,
     /// Tickets of void sends that wait for a newer epoch.
@@ -146,6 +149,16 @@ pub(super) struct LoginState {
     /// Conversation after which the next `ping` with positions searches for conversations that the client did not name;
     /// only for users with very many of them.
     pub(super) positions_after: Option<Box<ConversationId>>,
+}
+
+/// Send that was appended as denied; its answer gets the text of the application.
+pub(super) struct RecordedDenial {
+    /// Ticket of the send.
+    pub(super) ticket: u64,
+    /// Code that the ledger remembers, unless it has an older answer.
+    pub(super) code: Code,
+    /// Code and text of the application.
+    pub(super) reason: Arc<AppReason>,
 }
 
 /// Wait that a refusal has named.

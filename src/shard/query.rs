@@ -246,7 +246,7 @@ impl<I: Io> Shard<I> {
         let is_open = |open_query: &&mut Box<OpenQuery>| !open_query.is_sent;
         let refused = match &found {
             Err((code, _)) => Some(*code),
-            Ok(QueryResult::Refused(code, _)) => Some(*code),
+            Ok(QueryResult::Refused(code, _) | QueryResult::Ruled(code, _)) => Some(*code),
             Ok(_) => None,
         };
         if let Some(code) = refused
@@ -282,6 +282,11 @@ impl<I: Io> Shard<I> {
             Ok(QueryResult::Done) => session.query_done(id, out),
             Ok(QueryResult::Refused(code, words)) => {
                 session.query_refused(id, code, &words, &conn.settings.limits, out);
+            }
+            Ok(QueryResult::Ruled(code, reason)) => {
+                let before = out.len();
+                session.query_refused(id, code, &reason.message, &conn.settings.limits, out);
+                mark_reason(&mut out[before..], &reason);
             }
             Ok(QueryResult::Denied(action, reason)) => {
                 let decision = Decision::Denied(reason);

@@ -15,6 +15,7 @@ use tidegate_protocol::{
     codec::PushFrame,
     id::{ConversationId, RoomId},
     machine::session::{Submit, SubmitAnswer},
+    record::mode::UNCHECKED,
 };
 
 use self::queue::RoomPost;
@@ -152,7 +153,7 @@ impl<I: Io> Shard<I> {
             submit.msg_id.as_str(),
             time,
             &submit.content,
-            0,
+            submit.flags & UNCHECKED,
         );
         if let Some(push) = frame.push().filter(|_| !nodes.is_empty()) {
             self.context.rooms.forward(nodes, &submit.conversation, &push, class, left_out);

@@ -2,12 +2,13 @@
 
 use std::{mem, sync::Arc};
 
+use bytes::Bytes;
 use tidegate_protocol::{
     Code, Time,
     id::ConversationKind,
     machine::{
         ledger::MODES_RULES,
-        session::{Action, Order, SessionLimits, Submit, SubmitAnswer, SubmitRefusal},
+        session::{Action, Order, Ruling, SessionLimits, Submit, SubmitAnswer, SubmitRefusal},
     },
     pb::server_frame::Body as FrameBody,
     record::{Body, Message, MessageMode, Origin, Record, SenderOrder, body_hash},
@@ -59,17 +60,20 @@ impl<I: Io> Shard<I> {
         }
         let Some(login) = &conn.login else { return };
         let (ticket, id, order) = (submit.ticket, submit.id, submit.order);
+        let Ruling { denied, sent_hash } = submit.ruling;
+        let content = submit.content;
         let message = Message {
             conversation: submit.conversation,
             sender: login.route.user.clone(),
             device: login.route.device.clone(),
             msg_id: submit.msg_id,
             attempt: submit.attempt,
-            body_hash: body_hash(&submit.content),
-            content: submit.content,
+            body_hash: sent_hash.unwrap_or_else(|| body_hash(&content)),
+            // What is refused is not kept.
+            content: if denied.is_some() { Bytes::new() } else { content.clone() },
             order: SenderOrder { epoch: order.epoch, n: order.n, chained: order.chained },
             flags: submit.flags,
-            mode: MessageMode::of_flags(submit.flags),
+            mode: MessageMode { denied, ..MessageMode::of_flags(submit.flags) },
         };
         let origin = Origin {
             node: self.context.node.clone(),
@@ -88,7 +92,7 @@ impl<I: Io> Shard<I> {
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {
             Some(code) => Err(code.into()),
-            None => self.reserve(conn, &record, can_wait),
+            None => self.reserve(conn, &record, &content, can_wait),
         };
         match reserved {
             Ok(()) => {
@@ -102,7 +106,7 @@ impl<I: Io> Shard<I> {
                     let (limits, actions) = (&settings.limits, &mut self.buffers.actions);
                     return refuse_and_go_on(conn, ticket, fault.refusal(), limits, self.now, actions);
                 }
-                if let Some(submit) = submit_of(record, ticket, id, order) {
+                if let Some(submit) = submit_of(record, content, ticket, id, order) {
                     self.turn_away(conn, submit, &fault);
                 }
             }
@@ -161,11 +165,11 @@ impl<I: Io> Shard<I> {
 
     /// Reserves capacity for a message and counts it in the limits of its sender and in all rules; does neither if one
     /// refuses it.
-    fn reserve(&self, conn: &Conn, record: &Record, can_wait: bool) -> Result<(), SendFault> {
+    fn reserve(&self, conn: &Conn, record: &Record, content: &[u8], can_wait: bool) -> Result<(), SendFault> {
         let weight = intake::weight(record);
         self.context.intake.reserve(weight)?;
         let Body::Message(message) = &record.body else { return Ok(()) };
-        let (conversation, content) = (&message.conversation, &message.content);
+        let conversation = &message.conversation;
         let limiter = || {
             let slow = self.context.cluster.storms.entries().slow();
             let Message { sender: user, device, msg_id, .. } = message;
@@ -201,11 +205,12 @@ impl<I: Io> Shard<I> {
     }
 }
 
-/// Returns the send that a record was made of.
-fn submit_of(record: Record, ticket: u64, id: u64, order: Order) -> Option<Submit> {
+/// Returns the send that a record was made of, with its content.
+fn submit_of(record: Record, content: Bytes, ticket: u64, id: u64, order: Order) -> Option<Submit> {
     let Record { body: Body::Message(message), trace, .. } = record else { return None };
-    let Message { conversation, msg_id, attempt, content, flags, .. } = message;
-    Some(Submit { ticket, id, conversation, msg_id, attempt, content, order, flags, trace })
+    let Message { conversation, msg_id, attempt, flags, mode, body_hash, .. } = message;
+    let ruling = Ruling { denied: mode.denied, sent_hash: Some(body_hash) };
+    Some(Submit { ticket, id, conversation, msg_id, attempt, content, order, flags, trace, ruling })
 }
 
 /// Refuses a send as temporarily as `refusal` does, but continues the chain as after a permanent refusal; a planted fault.

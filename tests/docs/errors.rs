@@ -19,6 +19,19 @@ the same attempt would end the same way. *WebSocket* is the status of the WebSoc
 
 ";
 
+/// Codes that the program does not define.
+const APPLICATION: &str = r#"
+## 5xxx: the application
+
+Codes from 5000 to 5999 are those of your application: its [hook `message.before`](hooks.md#messagebefore) refuses messages with them. Their name is
+`APPLICATION`, the message is the hook's, and `detail.app` has the code once more. A client that does not know a code takes it for a refusal that is not
+temporary.
+
+*What to do:* Show the message to the user. Send changed content under a new `msgId`: the refusal of the old one stays.
+
+Temporary: no
+"#;
+
 /// Refusals at the ports, with the metric that counts each.
 const BY_CAUSE: &str = r#"
 ## By cause
@@ -51,6 +64,8 @@ several have one code.
 | A hook `login` without an answer, or with a status of 500 or above | `HOOK_UNAVAILABLE` | `tidegate_hook_login_failures_total` |
 | A hook `login` with rubbish, or a status below 500 other than 200 | `TOKEN_INVALID` | `tidegate_hook_login_failures_total` |
 | A hook `allow` without a valid answer | `HOOK_UNAVAILABLE`, or none with `hooks.allow_fail = "open"` | `tidegate_hook_allow_failures_total`, `tidegate_hook_allow_unchecked_total` |
+| A hook *message.before* without a valid answer | `HOOK_UNAVAILABLE`, or none with `hooks.before_fail = "open"` | `tidegate_hook_before_failures_total`, `tidegate_hook_before_unchecked_total` |
+| A message that the hook *message.before* refuses | 5000 to 5999; `FORBIDDEN` while nodes of a former version run | `tidegate_hook_before_denials_total` |
 "#;
 
 /// The groups of numbers, each from its first number on.
@@ -86,6 +101,7 @@ fn errors_page() -> String {
     }
     page.truncate(page.trim_end().len());
     page.push('\n');
+    page.push_str(APPLICATION);
     page.push_str(BY_CAUSE);
     page
 }
@@ -144,6 +160,8 @@ const OTHER_NAMES: &[&str] = &[
     "LOG_REPLACED",
     "RULES_UNKNOWN",
     "UNAVAILABLE",
+    // Name of all codes of the application.
+    "APPLICATION",
     // Constants, verdicts and files of this repository.
     "LEDGER_NEWEST",
     "RECORD_VERSION",

@@ -32,6 +32,8 @@ pub(super) enum Behaviour {
     Raw(String),
     /// Answers as usual once it behaves otherwise.
     Held,
+    /// Answers as usual, except requests about messages of this sender, which it never answers.
+    HangsFor(&'static str),
     /// Never answers.
     Hang,
 }
@@ -68,6 +70,10 @@ fn usual(path: &str, body: &Value) -> Value {
     if path == "/allow" {
         return json!({"allow": body["target"] != "carl" && body["target"] != "r:cellar"});
     }
+    if path == "/before" {
+        let items = body["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        return json!({"items": items.iter().map(verdict).collect::<Vec<_>>()});
+    }
     let credential = match &body["cookies"]["sid"] {
         Value::String(cookie) => cookie.as_str(),
         _ => body["credential"].as_str().unwrap_or_default(),
@@ -77,6 +83,16 @@ fn usual(path: &str, body: &Value) -> Value {
             json!({"user": user, "expiresAt": now_ms() + 60_000, "claims": {"to": ["bob", "dora", "carl", "g:*", "r:*"]}})
         }
         None => json!({"deny": true}),
+    }
+}
+
+/// Returns the verdict about a message, which its text asks for.
+fn verdict(item: &Value) -> Value {
+    let text = item["content"]["text"].as_str().unwrap_or_default();
+    match text.split_once(": ") {
+        Some(("deny", why)) => json!({"deny": {"code": 5001, "message": why}, "msgId": item["msgId"]}),
+        Some(("replace", other)) => json!({"replace": {"content": {"text": other, "type": "checked"}}}),
+        _ => json!({"allow": true}),
     }
 }
 
@@ -173,7 +189,10 @@ fn serve(stream: impl Read + Write, state: &Mutex<State>) -> Option<()> {
                 writer.write_all(bytes.as_bytes()).ok()?;
                 return None;
             }
-            Behaviour::Hang => {
+            Behaviour::HangsFor(sender) if body["items"][0]["sender"] != sender => {
+                writer.write_all(response(&usual(&path, &body)).as_bytes()).ok()?;
+            }
+            Behaviour::HangsFor(_) | Behaviour::Hang => {
                 // Until the node gives up.
                 reader.read_until(0, &mut Vec::new()).ok()?;
                 return None;

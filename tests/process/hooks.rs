@@ -72,7 +72,7 @@ fn secret_file(folder: &Path) -> PathBuf {
 }
 
 /// Returns a response that breaks each rule, with a name for it.
-fn wrong_answers() -> Vec<(&'static str, Behaviour)> {
+pub(super) fn wrong_answers() -> Vec<(&'static str, Behaviour)> {
     let status = |line: &str| {
         Behaviour::Raw(format!("HTTP/1.1 {line}\r\ncontent-length: 0\r\nlocation: /other\r\n\r\n"))
     };
@@ -448,11 +448,23 @@ fn receiver_of_the_page_answers_a_node() {
     let port: u16 = line.trim().strip_prefix("port ").and_then(|port| port.parse().ok()).expect("a port");
     let it = Hooked::start(
         ([127, 0, 0, 1], port).into(),
-        &["hooks.allow_fail=closed", "hooks.allow_timeout_ms=3000"],
+        &[
+            "hooks.allow_fail=closed",
+            "hooks.allow_timeout_ms=3000",
+            &format!("hooks.before_url=http://127.0.0.1:{port}/before"),
+            "hooks.before_fail=closed",
+            "hooks.before_timeout_ms=3000",
+        ],
     );
     let mut ann = it.try_login("ticket-of-ann").expect("a ticket");
     assert_eq!(it.refusal("ticket-of-eve"), Code::TokenInvalid);
     assert_eq!(ann.text("bob", "m1", "hello"), 1);
     assert_eq!(ann.refused(ask::send(send("carl", "m2", "hello"))), Code::Forbidden);
+    let link = ann.ask(ask::send(send("dora", "m3", "see https://example.org")));
+    let ServerBody::Error(link) = link else { panic!("{link:?}") };
+    assert_eq!((link.code, &*link.message), (5001, "No links in a first message"));
+    assert_eq!(ann.text("bob", "m4", "darn, see https://example.org"), 2);
+    let history = it.node.http("GET", "/v1/conversations/d:ann:bob/messages", "");
+    assert!(history.contains("****, see https://example.org"), "{history}");
     fs::remove_dir_all(files).ok();
 }

@@ -136,7 +136,7 @@ fn saved_server_is_found_by_its_name() {
 #[test]
 fn durations_of_logins_sends_and_pushes_are_in_the_metrics() {
     let node = Process::start(&[]);
-    for name in ["login", "send", "push_ack", "hook_login", "hook_allow"] {
+    for name in ["login", "send", "push_ack", "hook_login", "hook_allow", "hook_before"] {
         assert_eq!(node.metric(&format!("{name}_seconds_count")), 0.0, "{name}");
     }
     let (mut ann, mut bob) = (node.login(Wire::Tcp, "ann", "d"), node.login(Wire::WsText, "bob", "d"));

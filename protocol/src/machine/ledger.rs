@@ -67,10 +67,14 @@ use crate::{
 /// | 3 | permanent refusals are remembered for unchained messages too; before, only for chained ones |
 /// | 4 | refusals of membership requests are remembered too; for strangers, a missing group is `NOT_A_MEMBER` |
 /// | 5 | edits; messages that are silent, transient, by the operator or denied (ADR 32) |
-pub const LEDGER_NEWEST: u32 = 5;
+/// | 6 | denials with a code of the application (ADR 37) |
+pub const LEDGER_NEWEST: u32 = 6;
 
 /// Version of the rules from which on there are edits, and messages with a mode.
 pub const MODES_RULES: u32 = 5;
+
+/// Version of the rules from which on a message or an edit may be denied with a code of the application.
+pub const APP_DENIALS_RULES: u32 = 6;
 
 /// Returns the version of the rules from which on a record of this kind may decide anything.
 ///
@@ -78,8 +82,8 @@ pub const MODES_RULES: u32 = 5;
 /// not apply it either: a new kind, or a new action, needs a version above all that were released before it.
 pub fn kind_version(body: &Body) -> u32 {
     match body {
-        Body::Edit(_) => MODES_RULES,
-        Body::Message(message) if !message.mode.is_ordinary() => MODES_RULES,
+        Body::Edit(edit) => denial_version(edit.denied),
+        Body::Message(message) if !message.mode.is_ordinary() => denial_version(message.mode.denied),
         Body::Message(_) | Body::Recall(_) | Body::Prune(_) | Body::Rules(_) => 1,
         Body::Member(change) => match change.action {
             MemberAction::Create
@@ -92,6 +96,14 @@ pub fn kind_version(body: &Body) -> u32 {
             | MemberAction::Mute
             | MemberAction::Unmute => 1,
         },
+    }
+}
+
+/// Returns the version of an edit, or of a message with a mode: nodes of version 5 skip one whose code they do not know.
+const fn denial_version(denied: Option<Code>) -> u32 {
+    match denied {
+        Some(Code::Application(_)) => APP_DENIALS_RULES,
+        _ => MODES_RULES,
     }
 }
 

@@ -61,7 +61,7 @@ mod types;
 pub use self::{
     query::{PAGE_DEFAULT, PAGE_MAX, Pull, Query, SEQS_MAX, SIDE_MAX, Which},
     types::{
-        Action, Alarm, ChainSaved, Identity, LoggedIn, Order, POSITIONS_MAX, SessionLimits, Submit,
+        Action, Alarm, ChainSaved, Identity, LoggedIn, Order, POSITIONS_MAX, Ruling, SessionLimits, Submit,
         SubmitAnswer, SubmitRefusal,
     },
 };

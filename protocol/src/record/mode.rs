@@ -23,8 +23,9 @@ pub fn flag_words(flags: u32) -> Vec<&'static str> {
 /// Flags that the ledger decides by.
 const DECIDED: u32 = TRANSIENT | SILENT;
 
-/// Codes that a message may be denied with: the permanent ones that fit a message. Another number makes a record invalid, so
-/// that nodes that agree on the rules skip the same records. A new code needs a new version of the rules.
+/// Codes that a message may be denied with, in addition to those of the application: the permanent ones that fit a message.
+/// Another number makes a record invalid, so that nodes that agree on the rules skip the same records. A new code needs a new
+/// version of the rules.
 const DENIALS: [Code; 8] = [
     Code::BadContent,
     Code::Forbidden,
@@ -87,9 +88,10 @@ pub(super) const fn are_known(flags: u32) -> bool {
 /// # Errors
 /// The number is no code that a message may be denied with.
 pub(super) fn denial(number: u32) -> Result<Option<Code>, u32> {
-    match DENIALS.iter().find(|code| u32::from(code.number()) == number) {
-        None if number == 0 => Ok(None),
-        None => Err(number),
-        found => Ok(found.copied()),
+    if number == 0 {
+        return Ok(None);
     }
+    let code = u16::try_from(number).ok().and_then(Code::from_number);
+    let is_denial = |code: &Code| matches!(code, Code::Application(_)) || DENIALS.contains(code);
+    code.filter(is_denial).map(Some).ok_or(number)
 }

@@ -7,7 +7,9 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, DeviceId, MsgId, UserId},
     machine::ledger::{Device, Head, Member, Outcome, Row},
-    record::{Body, Edit, Hash16, MemberAction, MemberChange, Message, Recall, Record, Role, Rules},
+    record::{
+        Body, Edit, Hash16, MemberAction, MemberChange, Message, MessageMode, Recall, Record, Role, Rules,
+    },
 };
 
 pub(crate) type Id = (ConversationId, UserId, DeviceId, MsgId);
@@ -64,6 +66,14 @@ impl Model {
                 refused(Code::NotYet)
             }
             Body::Edit(_) if self.rules.ledger_version < 5 => refused(Code::NotYet),
+            Body::Message(Message {
+                mode: MessageMode { denied: Some(Code::Application(_)), .. }, ..
+            })
+            | Body::Edit(Edit { denied: Some(Code::Application(_)), .. })
+                if self.rules.ledger_version < 6 =>
+            {
+                refused(Code::NotYet)
+            }
             Body::Edit(it) => self.edit(offset, time, it),
             Body::Message(it) => self.message(offset, time, it),
             Body::Member(it) => self.member(offset, time, it),

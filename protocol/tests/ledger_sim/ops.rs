@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use tidegate_protocol::{
     Code,
+    code::AppCode,
     id::{ConversationId, DeviceId, MsgId, UserId},
     machine::ledger::LEDGER_NEWEST,
     record::{
@@ -108,7 +109,19 @@ fn edit(rng: &mut Rng, past: &[Edit]) -> Edit {
         msg_id: MsgId::new(&format!("e{number}")).unwrap(),
         body_hash: body_hash(&content),
         content,
-        denied: rng.percent(10).then_some(Code::Forbidden),
+        denied: denial(rng, 10),
+    }
+}
+
+/// Returns a code to deny with: at times the application's own, which needs newer rules.
+fn denial(rng: &mut Rng, percent: usize) -> Option<Code> {
+    let application = AppCode::new(5_001).map(Code::Application);
+    if !rng.percent(percent) {
+        None
+    } else if rng.percent(50) {
+        application
+    } else {
+        Some(Code::Banned)
     }
 }
 
@@ -121,7 +134,7 @@ fn moded(rng: &mut Rng, past: &[Message]) -> Message {
     let content = Bytes::from(format!("c{number}"));
     let is_operator = rng.percent(50);
     let sender = if is_operator && rng.percent(50) { "system" } else { name(rng, &USERS) };
-    let denied = rng.percent(25).then_some(Code::Banned);
+    let denied = denial(rng, 25);
     Message {
         conversation: conversation(rng, sender),
         sender: user(sender),
@@ -201,7 +214,7 @@ pub(crate) fn random(rng: &mut Rng, past: &Past, length: usize) -> Body {
         21..24 => Body::Prune(prune(rng, &past.recalls)),
         _ => Body::Rules(RuleChange {
             ledger_version: if rng.percent(30) {
-                *rng.pick(&[2, 3, 4, LEDGER_NEWEST, LEDGER_NEWEST])
+                *rng.pick(&[2, 3, 4, 5, LEDGER_NEWEST, LEDGER_NEWEST])
             } else {
                 1
             },

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use tidegate_protocol::{
     Code,
+    code::AppCode,
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{edit_key, message_key, request_key},
     record::{
@@ -87,6 +88,13 @@ fn bodies() -> Vec<(&'static str, Body)> {
     let flags = TRANSIENT | SILENT | NO_PUSH | UNCHECKED;
     let mode = MessageMode { is_operator: true, denied: Some(Code::Muted), ..MessageMode::of_flags(flags) };
     let moded = Message { flags, mode, content: Bytes::new(), ..message("g:tea", "m3", b"hi") };
+    let of_application = AppCode::new(5_001).map(Code::Application);
+    let denied = Message {
+        mode: MessageMode { denied: of_application, ..MessageMode::default() },
+        content: Bytes::new(),
+        order: SenderOrder { epoch: 5, n: 2, chained: true },
+        ..message("g:tea", "m4", b"hi")
+    };
     let edit = |by, denied| Edit {
         conversation: conversation("g:tea"),
         seq: 7,
@@ -104,6 +112,8 @@ fn bodies() -> Vec<(&'static str, Body)> {
         ("a message with a mode", Body::Message(moded)),
         ("an edit", Body::Edit(edit(Some(user("ann")), None))),
         ("a denied edit by the admin API", Body::Edit(edit(None, Some(Code::Forbidden)))),
+        ("a message that the application denies", Body::Message(denied)),
+        ("an edit that the application denies", Body::Edit(edit(Some(user("ann")), of_application))),
         ("create", change(Create, both, member, "ann", "r1", true)),
         ("join", change(Join, both, member, "", "r2", false)),
         ("leave", change(Leave, &["bob"], None, "bob", "r3", false)),

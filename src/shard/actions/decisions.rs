@@ -1,4 +1,4 @@
-//! Decisions about sends, joins and signals: the block list of the recipient first, then the hook `allow`. A request for
+//! Decisions about sends, joins and signals: the block list of the recipient first, then the hooks. A request for
 //! which an answer has to be fetched is held, and what the connection sends after it keeps its order.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tidegate_protocol::{
 use crate::{
     cluster::BlockVerdict,
     config::AllowAction,
-    hooks::AppReason,
+    hooks::{AppReason, BeforeQuestion, HookVerdict},
     limits::LimitWaits,
     log_limit::log_limited,
     mail::{ConnKey, Decision, Mail},
@@ -21,7 +21,7 @@ use crate::{
     shard::{
         Shard,
         actions::blocks::look_up_block,
-        conn::{AskingLogin, AskingRequest, Conn, DecidedRequest, Held, HeldRequest},
+        conn::{AskingLogin, AskingRequest, Conn, DecidedRequest, Held, HeldRequest, LoginState},
     },
 };
 
@@ -42,25 +42,30 @@ impl<I: Io> Shard<I> {
         let Some(login) = &conn.login else { return self.submit_allowed(conn, submit, true) };
         let (user, conversation) = (&login.route.user, &submit.conversation);
         let hook = self.context.hooks.allow();
+        let is_room = matches!(conversation.kind(), ConversationKind::Room(_));
+        // One to a room that its sender is not in is refused for that later.
+        let before = self.context.hooks.before(conversation);
+        let before = before.filter(|_| !is_room || self.hub.is_in(conversation, conn.key.slot));
         let decided = match (blocked, &hook) {
             (BlockVerdict::Blocked, _) => Some(Decision::Blocked),
             (BlockVerdict::Allowed, None) => Some(Decision::Allowed),
             (BlockVerdict::Allowed, Some(hook)) => hook.may_write(user, conversation).map(Decision::from),
             (BlockVerdict::Unknown, _) => None,
         };
-        if let Some(decision) = decided {
+        let is_allowed = matches!(decided, Some(Decision::Allowed));
+        if let Some(decision) = decided.filter(|_| !is_allowed || before.is_none()) {
             return self.carry_out(conn, DecidedRequest::Send(submit), &decision);
         }
-        // Before the hook is asked, which would cost a call for nothing; the rules count the message once it is allowed.
-        if hook.is_some()
-            && let Some(refusal) = self.refuses_send(conn, &submit)
-        {
+        let pauses = hook.is_some() || before.is_some();
+        // Before a hook is asked, which would cost a call for nothing; the rules count the message once it is allowed.
+        if pauses && let Some(refusal) = self.refuses_send(conn, &submit) {
             return self.turn_away(conn, submit, &refusal.into());
         }
         let (user, conversation) = (user.clone(), conversation.clone());
         let lookup = (blocked == BlockVerdict::Unknown)
             .then(|| look_up_block(&self.context, user.clone(), conversation.clone()));
-        let (store, pauses) = (Arc::clone(&self.context.cluster.ports.store), hook.is_some());
+        let ruling = before.zip(conn.login.as_deref().map(|login| question(login, &submit)));
+        let store = Arc::clone(&self.context.cluster.ports.store);
         let decision = async move {
             if let Some(lookup) = lookup {
                 match lookup.await {
@@ -69,11 +74,17 @@ impl<I: Io> Shard<I> {
                     Err(code) => return Decision::Unavailable(code),
                 }
             }
-            let Some(hook) = hook else { return Decision::Allowed };
             // If the store is unavailable, the stricter question is asked.
             let has_messages =
-                async { store.summary(&conversation, None).await.is_ok_and(|summary| summary.is_some()) };
-            hook.decide_write(&user, &conversation, has_messages).await.into()
+                async || store.summary(&conversation, None).await.is_ok_and(|summary| summary.is_some());
+            if let Some(hook) = hook.filter(|_| !is_allowed) {
+                match hook.decide_write(&user, &conversation, has_messages()).await {
+                    HookVerdict::Allowed => {}
+                    refused => return refused.into(),
+                }
+            }
+            let Some((before, question)) = ruling else { return Decision::Allowed };
+            Decision::Ruled(before.decide(question, has_messages()).await)
         };
         self.hold(conn, DecidedRequest::Send(submit).into(), pauses, decision);
     }
@@ -163,7 +174,13 @@ impl<I: Io> Shard<I> {
         }
     }
 
-    fn carry_out(&mut self, conn: &mut Conn, request: DecidedRequest, decision: &Decision) {
+    pub(super) fn carry_out(&mut self, conn: &mut Conn, request: DecidedRequest, decision: &Decision) {
+        let request = match (request, decision) {
+            (DecidedRequest::Send(submit), Decision::Ruled(verdict)) => {
+                return self.carry_out_verdict(conn, submit, verdict);
+            }
+            (request, _) => request,
+        };
         let Some((code, message)) = refusal(decision) else {
             return match request {
                 DecidedRequest::Send(submit) => self.submit_allowed(conn, submit, true),
@@ -217,10 +234,25 @@ impl<I: Io> Shard<I> {
     }
 }
 
+/// Returns the question about a send.
+fn question(login: &LoginState, submit: &Submit) -> BeforeQuestion {
+    BeforeQuestion {
+        conversation: submit.conversation.clone(),
+        sender: login.route.user.clone(),
+        device: login.route.device.clone(),
+        msg_id: submit.msg_id.clone(),
+        attempt: submit.attempt,
+        content: submit.content.clone(),
+        flags: submit.flags,
+        of: None,
+    }
+}
+
 /// Returns the code and the text of a refusal; `None` if the request is allowed.
 pub(in crate::shard) fn refusal(decision: &Decision) -> Option<(Code, &str)> {
     match decision {
-        Decision::Allowed => None,
+        // A verdict about the content is carried out apart.
+        Decision::Allowed | Decision::Ruled(_) => None,
         // The text does not tell the reason.
         Decision::Blocked => Some((Code::Forbidden, "")),
         Decision::Denied(reason) => {

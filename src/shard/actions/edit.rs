@@ -16,7 +16,10 @@ use tidegate_protocol::{
 };
 use tokio::time::Instant;
 
-use super::token::RECIPIENT_NOT_GRANTED;
+use super::{
+    rulings::{EditDenial, rule_edit},
+    token::RECIPIENT_NOT_GRANTED,
+};
 use crate::{
     clock::wall_ms,
     cluster::{BlockVerdict, Cluster},
@@ -48,6 +51,7 @@ impl<I: Io> Shard<I> {
         let is_granted = edit.as_ref().is_some_and(|edit| Self::may_write(conn, &edit.conversation));
         let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
         let (reads, hook) = (Arc::clone(&self.context.reads), self.context.hooks.allow());
+        let before = edit.as_ref().and_then(|edit| self.context.hooks.before(&edit.conversation));
         Box::pin(async move {
             let Some(mut edit) = edit else { return Err((Code::BadState, "")) };
             if !is_granted {
@@ -68,6 +72,14 @@ impl<I: Io> Shard<I> {
                 // The sender may have been suspended meanwhile.
                 check_suspension(&cluster, &user, &edit)?;
             }
+            let ruling = match before.filter(|_| !is_blocked) {
+                Some(before) => {
+                    let ruling = rule_edit(&before, &cluster.peers, &mut edit).await?;
+                    check_suspension(&cluster, &user, &edit)?;
+                    ruling
+                }
+                None => None,
+            };
             let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
             let turn = reads.turn(&user).await?;
             let mut denied = recaller.edit_denial(store, &user, &edit, first, wall_ms()).await;
@@ -79,12 +91,16 @@ impl<I: Io> Shard<I> {
             }
             edit.denied = match denied? {
                 None if is_blocked => Some(Code::Forbidden),
+                None => ruling.as_ref().map(|ruling| ruling.code),
                 denied => denied,
             };
             appends.store(true, Ordering::Relaxed);
             Ok(match recaller.edit(edit, wall_ms()).await {
                 Ok(ack) => QueryResult::Accepted(Box::new(ack)),
-                Err((code, words)) => QueryResult::Refused(code, words),
+                Err((code, words)) => match ruling.filter(|ruling| ruling.code == code) {
+                    Some(EditDenial { reason, .. }) => QueryResult::Ruled(code, reason),
+                    None => QueryResult::Refused(code, words),
+                },
             })
         })
     }

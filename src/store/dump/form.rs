@@ -55,7 +55,7 @@ pub(super) mod base64 {
     }
 }
 
-/// Codes, by name.
+/// Codes, by name; those of the application by number.
 pub(super) mod code {
     use std::borrow::Cow;
 
@@ -63,14 +63,37 @@ pub(super) mod code {
     use tidegate_protocol::Code;
 
     pub(in super::super) fn serialize<S: Serializer>(it: &Option<Code>, to: S) -> Result<S::Ok, S::Error> {
-        it.map(Code::name).serialize(to)
+        let text = |code: Code| match code {
+            Code::Application(code) => Cow::Owned(code.number().to_string()),
+            code => Cow::Borrowed(code.name()),
+        };
+        it.map(text).serialize(to)
     }
 
     pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Option<Code>, D::Error> {
         let Some(name) = Option::<Cow<'_, str>>::deserialize(from)? else { return Ok(None) };
-        let code = Code::ALL.iter().find(|code| code.name() == name);
-        code.copied().map(Some).ok_or_else(|| D::Error::custom(format!("{name} is not a code")))
+        Code::named(&name).map(Some).ok_or_else(|| D::Error::custom(format!("{name} is not a code")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::{Deserialize, Serialize};
+    use tidegate_protocol::Code;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Key(#[serde(with = "super::code")] Option<Code>);
+
+    #[test]
+    fn codes_are_names_and_those_of_the_application_are_numbers() {
+        for (code, json) in
+            [(None, "null"), (Some(Code::Muted), "\"MUTED\""), (Code::from_number(5_001), "\"5001\"")]
+        {
+            assert_eq!(serde_json::to_string(&Key(code)).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Key>(json).unwrap(), Key(code));
+        }
+        assert!(serde_json::from_str::<Key>("\"6000\"").is_err());
     }
 }

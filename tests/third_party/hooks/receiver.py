@@ -21,7 +21,17 @@ class Hooks(http.server.BaseHTTPRequestHandler):
         if self.path == "/allow":
             is_blocked = ask["action"] in ("write", "start") and ask["target"] == "carl"
             return self.answer(200, {"allow": not is_blocked, "ttlMs": 10000})
+        if self.path == "/before":
+            return self.answer(200, {"items": [self.verdict(item) for item in ask["items"]]})
         self.answer(404, {})
+
+    def verdict(self, item):
+        text = item["content"].get("text", "")
+        if "https://" in text and item["first"]:
+            return {"deny": {"code": 5001, "message": "No links in a first message"}}
+        if "darn" in text:
+            return {"replace": {"content": {**item["content"], "text": text.replace("darn", "****")}}}
+        return {"allow": True}
 
     def is_signed(self, body):
         id, at = self.headers["webhook-id"], self.headers["webhook-timestamp"]

@@ -1,8 +1,8 @@
 //! Send: validates it, passes it through the chain, and releases one submission at a time.
 
 use super::{
-    Action, Alarm, Identity, Order, Session, SessionLimits, State, Submit, SubmitRefusal, flights::Flight,
-    notice,
+    Action, Alarm, Identity, Order, Ruling, Session, SessionLimits, State, Submit, SubmitRefusal,
+    flights::Flight, notice,
 };
 use crate::{
     Code, Time,
@@ -361,7 +361,9 @@ impl Session {
         let (attempt, flags) = (send.attempt, send.flags);
         // A malformed one is ignored (SPEC section 5).
         let trace = if send.traceparent.is_empty() { None } else { send.traceparent.parse().ok() };
-        let submit = Submit { ticket: 0, id, conversation, msg_id, attempt, content, order, flags, trace };
+        let ruling = Ruling::default();
+        let submit =
+            Submit { ticket: 0, id, conversation, msg_id, attempt, content, order, flags, trace, ruling };
         Ok((Box::new(submit), next_id))
     }
 }

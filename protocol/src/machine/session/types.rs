@@ -7,6 +7,7 @@ use crate::{
     id::{ConversationId, DeviceId, MsgId, NodeId, RoomId, UserId},
     machine::{chain::ChainLimits, reactions::ReactionKind, window::WindowLimits},
     pb,
+    record::Hash16,
     settings::{Retention, Search, Unread, UserSettings, Viewing},
     trace::TraceContext,
 };
@@ -231,6 +232,17 @@ pub struct Submit {
     pub flags: u32,
     /// Trace context that the client sent.
     pub trace: Option<TraceContext>,
+    /// Decision of the application about the message.
+    pub ruling: Ruling,
+}
+
+/// Decision of the application about a message before its append; the driver sets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ruling {
+    /// Refusal that the ledger remembers; the content is left out.
+    pub denied: Option<Code>,
+    /// Hash of the content as the client sent it, if the submission has another content by now.
+    pub sent_hash: Option<Hash16>,
 }
 
 /// Position of a message in the order of its device.

@@ -12,6 +12,7 @@ use proptest::{
 };
 use tidegate_protocol::{
     Code,
+    code::AppCode,
     id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{LEDGER_NEWEST, Ledger},
     record::{
@@ -43,9 +44,14 @@ fn conversation(from: &'static [&'static str]) -> impl Strategy<Value = Conversa
     prop::sample::select(from).prop_map(|text| ConversationId::parse(text).unwrap())
 }
 
+/// Denials, mostly none; those with a code of the application need newer rules than the others.
+fn denials() -> Vec<Option<Code>> {
+    vec![None, None, None, Some(Code::Forbidden), AppCode::new(5_001).map(Code::Application)]
+}
+
 /// Mode of a message: mostly none.
 fn mode() -> impl Strategy<Value = MessageMode> {
-    let some = (0..4u32, any::<bool>(), prop::sample::select(&[None, None, Some(Code::Forbidden)][..]));
+    let some = (0..4u32, any::<bool>(), prop::sample::select(denials()));
     let some = some.prop_map(|(flags, is_operator, denied)| MessageMode {
         is_operator,
         denied,
@@ -56,7 +62,7 @@ fn mode() -> impl Strategy<Value = MessageMode> {
 
 fn edit() -> impl Strategy<Value = Body> {
     let of = (conversation(&CONVERSATIONS), 0..6u64, prop::option::of(user()));
-    let denied = prop::sample::select(&[None, None, None, Some(Code::Muted)][..]);
+    let denied = prop::sample::select(denials());
     (of, 0..6u8, 0..3u8, denied).prop_map(|((conversation, seq, by), id, body, denied)| {
         let content = Bytes::from(vec![body]);
         Body::Edit(Edit {

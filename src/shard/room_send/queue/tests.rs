@@ -29,6 +29,7 @@ fn submit(to: &str, bytes: usize) -> Submit {
         content: vec![0; bytes].into(),
         order: Order { epoch: 0, n: 0, chained: false },
         flags: 0,
+        ruling: Default::default(),
         trace: None,
     }
 }

@@ -89,7 +89,7 @@ impl Pods<'_> {
                 wanted.extend(named_ports(&value).into_iter().map(|port| (port, false)));
             }
         }
-        for key in ["auth.jwks_url", "hooks.login_url", "hooks.allow_url"] {
+        for key in ["auth.jwks_url", "hooks.login_url", "hooks.allow_url", "hooks.before_url"] {
             let url = self.settings.value(key).unwrap_or_default();
             wanted.extend(port_of_url(&url).map(|port| (port, false)));
         }

@@ -21,6 +21,7 @@ const KINDS: [(u32, &[&str]); LEDGER_NEWEST as usize] = [
     (3, &[]),
     (4, &[]),
     (5, &["Edit", "Moded message"]),
+    (6, &["Edit denied by the application", "Message denied by the application"]),
 ];
 
 /// Returns the name of a kind, and the next kind; a new one does not compile until it is added here.
@@ -29,7 +30,11 @@ fn kinds() -> BTreeMap<String, Body> {
     // The match is complete, so that a kind can't be left out of the list below it.
     let name = |body: &Body| match body {
         Body::Message(it) if it.mode.is_ordinary() => "Message".to_owned(),
+        Body::Message(it) if is_of_application(it.mode.denied) => {
+            "Message denied by the application".to_owned()
+        }
         Body::Message(_) => "Moded message".to_owned(),
+        Body::Edit(it) if is_of_application(it.denied) => "Edit denied by the application".to_owned(),
         Body::Edit(_) => "Edit".to_owned(),
         Body::Member(it) => match it.action {
             Create | Join | Leave | Kick | Role | Settings | Delete | Mute | Unmute => {
@@ -45,12 +50,29 @@ fn kinds() -> BTreeMap<String, Body> {
     let others = [
         Body::Message(message("g:a", "ann", "m1")),
         Body::Message(moded("g:a", "ann", "m1", MessageMode::of_flags(SILENT))),
+        Body::Message(denied_message("m1")),
         Body::Edit(edit("g:a", 1, "ann", "e1")),
+        Body::Edit(denied_edit("e1")),
         Body::Recall(Recall { conversation: conversation("g:a"), seq: 1, by: None }),
         Body::Prune(Prune { conversation: conversation("g:a"), up_to: 1 }),
         Body::Rules(RuleChange::default()),
     ];
     changes.into_iter().chain(others).map(|body| (name(&body), body)).collect()
+}
+
+const APPLICATION: Option<Code> = Code::from_number(5_001);
+
+fn is_of_application(denied: Option<Code>) -> bool {
+    matches!(denied, Some(Code::Application(_)))
+}
+
+fn denied_message(id: &str) -> Message {
+    let mode = MessageMode { denied: APPLICATION, ..MessageMode::default() };
+    moded("g:a", "ann", id, mode)
+}
+
+fn denied_edit(id: &str) -> Edit {
+    Edit { denied: APPLICATION, ..edit("g:a", 4, "ann", id) }
 }
 
 #[test]
@@ -98,6 +120,10 @@ fn log() -> Vec<Body> {
             MessageMode { is_operator: true, ..MessageMode::default() },
         )),
         Body::Edit(edit("g:a", 4, "ann", "e1")),
+        Body::Message(denied_message("m6")),
+        Body::Message(Message { attempt: 1, ..denied_message("m6") }),
+        Body::Edit(denied_edit("e2")),
+        Body::Message(message("g:a", "ann", "m7")),
     ]
 }
 
@@ -135,10 +161,14 @@ fn each_version_answers_a_log_as_it_always_did() {
         "again 4",
         "NOT_YET",
         "NOT_YET",
+        "NOT_YET",
+        "NOT_YET",
+        "NOT_YET",
+        "seq 5",
     ];
     assert_eq!(outcomes(1), first);
     // From version 2 on the window stays, from version 3 on the first refusal counts.
-    let second = [&first[..13], &["seq 5"], &first[14..]].concat();
+    let second = [&first[..13], &["seq 5"], &first[14..19], &["seq 6"]].concat();
     assert_eq!(outcomes(2), second);
     let third = [&second[..7], &["still NOT_A_MEMBER"], &second[8..]].concat();
     assert_eq!(outcomes(3), third);
@@ -159,8 +189,14 @@ fn each_version_answers_a_log_as_it_always_did() {
         "seq 5",
         "NOT_YET",
         "NOT_YET",
+        "NOT_YET",
+        "NOT_YET",
+        "NOT_YET",
+        "seq 6",
     ];
     assert_eq!(outcomes(4), fourth);
-    let fifth = [&fourth[..14], &["seq 6", "seq 7"]].concat();
+    let fifth = [&fourth[..14], &["seq 6", "seq 7"], &fourth[16..19], &["seq 8"]].concat();
     assert_eq!(outcomes(5), fifth);
+    let sixth = [&fifth[..16], &["APPLICATION", "still APPLICATION", "APPLICATION", "seq 8"]].concat();
+    assert_eq!(outcomes(6), sixth);
 }

@@ -1,0 +1,234 @@
+//! Hook `message.before`: decides about messages and edits of clients before their append, and may replace their content.
+//!
+//! Questions of all connections wait in one bounded queue; a request takes those that wait, so its server sees lists. A
+//! connection has one question at a time, which keeps its messages in order.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tidegate_protocol::{code::AppCode, id::ConversationKind, record::mode::UNCHECKED};
+use tokio::time::{Instant as Deadline, timeout, timeout_at};
+
+mod answer;
+mod item;
+mod queue;
+
+pub use self::item::BeforeQuestion;
+use self::{
+    answer::{AnswerLimits, ItemAnswer},
+    queue::{BatchQueue, Waiting},
+};
+use super::{
+    cache::{PairMap, PairQuestion},
+    client::HookClient,
+    failure::HookFailure,
+    reason::AppReason,
+    share::UserQuestions,
+};
+use crate::{log_limit::log_limited, metrics::Metrics, supervised};
+
+/// Time for which a conversation is known to have messages.
+const STARTED_TTL: Duration = Duration::from_secs(600);
+
+/// Bytes of a list of answers besides the contents.
+const ANSWER_OVERHEAD_BYTES: usize = 64 * 1024;
+
+/// Refusal of a message by the application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppDenial {
+    /// Code of the application, which the ledger remembers.
+    pub code: AppCode,
+    /// Code and text for the client.
+    pub reason: Arc<AppReason>,
+}
+
+/// Decision about a message or an edit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BeforeVerdict {
+    /// The message goes on as it is.
+    Allowed,
+    /// There is no answer, and the hook fails open.
+    Unchecked,
+    /// The application refuses the message permanently.
+    Denied(AppDenial),
+    /// The message goes on with this encoded content.
+    Replaced(Bytes),
+    /// There is no answer, and the hook fails closed, or too many questions wait.
+    Unavailable,
+}
+
+impl BeforeVerdict {
+    /// Returns the flags of a message after this decision.
+    pub const fn flags(&self, flags: u32) -> u32 {
+        match self {
+            Self::Unchecked => flags | UNCHECKED,
+            _ => flags,
+        }
+    }
+}
+
+/// Settings of the hook.
+#[derive(Clone, Debug)]
+pub(crate) struct BeforeSettings {
+    /// Longest time of a question.
+    pub(crate) timeout: Duration,
+    /// Whether a message is accepted if there is no answer.
+    pub(crate) fails_open: bool,
+    /// Live rooms that are asked about: conversation keys, or prefixes that end with `*`.
+    pub(crate) rooms: Vec<String>,
+    /// Most requests at a time.
+    pub(crate) in_flight_max: usize,
+    /// Most questions that wait for a request.
+    pub(crate) waiting_max: usize,
+    /// Most bytes of an encoded content.
+    pub(crate) content_bytes_max: usize,
+}
+
+/// Returns the most bytes of a list of answers: as much as a request may ask about, and a largest content, both with escapes.
+pub(super) const fn answer_bytes_max(content_bytes_max: usize) -> usize {
+    ANSWER_OVERHEAD_BYTES + 2 * (queue::BATCH_BYTES_MAX + content_bytes_max)
+}
+
+/// Hook `message.before`.
+pub struct BeforeHook {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    client: HookClient,
+    settings: BeforeSettings,
+    queue: BatchQueue,
+    /// Direct conversations that have messages, by their users.
+    started: PairMap<(), ()>,
+    questions: UserQuestions,
+    metrics: Metrics,
+}
+
+impl BeforeHook {
+    pub(super) fn new(client: HookClient, settings: BeforeSettings, metrics: Metrics) -> Self {
+        let queue = BatchQueue::new(settings.in_flight_max, settings.waiting_max);
+        let (started, questions) = (PairMap::new(), UserQuestions::default());
+        Self { shared: Arc::new(Shared { client, settings, queue, started, questions, metrics }) }
+    }
+
+    /// Returns whether the hook is asked about messages of the conversation: about a room only if the settings name it.
+    pub fn asks_about(&self, kind: ConversationKind<'_>) -> bool {
+        match kind {
+            ConversationKind::Room(room) => self.shared.settings.rooms.iter().any(|it| names_room(it, room)),
+            ConversationKind::Direct(..) | ConversationKind::Group(_) => true,
+        }
+    }
+
+    /// Decides about a message or an edit. `has_messages` is evaluated only if it is not known whether a direct conversation
+    /// has messages.
+    pub async fn decide(
+        &self,
+        question: BeforeQuestion,
+        has_messages: impl Future<Output = bool>,
+    ) -> BeforeVerdict {
+        let shared = &self.shared;
+        shared.metrics.hook_before_calls.increment(1);
+        let began = Instant::now();
+        let answer = shared.ask(&question, has_messages).await;
+        shared.metrics.hook_before_times.record(began.elapsed());
+        match answer {
+            Ok(ItemAnswer::Allow) => BeforeVerdict::Allowed,
+            Ok(ItemAnswer::Replace(content)) => {
+                shared.metrics.hook_before_replacements.increment(1);
+                BeforeVerdict::Replaced(content)
+            }
+            Ok(ItemAnswer::Deny(denial)) => {
+                shared.metrics.hook_before_denials.increment(1);
+                let (user, code) = (question.sender.as_str(), denial.code.number());
+                log_limited!(info, user, code, "hook `message.before` refused a message");
+                BeforeVerdict::Denied(denial)
+            }
+            Err(failure) => {
+                shared.metrics.hook_before_failures.increment(1);
+                let (why, is_accepted) = (failure.text(), shared.opens(&failure));
+                log_limited!(warn, why, is_accepted, "hook `message.before` gave no valid answer");
+                if is_accepted {
+                    shared.metrics.hook_before_unchecked.increment(1);
+                    return BeforeVerdict::Unchecked;
+                }
+                BeforeVerdict::Unavailable
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Returns whether a message is accepted after the failure. Users can cause full queues and refusals of requests.
+    const fn opens(&self, failure: &HookFailure) -> bool {
+        self.settings.fails_open && !failure.is_refusal() && !failure.is_full()
+    }
+
+    /// Returns whether a message begins a direct conversation; it is taken for the first one if the store is unavailable or
+    /// takes half of the time of a question.
+    async fn is_first(&self, question: &BeforeQuestion, has_messages: impl Future<Output = bool>) -> bool {
+        let ConversationKind::Direct(one, two) = question.conversation.kind() else { return false };
+        if question.of.is_some() {
+            return false;
+        }
+        let pair = PairQuestion { about: (), one, two };
+        if self.started.get(&pair, Instant::now()).is_some() {
+            return false;
+        }
+        let has_messages = timeout(self.settings.timeout / 2, has_messages).await.unwrap_or(false);
+        if has_messages {
+            self.started.insert(&pair, (), Instant::now() + STARTED_TTL, 0);
+        }
+        !has_messages
+    }
+
+    async fn ask(
+        self: &Arc<Self>,
+        question: &BeforeQuestion,
+        has_messages: impl Future<Output = bool>,
+    ) -> Result<ItemAnswer, HookFailure> {
+        let _admitted = self.questions.admit(&question.sender).ok_or(HookFailure::UserFull)?;
+        let deadline = Deadline::now() + self.settings.timeout;
+        let is_first = self.is_first(question, has_messages).await;
+        let (waiting, answer) = Waiting::new(question.encode(is_first), question.msg_id.clone());
+        let is_taken = waiting.is_taken();
+        if self.queue.push(waiting)? {
+            supervised::spawn("requests of the hook `message.before`", Arc::clone(self).ask_all());
+        }
+        match timeout_at(deadline, answer).await {
+            Ok(answer) => answer.unwrap_or(Err(HookFailure::Timeout)),
+            Err(_) if is_taken() => Err(HookFailure::Timeout),
+            // It has waited for others only, which says nothing about the server.
+            Err(_) => Err(HookFailure::Full),
+        }
+    }
+
+    /// Sends requests until no question waits.
+    async fn ask_all(self: Arc<Self>) {
+        while let Some(batch) = self.queue.take() {
+            self.metrics.hook_before_requests.increment(1);
+            let limits = AnswerLimits { content_bytes_max: self.settings.content_bytes_max };
+            let ids: Vec<_> = batch.iter().map(|it| it.msg_id.clone()).collect();
+            let answers =
+                self.client.call(queue::body(&batch), |body| answer::parse(body, &ids, limits)).await;
+            match answers {
+                Ok(answers) => batch.into_iter().zip(answers).for_each(|(it, answer)| it.answer(answer)),
+                Err(failure) => batch.into_iter().for_each(|it| it.answer(Err(failure.clone()))),
+            }
+        }
+    }
+}
+
+/// Returns whether a setting names the room.
+fn names_room(named: &str, room: &str) -> bool {
+    let Some(named) = named.strip_prefix("r:") else { return false };
+    match named.strip_suffix('*') {
+        Some(prefix) => room.starts_with(prefix),
+        None => named == room,
+    }
+}
+
+#[cfg(test)]
+mod tests;

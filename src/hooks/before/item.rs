@@ -1,0 +1,65 @@
+//! Item of a request: a message or an edit, as the hook gets it.
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::Value;
+use tidegate_protocol::{
+    id::{ConversationId, DeviceId, MsgId, UserId},
+    record::flag_words,
+};
+
+use crate::events::content_json;
+
+/// Question about a message or an edit of a client.
+#[derive(Clone, Debug)]
+pub struct BeforeQuestion {
+    /// Conversation of the message.
+    pub conversation: ConversationId,
+    /// User who sends it.
+    pub sender: UserId,
+    /// Device of the user.
+    pub device: DeviceId,
+    /// Id of the message or the edit.
+    pub msg_id: MsgId,
+    /// Attempt number of a message; above 0 if the id may have been sent before.
+    pub attempt: u32,
+    /// Encoded content.
+    pub content: Bytes,
+    /// Flags of the sender.
+    pub flags: u32,
+    /// Seq of the message that an edit replaces; `None` for a message.
+    pub of: Option<u64>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Item<'a> {
+    conversation: &'a str,
+    sender: &'a str,
+    device: &'a str,
+    msg_id: &'a str,
+    attempt: u32,
+    content: Value,
+    flags: Vec<&'static str>,
+    first: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    of: Option<u64>,
+}
+
+impl BeforeQuestion {
+    /// Returns the JSON of the item.
+    pub(super) fn encode(&self, is_first: bool) -> Vec<u8> {
+        let item = Item {
+            conversation: self.conversation.as_str(),
+            sender: self.sender.as_str(),
+            device: self.device.as_str(),
+            msg_id: self.msg_id.as_str(),
+            attempt: self.attempt,
+            content: content_json(&self.content),
+            flags: flag_words(self.flags),
+            first: is_first,
+            of: self.of,
+        };
+        serde_json::to_vec(&item).unwrap_or_default()
+    }
+}
