@@ -36,6 +36,13 @@ pub struct ConnectedDevices {
     pub is_partial: bool,
 }
 
+/// Reply of another node to the queries at these places.
+struct NodeReply<'a> {
+    run: &'a NodeBoot,
+    answer: Result<Vec<Vec<DeviceAck>>, LinkError>,
+    places: Vec<usize>,
+}
+
 impl Connections {
     /// Returns for each query, in order, the devices of its user that are connected to this node. Further queries than
     /// [`ACK_QUERIES_MAX`] are left out.
@@ -108,8 +115,8 @@ impl Connections {
         run: &'a NodeBoot,
         asked: Vec<AckQuery>,
         places: Vec<usize>,
-    ) -> (&'a NodeBoot, Result<Vec<Vec<DeviceAck>>, LinkError>, Vec<usize>) {
-        (run, in_time(self.cluster.ports.link.acks(run, asked)).await, places)
+    ) -> NodeReply<'a> {
+        NodeReply { run, answer: in_time(self.cluster.ports.link.acks(run, asked)).await, places }
     }
 
     async fn ask_nodes(
@@ -133,7 +140,7 @@ impl Connections {
             let asked = places.iter().map(|place| queries[*place].clone()).collect();
             calls.push(self.ask_node(run, asked, places));
         }
-        for (run, answer, places) in join_all(calls).await {
+        for NodeReply { run, answer, places } in join_all(calls).await {
             match answer {
                 Ok(answers) => {
                     for (place, devices) in places.iter().zip(answers) {

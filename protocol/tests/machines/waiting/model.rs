@@ -44,6 +44,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Notice that the receiver has taken.
+#[derive(Clone, Copy, Debug)]
+struct Noticed {
+    at: u64,
+    seq: u64,
+    count: u64,
+}
+
 /// World: a feed, what users have read, and what they were noticed of.
 struct World {
     machine: Waiting,
@@ -52,7 +60,7 @@ struct World {
     feed: Vec<(usize, u64, usize)>,
     seqs: [u64; 3],
     read: BTreeMap<(usize, usize), u64>,
-    noticed: BTreeMap<(usize, usize), Vec<(u64, u64, u64)>>,
+    noticed: BTreeMap<(usize, usize), Vec<Noticed>>,
     answer: WaitingOutcome,
     saves: bool,
     saved: u64,
@@ -118,7 +126,7 @@ impl World {
         }
         if self.answer == WaitingOutcome::Noticed {
             let noticed = self.noticed.entry((key, user)).or_default();
-            noticed.push((self.now, notice.newest.seq, notice.count));
+            noticed.push(Noticed { at: self.now, seq: notice.newest.seq, count: notice.count });
         }
         self.answer
     }
@@ -151,7 +159,7 @@ impl World {
         for (key, seq, users) in &self.feed {
             for user in (0..3).filter(|user| users & (1 << user) != 0) {
                 let noticed = self.noticed.get(&(*key, user)).into_iter().flatten();
-                let is_noticed = noticed.clone().any(|(_, of, _)| of >= seq);
+                let is_noticed = noticed.clone().any(|of| of.seq >= *seq);
                 assert!(
                     self.is_read((*key, user), *seq) || is_noticed,
                     "{user} is not noticed of {key}/{seq}"
@@ -164,14 +172,14 @@ impl World {
         for (pair, noticed) in &self.noticed {
             for two in noticed.windows(2) {
                 assert!(
-                    two[1].0 >= two[0].0 + REPEAT.as_secs(),
+                    two[1].at >= two[0].at + REPEAT.as_secs(),
                     "{pair:?} is noticed too often: {noticed:?}"
                 );
-                assert!(two[1].1 > two[0].1, "{pair:?} is noticed twice of a message: {noticed:?}");
+                assert!(two[1].seq > two[0].seq, "{pair:?} is noticed twice of a message: {noticed:?}");
             }
             let for_pair =
                 self.feed.iter().filter(|(key, _, users)| *key == pair.0 && users & (1 << pair.1) != 0);
-            let counted: u64 = noticed.iter().map(|(_, _, count)| count).sum();
+            let counted: u64 = noticed.iter().map(|of| of.count).sum();
             assert!(counted <= for_pair.count() as u64, "{pair:?} counts a message twice: {noticed:?}");
         }
         assert_eq!((self.machine.held(), self.machine.decided(0)), (0, Some(self.feed.len() as u64)));
