@@ -22,7 +22,10 @@ mod permits;
 mod plan;
 mod progress;
 mod start;
+mod waiting_form;
 
+#[cfg(test)]
+pub(crate) use self::deliverer::tests::world as delivery_world;
 pub use self::{
     content::REQUEST_BYTES_MAX,
     deliverer::{WebhookDeliverer, WebhookStatus},
@@ -31,13 +34,16 @@ pub use self::{
         SECRET_OVERLAP_MS, StartForm, StoredAction, StoredEndpoint, StoredOrder,
     },
     filter::{FILTER_USERS_MAX, InvalidFilter, WebhookFilter},
-    manager::{EndpointView, WebhookPolicy, Webhooks},
+    manager::{EndpointCompanion, EndpointView, WebhookPolicy, Webhooks},
     once::{SEND_ONCE_MAX, send_once, send_test},
     permits::{FEED_REQUESTS_MAX, WebhookPermits},
-    plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
+    plan::{WaitingPlan, WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
     progress::EndpointProgress,
+    waiting_form::{WaitingForm, WaitingPreview, WaitingUnless},
 };
 pub(crate) use self::{
     content::{Found as FoundEntry, read as read_entries},
-    event::{EventEncoder, event_kind},
+    deliverer::body as request_body,
+    event::{CloudEvent, EventEncoder, cloud_event, event_kind},
+    start::number_before,
 };

@@ -203,17 +203,17 @@ pub(super) fn test_event(plan: &WebhookPlan) -> EncodedEvent {
 }
 
 /// Attributes of a CloudEvent.
-struct CloudEvent<'a> {
-    id: String,
-    kind: &'a str,
-    source: &'a str,
+pub(crate) struct CloudEvent<'a> {
+    pub(crate) id: String,
+    pub(crate) kind: &'a str,
+    pub(crate) source: &'a str,
     /// Subject, and key by which a receiver may partition events.
-    subject: &'a str,
-    time: Option<u64>,
-    data: Data,
+    pub(crate) subject: &'a str,
+    pub(crate) time: Option<u64>,
+    pub(crate) data: Data,
 }
 
-fn cloud_event(event: CloudEvent<'_>) -> EncodedEvent {
+pub(crate) fn cloud_event(event: CloudEvent<'_>) -> EncodedEvent {
     let CloudEvent { id, kind, source, subject, time, data } = event;
     let mut cloud = json!({
         "specversion": "1.0",

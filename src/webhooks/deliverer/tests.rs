@@ -2,7 +2,7 @@
 
 mod changes;
 mod events;
-mod world;
+pub(crate) mod world;
 
 use tidegate_protocol::{
     id::ConversationId,
