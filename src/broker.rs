@@ -39,6 +39,7 @@ use crate::{
     scratch::Numbers,
     shard::{self, Driver, DriverQueue},
     supervised,
+    waiting::WaitingNotices,
     webhooks::{WebhookPolicy, Webhooks},
 };
 
@@ -183,8 +184,11 @@ impl Broker {
         let webhooks = Arc::new(Webhooks::new(webhooks, store, owned, metrics.clone()));
         cluster.guard.add_handler(Arc::clone(&webhooks) as Arc<dyn GuardHandler>);
         let connections = Connections::new(Arc::clone(&cluster), Arc::clone(&local.handles), metrics.clone());
+        let connections = Arc::new(connections);
+        let notices = WaitingNotices::new(Arc::clone(&cluster), Arc::clone(&connections), small_group_max);
+        webhooks.accompany_with(Arc::new(notices));
         let broker = Self {
-            connections: Arc::new(connections),
+            connections,
             assigner: Arc::new(Assigner::new(Arc::clone(&cluster), description, assign_ttl)),
             cluster,
             ack_times: Arc::default(),

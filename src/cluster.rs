@@ -3,7 +3,7 @@
 //!
 //! A single node is a cluster without peers.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use crate::{
     bans::{BanBoard, SuspensionBoard},
@@ -70,6 +70,8 @@ pub struct Cluster {
     pub blocks: Blocks,
     /// Figures of this node: values by second, codes given to clients, clients that moved.
     pub figures: Arc<Figures>,
+    /// Whether shards note which messages their connections have acked: an endpoint of webhooks wants to know.
+    pub notes_acks: AtomicBool,
     /// Revocations in force on this node.
     pub revocations: Arc<Revocations>,
     /// Entries of the guard: rules, bans and the like, which all nodes share.
@@ -100,6 +102,7 @@ impl Cluster {
             events: Arc::default(),
             blocks: Blocks::default(),
             figures: Arc::default(),
+            notes_acks: AtomicBool::new(false),
             revocations: Arc::default(),
             guard: GuardEntries::default(),
             evidence: Arc::new(EvidenceBoard::new(Arc::clone(&bans))),

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use tidegate_protocol::id::UserId;
 use tokio::{sync::oneshot, time::timeout};
 
+mod acks;
 mod paging;
 mod places;
 mod revocations;
@@ -16,6 +17,7 @@ mod rooms;
 
 use self::places::ListPlaces;
 pub use self::{
+    acks::{ConnectedDevices, DeviceSeen},
     paging::{PageOfNodes, PagePosition},
     revocations::{RevokeError, Revoked},
     rooms::{MemberOnNode, RoomList, RoomListBusy, RoomOnNodes},

@@ -5,7 +5,7 @@
 //! | 8 | `main`, [`cli`], [`node`] | flags, subcommands, adapters and sockets: only `node` names adapters |
 //! | 7 | [`broker`], [`accept`], [`api`], [`drain`], [`lease`] | composition between ports and listeners; client listener; admin HTTP; planned stop; lease of this run among the others |
 //! | 6 | [`partition`], [`shard`] | owners of partitions: ledger, archive, publish; threads with their own connections |
-//! | 5 | [`conversation`], [`login`], [`peer`] | queries, marks and changes by users; logins; calls from other nodes |
+//! | 5 | [`conversation`], [`login`], [`peer`], [`waiting`] | queries, marks and changes by users; logins; calls from other nodes; notices that messages wait |
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`], [`webhooks`] | appending sends to the log; groups with members on many nodes; CloudEvents; delivery of the feed to endpoints |
 //! | 3 | [`connections`], [`delivery`], [`guard`], [`room`] | connections of users over all nodes: list, close, revoke; pushes and replies to shards and peers; rules that all nodes share; live rooms |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`], `ack_times` | durable ports, and the disk under them; the five ports together; the ports with what a node knows of the others; messages to shards; assignment of clients; times from send to ack |
@@ -75,4 +75,5 @@ pub mod store;
 pub mod storms;
 pub mod supervised;
 pub mod trace;
+pub mod waiting;
 pub mod webhooks;

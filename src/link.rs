@@ -18,6 +18,7 @@ use crate::{
     trace::{TraceEvent, TraceFilter},
 };
 
+mod acks;
 mod best_effort;
 mod connections;
 mod faulty;
@@ -29,6 +30,7 @@ pub(crate) mod recording;
 mod rooms;
 
 pub use self::{
+    acks::{ACK_QUERIES_MAX, AckQuery, DEVICES_PER_QUERY_MAX, DeviceAck},
     best_effort::BestEffortQueues,
     connections::{CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, ConnectionSort, Selected},
     rooms::{RoomCount, RoomMember, RoomsPage, RoomsQuery},
@@ -375,7 +377,7 @@ pub trait Link: Send + Sync {
     }
 
     /// Returns connections of the peer: the first of the order that the query names, and their number. A handler without
-    /// connections, and a node of an older version, return an error; so it is with the next three calls.
+    /// connections, and a node of an older version, return an error; so it is with the next four calls.
     async fn connections(
         &self,
         _to: &NodeBoot,
@@ -386,6 +388,12 @@ pub trait Link: Send + Sync {
 
     /// Returns live rooms that have members on the peer, or the members of one.
     async fn rooms(&self, _to: &NodeBoot, _query: RoomsQuery) -> Result<RoomsPage, LinkError> {
+        Err(no_connections())
+    }
+
+    /// Returns for each query, in order, the devices of its user that are connected to the peer. At most
+    /// [`ACK_QUERIES_MAX`] queries.
+    async fn acks(&self, _to: &NodeBoot, _queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
         Err(no_connections())
     }
 

@@ -21,9 +21,9 @@ use crate::{
     figures::{Figures, FiguresPage, FiguresQuery},
     large_group::subscriber::GroupSubscriber,
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
-        ConnectionPage, ConnectionQuery, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark,
-        RoomsPage, RoomsQuery, RoutedSession, Target,
+        AckQuery, Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
+        ConnectionPage, ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush,
+        PublishedMark, RoomsPage, RoomsQuery, RoutedSession, Target,
     },
     log_limit::log_limited,
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
@@ -296,6 +296,10 @@ impl Link for Peer {
 
     async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.connections_of(to)?.list_here(&query).await
+    }
+
+    async fn acks(&self, to: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
+        self.connections_of(to)?.acks_here(queries).await
     }
 
     async fn rooms(&self, to: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {

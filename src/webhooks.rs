@@ -25,7 +25,10 @@ mod progress;
 mod read_times;
 mod start;
 mod topic;
+mod waiting_form;
 
+#[cfg(test)]
+pub(crate) use self::deliverer::tests::world as delivery_world;
 pub use self::{
     content::REQUEST_BYTES_MAX,
     deliverer::{WebhookDeliverer, WebhookStatus},
@@ -34,14 +37,17 @@ pub use self::{
         SECRET_OVERLAP_MS, StartForm, StoredAction, StoredEndpoint, StoredOrder,
     },
     filter::{FILTER_USERS_MAX, InvalidFilter, WebhookFilter},
-    manager::{EndpointView, WebhookPolicy, Webhooks},
+    manager::{EndpointCompanion, EndpointView, WebhookPolicy, Webhooks},
     once::{SEND_ONCE_MAX, send_once, send_test},
     permits::{FEED_REQUESTS_MAX, WebhookPermits},
-    plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
+    plan::{WaitingPlan, WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
     progress::EndpointProgress,
     topic::FeedTopic,
+    waiting_form::{WaitingForm, WaitingPreview, WaitingUnless},
 };
 pub(crate) use self::{
     content::{Found as FoundEntry, read as read_entries},
-    event::{EventEncoder, event_kind},
+    deliverer::body as request_body,
+    event::{CloudEvent, EventEncoder, cloud_event, event_kind},
+    start::number_before,
 };

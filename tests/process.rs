@@ -49,6 +49,8 @@ mod stats;
 mod stop;
 #[path = "process/tokens.rs"]
 mod tokens;
+#[path = "process/hooks/waiting.rs"]
+mod waiting;
 #[path = "process/hooks/webhooks.rs"]
 mod webhooks;
 

@@ -20,5 +20,6 @@ pub mod score;
 pub mod session;
 pub mod storm;
 pub mod threshold;
+pub mod waiting;
 pub mod webhook;
 pub mod window;

@@ -77,6 +77,19 @@ words! {
 }
 
 words! {
+    /// Messages of a conversation that make notices for push providers.
+    Push {
+        /// All messages.
+        #[default]
+        All "all"
+        /// Messages that mention the user.
+        Mentions "mentions"
+        /// None.
+        None "none"
+    }
+}
+
+words! {
     /// Conversations that count unread messages for a user.
     Unread {
         /// All conversations; only other users' messages count.
@@ -114,13 +127,16 @@ impl Retention {
 }
 
 /// Names of the group settings that the broker interprets.
-pub const GROUP_SETTINGS: [&str; 3] = [HISTORY, RETENTION, POST];
+pub const GROUP_SETTINGS: [&str; 4] = [HISTORY, RETENTION, POST, PUSH];
 
 const HISTORY: &str = "history";
 const RETENTION: &str = "retention";
 
 /// Name of the group setting for the members who may post.
 pub const POST: &str = "post";
+
+/// Name of the group setting for notices of push providers. The ledger does not know it; [`Push::check`] is for callers.
+pub const PUSH: &str = "push";
 
 /// Name of the group setting in which the broker keeps the value of [`POST`] from before a storm, with the seq of the
 /// storm, as `<value>@<seq>`. Clients and callers can't set it.
@@ -176,6 +192,35 @@ impl GroupSettings {
             }
         }
         Ok(())
+    }
+}
+
+impl Push {
+    /// Reads the setting of a group; a value that [`Self::check`] refuses counts as absent.
+    pub fn of_group(settings: &BTreeMap<String, String>) -> Self {
+        settings.get(PUSH).and_then(|word| Self::from_word(word)).unwrap_or_default()
+    }
+
+    /// Checks the value of a settings change. An empty value removes the setting.
+    ///
+    /// # Errors
+    /// The value is invalid.
+    pub fn check(change: &BTreeMap<String, String>) -> Result<(), SettingError> {
+        match change.get(PUSH) {
+            Some(word) if !word.is_empty() && Self::from_word(word).is_none() => {
+                Err(SettingError { name: PUSH, words: Self::words() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether a message makes a notice, which mentions the user or not.
+    pub const fn wants(self, is_mentioned: bool) -> bool {
+        match self {
+            Self::All => true,
+            Self::Mentions => is_mentioned,
+            Self::None => false,
+        }
     }
 }
 
@@ -275,6 +320,20 @@ mod tests {
         assert_eq!(GroupSettings::check(&map(&[("history", ""), ("title", "x")])), Ok(()));
         let error = GroupSettings::check(&map(&[("retention", "2d")])).unwrap_err();
         assert_eq!(error.to_string(), "retention: one of none, 1d, 7d, 30d, forever");
+    }
+
+    #[test]
+    fn push_of_a_group_is_checked_apart_from_the_ledger() {
+        let of = |word: &str| map(&[("push", word)]);
+        assert_eq!(GroupSettings::check(&of("loud")), Ok(()), "its rules do not know the setting");
+        assert_eq!(Push::check(&of("loud")).unwrap_err().to_string(), "push: one of all, mentions, none");
+        assert!(Push::check(&of("")).is_ok() && Push::check(&of("none")).is_ok());
+        assert_eq!((Push::of_group(&of("loud")), Push::of_group(&of("none"))), (Push::All, Push::None));
+        let wants = |push: Push| (push.wants(true), push.wants(false));
+        assert_eq!(
+            Push::ALL.iter().map(|it| wants(*it)).collect::<Vec<_>>(),
+            [(true, true), (true, false), (false, false)]
+        );
     }
 
     #[test]

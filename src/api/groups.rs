@@ -15,7 +15,7 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, GroupId, IdError, MsgId, UserId},
     record::{MemberAction, MemberChange, Role, USERS_MAX},
-    settings::{GROUP_SETTINGS, GroupSettings, POST, STORM_POST},
+    settings::{GROUP_SETTINGS, GroupSettings, POST, Push, STORM_POST},
 };
 
 pub(super) mod lists;
@@ -255,7 +255,8 @@ fn settings(requested: &BTreeMap<String, String>) -> Result<BTreeMap<String, Str
         let known = GROUP_SETTINGS.join(", ");
         return Err(Problem(Code::BadSetting, format!("{name:?} is no setting; use one of {known}")));
     }
-    GroupSettings::check(requested).map_err(|error| Problem(Code::BadSetting, error.to_string()))?;
+    let checked = GroupSettings::check(requested).and_then(|()| Push::check(requested));
+    checked.map_err(|error| Problem(Code::BadSetting, error.to_string()))?;
     Ok(requested.clone())
 }
 

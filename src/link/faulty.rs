@@ -5,8 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
-    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage, RoomsQuery, RoutedSession,
+    AckQuery, Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage,
+    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage,
+    RoomsQuery, RoutedSession,
 };
 use crate::{
     fault::{Breaks, Faulty},
@@ -92,6 +93,10 @@ impl Link for Faulty<dyn Link> {
 
     async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.call("connections", self.inner.connections(to, query)).await
+    }
+
+    async fn acks(&self, to: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
+        self.call("acks", self.inner.acks(to, queries)).await
     }
 
     async fn rooms(&self, to: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {

@@ -11,8 +11,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tidegate_protocol::pb;
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
-    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage, RoomsQuery, RoutedSession,
+    AckQuery, Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage,
+    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage,
+    RoomsQuery, RoutedSession,
 };
 use crate::{
     config,
@@ -26,6 +27,7 @@ use crate::{
     trace::{TraceEvent, TraceFilter},
 };
 
+mod acks;
 mod call_queue;
 mod connection_limit;
 mod connections;
@@ -318,6 +320,14 @@ impl Link for GrpcLink {
         let call = CallBody::Connections(connections::put_query(&query));
         match self.query(to, call, self.settings.timeout).await? {
             ReplyBody::Connections(sent) => Ok(connections::page(sent, query.limit)?),
+            _ => Err(mismatched()),
+        }
+    }
+
+    async fn acks(&self, to: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
+        let count = queries.len();
+        match self.query(to, CallBody::Acks(acks::put_queries(queries)), self.settings.timeout).await? {
+            ReplyBody::Acks(sent) => check_count(acks::devices(sent)?, count),
             _ => Err(mismatched()),
         }
     }

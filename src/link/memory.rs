@@ -7,8 +7,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync, task::unconstrained};
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage, ConnectionQuery,
-    Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage, RoomsQuery, RoutedSession,
+    AckQuery, Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage,
+    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage,
+    RoomsQuery, RoutedSession,
 };
 use crate::{
     figures::{FiguresPage, FiguresQuery},
@@ -141,6 +142,10 @@ impl Link for MemoryLink {
 
     async fn connections(&self, to: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.node(to)?.handler.connections(to, query).await
+    }
+
+    async fn acks(&self, to: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
+        self.node(to)?.handler.acks(to, queries).await
     }
 
     async fn rooms(&self, to: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {

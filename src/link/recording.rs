@@ -11,11 +11,12 @@ use std::{
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tidegate_protocol::id::DeviceId;
 use tokio::sync::Semaphore;
 
 use super::{
-    Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, Landing, Link, LinkError,
-    PeerPush, PublishedMark, RoutedSession,
+    AckQuery, Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, DeviceAck, Landing,
+    Link, LinkError, PeerPush, PublishedMark, RoutedSession,
 };
 use crate::{
     figures::{FiguresPage, FiguresQuery},
@@ -46,6 +47,10 @@ pub(crate) struct RecordingPeer {
     pub(crate) figures: Option<FiguresReply>,
     /// Number of queries for figures.
     pub(crate) figures_queries: AtomicUsize,
+    /// Seq up to which each user has acked, on the device `phone`; without it, queries of acks are rejected.
+    pub(crate) acked_to: Mutex<Option<u64>>,
+    /// Queries of acks, by call.
+    pub(crate) ack_queries: Mutex<Vec<Vec<AckQuery>>>,
     /// Permits that calls wait for, if any.
     pub(crate) gate: Option<Semaphore>,
 }
@@ -126,6 +131,15 @@ impl Link for RecordingPeer {
         Ok(())
     }
 
+    async fn acks(&self, _: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
+        self.ack_queries.lock().push(queries.clone());
+        let acked_to = *self.acked_to.lock();
+        let acked_to = acked_to.ok_or_else(|| LinkError::Unavailable("planned".to_owned()))?;
+        let device = DeviceId::new("phone").unwrap();
+        let ack = |it: &AckQuery| vec![DeviceAck { device: device.clone(), has_acked: it.seq <= acked_to }];
+        Ok(queries.iter().map(ack).collect())
+    }
+
     async fn figures(&self, _: &NodeBoot, query: FiguresQuery) -> Result<FiguresPage, LinkError> {
         self.figures_queries.fetch_add(1, Ordering::SeqCst);
         self.wait_for_gate().await;
@@ -183,5 +197,9 @@ impl Link for RecordingPeers {
         messages: Vec<BestEffortMessage>,
     ) -> Result<(), LinkError> {
         self.0[to].send_best_effort(to, messages).await
+    }
+
+    async fn acks(&self, to: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
+        self.0[to].acks(to, queries).await
     }
 }

@@ -6,7 +6,7 @@ use tidegate_protocol::id::UserId;
 use tokio::sync::oneshot;
 
 use crate::{
-    link::{CloseOrder, ConnectionPage, ConnectionQuery, RoomsPage, RoomsQuery},
+    link::{AckQuery, CloseOrder, ConnectionPage, ConnectionQuery, DeviceAck, RoomsPage, RoomsQuery},
     networks::Network,
     revocation::Revocation,
 };
@@ -17,6 +17,8 @@ pub enum ConnectionOrder {
     List(ConnectionQuery, u32, oneshot::Sender<(ConnectionPage, Option<u32>)>),
     /// Lists live rooms, or members of one; replies `None` if it must be asked again, because the shard still sorts them.
     Rooms(RoomsQuery, oneshot::Sender<Option<RoomsPage>>),
+    /// Finds the devices of users; replies with those of each query, in order.
+    Acks(Arc<Vec<AckQuery>>, oneshot::Sender<Vec<Vec<DeviceAck>>>),
     /// Closes connections; replies how many.
     Close(Arc<CloseOrder>, oneshot::Sender<u64>),
     /// Closes the connections whose token the revocation names; replies how many.

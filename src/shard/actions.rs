@@ -1,6 +1,11 @@
 //! Session actions: carries out the logins, sends, room joins, acks, replies and closes that a session machine emits.
 
-use std::{cell::OnceCell, collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    cell::OnceCell,
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tidegate_protocol::{
     Code, Time, codec,
@@ -86,6 +91,11 @@ impl<I: Io> Shard<I> {
                 if !self.unacked_traces.is_empty() {
                     self.trace_ack(conn, &conversation, seq);
                 }
+                if self.context.cluster.notes_acks.load(Ordering::Relaxed)
+                    && let Some(login) = &mut conn.login
+                {
+                    login.acks.get_or_insert_default().note(&conversation, seq);
+                }
                 if let Some(window) = &mut conn.window {
                     let before = window.len();
                     if let Some(sent_at) = window.ack(&conversation, seq) {
@@ -164,6 +174,7 @@ impl<I: Io> Shard<I> {
             gated_sends: 0,
             outdated: Vec::new(),
             positions_after: None,
+            acks: None,
         }));
         self.prioritize(conn);
         self.close_if_revoked(conn);

@@ -20,9 +20,10 @@ use tidegate_protocol::{
 };
 use tokio::time::Instant;
 
+mod acks;
 mod probes;
 
-use self::probes::ProbedConversations;
+use self::{acks::RecentAcks, probes::ProbedConversations};
 use super::{context::ConnSettings, outbox::Outbox};
 use crate::{
     auth::{Grants, TokenIdentity, TokenTerm},
@@ -132,6 +133,8 @@ pub(super) struct LoginState {
     pub(super) next_refresh: Time,
     /// Its share in the sends of its user.
     pub(super) sends: SendShare,
+    /// Newest acks; `None` before the first one, and while nothing asks for them.
+    pub(super) acks: Option<Box<RecentAcks>>,
     /// Chain of the device, if it has one.
     pub(super) chain: Option<Arc<ChainSaver>>,
     /// Wait of the last refusal by a limit; `None` before the first one.

@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-pub(super) use self::request::body;
+pub(crate) use self::request::body;
 use self::request::{Delivered, deliver};
 use super::{
     event::{EventEncoder, event_kind},
@@ -344,4 +344,4 @@ impl WebhookDeliverer {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

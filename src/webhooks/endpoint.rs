@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tidegate_protocol::id::ConversationId;
 
+use super::waiting_form::WaitingForm;
 use crate::store::{ConsumerName, FeedPosition};
 
 /// Most endpoints.
@@ -33,8 +34,11 @@ const SECRET_BYTES: usize = 32;
 /// Prefix of the names of the consumers of the feed that are endpoints.
 pub(super) const CONSUMER_PREFIX: &str = "w.";
 
+/// Prefix of the names of the consumers of the feed that are notices of endpoints.
+pub(super) const NOTICE_PREFIX: &str = "n.";
+
 /// Fields of [`EndpointForm`] in JSON.
-const FORM_FIELDS: [&str; 11] = [
+const FORM_FIELDS: [&str; 12] = [
     "url",
     "types",
     "conversations",
@@ -46,6 +50,7 @@ const FORM_FIELDS: [&str; 11] = [
     "asideAfterMs",
     "headers",
     "from",
+    "waiting",
 ];
 
 /// Definition of an endpoint, as the admin API takes it.
@@ -83,6 +88,9 @@ pub struct EndpointForm {
     /// Start of a new endpoint.
     #[serde(default)]
     pub from: StartForm,
+    /// Notices that messages wait for users; `None` for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<WaitingForm>,
 }
 
 /// Size of a request, and the wait for it.
@@ -179,6 +187,9 @@ impl EndpointForm {
         let aside = 60_000..=7 * 24 * 3_600 * 1_000;
         need(aside.contains(&self.aside_after_ms), "asideAfterMs: between one minute and 7 days");
         need(self.users.len() <= 64, "users: at most 64");
+        for problem in self.waiting.iter().flat_map(|waiting| waiting.problems(self.content)) {
+            need(false, problem);
+        }
         problems
     }
 }
@@ -253,6 +264,10 @@ pub struct StoredEndpoint {
     pub starts: BTreeMap<u32, u64>,
     /// Time of its creation, in ms since 1970.
     pub created_ms: u64,
+    /// Time since which it wants notices that messages wait, in ms since 1970; `None` if it wants none, or has always
+    /// wanted them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_since_ms: Option<u64>,
     /// Whether nothing is sent.
     #[serde(default)]
     pub paused: bool,
@@ -275,6 +290,8 @@ struct Decoded {
     starts: BTreeMap<u32, u64>,
     created_ms: u64,
     #[serde(default)]
+    waiting_since_ms: Option<u64>,
+    #[serde(default)]
     paused: bool,
     #[serde(default)]
     orders: Vec<StoredOrder>,
@@ -289,7 +306,17 @@ impl StoredEndpoint {
         let starts = positions.iter().filter(|_| has_starts).map(|it| (it.partition, it.newest)).collect();
         let (secrets, orders) = (vec![new_secret("s1".to_owned(), now_ms)], Vec::new());
         let instance = rand::random();
-        Self { form, secrets, instance, starts, created_ms: now_ms, paused: false, orders, last_order: 0 }
+        Self {
+            form,
+            secrets,
+            instance,
+            starts,
+            created_ms: now_ms,
+            waiting_since_ms: None,
+            paused: false,
+            orders,
+            last_order: 0,
+        }
     }
 
     /// Decodes a stored endpoint, whose form may have fields of a newer version; `None` if this version can't read it.
@@ -297,8 +324,28 @@ impl StoredEndpoint {
         let mut it: Decoded = serde_json::from_slice(bytes).ok()?;
         it.form.retain(|name, _| FORM_FIELDS.contains(&name.as_str()));
         let form = serde_json::from_value(Value::Object(it.form)).ok()?;
-        let Decoded { secrets, instance, starts, created_ms, paused, orders, last_order, .. } = it;
-        Some(Self { form, secrets, instance, starts, created_ms, paused, orders, last_order })
+        let Decoded {
+            secrets,
+            instance,
+            starts,
+            created_ms,
+            waiting_since_ms,
+            paused,
+            orders,
+            last_order,
+            ..
+        } = it;
+        Some(Self {
+            form,
+            secrets,
+            instance,
+            starts,
+            created_ms,
+            waiting_since_ms,
+            paused,
+            orders,
+            last_order,
+        })
     }
 
     /// Encodes the endpoint.
@@ -309,6 +356,22 @@ impl StoredEndpoint {
     /// Returns the name under which its cursors are stored.
     pub fn consumer(&self, id: &str) -> Option<ConsumerName> {
         ConsumerName::new(format!("{CONSUMER_PREFIX}{id}.{:08x}", self.instance)).ok()
+    }
+
+    /// Returns the name under which the cursors of its notices are stored; `None` if it wants none.
+    pub fn notice_consumer(&self, id: &str) -> Option<ConsumerName> {
+        self.form.waiting?;
+        ConsumerName::new(format!("{NOTICE_PREFIX}{id}.{:08x}", self.instance)).ok()
+    }
+
+    /// Replaces the definition, and notes since when it wants notices.
+    pub fn replace_form(&mut self, form: EndpointForm, now_ms: u64) {
+        match (self.form.waiting, form.waiting) {
+            (None, Some(_)) => self.waiting_since_ms = Some(now_ms),
+            (_, None) => self.waiting_since_ms = None,
+            (Some(_), Some(_)) => {}
+        }
+        self.form = form;
     }
 
     /// Returns the secrets that sign at a time.

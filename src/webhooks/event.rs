@@ -231,17 +231,17 @@ pub(super) fn without_content(json: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Attributes of a CloudEvent.
-struct CloudEvent<'a> {
-    id: String,
-    kind: &'a str,
-    source: &'a str,
+pub(crate) struct CloudEvent<'a> {
+    pub(crate) id: String,
+    pub(crate) kind: &'a str,
+    pub(crate) source: &'a str,
     /// Subject, and key by which a receiver may partition events.
-    subject: &'a str,
-    time: Option<u64>,
-    data: Data,
+    pub(crate) subject: &'a str,
+    pub(crate) time: Option<u64>,
+    pub(crate) data: Data,
 }
 
-fn cloud_event(event: CloudEvent<'_>) -> EncodedEvent {
+pub(crate) fn cloud_event(event: CloudEvent<'_>) -> EncodedEvent {
     let CloudEvent { id, kind, source, subject, time, data } = event;
     let mut cloud = json!({
         "specversion": "1.0",

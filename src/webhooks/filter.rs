@@ -124,6 +124,11 @@ impl WebhookFilter {
         self.types.iter().any(|pattern| pattern.matches(kind))
     }
 
+    /// Returns whether a notice to the user about a message of the sender is wanted.
+    pub fn wants_notice(&self, user: &UserId, sender: &UserId) -> bool {
+        self.users.is_empty() || self.users.iter().any(|it| it == user || it == sender)
+    }
+
     /// Returns whether an entry of the feed may be wanted, as far as the reference tells.
     pub fn may_want(&self, conversation: &ConversationId, kind: FeedKind) -> bool {
         let wants_type = match kind {
@@ -138,7 +143,7 @@ impl WebhookFilter {
     }
 
     /// Returns whether events of the conversation are wanted.
-    pub(super) fn wants_conversation(&self, conversation: &ConversationId) -> bool {
+    pub(crate) fn wants_conversation(&self, conversation: &ConversationId) -> bool {
         let mut conversations = self.conversations.iter();
         self.conversations.is_empty() || conversations.any(|it| it.matches(conversation.as_str()))
     }

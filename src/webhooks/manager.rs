@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -14,14 +14,14 @@ use tokio::{sync::watch, task::JoinSet, time::interval};
 
 use super::{
     deliverer::{WebhookDeliverer, WebhookStatus},
-    endpoint::{CONSUMER_PREFIX, START_MARGIN_MS, StartForm, StoredAction, StoredEndpoint},
+    endpoint::{CONSUMER_PREFIX, NOTICE_PREFIX, START_MARGIN_MS, StartForm, StoredAction, StoredEndpoint},
     filter::WebhookFilter,
     measured::MeasuredReceiver,
     permits::WebhookPermits,
-    plan::{WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
+    plan::{WaitingPlan, WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
 };
 use crate::{
-    cluster::{GuardHandler, Owned},
+    cluster::{GuardHandler, Owned, OwnedFeeds},
     hooks::{SenderSettings, WebhookSender, WebhookTarget},
     log_limit::log_limited,
     metrics::Metrics,
@@ -48,6 +48,18 @@ pub struct WebhookPolicy {
     pub ca_file: PathBuf,
 }
 
+/// What else runs for an endpoint while it is in force, of a layer above.
+#[async_trait]
+pub trait EndpointCompanion: Send + Sync {
+    /// Runs for one endpoint, by its newest plan, until the sender of either is dropped. Its requests share the permits.
+    async fn accompany(
+        self: Arc<Self>,
+        owned: watch::Receiver<OwnedFeeds>,
+        plans: watch::Receiver<Arc<WebhookPlan>>,
+        permits: Arc<WebhookPermits>,
+    );
+}
+
 /// Endpoints in force on a node.
 pub struct Webhooks {
     policy: WebhookPolicy,
@@ -55,6 +67,7 @@ pub struct Webhooks {
     owned: Arc<Owned>,
     permits: Arc<WebhookPermits>,
     metrics: Metrics,
+    companion: OnceLock<Arc<dyn EndpointCompanion>>,
     state: Mutex<EndpointTable>,
 }
 
@@ -104,7 +117,13 @@ pub struct EndpointView {
 impl Webhooks {
     /// Creates the endpoints of a node, of which there are none before the store is read.
     pub fn new(policy: WebhookPolicy, store: Arc<dyn Store>, owned: Arc<Owned>, metrics: Metrics) -> Self {
-        Self { policy, store, owned, permits: Arc::default(), metrics, state: Mutex::default() }
+        let (permits, companion, state) = (Arc::default(), OnceLock::new(), Mutex::default());
+        Self { policy, store, owned, permits, metrics, companion, state }
+    }
+
+    /// Runs the companion for each endpoint that comes into force from now on. Only the first one counts.
+    pub fn accompany_with(&self, companion: Arc<dyn EndpointCompanion>) {
+        self.companion.set(companion).ok();
     }
 
     /// Returns the policy.
@@ -172,6 +191,7 @@ impl Webhooks {
             start: start(form.from, stored),
             is_paused: stored.paused,
             orders: stored.orders.iter().filter_map(|it| order(it.number, &it.action, stored)).collect(),
+            waiting: waiting(id, stored),
             receiver,
         })
     }
@@ -234,6 +254,11 @@ impl Webhooks {
         let mut task = JoinSet::new();
         let running = deliverer.run(self.owned.feeds().subscribe(), plans.subscribe());
         supervised::spawn_in(&mut task, "the delivery to an endpoint", running);
+        if let Some(companion) = self.companion.get() {
+            let (owned, permits) = (self.owned.feeds().subscribe(), Arc::clone(&self.permits));
+            let running = Arc::clone(companion).accompany(owned, plans.subscribe(), permits);
+            supervised::spawn_in(&mut task, "the notices of an endpoint", running);
+        }
         Delivery { plans, status, _task: task }
     }
 
@@ -262,13 +287,14 @@ impl Webhooks {
         }
         let known: BTreeSet<ConsumerName> = {
             let state = self.state.lock();
-            state.endpoints.iter().filter_map(|(id, it)| it.stored.consumer(id)).collect()
+            let consumers = |(id, it): (&String, &Running)| {
+                [it.stored.consumer(id), it.stored.notice_consumer(id)].into_iter().flatten()
+            };
+            state.endpoints.iter().flat_map(consumers).collect()
         };
         let consumers = self.store.consumers().await?;
-        let unknown: BTreeSet<ConsumerName> = consumers
-            .into_iter()
-            .filter(|it| it.as_str().starts_with(CONSUMER_PREFIX) && !known.contains(it))
-            .collect();
+        let unknown: BTreeSet<ConsumerName> =
+            consumers.into_iter().filter(|it| rest_of(it).is_some() && !known.contains(it)).collect();
         for gone in unknown.intersection(suspected) {
             if !self.is_stored(gone).await? {
                 self.store.forget_consumer(gone).await?;
@@ -279,7 +305,7 @@ impl Webhooks {
 
     /// Returns whether the store has the endpoint of a consumer, also one that this version can't read.
     async fn is_stored(&self, consumer: &ConsumerName) -> Result<bool, StoreError> {
-        let id = consumer.as_str().strip_prefix(CONSUMER_PREFIX).and_then(|rest| rest.rsplit_once('.'));
+        let id = rest_of(consumer).and_then(|rest| rest.rsplit_once('.'));
         let key = id.and_then(|(id, _)| GuardKey::new(GuardKind::Webhook, id).ok());
         let Some(key) = key else { return Ok(false) };
         let row = self.store.guard_get(&key).await?;
@@ -287,7 +313,10 @@ impl Webhooks {
         Ok(match stored {
             None => false,
             Some(None) => true,
-            Some(Some(stored)) => stored.consumer(key.name()).as_ref() == Some(consumer),
+            Some(Some(stored)) => {
+                let all = [stored.consumer(key.name()), stored.notice_consumer(key.name())];
+                all.iter().flatten().any(|it| it == consumer)
+            }
         })
     }
 
@@ -323,6 +352,24 @@ impl Running {
         };
         EndpointView { stored: self.stored.clone(), version: self.version, status }
     }
+}
+
+/// Returns what follows the prefix in the name of a consumer that is an endpoint, or its notices.
+fn rest_of(consumer: &ConsumerName) -> Option<&str> {
+    [CONSUMER_PREFIX, NOTICE_PREFIX].iter().find_map(|prefix| consumer.as_str().strip_prefix(prefix))
+}
+
+fn waiting(id: &str, stored: &StoredEndpoint) -> Option<WaitingPlan> {
+    let resumes = stored.orders.iter().filter(|order| order.action == StoredAction::Resume);
+    Some(WaitingPlan {
+        consumer: stored.notice_consumer(id)?,
+        form: stored.form.waiting?,
+        start: match stored.waiting_since_ms {
+            Some(since) => WebhookStart::At(since.saturating_sub(START_MARGIN_MS)),
+            None => start(stored.form.from, stored),
+        },
+        resumed: resumes.map(|order| order.number).max().unwrap_or(0),
+    })
 }
 
 fn start(form: StartForm, stored: &StoredEndpoint) -> WebhookStart {

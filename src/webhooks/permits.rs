@@ -45,14 +45,14 @@ struct Share {
 }
 
 /// Permit for one request; free again on drop.
-pub(super) struct WebhookPermit {
+pub(crate) struct WebhookPermit {
     permits: Arc<WebhookPermits>,
     endpoint: ConsumerName,
 }
 
 impl WebhookPermits {
     /// Waits for a permit. A caller that stops waiting leaves nothing behind.
-    pub(super) async fn acquire(
+    pub(crate) async fn acquire(
         self: &Arc<Self>,
         endpoint: &ConsumerName,
         lanes: usize,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, ops::RangeInclusive, sync::Arc};
 use async_trait::async_trait;
 use tidegate_protocol::{id::ConversationId, machine::webhook::WebhookSettings};
 
-use super::filter::WebhookFilter;
+use super::{filter::WebhookFilter, waiting_form::WaitingForm};
 use crate::{
     hooks::{WebhookReply, WebhookRequest, WebhookSender},
     store::ConsumerName,
@@ -90,6 +90,8 @@ pub struct WebhookPlan {
     /// Orders. Those that every cursor of the endpoint has carried out may be left out. A partition takes at most
     /// [`tidegate_protocol::machine::webhook::WEBHOOK_ORDERS_MAX`] at a time.
     pub orders: Vec<WebhookOrder>,
+    /// Notices that messages wait; `None` if the endpoint wants none.
+    pub waiting: Option<WaitingPlan>,
     /// Receiver.
     pub receiver: Arc<dyn WebhookReceiver>,
 }
@@ -99,6 +101,19 @@ impl WebhookPlan {
     pub(super) fn newest_order(&self) -> u64 {
         self.orders.iter().map(|order| order.number).max().unwrap_or(0)
     }
+}
+
+/// Notices of an endpoint on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingPlan {
+    /// Name under which their cursors are stored.
+    pub consumer: ConsumerName,
+    /// Definition.
+    pub form: WaitingForm,
+    /// Where they start in a partition without a cursor.
+    pub start: WebhookStart,
+    /// Number of the newest order to send again after the receiver has answered 410; 0 for none.
+    pub resumed: u64,
 }
 
 /// Shows nothing of the receiver, whose URL and headers may have secrets.
@@ -113,6 +128,7 @@ impl fmt::Debug for WebhookPlan {
             .field("start", &self.start)
             .field("is_paused", &self.is_paused)
             .field("orders", &self.orders)
+            .field("waiting", &self.waiting)
             .finish_non_exhaustive()
     }
 }

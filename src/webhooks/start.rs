@@ -7,7 +7,7 @@ use crate::store::{FeedEntry, FeedLimits, FeedRead, Store, StoreError};
 const ONE: FeedLimits = FeedLimits { entries: 1, bytes: 0 };
 
 /// Returns the feed number behind which a delivery begins.
-pub(super) async fn number_before(
+pub(crate) async fn number_before(
     store: &dyn Store,
     partition: u32,
     start: &WebhookStart,

@@ -20,6 +20,7 @@
 //! | `storm` | message storms |
 //! | `threshold` | limits that follow the load and the history |
 //! | `transcripts` | the golden transcripts, replayed with the real session and ledger |
+//! | `waiting` | notices that messages wait |
 //! | `webhook` | delivery of the feed to webhooks |
 //! | `window` | unacked pushes |
 #![allow(clippy::unwrap_used)]
@@ -47,5 +48,6 @@ mod threshold;
 #[path = "../wire/transcript.rs"]
 mod transcript;
 mod transcripts;
+mod waiting;
 mod webhook;
 mod window;

@@ -14,7 +14,7 @@ use tonic::{
 };
 
 use super::{
-    Settings,
+    Settings, acks,
     connection_limit::{Authenticated, ConnectionLimit, PermittedConnection},
     connections,
     convert::{self, Malformed},
@@ -310,6 +310,7 @@ impl StreamServer {
                 let page = handler.connections(me, connections::query(sent)?).await?;
                 Reply::Connections(connections::put_page(page))
             }
+            Call::Acks(sent) => Reply::Acks(acks::put_devices(handler.acks(me, acks::queries(sent)?).await?)),
             Call::Rooms(sent) => Reply::Rooms(rooms::put_page(handler.rooms(me, rooms::query(sent)?).await?)),
             Call::Close(sent) => {
                 let count = handler.close_connections(me, connections::order(sent)?).await?;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tidegate_protocol::{Code, code::Reconnect, id::UserId};
 
 use crate::{
-    link::{CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, Selected},
+    link::{AckQuery, CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, DeviceAck, Selected},
     mail::{ConnKey, ConnectionOrder},
     net::io::Io,
     networks::Network,
@@ -27,6 +27,9 @@ impl<I: Io> Shard<I> {
                 drop(reply.send(self.list_connections(&query, from)))
             }
             ConnectionOrder::Rooms(query, reply) => drop(reply.send(self.list_rooms(&query))),
+            ConnectionOrder::Acks(queries, reply) => {
+                drop(reply.send(queries.iter().map(|query| self.acks_of(query)).collect()))
+            }
             ConnectionOrder::Close(order, reply) => drop(reply.send(self.close_selected(&order))),
             ConnectionOrder::Revoke(revocation, reply) => drop(reply.send(self.close_revoked(&revocation))),
             ConnectionOrder::UsersOf(network, from, reply) => drop(reply.send(self.users_of(&network, from))),
@@ -55,6 +58,16 @@ impl<I: Io> Shard<I> {
         let open = conns.filter(|conn| conn.is_open() && network.contains(conn.address));
         let users = open.filter_map(|conn| conn.login.as_deref()).map(|login| login.route.user.clone());
         (users.collect(), (to < end).then_some(to))
+    }
+
+    fn acks_of(&self, query: &AckQuery) -> Vec<DeviceAck> {
+        let logins = self.slots_of(&query.user, |_| true);
+        let logins = logins.iter().filter_map(|slot| self.conns.peek(*slot)?.login.as_deref());
+        let ack = |login: &LoginState| DeviceAck {
+            device: login.route.device.clone(),
+            has_acked: login.acks.as_deref().is_some_and(|acks| acks.has(&query.conversation, query.seq)),
+        };
+        logins.map(ack).collect()
     }
 
     fn row(&self, slot: u32) -> Option<ConnectionRow> {

@@ -20,7 +20,7 @@ pub(super) struct Delivered {
 }
 
 /// Returns the body of a request; `None` without an event.
-pub(in crate::webhooks) fn body(plan: &WebhookPlan, mut events: Vec<EncodedEvent>) -> Option<WebhookBody> {
+pub(crate) fn body(plan: &WebhookPlan, mut events: Vec<EncodedEvent>) -> Option<WebhookBody> {
     if plan.delivery.batch_max > 1 {
         return (!events.is_empty()).then_some(WebhookBody::List(events));
     }

@@ -3,7 +3,7 @@
 mod changes;
 mod events;
 mod topic;
-mod world;
+pub(crate) mod world;
 
 use tidegate_protocol::{
     id::ConversationId,

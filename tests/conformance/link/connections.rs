@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use tidegate::{
-    link::{CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, ConnectionSort, LinkError, Selected},
+    link::{
+        AckQuery, CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, ConnectionSort, DeviceAck,
+        LinkError, Selected,
+    },
     revocation::{Revocation, RevokedTokens},
 };
-use tidegate_protocol::codec::Wire;
+use tidegate_protocol::{codec::Wire, id::ConversationId};
 
 use super::{World, ended_run};
 use crate::{device, user};
@@ -30,6 +33,14 @@ pub(super) fn page() -> ConnectionPage {
     ConnectionPage { rows, total: 5 }
 }
 
+/// Returns what the called end has of devices: all are of ann, who has acked up to 7.
+pub(super) fn acks(queries: &[AckQuery]) -> Vec<Vec<DeviceAck>> {
+    let device = |query: &AckQuery| DeviceAck { device: device("phone"), has_acked: query.seq <= 7 };
+    let of_query =
+        |query: &AckQuery| (query.user == user("ann")).then(|| device(query)).into_iter().collect();
+    queries.iter().map(of_query).collect()
+}
+
 pub(super) async fn calls_about_connections_arrive_unchanged(world: &World) {
     let of_ann = |device| Selected::User(user("ann"), device);
     let query = |selected, sort| ConnectionQuery { selected, sort, limit: 2 };
@@ -43,6 +54,10 @@ pub(super) async fn calls_about_connections_arrive_unchanged(world: &World) {
         assert_eq!(world.link.connections(&world.there, query.clone()).await, Ok(page()));
     }
     assert_eq!(*world.end.queries.lock().unwrap(), queries);
+    let query =
+        |name, seq| AckQuery { user: user(name), conversation: ConversationId::parse("g:tea").unwrap(), seq };
+    let asked = vec![query("ann", 7), query("bob", u64::MAX), query("ann", 8)];
+    assert_eq!(world.link.acks(&world.there, asked.clone()).await, Ok(acks(&asked)));
     let order = |selected, reconnect_after| CloseOrder { selected, reason: "spam".into(), reconnect_after };
     let orders = [order(of_ann(None), None), order(Selected::Key(7), Some(Duration::from_secs(5)))];
     for order in &orders {

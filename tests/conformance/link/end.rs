@@ -12,9 +12,9 @@ use async_trait::async_trait;
 use tidegate::{
     figures::{CodesRow, FiguresPage, FiguresQuery, Flow, FlowsRow, StatsRow},
     link::{
-        Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
-        ConnectionPage, ConnectionQuery, Landing, Link, LinkError, PartitionOffset, PeerPush, PublishedMark,
-        RoomsPage, RoomsQuery, RoutedSession, Target,
+        AckQuery, Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
+        ConnectionPage, ConnectionQuery, DeviceAck, Landing, Link, LinkError, PartitionOffset, PeerPush,
+        PublishedMark, RoomsPage, RoomsQuery, RoutedSession, Target,
     },
     revocation::Revocation,
     routes::NodeBoot,
@@ -242,6 +242,10 @@ impl Link for End {
     async fn connections(&self, _: &NodeBoot, query: ConnectionQuery) -> Result<ConnectionPage, LinkError> {
         self.queries.lock().unwrap().push(query);
         Ok(super::connections::page())
+    }
+
+    async fn acks(&self, _: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
+        Ok(super::connections::acks(&queries))
     }
 
     async fn rooms(&self, _: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {

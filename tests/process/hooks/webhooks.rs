@@ -12,26 +12,26 @@ fn text_of(body: &Value) -> String {
 }
 
 /// Sends a request with a JSON body, and returns the answer.
-fn call(node: &Process, method: &str, path: &str, body: &Value) -> Value {
+pub(super) fn call(node: &Process, method: &str, path: &str, body: &Value) -> Value {
     let (status, text) = http::ask(node.admin(), method, path, &text_of(body));
     let answer: Value = serde_json::from_str(&text).unwrap_or_default();
     assert!(status < 300, "{method} {path}: {status} {text}");
     answer
 }
 
-fn refused(node: &Process, method: &str, path: &str, body: &Value) -> (u16, String) {
+pub(super) fn refused(node: &Process, method: &str, path: &str, body: &Value) -> (u16, String) {
     let (status, text) = http::ask(node.admin(), method, path, &text_of(body));
     let answer: Value = serde_json::from_str(&text).unwrap_or_default();
     (status, answer["detail"].as_str().unwrap_or(&text).to_owned())
 }
 
-fn say(node: &Process, to: &str, text: &str) -> u64 {
+pub(super) fn say(node: &Process, to: &str, text: &str) -> u64 {
     let body = json!({"to": to, "content": {"text": text}, "requestId": format!("id-{text}")});
     call(node, "POST", "/v1/messages", &body)["seq"].as_u64().expect("a seq")
 }
 
 /// Creates an endpoint that the receiver trusts, and returns its secret.
-fn subscribe(node: &Process, id: &str, receiver: &WebhookReceiver, more: &Value) -> String {
+pub(super) fn subscribe(node: &Process, id: &str, receiver: &WebhookReceiver, more: &Value) -> String {
     let mut form = json!({"url": receiver.url(), "types": ["tidegate.*"], "content": true, "batch": {"max": 10, "waitMs": 0}});
     if let (Some(form), Some(more)) = (form.as_object_mut(), more.as_object()) {
         form.extend(more.clone());

@@ -113,7 +113,8 @@ async fn replace(
         }
         let headers = form.headers.clone().or(kept);
         // The start counts when the endpoint is created.
-        endpoint.form = EndpointForm { headers, from: endpoint.form.from, ..form.clone() };
+        let form = EndpointForm { headers, from: endpoint.form.from, ..form.clone() };
+        endpoint.replace_form(form, api.cluster.guard.now_ms());
         Ok(())
     });
     respond(api, id, replaced.await?).await
@@ -232,7 +233,8 @@ pub(in crate::api) async fn remove(
         GuardOutcome::Conflict(_, version) => return Ok(conflict(&id, version)),
         GuardOutcome::Stored(_) | GuardOutcome::Full(_) => {}
     }
-    if let Some(consumer) = found.stored.consumer(&id) {
+    let consumers = [found.stored.consumer(&id), found.stored.notice_consumer(&id)];
+    for consumer in consumers.into_iter().flatten() {
         // What can't be removed now is swept later.
         if let Err(error) = api.cluster.ports.store.forget_consumer(&consumer).await {
             tracing::warn!(%error, webhook = id, "cursors of a removed webhook stay for now");

@@ -36,24 +36,24 @@ use crate::{
     },
 };
 
-pub(super) const PARTITION: u32 = 0;
-pub(super) const TOPIC: TopicId = TopicId(7);
+pub(crate) const PARTITION: u32 = 0;
+pub(crate) const TOPIC: TopicId = TopicId(7);
 
 /// Receive time of the first record; each offset is a second.
-pub(super) const BEGIN_MS: u64 = 1_795_269_992_559;
+pub(crate) const BEGIN_MS: u64 = 1_795_269_992_559;
 
 /// Receiver that takes everything except what the script refuses.
 #[derive(Default)]
-pub(super) struct Script {
+pub(crate) struct Script {
     /// Ids of the events of each request, with its number of tries.
-    pub(super) requests: Mutex<Vec<(Vec<String>, u32)>>,
-    pub(super) bodies: Mutex<HashMap<String, Value>>,
+    pub(crate) requests: Mutex<Vec<(Vec<String>, u32)>>,
+    pub(crate) bodies: Mutex<HashMap<String, Value>>,
     /// Requests that were no list, and those that were sent once more.
-    pub(super) singles: AtomicUsize,
-    pub(super) resent: AtomicUsize,
+    pub(crate) singles: AtomicUsize,
+    pub(crate) resent: AtomicUsize,
     /// Whether a request takes no time.
-    pub(super) is_instant: AtomicBool,
-    pub(super) outcomes: Mutex<HashMap<String, WebhookOutcome>>,
+    pub(crate) is_instant: AtomicBool,
+    pub(crate) outcomes: Mutex<HashMap<String, WebhookOutcome>>,
 }
 
 #[async_trait]
@@ -78,42 +78,42 @@ impl WebhookReceiver for Script {
 }
 
 impl Script {
-    pub(super) fn ids(&self) -> Vec<String> {
+    pub(crate) fn ids(&self) -> Vec<String> {
         self.requests.lock().iter().flat_map(|(ids, _)| ids.clone()).collect()
     }
 
-    pub(super) fn data(&self, id: &str) -> Value {
+    pub(crate) fn data(&self, id: &str) -> Value {
         self.bodies.lock()[id]["data"].clone()
     }
 
-    pub(super) fn kind(&self, id: &str) -> String {
+    pub(crate) fn kind(&self, id: &str) -> String {
         self.bodies.lock()[id]["type"].as_str().unwrap().to_owned()
     }
 
-    pub(super) fn refuse(&self, id: &str, outcome: WebhookOutcome) {
+    pub(crate) fn refuse(&self, id: &str, outcome: WebhookOutcome) {
         self.outcomes.lock().insert(id.to_owned(), outcome);
     }
 }
 
 /// Store with an owned partition, its feed and its deliverer. A second partition has no events unless a test adds some.
-pub(super) struct World {
-    pub(super) store: Arc<MemoryStore>,
-    pub(super) faults: Arc<FaultPlan>,
-    pub(super) script: Arc<Script>,
-    pub(super) feeds: watch::Sender<OwnedFeeds>,
-    pub(super) plans: Option<watch::Sender<Arc<WebhookPlan>>>,
-    pub(super) fence: Fence,
-    pub(super) permits: Arc<WebhookPermits>,
+pub(crate) struct World {
+    pub(crate) store: Arc<MemoryStore>,
+    pub(crate) faults: Arc<FaultPlan>,
+    pub(crate) script: Arc<Script>,
+    pub(crate) feeds: watch::Sender<OwnedFeeds>,
+    pub(crate) plans: Option<watch::Sender<Arc<WebhookPlan>>>,
+    pub(crate) fence: Fence,
+    pub(crate) permits: Arc<WebhookPermits>,
     /// Fence that the node believes to have.
-    pub(super) believed: Fence,
-    pub(super) position: Position,
-    pub(super) seqs: HashMap<ConversationId, u64>,
-    pub(super) task: Option<JoinHandle<()>>,
-    pub(super) status: Option<watch::Receiver<WebhookStatus>>,
+    pub(crate) believed: Fence,
+    pub(crate) position: Position,
+    pub(crate) seqs: HashMap<ConversationId, u64>,
+    pub(crate) task: Option<JoinHandle<()>>,
+    pub(crate) status: Option<watch::Receiver<WebhookStatus>>,
 }
 
 impl World {
-    pub(super) async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let (store, fence) = (Arc::new(MemoryStore::default()), Fence(1));
         store.take_over(PARTITION, fence, TOPIC).await.unwrap();
         Self {
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    pub(super) fn plan(&self, types: &[&str]) -> WebhookPlan {
+    pub(crate) fn plan(&self, types: &[&str]) -> WebhookPlan {
         let types: Vec<String> = types.iter().map(|it| (*it).to_owned()).collect();
         WebhookPlan {
             consumer: ConsumerName::new("crm").unwrap(),
@@ -148,17 +148,18 @@ impl World {
             start: WebhookStart::Oldest,
             is_paused: false,
             orders: Vec::new(),
+            waiting: None,
             receiver: Arc::clone(&self.script) as Arc<dyn WebhookReceiver>,
         }
     }
 
     /// Starts a deliverer of events of these types.
-    pub(super) fn start(&mut self, types: &[&str]) {
+    pub(crate) fn start(&mut self, types: &[&str]) {
         let plan = self.plan(types);
         self.start_with(plan);
     }
 
-    pub(super) fn start_with(&mut self, plan: WebhookPlan) {
+    pub(crate) fn start_with(&mut self, plan: WebhookPlan) {
         let plan = Arc::new(plan);
         let permits = Arc::clone(&self.permits);
         let (deliverer, status) = WebhookDeliverer::new(Arc::clone(&plan), 7, self.faulty(), permits);
@@ -169,20 +170,20 @@ impl World {
     }
 
     /// Returns the store with the planned faults.
-    pub(super) fn faulty(&self) -> Arc<dyn Store> {
+    pub(crate) fn faulty(&self) -> Arc<dyn Store> {
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
         Arc::new(Faulty::new(store, Arc::clone(&self.faults)))
     }
 
     /// Changes the plan of the deliverer that runs.
-    pub(super) fn change(&self, change: impl FnOnce(&mut WebhookPlan)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut WebhookPlan)) {
         let mut plan = self.plan(&["tidegate.*"]);
         change(&mut plan);
         self.plans.as_ref().unwrap().send_replace(Arc::new(plan));
     }
 
     /// Starts another deliverer of the same events, and forgets it.
-    pub(super) fn start_other(&self, name: &str) {
+    pub(crate) fn start_other(&self, name: &str) {
         let consumer = ConsumerName::new(name).unwrap();
         let plan = Arc::new(WebhookPlan { consumer, ..self.plan(&["tidegate.*"]) });
         let (store, permits) = (self.faulty(), Arc::clone(&self.permits));
@@ -192,13 +193,13 @@ impl World {
     }
 
     /// Returns the stored cursor of the partition.
-    pub(super) async fn cursor(&self) -> WebhookCursor {
+    pub(crate) async fn cursor(&self) -> WebhookCursor {
         let cursors = self.store.cursors(&ConsumerName::new("crm").unwrap()).await.unwrap();
         let cursor = cursors.iter().find(|it| it.partition() == PARTITION).unwrap();
         WebhookCursor::decode(cursor.bytes()).unwrap()
     }
 
-    pub(super) fn own(&self, is_leaving: bool) {
+    pub(crate) fn own(&self, is_leaving: bool) {
         let archives = self.position.offset;
         let feed = OwnedFeed { fence: self.believed, archives, is_leaving };
         self.feeds.send_modify(|feeds| {
@@ -207,17 +208,17 @@ impl World {
     }
 
     /// Takes the partition over, without the knowledge of the deliverer.
-    pub(super) async fn take_over(&mut self) {
+    pub(crate) async fn take_over(&mut self) {
         self.fence = Fence(self.fence.0 + 1);
         self.store.take_over(PARTITION, self.fence, TOPIC).await.unwrap();
     }
 
     /// Ends the task as a crash does.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.task.take().unwrap().abort();
     }
 
-    pub(super) async fn archive(&mut self, rows: Vec<(ConversationId, Row)>, more: impl FnOnce(&mut Delta)) {
+    pub(crate) async fn archive(&mut self, rows: Vec<(ConversationId, Row)>, more: impl FnOnce(&mut Delta)) {
         let to = Position { offset: self.position.offset + rows.len() as u64 + 1, hash: [0; 16] };
         let head = |(conversation, last_seq): (&ConversationId, &u64)| {
             let head = Head { last_seq: *last_seq, ..Head::default() };
@@ -243,7 +244,7 @@ impl World {
         self.own(false);
     }
 
-    pub(super) fn row(
+    pub(crate) fn row(
         &mut self,
         key: &str,
         body: impl FnOnce(ConversationId) -> Body,
@@ -259,11 +260,11 @@ impl World {
         )
     }
 
-    pub(super) fn message(&mut self, key: &str) -> (ConversationId, Row) {
+    pub(crate) fn message(&mut self, key: &str) -> (ConversationId, Row) {
         self.message_of(key, "ann", Content::text("hi"))
     }
 
-    pub(super) fn message_of(&mut self, key: &str, sender: &str, content: Content) -> (ConversationId, Row) {
+    pub(crate) fn message_of(&mut self, key: &str, sender: &str, content: Content) -> (ConversationId, Row) {
         let content = content.encode_to_vec().into();
         self.row(key, |conversation| {
             Body::Message(Message {
@@ -281,22 +282,22 @@ impl World {
         })
     }
 
-    pub(super) async fn messages(&mut self, keys: &[&str]) {
+    pub(crate) async fn messages(&mut self, keys: &[&str]) {
         let rows = keys.iter().map(|key| self.message(key)).collect();
         self.archive(rows, |_| {}).await;
     }
 
-    pub(super) fn shown(&self) -> WebhookStatus {
+    pub(crate) fn shown(&self) -> WebhookStatus {
         self.status.as_ref().unwrap().borrow().clone()
     }
 }
 
 /// Lets time pass on the paused clock.
-pub(super) async fn pass(seconds: u64) {
+pub(crate) async fn pass(seconds: u64) {
     pass_time(Duration::from_secs(seconds)).await;
 }
 
 /// Lets a time pass on the paused clock.
-pub(super) async fn pass_time(time: Duration) {
+pub(crate) async fn pass_time(time: Duration) {
     tokio::time::timeout(time, std::future::pending::<()>()).await.ok();
 }

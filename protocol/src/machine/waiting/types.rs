@@ -1,0 +1,117 @@
+//! Inputs and outputs of the notices that messages wait.
+
+use std::time::Duration;
+
+use crate::{
+    Time,
+    id::{ConversationId, UserId},
+};
+
+/// Settings of the notices of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingSettings {
+    /// Shortest time between two notices about a conversation to a user.
+    pub repeat: Duration,
+    /// Time for which a notice fails while others succeed, until it is dropped.
+    pub failing_max: Duration,
+}
+
+/// Message that may wait for users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingMessage {
+    /// Number in the feed of its partition.
+    pub number: u64,
+    /// Conversation.
+    pub conversation: ConversationId,
+    /// Seq in the conversation.
+    pub seq: u64,
+    /// Receive time in ms since 1970.
+    pub time: u64,
+    /// Sender.
+    pub sender: UserId,
+}
+
+/// Recipient of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingRecipient {
+    /// User.
+    pub user: UserId,
+    /// Whether the message mentions the user.
+    pub is_mentioned: bool,
+}
+
+/// When the feed is read next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitingLook {
+    /// At once: more is due.
+    Now,
+    /// Then: the next entry is due.
+    At(Time),
+    /// After the next archive: there is no further entry.
+    Archived,
+}
+
+/// Messages of the feed of a partition that are due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingPage {
+    /// Number behind which the driver has read.
+    pub after: u64,
+    /// Last number of the page, whether or not its entry is a message with recipients.
+    pub end: u64,
+    /// Messages by rising number, each with its recipients.
+    pub messages: Vec<(WaitingMessage, Vec<WaitingRecipient>)>,
+    /// Next read.
+    pub next: WaitingLook,
+}
+
+/// Notice that may be due: messages of a conversation since the last notice to the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingNotice {
+    /// Recipient.
+    pub user: UserId,
+    /// Newest message.
+    pub newest: WaitingMessage,
+    /// Number of messages.
+    pub count: u64,
+    /// Whether one of them mentions the user.
+    pub is_mentioned: bool,
+    /// Whether it is sent in a request of its own, because it has failed before.
+    pub is_alone: bool,
+}
+
+/// Notices that are decided together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingRound {
+    /// Number of the round, for its outcomes.
+    pub ticket: u64,
+    /// Notices, at most [`super::ROUND_MAX`], each of another user or conversation.
+    pub notices: Vec<WaitingNotice>,
+}
+
+/// Outcome of a notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitingOutcome {
+    /// Nothing waits, or the user wants no notice.
+    Settled,
+    /// The receiver has taken the notice.
+    Noticed,
+    /// The receiver has refused the request, with a status from 400 to 499 that has no other meaning.
+    Refused,
+    /// The request failed otherwise.
+    Failed,
+    /// The receiver asked to wait for this long.
+    Busy(Duration),
+    /// The receiver wants no events any more.
+    Gone,
+    /// The node could not decide it.
+    Undecided,
+}
+
+/// Number up to which everything of a partition is decided, to be saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingSave {
+    /// Partition.
+    pub partition: u32,
+    /// Feed number.
+    pub number: u64,
+}

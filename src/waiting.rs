@@ -1,0 +1,78 @@
+//! Notices to endpoints of webhooks that messages wait for users, for push providers (ADR 35).
+//!
+//! [`tidegate_protocol::machine::waiting`] decides when a notice may be due and what is saved; this module reads the feed
+//! `delayMs` behind, finds the recipients of its messages, and asks, when a notice may be due, what they have read and
+//! acked. Nothing here delays an owner or a delivery. What does not answer counts as not acked, so a failure costs a notice
+//! too many and none too few; only the store has to answer.
+//!
+//! **Memory.** An endpoint with notices holds at most [`tidegate_protocol::machine::waiting::WAITING_MAX`] of them, those of
+//! one page more, and [`tidegate_protocol::machine::waiting::RECENT_MAX`] pairs of user and conversation, about 25 MiB at
+//! the most, on each node. A round has at most [`tidegate_protocol::machine::waiting::ROUND_MAX`] notices.
+
+mod cursor;
+mod due;
+mod encode;
+mod notifier;
+mod recipients;
+mod round;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tidegate_protocol::machine::webhook::WebhookEvent;
+use tokio::sync::watch;
+
+use self::notifier::Notifier;
+use crate::{
+    cluster::{Cluster, OwnedFeeds},
+    connections::Connections,
+    store::{Store, StoreError},
+    webhooks::{EndpointCompanion, FoundEntry, WebhookPermits, WebhookPlan, read_entries},
+};
+
+/// Sender of notices of a node, for all endpoints that want some.
+pub struct WaitingNotices {
+    cluster: Arc<Cluster>,
+    connections: Arc<Connections>,
+    store: Arc<dyn Store>,
+    small_group_max: usize,
+}
+
+impl WaitingNotices {
+    /// Creates the sender of a node. Members of groups up to `small_group_max` get notices of all messages, those of larger
+    /// ones of messages that mention them.
+    pub fn new(cluster: Arc<Cluster>, connections: Arc<Connections>, small_group_max: usize) -> Self {
+        let store = &cluster.ports.store;
+        let store = store.for_back_ends().unwrap_or_else(|| Arc::clone(store));
+        Self { cluster, connections, store, small_group_max }
+    }
+}
+
+/// Reads what all of the events are about; `None` if the store lacks an entry: it fell back to an older state.
+async fn read_all(store: &dyn Store, events: &[WebhookEvent]) -> Result<Option<Vec<FoundEntry>>, StoreError> {
+    let mut found = Vec::with_capacity(events.len());
+    while found.len() < events.len() {
+        // At least one is read each time.
+        match read_entries(store, &events[found.len()..]).await? {
+            Some(more) if !more.is_empty() => found.extend(more),
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(found))
+}
+
+#[async_trait]
+impl EndpointCompanion for WaitingNotices {
+    async fn accompany(
+        self: Arc<Self>,
+        owned: watch::Receiver<OwnedFeeds>,
+        plans: watch::Receiver<Arc<WebhookPlan>>,
+        permits: Arc<WebhookPermits>,
+    ) {
+        let plan = Arc::clone(&plans.borrow());
+        Notifier::new(self, plan, permits).run(owned, plans).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

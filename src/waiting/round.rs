@@ -1,0 +1,277 @@
+//! One round: what the users of its notices have read and acked, and the requests with those that are due.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures_util::stream::{self, StreamExt as _};
+use tidegate_protocol::{
+    id::{ConversationId, UserId},
+    machine::{
+        waiting::{WaitingNotice, WaitingOutcome, WaitingRound},
+        webhook::{WebhookEvent, WebhookEventKind, WebhookOutcome},
+    },
+    settings::Push,
+};
+
+use super::{
+    WaitingNotices,
+    encode::{NoticeFacts, encode},
+    read_all,
+};
+use crate::{
+    clock::wall_ms,
+    conversation::{reader::Reader, unread::View, unread_counts},
+    hooks::{WebhookReply, WebhookRequest},
+    link::AckQuery,
+    log_limit::log_limited,
+    store::{StoreError, Summary},
+    webhooks::{
+        FoundEntry, WaitingForm, WaitingPlan, WaitingPreview, WaitingUnless, WebhookPermits, WebhookPlan,
+        request_body,
+    },
+};
+
+/// Users whose conversations are read at a time.
+const USERS_AT_ONCE: usize = 8;
+
+/// Longest count of all unread messages; without it, a notice has no badge.
+const BADGE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// What a user has of the conversation of a notice.
+enum Standing {
+    /// The store could not be read.
+    Unknown,
+    /// Nothing waits, or the user wants no notice.
+    Settled,
+    /// Number of unread messages of the conversation.
+    Waits(u64),
+}
+
+/// Round of an endpoint that is being decided.
+pub(super) struct RoundTask {
+    pub(super) parts: Arc<WaitingNotices>,
+    pub(super) plan: Arc<WebhookPlan>,
+    pub(super) waiting: WaitingPlan,
+    pub(super) permits: Arc<WebhookPermits>,
+}
+
+/// Notice that is due, with its place in the round.
+struct Due {
+    place: usize,
+    facts: NoticeFacts,
+}
+
+/// Conversations of one user, at these places of the round.
+struct UserRead {
+    reader: Reader,
+    places: Vec<usize>,
+    summaries: Result<Vec<Option<Summary>>, StoreError>,
+}
+
+/// Result of a round.
+pub(super) struct DecidedRound {
+    pub(super) ticket: u64,
+    /// Outcomes, in the order of the notices.
+    pub(super) outcomes: Vec<WaitingOutcome>,
+    /// Reason of a failure.
+    pub(super) error: Option<String>,
+}
+
+impl RoundTask {
+    /// Decides the notices of a round, and sends those that are due.
+    pub(super) async fn run(self, round: WaitingRound) -> DecidedRound {
+        let WaitingRound { ticket, notices } = round;
+        let mut outcomes = vec![WaitingOutcome::Undecided; notices.len()];
+        let mut due = Vec::new();
+        for (place, (notice, standing)) in notices.iter().zip(self.standings(&notices).await).enumerate() {
+            match standing {
+                Standing::Unknown => {}
+                Standing::Settled => outcomes[place] = WaitingOutcome::Settled,
+                Standing::Waits(unread) => {
+                    let facts = NoticeFacts { notice: notice.clone(), unread, badge: None, devices: None };
+                    due.push(Due { place, facts });
+                }
+            }
+        }
+        for it in self.drop_seen(&mut due).await {
+            outcomes[it] = WaitingOutcome::Settled;
+        }
+        if self.waiting.form.badge {
+            self.count_badges(&mut due).await;
+        }
+        let requests: Vec<_> = self.requests(due).into_iter().map(|some| self.send(some)).collect();
+        let mut sent = stream::iter(requests).buffer_unordered(self.plan.delivery.parallel.max(1));
+        let mut error = None;
+        while let Some((places, reply)) = sent.next().await {
+            let outcome = outcome(&reply);
+            places.into_iter().for_each(|place| outcomes[place] = outcome);
+            error = error.or(reply.error);
+        }
+        DecidedRound { ticket, outcomes, error }
+    }
+
+    /// Returns what the users have of the conversations, in order.
+    async fn standings(&self, notices: &[WaitingNotice]) -> Vec<Standing> {
+        let mut by_user = BTreeMap::<&UserId, Vec<usize>>::new();
+        for (place, notice) in notices.iter().enumerate() {
+            by_user.entry(&notice.user).or_default().push(place);
+        }
+        let mut all: Vec<Standing> = notices.iter().map(|_| Standing::Unknown).collect();
+        let users: Vec<UserId> = by_user.keys().map(|user| (*user).clone()).collect();
+        let settings = match self.parts.store.settings_of(&users).await {
+            Ok(settings) => settings,
+            Err(error) => {
+                unread(&error);
+                return all;
+            }
+        };
+        let mut reads = Vec::with_capacity(users.len());
+        for ((user, places), settings) in by_user.into_iter().zip(settings) {
+            let keys: Vec<ConversationId> =
+                places.iter().map(|place| notices[*place].newest.conversation.clone()).collect();
+            let reader = Reader::with_settings(user.clone(), &settings, wall_ms());
+            reads.push(self.read_user(reader, places, keys));
+        }
+        let mut read = stream::iter(reads).buffer_unordered(USERS_AT_ONCE);
+        while let Some(UserRead { reader, places, summaries }) = read.next().await {
+            match summaries {
+                Ok(summaries) => {
+                    for (place, summary) in places.into_iter().zip(summaries) {
+                        all[place] = standing(&reader, &notices[place], summary);
+                    }
+                }
+                Err(error) => unread(&error),
+            }
+        }
+        all
+    }
+
+    /// Reads the conversations of a user, at these places of the round.
+    async fn read_user(&self, reader: Reader, places: Vec<usize>, keys: Vec<ConversationId>) -> UserRead {
+        let summaries = self.parts.store.summaries(&keys, &reader.user).await;
+        UserRead { reader, places, summaries }
+    }
+
+    /// Removes the notices of users who have a device that has acked the message, or that is connected, and returns their
+    /// places.
+    async fn drop_seen(&self, due: &mut Vec<Due>) -> Vec<usize> {
+        let WaitingForm { unless, .. } = self.waiting.form;
+        if unless == WaitingUnless::Read || due.is_empty() {
+            return Vec::new();
+        }
+        let query = |it: &Due| AckQuery {
+            user: it.facts.notice.user.clone(),
+            conversation: it.facts.notice.newest.conversation.clone(),
+            seq: it.facts.notice.newest.seq,
+        };
+        let queries: Vec<AckQuery> = due.iter().map(query).collect();
+        let devices = self.parts.connections.acks(&queries).await;
+        let mut seen = Vec::new();
+        let all = std::mem::take(due).into_iter().zip(devices);
+        for (mut it, devices) in all {
+            if devices.has_acked() || unless == WaitingUnless::Online && devices.is_online() {
+                seen.push(it.place);
+                continue;
+            }
+            it.facts.devices = Some(devices);
+            due.push(it);
+        }
+        seen
+    }
+
+    /// Counts the unread messages of each user, as far as there is time.
+    async fn count_badges(&self, due: &mut [Due]) {
+        let mut users: Vec<UserId> = due.iter().map(|it| it.facts.notice.user.clone()).collect();
+        users.sort();
+        users.dedup();
+        let store = &*self.parts.store;
+        let Ok(counts) = unread_counts::count(store, &users, None, wall_ms(), BADGE_TIME_MAX).await else {
+            return;
+        };
+        for it in due {
+            let place = users.binary_search(&it.facts.notice.user).ok();
+            let count = place.and_then(|place| counts.get(place).copied().flatten());
+            it.facts.badge = count.filter(|count| !count.is_partial).map(|count| count.unread);
+        }
+    }
+
+    /// Distributes notices to requests.
+    fn requests(&self, due: Vec<Due>) -> Vec<Vec<Due>> {
+        let (alone, together): (Vec<Due>, Vec<Due>) =
+            due.into_iter().partition(|it| it.facts.notice.is_alone);
+        let mut requests: Vec<Vec<Due>> = alone.into_iter().map(|it| vec![it]).collect();
+        let mut together = together.into_iter().peekable();
+        while together.peek().is_some() {
+            requests.push(together.by_ref().take(self.plan.delivery.batch_max.max(1)).collect());
+        }
+        requests
+    }
+
+    /// Sends notices in one request.
+    async fn send(&self, due: Vec<Due>) -> (Vec<usize>, WebhookReply) {
+        let places = due.iter().map(|it| it.place).collect();
+        let unsent = |error: String| WebhookReply {
+            outcome: WebhookOutcome::Unsent,
+            status: None,
+            error: Some(error),
+        };
+        let preview = self.waiting.form.preview;
+        let mut found = Vec::new();
+        if preview == WaitingPreview::Content {
+            match self.contents(&due).await {
+                Ok(Some(contents)) => found = contents,
+                Ok(None) => return (places, unsent("the store lacks a message; it fell back".into())),
+                Err(error) => return (places, unsent(error.to_string())),
+            }
+        }
+        let source = &self.plan.source;
+        let events = due.iter().enumerate().map(|(n, it)| encode(source, preview, &it.facts, found.get(n)));
+        let attempt = if due.iter().any(|it| it.facts.notice.is_alone) { 2 } else { 1 };
+        let Some(body) = request_body(&self.plan, events.collect()) else {
+            return (places, unsent("no notice".into()));
+        };
+        let _permit = self.permits.acquire(&self.waiting.consumer, self.plan.delivery.parallel).await;
+        (places, self.plan.receiver.send(&WebhookRequest { body, attempt, is_resent: false }).await)
+    }
+
+    /// Reads the newest messages of notices.
+    async fn contents(&self, due: &[Due]) -> Result<Option<Vec<FoundEntry>>, StoreError> {
+        let event = |it: &Due| WebhookEvent {
+            conversation: it.facts.notice.newest.conversation.clone(),
+            seq: it.facts.notice.newest.seq,
+            kind: WebhookEventKind::Message,
+        };
+        read_all(&*self.parts.store, &due.iter().map(event).collect::<Vec<_>>()).await
+    }
+}
+
+fn unread(error: &StoreError) {
+    log_limited!(warn, %error, "store not read for notices that messages wait; retrying");
+}
+
+/// Returns what a user has of the conversation of a notice.
+fn standing(reader: &Reader, notice: &WaitingNotice, summary: Option<Summary>) -> Standing {
+    // The store fell back to a state without the conversation.
+    let Some(summary) = summary else { return Standing::Unknown };
+    let Some(member_view) = summary.member_view else { return Standing::Settled };
+    let conversation = &notice.newest.conversation;
+    let view = View::new(conversation, &summary.head, &member_view);
+    if !Push::of_group(&summary.head.settings).wants(notice.is_mentioned) {
+        return Standing::Settled;
+    }
+    let is_seen = view.user_state().floor().seq >= notice.newest.seq || view.unread() == 0;
+    if !view.is_in || is_seen || !view.shows(notice.newest.seq) {
+        return Standing::Settled;
+    }
+    Standing::Waits(reader.unread(conversation, &view))
+}
+
+const fn outcome(reply: &WebhookReply) -> WaitingOutcome {
+    match reply.outcome {
+        WebhookOutcome::Taken | WebhookOutcome::Passed => WaitingOutcome::Noticed,
+        WebhookOutcome::Refused(_) => WaitingOutcome::Refused,
+        WebhookOutcome::Busy(wait) => WaitingOutcome::Busy(wait),
+        WebhookOutcome::Gone => WaitingOutcome::Gone,
+        WebhookOutcome::Failed(_) => WaitingOutcome::Failed,
+        WebhookOutcome::Unsent => WaitingOutcome::Undecided,
+    }
+}

@@ -1,0 +1,188 @@
+//! Stories of notices on a paused clock, over the store in memory: who gets one, when, and what it has.
+
+mod failures;
+mod world;
+
+use serde_json::{Value, json};
+use tidegate_protocol::record::mode;
+
+use self::world::{Notices, form, mention, pass, silent};
+use crate::webhooks::{WaitingForm, WaitingPreview, WaitingUnless, WebhookFilter};
+
+#[tokio::test(start_paused = true)]
+async fn direct_message_that_nobody_reads_is_one_notice_after_the_delay() {
+    let mut world = Notices::start(form()).await;
+    world.text("d:ann:bob").await;
+    pass(4).await;
+    assert_eq!(world.sent(), [""; 0], "not before the delay");
+    pass(3).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/1 1"], "the sender gets none");
+    world.text("d:ann:bob").await;
+    world.text("d:ann:bob").await;
+    pass(20).await;
+    assert_eq!(world.sent().len(), 1, "not within the repeat interval");
+    pass(20).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/1 1", "bob d:ann:bob/3 2"]);
+    assert_eq!(world.last()["unread"], json!(3));
+    pass(600).await;
+    assert_eq!(world.sent().len(), 2, "nothing is repeated without a message");
+}
+
+#[tokio::test(start_paused = true)]
+async fn notice_has_no_more_of_the_message_than_the_preview_allows() {
+    let mut world = Notices::start(form()).await;
+    world.text("d:ann:bob").await;
+    pass(7).await;
+    let plain = world.last();
+    for name in ["from", "preview", "badge"] {
+        assert_eq!(plain.get(name), None, "{name}");
+    }
+    assert_eq!((&plain["mentioned"], &plain["devices"]), (&json!(false), &json!([])));
+    world.form = WaitingForm { preview: WaitingPreview::Sender, badge: true, ..form() };
+    world.change(|_| {});
+    for _ in 0..2 {
+        world.say("d:bob:cat", "bob", |_| {}).await;
+    }
+    pass(7).await;
+    assert_eq!((&world.last()["from"], &world.last()["badge"]), (&json!("bob"), &json!(2)));
+    world.form = WaitingForm { preview: WaitingPreview::Content, ..form() };
+    world.change(|_| {});
+    let long = "ä".repeat(300);
+    world.say("d:ann:dan", "ann", |it| it.content = prost_text(&long)).await;
+    pass(7).await;
+    let preview = world.last()["preview"].clone();
+    assert_eq!(preview, json!({"text": "ä".repeat(256), "cut": true}));
+}
+
+fn prost_text(text: &str) -> bytes::Bytes {
+    prost::Message::encode_to_vec(&tidegate_protocol::content::Content::text(text)).into()
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_of_a_small_group_get_notices_and_of_a_large_one_those_who_are_mentioned() {
+    let mut world = Notices::start(form()).await;
+    world.members("g:tea", &["ann", "bob", "cat"]);
+    world.say("g:tea", "ann", mention(&["cat", "zoe"])).await;
+    let many = ["ann", "bob", "cat", "dan", "eve"];
+    world.members("g:all", &many);
+    world.say("g:all", "bob", |_| {}).await;
+    world.say("g:all", "bob", mention(&["dan", "zoe"])).await;
+    world.members("g:big", &many);
+    world.say("g:big", "bob", mention(&["*"])).await;
+    pass(7).await;
+    let mut sent = world.sent();
+    sent.sort();
+    assert_eq!(sent, ["bob g:tea/1 1", "cat g:tea/1 1", "dan g:all/2 1"], "only admins mention all");
+    let mentioned = |id: &str| world.world.script.data(id)["mentioned"].clone();
+    assert_eq!(
+        (mentioned("waiting/bob/g:tea/1"), mentioned("waiting/cat/g:tea/1")),
+        (json!(false), json!(true))
+    );
+    world.say("g:big", "ann", mention(&["*"])).await;
+    pass(7).await;
+    let of_all: Vec<String> = world.sent().into_iter().filter(|it| it.contains("g:big")).collect();
+    assert_eq!(of_all.len(), 4, "all but the sender: {of_all:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn push_setting_of_a_group_narrows_its_notices() {
+    let mut world = Notices::start(form()).await;
+    for (key, word) in [("g:all", "all"), ("g:some", "mentions"), ("g:none", "none"), ("g:odd", "loud")] {
+        world.members(key, &["ann", "bob", "cat"]);
+        world.push(key, word);
+        world.say(key, "ann", mention(&["cat"])).await;
+    }
+    pass(7).await;
+    let mut sent = world.sent();
+    sent.sort();
+    let expected = ["bob g:all/1 1", "bob g:odd/1 1", "cat g:all/1 1", "cat g:odd/1 1", "cat g:some/1 1"];
+    assert_eq!(sent, expected, "a word of a newer version counts as absent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_unpushed_and_recalled_messages_are_no_notice() {
+    let mut world = Notices::start(form()).await;
+    world.say("d:ann:bob", "ann", silent).await;
+    world.say("d:ann:bob", "ann", |it| it.flags = mode::NO_PUSH).await;
+    world.text("d:ann:cat").await;
+    world.recall("d:ann:cat", 1).await;
+    world.text("d:ann:dan").await;
+    pass(7).await;
+    assert_eq!(world.sent(), ["dan d:ann:dan/1 1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_that_is_read_or_acked_in_time_is_no_notice() {
+    let mut world = Notices::start(form()).await;
+    for key in ["d:ann:bob", "d:ann:cat", "d:ann:dan"] {
+        world.text(key).await;
+    }
+    world.read("bob", "d:ann:bob", 1).await;
+    world.connect("cat", Some(1)).await;
+    pass(7).await;
+    assert_eq!(world.sent(), ["dan d:ann:dan/1 1"]);
+    let asked: Vec<usize> = world.peer.ack_queries.lock().iter().map(Vec::len).collect();
+    assert_eq!(asked, [1], "one call, of those whom the node has and who have not read it");
+    world.text("d:ann:cat").await;
+    pass(7).await;
+    assert_eq!(world.sent().len(), 2, "the second one is not acked");
+    assert_eq!(world.last()["devices"], json!([{"device": "phone", "seen": "unacked"}]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn condition_of_the_endpoint_decides_what_counts_as_seen() {
+    for (unless, acked_to, count) in [
+        (WaitingUnless::Read, Some(1), 1),
+        (WaitingUnless::Acked, Some(1), 0),
+        (WaitingUnless::Acked, Some(0), 1),
+        (WaitingUnless::Online, Some(0), 0),
+        (WaitingUnless::Online, None, 1),
+    ] {
+        let mut world = Notices::start(WaitingForm { unless, ..form() }).await;
+        world.text("d:ann:bob").await;
+        world.connect("bob", acked_to).await;
+        pass(10).await;
+        assert_eq!(world.sent().len(), count, "{unless:?} {acked_to:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn filter_of_the_endpoint_counts_for_notices() {
+    let mut world = Notices::start(form()).await;
+    let filter = |conversations: &[&str], users: &[&str]| {
+        let owned = |some: &[&str]| some.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+        WebhookFilter::new(&owned(&["x"]), &owned(conversations), &owned(users)).unwrap()
+    };
+    world.change(|plan| plan.filter = filter(&["d:*"], &["cat"]));
+    world.members("g:tea", &["ann", "cat"]);
+    for (key, sender) in [("d:ann:bob", "ann"), ("d:ann:cat", "ann"), ("d:cat:dan", "cat"), ("g:tea", "ann")]
+    {
+        world.say(key, sender, |_| {}).await;
+    }
+    pass(7).await;
+    let mut sent = world.sent();
+    sent.sort();
+    assert_eq!(sent, ["cat d:ann:cat/1 1", "dan d:cat:dan/1 1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoint_without_notices_gets_none_and_one_that_begins_later_those_after_its_start() {
+    let mut world = Notices::start(form()).await;
+    world.change(|plan| plan.waiting = None);
+    world.text("d:ann:bob").await;
+    pass(60).await;
+    assert_eq!(world.sent(), [""; 0]);
+    world.change(|plan| plan.waiting.as_mut().unwrap().start = crate::webhooks::WebhookStart::Now);
+    pass(1).await;
+    world.text("d:ann:cat").await;
+    pass(7).await;
+    let sent = world.sent();
+    assert!(sent.contains(&"cat d:ann:cat/1 1".to_owned()), "{sent:?}");
+    world.change(|plan| plan.is_paused = true);
+    world.text("d:ann:dan").await;
+    pass(60).await;
+    assert_eq!(world.sent(), sent, "it is paused");
+    world.change(|_| {});
+    pass(7).await;
+    assert_eq!(world.last()["user"], Value::from("dan"));
+}

@@ -1,0 +1,132 @@
+//! Stories of failures: of the receiver, a node, the routes, the store and the owner. None costs a notice.
+
+use tidegate_protocol::machine::webhook::{WebhookFailure, WebhookOutcome};
+
+use super::*;
+use crate::fault::{Fault, Rates};
+
+#[tokio::test(start_paused = true)]
+async fn receiver_that_was_down_for_an_hour_gets_one_notice_for_each_conversation_that_is_unread() {
+    let mut world = Notices::start(form()).await;
+    for key in ["d:ann:bob", "d:ann:cat", "d:ann:dan"] {
+        for seq in 1..=20 {
+            let id = format!("waiting/{}/{key}/{seq}", &key[6..]);
+            world.world.script.refuse(&id, WebhookOutcome::Failed(WebhookFailure::Timeout));
+        }
+    }
+    for minute in 0..60 {
+        if minute % 3 == 0 {
+            for key in ["d:ann:bob", "d:ann:cat", "d:ann:dan"] {
+                world.text(key).await;
+            }
+        }
+        pass(60).await;
+    }
+    let tries = world.world.script.requests.lock().len();
+    assert!((10..80).contains(&tries), "{tries} requests in an hour");
+    world.read("cat", "d:ann:cat", 20).await;
+    world.world.script.requests.lock().clear();
+    world.world.script.outcomes.lock().clear();
+    pass(900).await;
+    let mut sent = world.sent();
+    sent.sort();
+    assert_eq!(sent, ["bob d:ann:bob/20 20", "dan d:ann:dan/20 20"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn owner_that_crashes_while_the_receiver_is_down_loses_no_notice_and_floods_nobody() {
+    let mut world = Notices::start(form()).await;
+    for seq in 1..=40 {
+        let id = format!("waiting/bob/d:ann:bob/{seq}");
+        world.world.script.refuse(&id, WebhookOutcome::Refused(400));
+    }
+    for _ in 0..40 {
+        world.text("d:ann:bob").await;
+        pass(10).await;
+    }
+    world.kill();
+    world.world.script.requests.lock().clear();
+    world.world.script.outcomes.lock().clear();
+    world.run();
+    pass(60).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/40 40"]);
+    world.kill();
+    world.run();
+    pass(60).await;
+    assert_eq!(world.sent().len(), 1, "what was taken is saved");
+}
+
+#[tokio::test(start_paused = true)]
+async fn former_owner_stops_and_the_next_one_goes_on() {
+    let mut world = Notices::start(form()).await;
+    world.text("d:ann:bob").await;
+    pass(10).await;
+    world.world.take_over().await;
+    world.text("d:ann:cat").await;
+    pass(10).await;
+    world.text("d:ann:dan").await;
+    pass(10).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/1 1", "cat d:ann:cat/1 1"], "until its cursor is refused");
+    world.world.believed = world.world.fence;
+    world.world.own(false);
+    pass(10).await;
+    let mut sent = world.sent();
+    sent.sort();
+    assert_eq!(sent, ["bob d:ann:bob/1 1", "cat d:ann:cat/1 1", "cat d:ann:cat/1 1", "dan d:ann:dan/1 1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_does_not_answer_costs_a_notice_too_many() {
+    let mut world = Notices::start(form()).await;
+    world.text("d:ann:bob").await;
+    world.connect("bob", None).await;
+    pass(7).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/1 1"]);
+    assert_eq!(world.last()["devices"], json!([{"device": "phone", "seen": "unknown"}]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_fails_delays_notices_and_loses_none() {
+    let mut world = Notices::start(form()).await;
+    world.world.faults.set_rates(Rates { fail: 300, lose_answer: 100, ..Rates::default() });
+    for _ in 0..20 {
+        world.text("d:ann:bob").await;
+        world.text("d:ann:cat").await;
+        pass(5).await;
+    }
+    world.world.faults.set_rates(Rates::default());
+    pass(60).await;
+    let sent = world.sent();
+    let newest = |user: &str| sent.iter().rfind(|it| it.starts_with(user)).cloned().unwrap_or_default();
+    assert!(newest("bob").starts_with("bob d:ann:bob/20") && newest("cat").starts_with("cat d:ann:cat/20"));
+    assert!(sent.len() <= 12, "{sent:?}");
+    world.world.faults.plan("save_cursor", Fault::Fail);
+    world.text("d:ann:dan").await;
+    pass(10).await;
+    assert_eq!(world.last()["user"], json!("dan"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_410_stops_notices_until_the_endpoint_is_resumed() {
+    let mut world = Notices::start(form()).await;
+    world.world.script.refuse("waiting/bob/d:ann:bob/1", WebhookOutcome::Gone);
+    world.text("d:ann:bob").await;
+    pass(10).await;
+    world.world.script.outcomes.lock().clear();
+    pass(600).await;
+    assert_eq!(world.sent().len(), 1);
+    world.change(|plan| plan.waiting.as_mut().unwrap().resumed = 1);
+    pass(5).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/1 1"; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn badge_that_takes_too_long_is_left_out() {
+    let mut world = Notices::start(WaitingForm { badge: true, ..form() }).await;
+    world.text("d:ann:bob").await;
+    let gate = crate::fault::Gate::new();
+    world.world.faults.plan("memberships_of", Fault::Hold(gate));
+    pass(10).await;
+    assert_eq!(world.last().get("badge"), None);
+    assert_eq!(world.sent(), ["bob d:ann:bob/1 1"]);
+}
