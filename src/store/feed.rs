@@ -17,7 +17,7 @@ mod batch;
 pub(crate) use self::batch::{DamagedFeed, EncodedBatch, FeedRow, FeedState, first_number, is_expired, page};
 
 /// Most consumers that have cursors. The first cursor of a further one is refused as [`CursorOutcome::Full`].
-pub const FEED_CONSUMERS_MAX: usize = 64;
+pub const FEED_CONSUMERS_MAX: usize = 128;
 
 /// Longest cursor of a consumer in a partition, in bytes.
 pub const CURSOR_BYTES_MAX: usize = 256 * 1024;

@@ -215,6 +215,7 @@ pub(super) fn plan(receiver: TopicReceiver, contents: TopicContents) -> Result<W
         },
         start,
         is_paused: false,
+        waiting: None,
         orders: Vec::new(),
         receiver: Arc::new(receiver),
     })
