@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use tidegate_protocol::{code::AppCode, id::ConversationKind, record::mode::UNCHECKED};
-use tokio::time::{Instant as Deadline, timeout, timeout_at};
+use tokio::time::timeout;
 
 mod answer;
 mod item;
@@ -19,7 +19,7 @@ mod queue;
 pub use self::item::BeforeQuestion;
 use self::{
     answer::{AnswerLimits, ItemAnswer},
-    queue::{BatchQueue, Waiting},
+    queue::{BatchQueue, BeforeAnswer, Waiting},
 };
 use super::{
     cache::{PairMap, PairQuestion},
@@ -161,9 +161,11 @@ impl BeforeHook {
 }
 
 impl Shared {
-    /// Returns whether a message is accepted after the failure. Users can cause full queues and refusals of requests.
+    /// Returns whether a message is accepted after the failure. Users can cause full queues, refusals of requests, and answers
+    /// that are none, as with a content that becomes too large.
     const fn opens(&self, failure: &HookFailure) -> bool {
-        self.settings.fails_open && !failure.is_refusal() && !failure.is_full()
+        let is_of_server = !failure.is_answered() || failure.is_busy();
+        self.settings.fails_open && is_of_server && !failure.is_full()
     }
 
     /// Returns whether a message begins a direct conversation; it is taken for the first one if the store is unavailable or
@@ -190,17 +192,17 @@ impl Shared {
         has_messages: impl Future<Output = bool>,
     ) -> Result<ItemAnswer, HookFailure> {
         let _admitted = self.questions.admit(&question.sender).ok_or(HookFailure::UserFull)?;
-        let deadline = Deadline::now() + self.settings.timeout;
         let is_first = self.is_first(question, has_messages).await;
         let (waiting, answer) = Waiting::new(question.encode(is_first), question.msg_id.clone());
-        let is_taken = waiting.is_taken();
-        if self.queue.push(waiting)? {
+        let starts = self.queue.push(waiting)?;
+        if starts {
             supervised::spawn("requests of the hook `message.before`", Arc::clone(self).ask_all());
         }
-        match timeout_at(deadline, answer).await {
+        match timeout(self.settings.timeout, answer).await {
             Ok(answer) => answer.unwrap_or(Err(HookFailure::Timeout)),
-            Err(_) if is_taken() => Err(HookFailure::Timeout),
-            // It has waited for others only, which says nothing about the server.
+            // Its request had the whole time.
+            Err(_) if starts => Err(HookFailure::Timeout),
+            // It has waited for others, which says nothing about the server.
             Err(_) => Err(HookFailure::Full),
         }
     }
@@ -209,16 +211,31 @@ impl Shared {
     async fn ask_all(self: Arc<Self>) {
         while let Some(batch) = self.queue.take() {
             self.metrics.hook_before_requests.increment(1);
-            let limits = AnswerLimits { content_bytes_max: self.settings.content_bytes_max };
-            let ids: Vec<_> = batch.iter().map(|it| it.msg_id.clone()).collect();
-            let answers =
-                self.client.call(queue::body(&batch), |body| answer::parse(body, &ids, limits)).await;
-            match answers {
-                Ok(answers) => batch.into_iter().zip(answers).for_each(|(it, answer)| it.answer(answer)),
+            match self.request(&batch).await {
+                Ok(answers) => answer_all(batch, answers),
+                // One message of the list may be the cause, which is no reason to refuse the others.
+                Err(failure) if failure.is_answered() && batch.len() > 1 => {
+                    for item in batch.into_iter().filter(|item| !item.is_over()) {
+                        let one = vec![item];
+                        let answers = self.request(&one).await.unwrap_or_else(|failure| vec![Err(failure)]);
+                        answer_all(one, answers);
+                    }
+                }
                 Err(failure) => batch.into_iter().for_each(|it| it.answer(Err(failure.clone()))),
             }
         }
     }
+
+    /// Sends one request about these items, and returns the answer to each.
+    async fn request(&self, batch: &[Waiting]) -> Result<Vec<BeforeAnswer>, HookFailure> {
+        let limits = AnswerLimits { content_bytes_max: self.settings.content_bytes_max };
+        let ids: Vec<_> = batch.iter().map(|it| it.msg_id.clone()).collect();
+        self.client.call(queue::body(batch), |body| answer::parse(body, &ids, limits)).await
+    }
+}
+
+fn answer_all(batch: Vec<Waiting>, answers: Vec<BeforeAnswer>) {
+    batch.into_iter().zip(answers).for_each(|(it, answer)| it.answer(answer));
 }
 
 /// Returns whether a setting names the room.

@@ -48,7 +48,8 @@ impl<I: Io> Shard<I> {
         }
         match &conn.login {
             Some(login) if self.hub.is_in(&submit.conversation, conn.key.slot) => {
-                let (room, content) = (&submit.conversation, &*submit.content);
+                let content = submit.ruling.sent.as_ref().unwrap_or(&submit.content);
+                let room = &submit.conversation;
                 let limiter = || self.context.limiter.send(&login.route.user, &submit.conversation, self.now);
                 if let Err(fault) = self.admit_send(conn, room, content, can_wait, limiter) {
                     return self.turn_away(conn, submit, &fault);

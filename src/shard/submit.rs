@@ -60,7 +60,7 @@ impl<I: Io> Shard<I> {
         }
         let Some(login) = &conn.login else { return };
         let (ticket, id, order) = (submit.ticket, submit.id, submit.order);
-        let Ruling { denied, sent_hash } = submit.ruling;
+        let Ruling { denied, sent_hash, sent } = submit.ruling;
         let content = submit.content;
         let message = Message {
             conversation: submit.conversation,
@@ -92,7 +92,7 @@ impl<I: Io> Shard<I> {
         let record = Record { origin, received_at, body: Body::Message(message), trace };
         let reserved = match refusal {
             Some(code) => Err(code.into()),
-            None => self.reserve(conn, &record, &content, can_wait),
+            None => self.reserve(conn, &record, sent.as_ref().unwrap_or(&content), can_wait),
         };
         match reserved {
             Ok(()) => {
@@ -106,7 +106,7 @@ impl<I: Io> Shard<I> {
                     let (limits, actions) = (&settings.limits, &mut self.buffers.actions);
                     return refuse_and_go_on(conn, ticket, fault.refusal(), limits, self.now, actions);
                 }
-                if let Some(submit) = submit_of(record, content, ticket, id, order) {
+                if let Some(submit) = submit_of(record, content, sent, ticket, id, order) {
                     self.turn_away(conn, submit, &fault);
                 }
             }
@@ -205,11 +205,18 @@ impl<I: Io> Shard<I> {
     }
 }
 
-/// Returns the send that a record was made of, with its content.
-fn submit_of(record: Record, content: Bytes, ticket: u64, id: u64, order: Order) -> Option<Submit> {
+/// Returns the send that a record was made of, with its content and that of the client, if it is another one.
+fn submit_of(
+    record: Record,
+    content: Bytes,
+    sent: Option<Bytes>,
+    ticket: u64,
+    id: u64,
+    order: Order,
+) -> Option<Submit> {
     let Record { body: Body::Message(message), trace, .. } = record else { return None };
     let Message { conversation, msg_id, attempt, flags, mode, body_hash, .. } = message;
-    let ruling = Ruling { denied: mode.denied, sent_hash: Some(body_hash) };
+    let ruling = Ruling { denied: mode.denied, sent_hash: Some(body_hash), sent };
     Some(Submit { ticket, id, conversation, msg_id, attempt, content, order, flags, trace, ruling })
 }
 

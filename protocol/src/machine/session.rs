@@ -447,8 +447,8 @@ impl Session {
     /// Replies with an error; too many permanent ones close the connection.
     fn refuse(&mut self, id: u64, code: Code, message: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
         self.push_frame(id, ServerBody::Error(code.error(message)), out);
-        // A sender that is left out has made no mistake.
-        if !code.temporary() && code != Code::LeftOut {
+        // A sender that is left out, or whose message the application denies, has made no mistake.
+        if !code.temporary() && !matches!(code, Code::LeftOut | Code::Application(_)) {
             self.forget_errors();
             self.errors = self.errors.saturating_add(1);
             if self.errors >= limits.errors_max {

@@ -1,9 +1,12 @@
 //! Item of a request: a message or an edit, as the hook gets it.
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use prost::Message as _;
 use serde::Serialize;
 use serde_json::Value;
 use tidegate_protocol::{
+    content::Content,
     id::{ConversationId, DeviceId, MsgId, UserId},
     record::flag_words,
 };
@@ -44,6 +47,9 @@ struct Item<'a> {
     first: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     of: Option<u64>,
+    /// Fields of the content that this version does not know, in base64: they reach the receivers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown: Option<String>,
 }
 
 impl BeforeQuestion {
@@ -59,7 +65,13 @@ impl BeforeQuestion {
             flags: flag_words(self.flags),
             first: is_first,
             of: self.of,
+            unknown: unknown_fields(&self.content),
         };
         serde_json::to_vec(&item).unwrap_or_default()
     }
+}
+
+fn unknown_fields(content: &[u8]) -> Option<String> {
+    let unknown = Content::decode(content).map(|content| content.unknown).unwrap_or_default();
+    (!unknown.is_empty()).then(|| STANDARD.encode(unknown))
 }

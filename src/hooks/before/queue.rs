@@ -1,12 +1,6 @@
 //! Queue of questions, which requests take in lists; bounded in number and bytes.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use tidegate_protocol::id::MsgId;
@@ -25,32 +19,30 @@ pub(super) const BATCH_BYTES_MAX: usize = 128 * 1024;
 const QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Answer about an item.
-type Answer = Result<ItemAnswer, HookFailure>;
+pub(super) type BeforeAnswer = Result<ItemAnswer, HookFailure>;
 
 /// Item that waits for a request.
 pub(super) struct Waiting {
     /// Id of the message.
     pub(super) msg_id: MsgId,
     json: Vec<u8>,
-    is_taken: Arc<AtomicBool>,
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<BeforeAnswer>,
 }
 
 impl Waiting {
     /// Creates an item with this JSON, and returns what waits for its answer. Dropped, the item is not sent any more.
-    pub(super) fn new(json: Vec<u8>, msg_id: MsgId) -> (Self, oneshot::Receiver<Answer>) {
+    pub(super) fn new(json: Vec<u8>, msg_id: MsgId) -> (Self, oneshot::Receiver<BeforeAnswer>) {
         let (answer, receiver) = oneshot::channel();
-        (Self { msg_id, json, is_taken: Arc::default(), answer }, receiver)
+        (Self { msg_id, json, answer }, receiver)
     }
 
-    /// Returns a check whether a request has taken the item.
-    pub(super) fn is_taken(&self) -> impl Fn() -> bool + use<> {
-        let is_taken = Arc::clone(&self.is_taken);
-        move || is_taken.load(Ordering::Relaxed)
+    /// Returns whether nobody waits for the answer any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.answer.is_closed()
     }
 
     /// Answers the item; its question may be over.
-    pub(super) fn answer(self, answer: Answer) {
+    pub(super) fn answer(self, answer: BeforeAnswer) {
         self.answer.send(answer).ok();
     }
 }
@@ -115,7 +107,6 @@ impl BatchQueue {
             state.bytes -= item.json.len();
             if !item.answer.is_closed() {
                 bytes += item.json.len();
-                item.is_taken.store(true, Ordering::Relaxed);
                 batch.push(item);
             }
         }

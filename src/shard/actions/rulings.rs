@@ -34,7 +34,7 @@ impl<I: Io> Shard<I> {
             BeforeVerdict::Replaced(content) => {
                 // A retry has the content of the client.
                 submit.ruling.sent_hash = Some(body_hash(&submit.content));
-                submit.content = content.clone();
+                submit.ruling.sent = Some(std::mem::replace(&mut submit.content, content.clone()));
             }
             BeforeVerdict::Denied(denial) => return self.deny_send(conn, submit, denial),
             BeforeVerdict::Unavailable => {

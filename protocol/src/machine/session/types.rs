@@ -237,12 +237,14 @@ pub struct Submit {
 }
 
 /// Decision of the application about a message before its append; the driver sets it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruling {
     /// Refusal that the ledger remembers; the content is left out.
     pub denied: Option<Code>,
     /// Hash of the content as the client sent it, if the submission has another content by now.
     pub sent_hash: Option<Hash16>,
+    /// That content, which limits of contents count.
+    pub sent: Option<Bytes>,
 }
 
 /// Position of a message in the order of its device.

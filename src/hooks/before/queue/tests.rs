@@ -31,7 +31,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Question {
     number: usize,
     bytes: usize,
-    answer: Option<oneshot::Receiver<Answer>>,
+    answer: Option<oneshot::Receiver<BeforeAnswer>>,
 }
 
 fn id(number: usize) -> MsgId {
