@@ -67,6 +67,7 @@ impl FlakyTopic {
             source: "/tidegate/log".to_owned(),
             partitions: Some(4),
             figures: TopicFigures::of_messages(&metrics::install().0),
+            reported: Mutex::default(),
         };
         plan(receiver, contents).unwrap()
     }
@@ -210,6 +211,38 @@ async fn event_too_large_for_the_topic_goes_without_its_content() {
     assert_eq!((data("g:b/1")["gone"].as_str(), data("g:b/1").get("content")), (Some("oversized"), None));
     assert_eq!(data("g:b/2")["content"]["text"], "hi");
     assert_eq!(world.shown().behind, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn event_that_fits_in_no_form_holds_no_later_one() {
+    for (bytes_max, wanted) in [(430, vec!["g:a/1", "g:a/2", "g:a/3"]), (10, Vec::new())] {
+        let (mut world, topic) = (World::new().await, FlakyTopic::new(5));
+        let long = tidegate_protocol::content::Content::text("x".repeat(1_000));
+        let message = world.message_of("g:a", "ann", long);
+        let users = (0..100).map(|nth| UserId::new(&format!("user-{nth}")).unwrap()).collect();
+        let joined = world.row("g:a", |conversation| {
+            Body::Member(MemberChange {
+                conversation,
+                action: MemberAction::Join,
+                users,
+                role: None,
+                by: None,
+                settings: Default::default(),
+                request_id: MsgId::new("r").unwrap(),
+            })
+        });
+        let rows = vec![message, joined, world.message("g:a")];
+        world.archive(rows, |_| {}).await;
+        topic.bytes_max.store(bytes_max, SeqCst);
+        world.start_with(topic.plan());
+        pass(5).await;
+        assert_eq!((topic.ids(), world.shown().behind), (wanted.into_iter().map(str::to_owned).collect(), 0));
+        let changed = topic.events().into_iter().find(|it| it["id"] == "g:a/2");
+        if let Some(changed) = changed {
+            let data = serde_json::json!({"conversation": "g:a", "seq": 2, "gone": "oversized"});
+            assert_eq!((&changed["data"], changed["type"].as_str()), (&data, Some("tidegate.member.joined")));
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
