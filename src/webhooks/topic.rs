@@ -281,7 +281,7 @@ impl WebhookReceiver for TopicReceiver {
 
 impl TopicReceiver {
     /// Returns how many of these numbers were not reported before: lanes at different cursors find the same ones.
-    fn newly_missing(&self, partition: u32, numbers: &RangeInclusive<u64>) -> u64 {
+    pub(super) fn newly_missing(&self, partition: u32, numbers: &RangeInclusive<u64>) -> u64 {
         let mut reported = self.reported.lock();
         let end = reported.entry(partition).or_default();
         let first = (*numbers.start()).max(end.saturating_add(1));
