@@ -4,7 +4,7 @@ wishes of users.
 Usage: search.py follow http://node1:7801,http://node2:7801 INDEX_FILE
        search.py find INDEX_FILE WORDS
 The key of the admin API, where the nodes ask for one, is in the environment as TIDEGATE_API_KEY; it needs the scope content.
-SEARCH_WISHES_SECONDS is the time in which a withdrawn wish is followed; 60 by default.
+SEARCH_WISHES_SECONDS is the pause after each round of questions for the wishes of all users; 60 by default.
 """
 
 import http.client
@@ -14,6 +14,7 @@ import sqlite3
 import sys
 import threading
 import time
+import traceback
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,6 +24,7 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS entries (id INTEGER PRIMARY KEY, conversation TEXT, seq INTEGER, sender TEXT, UNIQUE (conversation, seq));
 CREATE INDEX IF NOT EXISTS senders ON entries (sender);
 CREATE TABLE IF NOT EXISTS wishes (user TEXT PRIMARY KEY, wanted INTEGER);
+CREATE TABLE IF NOT EXISTS returned (user TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS pending (conversation TEXT PRIMARY KEY);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text);
 """
@@ -32,7 +34,7 @@ class Refused(Exception):
     """An answer that no repetition changes; `problem` is its JSON."""
 
     def __init__(self, problem):
-        super().__init__(f"{problem['title']}: {problem['detail']}")
+        super().__init__(f"{problem.get('title')}: {problem.get('detail')}")
         self.problem = problem
 
 
@@ -41,11 +43,24 @@ def text_of(entry):
     return (entry.get("content") or {}).get("text")
 
 
+def problem_of(error):
+    """Returns the problem of an answer that is no success. One that no node has written, such as a proxy's page, is temporary."""
+    try:
+        problem = json.load(error)
+    except (OSError, ValueError, http.client.HTTPException):
+        problem = None
+    return problem if isinstance(problem, dict) and "temporary" in problem else {"temporary": True}
+
+
 class Tidegate:
     """Reads from any of the nodes, and from the next one when a node can't answer."""
 
     def __init__(self, addresses, key=None):
         self.addresses, self.key = list(addresses), key
+
+    def copy(self):
+        """Returns a client of its own for another thread."""
+        return Tidegate(self.addresses, self.key)
 
     def open(self, path, headers=(), timeout=20):
         request = urllib.request.Request(self.addresses[0] + path, headers=dict(headers))
@@ -65,7 +80,7 @@ class Tidegate:
                 with self.open(path) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
-                problem = json.load(error)
+                problem = problem_of(error)
                 if not problem["temporary"]:
                     raise Refused(problem) from None
                 wait = problem.get("retryAfterMs", 200) / 1000
@@ -94,8 +109,9 @@ class Tidegate:
                 return
             page = self.get(f"{path}?cursor={page['newer']}&limit=100")
 
-    def wants_search(self, user):
-        return self.get(f"/v1/users/{urllib.parse.quote(user)}")["settings"].get("search") != "off"
+    def wish(self, user):
+        """Returns "on", "off", or None if the user has not said, or was erased."""
+        return self.get(f"/v1/users/{urllib.parse.quote(user)}")["settings"].get("search") or None
 
 
 class Index:
@@ -106,7 +122,11 @@ class Index:
         self.lock = threading.RLock()
         self.db = sqlite3.connect(file, timeout=30, isolation_level=None, check_same_thread=False)
         self.db.execute("PRAGMA journal_mode = WAL")
+        # What is removed is overwritten in the file, too.
+        self.db.execute("PRAGMA secure_delete = ON")
         self.db.executescript(TABLES)
+        if sqlite3.sqlite_version_info >= (3, 42):
+            self.db.execute("INSERT INTO texts (texts, rank) VALUES ('secure-delete', 1)")
 
     def __enter__(self):
         self.lock.acquire()
@@ -127,6 +147,11 @@ class Index:
 
     def set_state(self, name, value):
         self.rows("INSERT OR REPLACE INTO state VALUES (?, ?)", name, value)
+
+    def read_later(self, conversations):
+        """Notes that these histories are to be read. One that is being read is read again: its row gets another number."""
+        for conversation in conversations:
+            self.rows("INSERT OR REPLACE INTO pending (rowid, conversation) VALUES (random(), ?)", conversation)
 
     def remove(self, condition, *values):
         self.rows(f"DELETE FROM texts WHERE rowid IN (SELECT id FROM entries WHERE {condition})", *values)
@@ -175,13 +200,12 @@ class Indexer:
         with self.index:
             self.index.remove("TRUE")
             self.index.rows("DELETE FROM pending")
-            for conversation in conversations:
-                self.index.rows("INSERT OR IGNORE INTO pending VALUES (?)", conversation)
+            self.index.read_later(conversations)
             self.index.set_state("cursor", cursor)
 
     def read_histories(self):
         """Reads all histories that are still to be read. A history has the newest content of its messages."""
-        for (conversation,) in self.index.rows("SELECT conversation FROM pending"):
+        for number, conversation in self.index.rows("SELECT rowid, conversation FROM pending"):
             for page in self.broker.history(conversation):
                 self.note_wishes(entry.get("sender") for entry in page)
                 with self.index:
@@ -189,32 +213,47 @@ class Indexer:
                         if entry["kind"] == "message":
                             self.index.put(conversation, entry["seq"], entry["sender"], text_of(entry))
             with self.index:
-                self.index.rows("DELETE FROM pending WHERE conversation = ?", conversation)
+                self.index.rows("DELETE FROM pending WHERE rowid = ?", number)
 
     def note_wishes(self, users):
         """Asks for the wishes of users that are not known yet."""
         for user in {user for user in users if user}:
             if not self.index.rows("SELECT 1 FROM wishes WHERE user = ?", user):
-                wanted = self.broker.wants_search(user)
+                wanted = self.broker.wish(user) != "off"
                 with self.index:
                     self.index.rows("INSERT OR IGNORE INTO wishes VALUES (?, ?)", user, wanted)
 
     def follow_wishes(self, seconds):
         """Asks again for the wishes of all users of the index, for ever: no event tells of them."""
         while True:
+            self.read_returned()
             time.sleep(seconds)
             for user, was_wanted in self.index.rows("SELECT user, wanted FROM wishes"):
-                if self.broker.wants_search(user) != bool(was_wanted):
-                    self.change_wish(user, not was_wanted)
+                self.follow_wish(user, was_wanted)
+
+    def follow_wish(self, user, was_wanted):
+        # Only "on" ends a withdrawal: an erasure of the user removes the wish, too.
+        if self.broker.wish(user) == ("off" if was_wanted else "on"):
+            self.change_wish(user, not was_wanted)
 
     def change_wish(self, user, wanted):
-        again = list(self.broker.conversations(f"/v1/users/{urllib.parse.quote(user)}/conversations")) if wanted else []
         with self.index:
             self.index.rows("UPDATE wishes SET wanted = ? WHERE user = ?", wanted, user)
-            if not wanted:
+            if wanted:
+                self.index.rows("INSERT OR IGNORE INTO returned VALUES (?)", user)
+            else:
+                self.index.rows("DELETE FROM returned WHERE user = ?", user)
                 self.index.remove("sender = ?", user)
-            for conversation in again:
-                self.index.rows("INSERT OR IGNORE INTO pending VALUES (?)", conversation)
+        self.read_returned()
+
+    def read_returned(self):
+        """Notes the histories of users who wish to be found again. They are listed after the wish is stored: what comes to a
+        conversation that is not in the list is indexed by its event."""
+        for (user,) in self.index.rows("SELECT user FROM returned"):
+            conversations = list(self.broker.conversations(f"/v1/users/{urllib.parse.quote(user)}/conversations"))
+            with self.index:
+                self.index.read_later(conversations)
+                self.index.rows("DELETE FROM returned WHERE user = ?", user)
         # They are read between two batches of events, or with the next comment.
 
     def stream(self, query, cursor):
@@ -237,10 +276,10 @@ class Indexer:
                         elif line.startswith(b":"):
                             yield None, None, None
             except urllib.error.HTTPError as error:
-                problem = json.load(error)
+                problem = problem_of(error)
                 if not problem["temporary"]:
                     raise Refused(problem) from None
-            except (OSError, http.client.HTTPException):
+            except (OSError, ValueError, http.client.HTTPException):
                 pass
             self.broker.next_node()
 
@@ -275,8 +314,17 @@ class Indexer:
                 data.pop("content")
         return data.get("sender")
 
+    def follow_wishes_or_end(self, seconds):
+        """Follows wishes, and ends the program when that fails: without it a withdrawn message would stay in the index."""
+        try:
+            self.follow_wishes(seconds)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
     def run(self, wishes_seconds):
-        threading.Thread(target=self.follow_wishes, args=[wishes_seconds], daemon=True).start()
+        other = Indexer(self.broker.copy(), self.index)
+        threading.Thread(target=other.follow_wishes_or_end, args=[wishes_seconds], daemon=True).start()
         if self.index.state("cursor") is None:
             self.begin()
         while True:

@@ -14,6 +14,7 @@ mod client;
 mod cluster;
 mod cluster_nemesis;
 mod drain;
+mod edits;
 mod groups;
 mod library;
 mod nemesis;

@@ -422,7 +422,7 @@ impl Person {
             session: session.number,
             conv: push.conversation.clone(),
             seq: push.seq,
-            cid: push.event.is_none().then(|| push.msg_id.clone()),
+            cid: (push.event.is_none() && push.edit.is_none()).then(|| push.msg_id.clone()),
             body,
             via,
         });

@@ -54,7 +54,7 @@ pub struct KafkaConfig {
     /// events.feed, and has as many partitions as the log. Who may read it reads all messages, also those that are recalled
     /// later. Empty: none.
     pub message_topic: String,
-    /// How long the topic of messages keeps an event.
+    /// How long the topic of messages keeps an event, and up to a quarter longer (at least a minute): Kafka removes whole segments.
     pub message_retention_ms: u64,
     /// Security protocol: `plaintext`, `ssl`, `sasl_plaintext` or `sasl_ssl`.
     pub security: String,
@@ -155,6 +155,12 @@ impl KafkaConfig {
         if bytes > 1_000_000_000 { 1_000_000_000 } else { bytes }
     }
 
+    /// Returns the time after which the topic of messages begins a new segment: Kafka removes segments as a whole, so an event may
+    /// stay for that much longer than the retention. The broker's default is a week.
+    pub fn message_segment_ms(&self) -> u64 {
+        (self.message_retention_ms / 4).max(60_000)
+    }
+
     /// Returns `properties` as pairs, without malformed ones, which `check` reports.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.properties.iter().filter_map(|property| property.split_once('='));
@@ -173,15 +179,16 @@ impl KafkaConfig {
             is_name(&self.topic) && is_name(&self.node_topic) && is_name(&self.group),
             "kafka.topic, kafka.node_topic, kafka.group: 1 to 180 letters, digits, dots, underscores and dashes",
         );
+        let nodes = format!("{}.", self.node_topic);
+        let is_of_feed = |name: &String| is_name(name) && *name != self.topic && !name.starts_with(&nodes);
         need(
-            self.event_topic.is_empty() || (is_name(&self.event_topic) && self.event_topic != self.topic),
-            "kafka.event_topic: 1 to 180 letters, digits, dots, underscores and dashes, and not the topic of the log; or leave it empty",
+            self.event_topic.is_empty() || is_of_feed(&self.event_topic),
+            "kafka.event_topic: 1 to 180 letters, digits, dots, underscores and dashes, and neither the topic of the log nor one that begins with kafka.node_topic and a dot; or leave it empty",
         );
-        let others = [&self.topic, &self.event_topic];
         need(
             self.message_topic.is_empty()
-                || (is_name(&self.message_topic) && !others.contains(&&self.message_topic)),
-            "kafka.message_topic: 1 to 180 letters, digits, dots, underscores and dashes, and neither kafka.topic nor kafka.event_topic; or leave it empty",
+                || (is_of_feed(&self.message_topic) && self.message_topic != self.event_topic),
+            "kafka.message_topic: 1 to 180 letters, digits, dots, underscores and dashes, and neither kafka.topic nor kafka.event_topic, nor one that begins with kafka.node_topic and a dot; or leave it empty",
         );
         let address = |broker: &String| {
             broker
@@ -312,7 +319,8 @@ mod tests {
             |more: &[&str]| problem(&[&["node.profile=cluster", "kafka.brokers=[k1:9092]"], more].concat());
         assert_eq!(with(&[topic]), "");
         assert!(with(&[topic, "events.feed=false"]).contains("kafka.message_topic: needs events.feed"));
-        for name in ["tidegate.log", "tidegate.events", "a/b"] {
+        assert!(with(&["kafka.event_topic=tidegate.node.n1"]).contains("kafka.event_topic"));
+        for name in ["tidegate.log", "tidegate.events", "a/b", "tidegate.node.n1"] {
             let set = format!("kafka.message_topic={name}");
             assert!(with(&[&set]).contains("neither kafka.topic nor kafka.event_topic"), "{name}");
         }

@@ -230,6 +230,15 @@ pub(super) fn without_content(json: &[u8]) -> Option<Vec<u8>> {
     Some(event.to_string().into_bytes())
 }
 
+/// Returns an event with nothing but its attributes, the conversation and the number, and says so.
+pub(super) fn without_data(json: &[u8]) -> Option<Vec<u8>> {
+    let mut event: Value = serde_json::from_slice(json).ok()?;
+    let data = event.get_mut("data")?.as_object_mut()?;
+    data.retain(|name, _| ["conversation", "seq"].contains(&name.as_str()));
+    data.insert("gone".into(), json!(OVERSIZED));
+    Some(event.to_string().into_bytes())
+}
+
 /// Attributes of a CloudEvent.
 pub(crate) struct CloudEvent<'a> {
     pub(crate) id: String,

@@ -12,7 +12,8 @@ struct Sample {
     time: u64,
 }
 
-/// Receive times of entries of one partition, in the order of their numbers.
+/// Receive times of entries of one partition, in the order of their numbers. What a later page has before them is added; what it has
+/// between them is left out, since an earlier time stands for it.
 #[derive(Debug, Default)]
 pub(super) struct ReadTimes {
     samples: VecDeque<Sample>,
@@ -29,20 +30,33 @@ impl ReadTimes {
         if self.end > newest {
             *self = Self::default();
         }
+        let mut earlier = VecDeque::new();
         for (number, time) in entries {
             self.end = self.end.max(number);
+            // A lane whose cursor is lower reads what was not read before.
+            if self.samples.front().is_some_and(|first| number < first.number) {
+                earlier.push_back(Sample { number, time });
+                continue;
+            }
             if self.samples.back().is_some_and(|last| number < last.number.saturating_add(self.step.max(1))) {
                 continue;
             }
             self.samples.push_back(Sample { number, time });
-            if self.samples.len() > SAMPLES_MAX {
-                self.step = self.step.max(1).saturating_mul(2);
-                let mut nth = 0_usize;
-                self.samples.retain(|_| {
-                    nth += 1;
-                    nth % 2 == 1
-                });
-            }
+            self.thin_out();
+        }
+        earlier.append(&mut self.samples);
+        self.samples = earlier;
+        self.thin_out();
+    }
+
+    fn thin_out(&mut self) {
+        while self.samples.len() > SAMPLES_MAX {
+            self.step = self.step.max(1).saturating_mul(2);
+            let mut nth = 0_usize;
+            self.samples.retain(|_| {
+                nth += 1;
+                nth % 2 == 1
+            });
         }
     }
 
@@ -77,5 +91,19 @@ mod tests {
         }
         times.note([(500, 7)].into_iter(), 500);
         assert_eq!(times.oldest(499), Some(7), "the store fell back");
+    }
+    #[test]
+    fn entries_before_those_that_were_read_count_too() {
+        let mut times = ReadTimes::default();
+        times.note((1_000..=1_511).map(|number| (number, number * 100)), 1_511);
+        assert_eq!(times.oldest(0), Some(100_000));
+        times.note((1..=512).map(|number| (number, number * 100)), 1_511);
+        assert!(times.samples.len() <= SAMPLES_MAX);
+        assert_eq!(times.oldest(0), Some(100), "of the lane that is behind");
+        for done in (0..1_500).step_by(7) {
+            let found = times.oldest(done).unwrap();
+            assert!(found <= (done + 1) * 100, "{done}: {found}");
+        }
+        assert_eq!(times.oldest(1_511), None);
     }
 }

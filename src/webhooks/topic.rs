@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use async_trait::async_trait;
 use metrics::{Counter, Gauge};
+use parking_lot::Mutex;
 use tidegate_protocol::{
     id::ConversationId,
     machine::webhook::{LANES_MAX, WebhookOutcome, WebhookSettings},
@@ -19,7 +20,7 @@ use tokio::{
 
 use super::{
     deliverer::{WebhookDeliverer, WebhookStatus},
-    event::{gap_event, without_content},
+    event::{gap_event, without_content, without_data},
     filter::{InvalidFilter, WebhookFilter},
     permits::WebhookPermits,
     plan::{WebhookPlan, WebhookReceiver, WebhookStart},
@@ -44,8 +45,9 @@ const LANES: usize = LANES_MAX / 2;
 /// Most events of a request.
 const BATCH_MAX: usize = 100;
 
-/// Time for the report of a gap, for which everything else of the topic waits.
-const GAP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for the report of a gap, for which everything else of the topic waits: longer than that after which the producer of the
+/// topic of messages gives up, so that a slow ack is awaited and none is written twice for it.
+const GAP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval at which the lag is shown.
 const SHOW_INTERVAL: Duration = Duration::from_secs(1);
@@ -91,6 +93,8 @@ pub(super) struct TopicReceiver {
     /// Partitions of the log, for a topic whose partitions are those of the log; otherwise the key decides.
     pub(super) partitions: Option<u32>,
     pub(super) figures: TopicFigures,
+    /// Ends of the gaps that were reported, by partition of the log.
+    pub(super) reported: Mutex<BTreeMap<u32, u64>>,
 }
 
 impl TopicFigures {
@@ -110,11 +114,11 @@ impl TopicFigures {
 
     /// Returns those of changes on the topic of events: only how far it is.
     pub(super) fn of_changes(metrics: &Metrics) -> Self {
-        let (none, uncounted) = (Gauge::noop(), Counter::noop());
+        let uncounted = Counter::noop();
         Self {
             behind: metrics.event_changes_behind.clone(),
-            lag_seconds: none.clone(),
-            unreadable: none,
+            lag_seconds: Gauge::noop(),
+            unreadable: metrics.event_changes_unreadable.clone(),
             events: metrics.event_changes.clone(),
             failures: uncounted.clone(),
             repeated: uncounted.clone(),
@@ -165,6 +169,7 @@ impl FeedTopic {
             source: source.to_owned(),
             partitions: Some(partitions),
             figures: figures.clone(),
+            reported: Mutex::default(),
         };
         let plan = Arc::new(plan(receiver, TopicContents::messages())?);
         Ok(Self { plan, figures, store, owned })
@@ -182,8 +187,13 @@ impl FeedTopic {
         metrics: &Metrics,
     ) -> anyhow::Result<Self> {
         let figures = TopicFigures::of_changes(metrics);
-        let receiver =
-            TopicReceiver { sink, source: source.to_owned(), partitions: None, figures: figures.clone() };
+        let receiver = TopicReceiver {
+            sink,
+            source: source.to_owned(),
+            partitions: None,
+            figures: figures.clone(),
+            reported: Mutex::default(),
+        };
         let plan = Arc::new(plan(receiver, TopicContents::changes()?)?);
         Ok(Self { plan, figures, store, owned })
     }
@@ -262,8 +272,7 @@ impl WebhookReceiver for TopicReceiver {
         let records = vec![EventRecord { key, partition: self.partitions.map(|_| partition), json }];
         let is_published = matches!(timeout(GAP_TIMEOUT, self.sink.publish(records)).await, Ok(Ok(())));
         if is_published {
-            let missing = numbers.end().saturating_sub(*numbers.start()).saturating_add(1);
-            self.figures.missing.increment(missing);
+            self.figures.missing.increment(self.newly_missing(partition, numbers));
         } else {
             log_limited!(warn, partition, "gap of the feed not published to its topic; retrying");
         }
@@ -272,6 +281,15 @@ impl WebhookReceiver for TopicReceiver {
 }
 
 impl TopicReceiver {
+    /// Returns how many of these numbers were not reported before: lanes at different cursors find the same ones.
+    pub(super) fn newly_missing(&self, partition: u32, numbers: &RangeInclusive<u64>) -> u64 {
+        let mut reported = self.reported.lock();
+        let end = reported.entry(partition).or_default();
+        let first = (*numbers.start()).max(end.saturating_add(1));
+        *end = (*numbers.end()).max(*end);
+        numbers.end().saturating_add(1).saturating_sub(first)
+    }
+
     /// Publishes events of different conversations. One that is too large for the topic goes without its content.
     async fn publish(&self, events: &[&EncodedEvent]) -> Result<(), AppendError> {
         let records = events.iter().map(|event| self.record(event, event.json.clone())).collect();
@@ -280,20 +298,31 @@ impl TopicReceiver {
             published => return published,
         }
         for event in events {
-            let rejected = match self.sink.publish(vec![self.record(event, event.json.clone())]).await {
-                Err(AppendError::Rejected(why)) => why,
-                published => {
-                    published?;
-                    continue;
-                }
-            };
-            let json = without_content(&event.json).ok_or(AppendError::Rejected(rejected))?;
-            self.sink.publish(vec![self.record(event, json)]).await?;
+            if !self.is_rejected(event, Some(event.json.clone())).await? {
+                continue;
+            }
             let id = &event.id;
-            log_limited!(error, id, "event too large for its topic; published without content");
             self.figures.oversized.increment(1);
+            if !self.is_rejected(event, without_content(&event.json)).await? {
+                log_limited!(error, id, "event too large for its topic; published without content");
+            } else if !self.is_rejected(event, without_data(&event.json)).await? {
+                log_limited!(error, id, "event too large for its topic; published with its number only");
+            } else {
+                // Repeating it would hold its lane for ever, and its number shows that it is missing.
+                log_limited!(error, id, "event too large for its topic even without data; left out");
+            }
         }
         Ok(())
+    }
+
+    /// Publishes one event in this form; returns whether it is too large for the topic, or has no such form.
+    async fn is_rejected(&self, event: &EncodedEvent, json: Option<Vec<u8>>) -> Result<bool, AppendError> {
+        let Some(json) = json else { return Ok(true) };
+        match self.sink.publish(vec![self.record(event, json)]).await {
+            Ok(()) => Ok(false),
+            Err(AppendError::Rejected(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     fn record(&self, event: &EncodedEvent, json: Vec<u8>) -> EventRecord {

@@ -206,6 +206,9 @@ async fn topic_of_messages_has_as_many_partitions_as_the_log_or_is_refused() {
     assert!(!refused.is_unavailable && refused.why.contains("--alter"), "{refused}");
     let TopicState::Differs(how) = ensure(&more).await.remove(2) else { panic!("it differs") };
     assert!(how.contains("fewer than the 4 of the log"), "{how}");
+    let shorter = KafkaConfig { message_retention_ms: 60_000, ..kafka.clone() };
+    let TopicState::Differs(how) = ensure(&shorter).await.remove(2) else { panic!("it keeps more") };
+    assert!(how.contains("--add-config retention.ms=60000,segment.ms=60000"), "{how}");
     let sink = KafkaEvents::connect_messages(&kafka, &counted).await.unwrap().unwrap();
     // Content of control characters, as JSON: the largest that a record of the log can have.
     let json = vec![b'x'; 6 * kafka.record_bytes_max];
@@ -225,6 +228,11 @@ async fn topic_of_messages_has_as_many_partitions_as_the_log_or_is_refused() {
         .unwrap();
         assert_eq!((low, high), (0, 1), "partition {partition}");
     }
+    let small = KafkaConfig { append_bytes_max: 2 << 20, record_bytes_max: 128 << 10, ..kafka };
+    let sink = KafkaEvents::connect_messages(&small, &counted).await.unwrap().unwrap();
+    let event = |_| EventRecord { key: "g:a".to_owned(), partition: Some(2), json: vec![b'x'; 512 << 10] };
+    // More than the producer holds: what does not fit follows what is confirmed.
+    sink.publish((0..24).map(event).collect()).await.unwrap();
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Load of a run: all clients and the changes of groups, and how they come to rest.
+//! Load of a run: all clients, the changes of groups and the edits, and how they come to rest.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,7 @@ use rand::{RngExt as _, rngs::StdRng};
 use tokio::task::JoinHandle;
 
 use super::{
-    client, groups,
+    client, edits, groups,
     library::{self, Libraries},
     presence,
     stream::StreamReader,
@@ -74,7 +74,9 @@ impl Workload {
             }
         };
         let clients = world.clients.iter().enumerate().map(start).collect();
-        let changes = tokio::spawn(groups::change(Arc::clone(world), rng.random()));
+        let (changed, edited) =
+            (groups::change(Arc::clone(world), rng.random()), edits::edit(Arc::clone(world), rng.random()));
+        let changes = tokio::spawn(async move { tokio::join!(changed, edited).0 });
         Ok(Self { clients, changes, libraries, consumers: None })
     }
 

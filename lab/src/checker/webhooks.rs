@@ -52,7 +52,14 @@ impl Checker<'_> {
                     let rules = FeedRules::of(self.history.name(endpoint));
                     self.report.delivered += 1;
                     let taken = endpoints.entry(endpoint).or_default();
-                    if !taken.entries.insert((conv, seq)) {
+                    let is_new = taken.entries.insert((conv, seq));
+                    if !self.is_stored(conv, seq, cid, body) {
+                        self.broken(rules.phantom, at, |h| {
+                            let what = cid.map_or("a change", |cid| h.name(cid));
+                            format!("{what} as {seq} of {}, which the log does not have", h.name(conv))
+                        });
+                    }
+                    if !is_new {
                         self.report.delivered_again += 1;
                         continue;
                     }
@@ -62,12 +69,6 @@ impl Checker<'_> {
                     if seq != expected {
                         self.broken(rules.order, at, |h| {
                             format!("{} got {seq} of {} before {expected}", h.name(endpoint), h.name(conv))
-                        });
-                    }
-                    if !self.is_stored(conv, seq, cid, body) {
-                        self.broken(rules.phantom, at, |h| {
-                            let what = cid.map_or("a change", |cid| h.name(cid));
-                            format!("{what} as {seq} of {}, which the log does not have", h.name(conv))
                         });
                     }
                 }

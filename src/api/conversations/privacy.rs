@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::turns::{Absence, in_turn_of_all};
 use crate::{
     api::{Api, Problem, access::Caller},
-    config::Config,
+    config::{Config, KafkaConfig},
     conversation::read_position::NOT_STORED,
     store::Store,
 };
@@ -68,7 +68,7 @@ impl KeptTimes {
             keys: config.retention.keys_days.saturating_mul(24 * 3_600_000),
             feed: config.events.retention_hours.saturating_mul(3_600_000),
             events: kafka.filter(|it| !it.event_topic.is_empty()).map(|it| it.event_retention_ms),
-            messages: kafka.filter(|it| !it.message_topic.is_empty()).map(|it| it.message_retention_ms),
+            messages: kafka.filter(|it| !it.message_topic.is_empty()).map(messages_kept),
         }
     }
 
@@ -123,17 +123,37 @@ impl KeptTimes {
             all.push(kept("events", self.events, "events that name the user: kafka.event_retention_ms"));
         }
         if self.messages.is_some() {
-            let note =
-                "messages of the user with their content, also recalled ones: kafka.message_retention_ms";
+            let note = "messages of the user with their content, also recalled ones: kafka.message_retention_ms, and a quarter of it";
             all.push(kept("messageTopic", self.messages, note));
         }
         all.into()
     }
 }
 
+/// Returns the time for which the topic of messages keeps an event: its segment ends up to `segment.ms` after it, and is removed
+/// as a whole.
+fn messages_kept(kafka: &KafkaConfig) -> u64 {
+    kafka.message_retention_ms.saturating_add(kafka.message_segment_ms())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_on_kafka_remains_until_the_segment_of_its_event_is_removed() {
+        let mut config = Config::default();
+        config.node.profile = "cluster".to_owned();
+        let of_topic = |config: &Config| {
+            let remains = KeptTimes::of(config).remains();
+            let all = remains.as_array().unwrap().clone();
+            all.into_iter().find(|it| it["what"] == "messageTopic")
+        };
+        assert!(of_topic(&config).is_none());
+        config.kafka.message_topic = "tidegate.messages".to_owned();
+        config.kafka.message_retention_ms = 3_600_000;
+        assert_eq!(of_topic(&config).unwrap()["forMs"], 4_500_000);
+    }
 
     #[test]
     fn part_is_refused_while_the_store_may_lack_something() {

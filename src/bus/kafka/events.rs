@@ -1,6 +1,6 @@
 //! `EventSink` adapter for Kafka, with its own producers, so that events never delay an append.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::RwLock;
@@ -9,7 +9,7 @@ use rdkafka::{
     config::FromClientConfigAndContext as _,
     error::{KafkaError, RDKafkaErrorCode},
     message::{Header, OwnedHeaders},
-    producer::{FutureProducer, FutureRecord, Producer as _},
+    producer::{FutureProducer, FutureRecord, Producer as _, future_producer::DeliveryFuture},
 };
 
 use super::{
@@ -31,13 +31,23 @@ type Client = FutureProducer<Context<EventsRole>>;
 /// partition without a leader must not occupy a request for long.
 const MESSAGE_DELIVERY_MS_MAX: u64 = 5_000;
 
+/// Most bytes of a batch with several events of the topic of messages. A broker refuses a batch as a whole if it exceeds
+/// `max.message.bytes`, so with larger ones an event would lose its content for its neighbours.
+const MESSAGE_BATCH_BYTES: usize = 64 * 1024;
+
 /// Publisher of CloudEvents to a topic on Kafka.
 pub struct KafkaEvents {
     topic: String,
     config: ClientConfig,
     metrics: Metrics,
-    /// Producer in use, replaced after an error that the library reports as fatal; `None` only during the drop.
-    producer: RwLock<Option<Client>>,
+    /// Producer in use, replaced after an error that the library reports as fatal.
+    producer: RwLock<Arc<EventProducer>>,
+}
+
+/// Producer that is dropped on a detached thread by its last user, since its polling thread waits by the wall clock.
+struct EventProducer {
+    /// `None` only during the drop.
+    client: Option<Client>,
 }
 
 /// Topic to be opened.
@@ -78,10 +88,7 @@ impl KafkaEvents {
         if kafka.message_topic.is_empty() {
             return Ok(None);
         }
-        let mut config = client::producer(kafka, Cluster::Log)?;
-        let delivery_ms = kafka.delivery_ms.min(MESSAGE_DELIVERY_MS_MAX);
-        config.set("message.timeout.ms", delivery_ms.to_string());
-        config.set("message.max.bytes", kafka.message_event_bytes_max().to_string());
+        let config = messages_config(kafka)?;
         let (topic, partitions, setting) =
             (kafka.message_topic.clone(), kafka.partitions, "kafka.message_topic");
         open(Wanted { topic, config, partitions, setting }, metrics).await.map(Some)
@@ -90,14 +97,28 @@ impl KafkaEvents {
     /// Replaces the producer after a fatal error, which ends all that it had.
     fn replace_if_fatal(&self) {
         let mut producer = self.producer.write();
-        let fatal = producer.as_ref().and_then(|it| it.client().fatal_error());
+        let fatal = producer.client.as_ref().and_then(|it| it.client().fatal_error());
         let Some((code, reason)) = fatal else { return };
         tracing::error!(%code, reason, topic = self.topic, "Kafka producer of events failed; replacing it");
         match make(&self.config, &self.metrics) {
-            Ok(fresh) => *producer = Some(fresh),
+            Ok(fresh) => *producer = Arc::new(EventProducer { client: Some(fresh) }),
             Err(error) => tracing::error!(%error, "failed to replace the Kafka producer of events"),
         }
     }
+}
+
+/// Returns the properties of the producer of the topic of messages.
+fn messages_config(kafka: &KafkaConfig) -> Result<ClientConfig, KafkaRefusal> {
+    let mut config = client::producer(kafka, Cluster::Log)?;
+    let (event_bytes, delivery_ms) =
+        (kafka.message_event_bytes_max(), kafka.delivery_ms.min(MESSAGE_DELIVERY_MS_MAX));
+    // Two of the largest events fit, so that none waits for ever for room in the queue.
+    let queue_bytes = (2 * kafka.append_bytes_max).max(2 * event_bytes);
+    config.set("message.timeout.ms", delivery_ms.to_string());
+    config.set("message.max.bytes", event_bytes.to_string());
+    config.set("batch.size", MESSAGE_BATCH_BYTES.to_string());
+    config.set("queue.buffering.max.kbytes", queue_bytes.div_ceil(1024).to_string());
+    Ok(config)
 }
 
 async fn open(mut wanted: Wanted, metrics: &Metrics) -> Result<KafkaEvents, KafkaRefusal> {
@@ -120,7 +141,8 @@ async fn open(mut wanted: Wanted, metrics: &Metrics) -> Result<KafkaEvents, Kafk
                  --topic {topic} --partitions {partitions}, or name a new topic in {setting}"
             )));
         }
-        Ok(KafkaEvents { topic, config, metrics, producer: RwLock::new(Some(producer)) })
+        let producer = RwLock::new(Arc::new(EventProducer { client: Some(producer) }));
+        Ok(KafkaEvents { topic, config, metrics, producer })
     });
     opened
         .await
@@ -134,39 +156,63 @@ fn make(config: &ClientConfig, metrics: &Metrics) -> Result<Client, KafkaRefusal
 #[async_trait]
 impl EventSink for KafkaEvents {
     async fn publish(&self, events: Vec<EventRecord>) -> Result<(), AppendError> {
-        let Some(producer) = self.producer.read().clone() else { return Ok(()) };
+        let producer = Arc::clone(&self.producer.read());
+        let Some(client) = &producer.client else { return Ok(()) };
+        let mut rest = events.as_slice();
+        while !rest.is_empty() {
+            let (sent, refused) = self.hand_over(client, rest);
+            let count = sent.len();
+            let mut problem = None;
+            for future in sent {
+                match future.await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err((error, _))) => problem = Some(problem.unwrap_or(error)),
+                    Err(_) => problem = Some(problem.unwrap_or(KafkaError::Canceled)),
+                }
+            }
+            // The queue was full of what is confirmed now, so the rest fits.
+            let has_room = count > 0 && refused.as_ref().is_none_or(is_queue_full);
+            match problem.or(refused.filter(|_| !has_room)) {
+                None => rest = &rest[count..],
+                Some(error) if is_too_large(&error) => {
+                    return Err(AppendError::Rejected(error.to_string()));
+                }
+                Some(error) => {
+                    self.replace_if_fatal();
+                    return Err(AppendError::Unknown(error.to_string()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl KafkaEvents {
+    /// Hands events to the producer, in order. Stops at the first one that it refuses: sending the rest would reorder them
+    /// before this event.
+    fn hand_over(
+        &self,
+        client: &Client,
+        events: &[EventRecord],
+    ) -> (Vec<DeliveryFuture>, Option<KafkaError>) {
         let mut sent = Vec::with_capacity(events.len());
-        let mut problem = None;
-        for EventRecord { key, partition, json } in &events {
+        for EventRecord { key, partition, json } in events {
             let headers =
                 OwnedHeaders::new().insert(Header { key: "content-type", value: Some(CONTENT_TYPE) });
             let mut record = FutureRecord::to(&self.topic).key(key.as_str()).payload(json).headers(headers);
             record.partition = partition.and_then(|it| i32::try_from(it).ok());
-            match producer.send_result(record) {
+            match client.send_result(record) {
                 Ok(future) => sent.push(future),
-                // Stop: sending the rest would reorder them before this event.
-                Err((error, _)) => {
-                    problem = Some(error);
-                    break;
-                }
+                Err((error, _)) => return (sent, Some(error)),
             }
         }
-        for future in sent {
-            match future.await {
-                Ok(Ok(_)) => {}
-                Ok(Err((error, _))) => problem = Some(problem.unwrap_or(error)),
-                Err(_) => problem = Some(problem.unwrap_or(KafkaError::Canceled)),
-            }
-        }
-        match problem {
-            None => Ok(()),
-            Some(error) if is_too_large(&error) => Err(AppendError::Rejected(error.to_string())),
-            Some(error) => {
-                self.replace_if_fatal();
-                Err(AppendError::Unknown(error.to_string()))
-            }
-        }
+        (sent, None)
     }
+}
+
+/// Returns whether the producer holds as many bytes or events as it may.
+fn is_queue_full(error: &KafkaError) -> bool {
+    matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::QueueFull))
 }
 
 /// Returns whether the event exceeds the topic's size limit. Only then is a retry useless: an operator can fix any
@@ -175,16 +221,37 @@ fn is_too_large(error: &KafkaError) -> bool {
     matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::MessageSizeTooLarge))
 }
 
-/// Drops the producer on a detached thread, since its polling thread waits by the wall clock.
-impl Drop for KafkaEvents {
+impl Drop for EventProducer {
     fn drop(&mut self) {
-        let Some(producer) = self.producer.get_mut().take() else { return };
+        let Some(client) = self.client.take() else { return };
         let dropping = supervised::spawn_thread("tidegate-events", move || {
             // Gives the last events a chance to be sent.
-            drop(producer.flush(Duration::from_millis(500)));
+            drop(client.flush(Duration::from_millis(500)));
         });
         if let Err(error) = dropping {
             tracing::debug!(%error, "no thread for dropping the event producer; dropped inline");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_takes_two_events_of_the_topic_of_messages_and_batches_stay_small() {
+        let kafka = KafkaConfig {
+            record_bytes_max: 32 << 20,
+            append_bytes_max: 64 << 20,
+            message_topic: "tidegate.messages".to_owned(),
+            ..KafkaConfig::default()
+        };
+        let config = messages_config(&kafka).unwrap();
+        let number = |name: &str| config.get(name).unwrap().parse::<usize>().unwrap();
+        assert_eq!(number("message.max.bytes"), kafka.message_event_bytes_max());
+        assert!(number("queue.buffering.max.kbytes") * 1024 >= 2 * kafka.message_event_bytes_max());
+        assert_eq!((number("batch.size"), number("message.timeout.ms")), (65_536, 5_000));
+        let small = KafkaConfig { record_bytes_max: 96 * 1024, ..kafka };
+        assert!(small.message_event_bytes_max() > MESSAGE_BATCH_BYTES);
     }
 }

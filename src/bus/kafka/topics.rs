@@ -97,7 +97,7 @@ impl TopicPlan {
         }
         let differing = self.settings.iter().filter_map(|(name, wanted)| {
             let found = resource.get(name).and_then(|entry| entry.value.clone()).unwrap_or_default();
-            (!is_enough(name, &found, wanted)).then_some((*name, found, wanted))
+            (!self.is_enough(name, &found, wanted)).then_some((*name, found, wanted))
         });
         let (mut differences, mut cure) = (Vec::new(), Vec::new());
         for (name, found, wanted) in differing {
@@ -115,6 +115,18 @@ impl TopicPlan {
             self.name,
             cure.join(",")
         ))
+    }
+
+    /// Returns whether a setting of the topic promises at least the wanted value. The topic of messages has content that was
+    /// recalled, so it must not be kept for longer than `remains` of an erasure says.
+    fn is_enough(&self, name: &str, found: &str, wanted: &str) -> bool {
+        match (self.purpose, name) {
+            (Purpose::Messages, "retention.ms" | "segment.ms") => {
+                let (found, wanted) = (found.parse::<u64>(), wanted.parse::<u64>());
+                matches!((found, wanted), (Ok(found), Ok(wanted)) if found <= wanted)
+            }
+            _ => is_enough(name, found, wanted),
+        }
     }
 }
 
@@ -168,6 +180,7 @@ pub fn topic_plans(kafka: &KafkaConfig, nodes: &[String]) -> Vec<TopicPlan> {
         let mut settings = settings(kafka.message_retention_ms, 0);
         settings.retain(|(name, _)| *name != "max.message.bytes");
         settings.push(("max.message.bytes", kafka.message_event_bytes_max().to_string()));
+        settings.push(("segment.ms", kafka.message_segment_ms().to_string()));
         plans.push(plan(kafka.message_topic.clone(), kafka.partitions, settings, Purpose::Messages));
     }
     plans
@@ -388,6 +401,33 @@ mod tests {
         ] {
             assert_eq!(is_enough(name, found, wanted), enough, "{name} {found} {wanted}");
         }
+    }
+
+    #[test]
+    fn topic_of_messages_keeps_nothing_longer_than_planned() {
+        let kafka = KafkaConfig {
+            message_topic: "tidegate.messages".to_owned(),
+            message_retention_ms: 3_600_000,
+            ..KafkaConfig::default()
+        };
+        let plans = topic_plans(&kafka, &[]);
+        let plan = plans.last().unwrap();
+        for (name, found, wanted, enough) in [
+            ("retention.ms", "3600000", "3600000", true),
+            ("retention.ms", "3599999", "3600000", true),
+            ("retention.ms", "3600001", "3600000", false),
+            ("retention.ms", "-1", "3600000", false),
+            ("segment.ms", "900000", "900000", true),
+            ("segment.ms", "604800000", "900000", false),
+            ("segment.ms", "", "900000", false),
+            ("max.message.bytes", "3", "2", true),
+        ] {
+            assert_eq!(plan.is_enough(name, found, wanted), enough, "{name} {found} {wanted}");
+        }
+        assert!(plans[0].is_enough("retention.ms", "-1", "3600000"), "only that topic");
+        assert!(plan.settings.contains(&("segment.ms", "900000".to_owned())), "{:?}", plan.settings);
+        let short = KafkaConfig { message_retention_ms: 60_000, ..kafka };
+        assert_eq!(short.message_segment_ms(), 60_000);
     }
 
     #[test]

@@ -11,24 +11,32 @@ use tidegate_protocol::{codec::Wire, pb};
 
 use crate::support::{Client, Process, Screen, ServerBody, WAIT_MAX, ask, becomes, fresh_data, hello};
 
-/// Prunings, gaps and wishes, without a node.
+/// Prunings, gaps, wishes and answers that no node has written, without a node.
 const OFFLINE: &str = r#"
+import io
+import os
 import sys
+import urllib.error
 sys.path.insert(0, sys.argv[1])
 import search
 
 class Broker:
+    setting = None
+    while_listing = while_reading = staticmethod(lambda: None)
+
     def conversations(self, path):
+        self.while_listing()
         return ["g:a"]
 
     def history(self, conversation):
         yield [{"kind": "message", "seq": seq, "sender": "ann", "content": {"text": "apple"}} for seq in (3, 4)]
+        self.while_reading()
 
-    def wants_search(self, user):
-        return True
+    def wish(self, user):
+        return self.setting
 
-index = search.Index(sys.argv[2])
-indexer = search.Indexer(Broker(), index)
+index, broker = search.Index(sys.argv[2]), Broker()
+indexer = search.Indexer(broker, index)
 indexer.note_wishes(["ann"])
 found = lambda: [seq for _, seq, _, _ in index.find(["apple"])]
 with index:
@@ -42,8 +50,40 @@ assert found() == []
 with index:
     index.put("g:b", 2, "ann", "apple")
 assert found() == [], "not even what comes later"
-indexer.change_wish("ann", True)
+indexer.follow_wish("ann", False)
+assert index.rows("SELECT wanted FROM wishes") == [(0,)], "an erasure removes the wish, and ends no withdrawal"
+broker.setting = "on"
+
+def put_new():
+    with index:
+        index.put("g:new", 1, "ann", "apple")
+
+broker.while_listing = put_new
+indexer.follow_wish("ann", False)
+broker.while_listing = lambda: None
 indexer.read_histories()
+assert sorted(found()) == [1, 3, 4], "also what came to a new conversation meanwhile"
+with index:
+    index.remove("conversation = 'g:new'")
+
+def fail():
+    raise KeyboardInterrupt
+
+broker.while_listing = fail
+indexer.change_wish("ann", False)
+try:
+    indexer.change_wish("ann", True)
+except KeyboardInterrupt:
+    pass
+broker.while_listing = lambda: None
+indexer.read_returned()
+broker.while_reading = lambda: (indexer.change_wish("ann", False), indexer.change_wish("ann", True))
+indexer.read_histories()
+broker.while_reading = lambda: None
+indexer.read_histories()
+assert sorted(found()) == [3, 4], "a crash before the list, and a wish while the history is read"
+broker.setting = None
+indexer.follow_wish("ann", True)
 assert sorted(found()) == [3, 4], found()
 with index:
     index.put("g:a", 9, "ann", "apple")
@@ -53,6 +93,33 @@ indexer.stream = lambda query, cursor: iter([(None, None, "here")])
 indexer.begin()
 indexer.read_histories()
 assert sorted(found()) == [3, 4] and index.state("cursor") == "here", "a gap has everything read again"
+
+page = lambda body: urllib.error.HTTPError("http://n1", 502, "Bad Gateway", {}, io.BytesIO(body))
+for body in (b"<html>", b"", b"[]", b"{}", b"null"):
+    assert search.problem_of(page(body))["temporary"], body
+assert search.problem_of(page(b'{"temporary": false}')) == {"temporary": False}
+client = search.Tidegate(["http://n1", "http://n2"])
+answers = [page(b"<html>"), io.BytesIO(b'{"fine": 1}')]
+
+def open_next(path, headers=(), timeout=20):
+    answer = answers.pop(0)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+other = client.copy()
+client.open = open_next
+assert client.get("/v1/users/ann") == {"fine": 1} and client.addresses == ["http://n2", "http://n1"]
+assert other.addresses == ["http://n1", "http://n2"], "each thread has a list of its own"
+
+def broken(user):
+    raise ValueError("of the test")
+
+ended = []
+os._exit = ended.append
+broker.wish = broken
+indexer.follow_wishes_or_end(0)
+assert ended == [1], "the program does not go on without the wishes"
 print("fine")
 "#;
 

@@ -76,6 +76,12 @@ fn event_that_was_not_accepted_is_named() {
         }
     });
     assert_eq!(changed, ["webhook-phantom"]);
+    let changed_repeat = tape().with(|events| {
+        let repeat = events.iter_mut().rfind(|it| is(it, "d:ann:bob", 2)).unwrap();
+        let HistoryEvent::Delivered { body, .. } = &mut repeat.event else { return };
+        *body += 1;
+    });
+    assert_eq!(changed_repeat, ["webhook-phantom"], "the second delivery of the same entry");
     let beyond = tape().with(|events| {
         let at = events.len() - 1;
         let more = delivered("g:g", 5, Some("b4")).map(str::to_owned);

@@ -28,6 +28,7 @@ struct FlakyTopic {
     rng: Mutex<StdRng>,
     failures_percent: AtomicU64,
     bytes_max: AtomicU64,
+    delay_ms: AtomicU64,
     /// Conversations with an event that is neither confirmed nor refused.
     open: Mutex<BTreeSet<String>>,
     has_overtaken: AtomicBool,
@@ -40,6 +41,7 @@ impl FlakyTopic {
             rng: Mutex::new(StdRng::seed_from_u64(seed)),
             failures_percent: AtomicU64::new(0),
             bytes_max: AtomicU64::new(u64::MAX),
+            delay_ms: AtomicU64::new(0),
             open: Mutex::default(),
             has_overtaken: AtomicBool::new(false),
         })
@@ -62,13 +64,17 @@ impl FlakyTopic {
     }
 
     fn plan_of(self: &Arc<Self>, contents: TopicContents) -> WebhookPlan {
-        let receiver = TopicReceiver {
+        plan(self.receiver(), contents).unwrap()
+    }
+
+    fn receiver(self: &Arc<Self>) -> TopicReceiver {
+        TopicReceiver {
             sink: Arc::clone(self) as Arc<dyn EventSink>,
             source: "/tidegate/log".to_owned(),
             partitions: Some(4),
             figures: TopicFigures::of_messages(&metrics::install().0),
-        };
-        plan(receiver, contents).unwrap()
+            reported: Mutex::default(),
+        }
     }
 }
 
@@ -79,7 +85,7 @@ impl EventSink for FlakyTopic {
         if keys.iter().any(|key| !self.open.lock().insert(key.clone())) {
             self.has_overtaken.store(true, SeqCst);
         }
-        world::pass_time(Duration::from_millis(self.draw() % 20)).await;
+        world::pass_time(Duration::from_millis(self.draw() % 20 + self.delay_ms.load(SeqCst))).await;
         self.open.lock().retain(|key| !keys.contains(key));
         if events.iter().any(|it| it.json.len() as u64 > self.bytes_max.load(SeqCst)) {
             return Err(AppendError::Rejected("too large".to_owned()));
@@ -185,6 +191,10 @@ async fn gap_of_the_feed_is_an_event_before_what_follows_it() {
     assert!(topic.ids()[1..].iter().all(|id| id.starts_with("gap/")), "{:?}", topic.ids());
     topic.records.lock().truncate(1);
     topic.failures_percent.store(0, SeqCst);
+    topic.delay_ms.store(3_000, SeqCst);
+    pass(6).await;
+    assert!(topic.ids().len() > 1, "a slow confirmation is awaited");
+    topic.delay_ms.store(0, SeqCst);
     pass(10).await;
     let ids = topic.ids();
     assert!(ids[1].starts_with("gap/0/2-"), "{ids:?}");
@@ -210,6 +220,46 @@ async fn event_too_large_for_the_topic_goes_without_its_content() {
     assert_eq!((data("g:b/1")["gone"].as_str(), data("g:b/1").get("content")), (Some("oversized"), None));
     assert_eq!(data("g:b/2")["content"]["text"], "hi");
     assert_eq!(world.shown().behind, 0);
+}
+
+#[test]
+fn gap_that_several_lanes_find_counts_once() {
+    let receiver = FlakyTopic::new(6).receiver();
+    let counts = [(0, 1..=10), (0, 1..=10), (0, 5..=12), (1, 1..=3)];
+    let counts = counts.map(|(partition, numbers)| receiver.newly_missing(partition, &numbers));
+    assert_eq!(counts, [10, 0, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn event_that_fits_in_no_form_holds_no_later_one() {
+    for (bytes_max, wanted) in [(430, vec!["g:a/1", "g:a/2", "g:a/3"]), (10, Vec::new())] {
+        let (mut world, topic) = (World::new().await, FlakyTopic::new(5));
+        let long = tidegate_protocol::content::Content::text("x".repeat(1_000));
+        let message = world.message_of("g:a", "ann", long);
+        let users = (0..100).map(|nth| UserId::new(&format!("user-{nth}")).unwrap()).collect();
+        let joined = world.row("g:a", |conversation| {
+            Body::Member(MemberChange {
+                conversation,
+                action: MemberAction::Join,
+                users,
+                role: None,
+                by: None,
+                settings: Default::default(),
+                request_id: MsgId::new("r").unwrap(),
+            })
+        });
+        let rows = vec![message, joined, world.message("g:a")];
+        world.archive(rows, |_| {}).await;
+        topic.bytes_max.store(bytes_max, SeqCst);
+        world.start_with(topic.plan());
+        pass(5).await;
+        assert_eq!((topic.ids(), world.shown().behind), (wanted.into_iter().map(str::to_owned).collect(), 0));
+        let changed = topic.events().into_iter().find(|it| it["id"] == "g:a/2");
+        if let Some(changed) = changed {
+            let data = serde_json::json!({"conversation": "g:a", "seq": 2, "gone": "oversized"});
+            assert_eq!((&changed["data"], changed["type"].as_str()), (&data, Some("tidegate.member.joined")));
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
