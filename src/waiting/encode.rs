@@ -24,6 +24,8 @@ const PREVIEW_CHARS_MAX: usize = 256;
 #[derive(Clone, Debug)]
 pub(super) struct NoticeFacts {
     pub(super) notice: WaitingNotice,
+    /// Whether an unread message of the notice mentions the user.
+    pub(super) is_mentioned: bool,
     /// Unread messages of the conversation.
     pub(super) unread: u64,
     /// Unread messages of the user; `None` if they are not wanted, or took too long to count.
@@ -39,7 +41,7 @@ pub(super) fn encode(
     facts: &NoticeFacts,
     found: Option<&FoundEntry>,
 ) -> EncodedEvent {
-    let WaitingNotice { user, newest, count, is_mentioned, .. } = &facts.notice;
+    let WaitingNotice { user, newest, count, .. } = &facts.notice;
     let key = newest.conversation.as_str();
     let mut data = Map::new();
     let mut put = |name: &str, value: Value| drop(data.insert(name.to_owned(), value));
@@ -49,7 +51,7 @@ pub(super) fn encode(
     put("time", json!(newest.time));
     put("count", json!(count));
     put("unread", json!(facts.unread));
-    put("mentioned", json!(is_mentioned));
+    put("mentioned", json!(facts.is_mentioned));
     if let Some(badge) = facts.badge {
         put("badge", json!(badge));
     }

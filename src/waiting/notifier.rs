@@ -139,6 +139,11 @@ impl Notifier {
     fn adopt(&mut self, plan: Arc<WebhookPlan>) {
         self.machine.handle_settings(settings(&plan));
         self.machine.handle_paused(plan.is_paused);
+        let consumer = |plan: &WebhookPlan| plan.waiting.as_ref().map(|waiting| waiting.consumer.clone());
+        if consumer(&plan) != consumer(&self.plan) {
+            // Notices that ended and began again have cursors of their own.
+            self.end_all();
+        }
         if let Some(waiting) = &plan.waiting {
             // From now on; it costs a connection that acks a few words, so it does not end before the node does.
             self.parts.cluster.notes_acks.store(true, Ordering::Relaxed);
@@ -188,48 +193,65 @@ impl Notifier {
             }
             *known = feed;
         }
-        if !begun.is_empty() && self.retry_at.is_none_or(|at| at <= Instant::now()) {
+        if self.retry_at.is_none_or(|at| at <= Instant::now()) {
+            // Also if nothing is left to begin: a time in the past would wake the task without end.
             self.retry_at = None;
-            if let Err(error) = self.begin(begun, waiting).await {
-                log_limited!(warn, %error, "store not read for notices that messages wait; retrying");
-                self.retry_at = Some(Instant::now() + STORE_RETRY_INTERVAL);
+            self.begin(begun, waiting).await;
+        }
+    }
+
+    fn retry(&mut self, partition: Option<u32>, error: &StoreError) {
+        log_limited!(warn, %error, partition, "store not read for notices that messages wait; retrying");
+        self.retry_at = Some(Instant::now() + STORE_RETRY_INTERVAL);
+    }
+
+    /// Begins partitions. One that can't begin keeps no other from it.
+    async fn begin(&mut self, begun: OwnedFeeds, waiting: &WaitingPlan) {
+        if begun.is_empty() {
+            return;
+        }
+        let cursors = match self.parts.store.cursors(&waiting.consumer).await {
+            Ok(cursors) => cursors,
+            Err(error) => return self.retry(None, &error),
+        };
+        for (partition, feed) in begun {
+            let saved = cursors.iter().find(|it| it.partition() == partition);
+            match self.first_number(partition, feed, saved, waiting).await {
+                Ok(Some(number)) => {
+                    self.machine.handle_owned(partition, number, self.now());
+                    self.feeds.insert(partition, feed);
+                }
+                // Another owner has it, or the cursor can't be read.
+                Ok(None) | Err(StoreError::Fenced) => drop(self.ended.insert(partition, feed.fence)),
+                Err(error) => self.retry(Some(partition), &error),
             }
         }
     }
 
-    async fn begin(&mut self, begun: OwnedFeeds, waiting: &WaitingPlan) -> Result<(), StoreError> {
-        let cursors = self.parts.store.cursors(&waiting.consumer).await?;
-        for (partition, feed) in begun {
-            let saved = cursors.iter().find(|it| it.partition() == partition);
-            let number = match saved.map(|it| cursor::decode(it.bytes())) {
-                Some(Some(number)) => number,
-                Some(None) => {
-                    let webhook = waiting.consumer.as_str();
-                    tracing::error!(
-                        webhook,
-                        partition,
-                        "cursor of notices can't be read; the partition has none"
-                    );
-                    self.ended.insert(partition, feed.fence);
-                    continue;
-                }
-                None => {
-                    let number = number_before(&*self.parts.store, partition, &waiting.start).await?;
-                    // Durable before anything is decided: a crash must not move the start.
-                    match self.save_number(partition, feed.fence, number, true).await {
-                        Err(StoreError::Fenced) => {
-                            self.ended.insert(partition, feed.fence);
-                            continue;
-                        }
-                        saved => saved?,
-                    }
-                    number
-                }
-            };
-            self.machine.handle_owned(partition, number, self.now());
-            self.feeds.insert(partition, feed);
+    /// Returns the feed number behind which a partition begins; `None` if its cursor can't be read.
+    async fn first_number(
+        &self,
+        partition: u32,
+        feed: OwnedFeed,
+        saved: Option<&FeedCursor>,
+        waiting: &WaitingPlan,
+    ) -> Result<Option<u64>, StoreError> {
+        if let Some(saved) = saved {
+            let number = cursor::decode(saved.bytes());
+            if number.is_none() {
+                let webhook = waiting.consumer.as_str();
+                tracing::error!(
+                    webhook,
+                    partition,
+                    "cursor of notices can't be read; the partition has none"
+                );
+            }
+            return Ok(number);
         }
-        Ok(())
+        let number = number_before(&*self.parts.store, partition, &waiting.start).await?;
+        // Durable before anything is decided: a crash must not move the start.
+        self.save_number(partition, feed.fence, number, true).await?;
+        Ok(Some(number))
     }
 
     /// Ends a partition; with its fence, until there is a new owner.
@@ -383,5 +405,9 @@ impl Notifier {
 
 fn settings(plan: &WebhookPlan) -> WaitingSettings {
     let repeat = plan.waiting.as_ref().map_or(0, |waiting| waiting.form.repeat_ms);
-    WaitingSettings { repeat: Duration::from_millis(repeat), failing_max: plan.delivery.aside_after }
+    WaitingSettings {
+        repeat: Duration::from_millis(repeat),
+        failing_max: plan.delivery.aside_after,
+        alone_max: plan.delivery.parallel,
+    }
 }

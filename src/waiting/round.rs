@@ -1,6 +1,13 @@
 //! One round: what the users of its notices have read and acked, and the requests with those that are due.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::stream::{self, StreamExt as _};
 use tidegate_protocol::{
@@ -42,8 +49,17 @@ enum Standing {
     Unknown,
     /// Nothing waits, or the user wants no notice.
     Settled,
-    /// Number of unread messages of the conversation.
-    Waits(u64),
+    /// A message waits.
+    Waits(Unread),
+}
+
+/// Unread messages of the conversation of a notice.
+struct Unread {
+    count: u64,
+    /// Whether one of those of the notice mentions the user.
+    is_mentioned: bool,
+    /// Highest seq that the user may see.
+    max: u64,
 }
 
 /// Round of an endpoint that is being decided.
@@ -58,6 +74,8 @@ pub(super) struct RoundTask {
 struct Due {
     place: usize,
     facts: NoticeFacts,
+    /// Highest seq that the user may see.
+    max: u64,
 }
 
 /// Conversations of one user, at these places of the round.
@@ -86,9 +104,15 @@ impl RoundTask {
             match standing {
                 Standing::Unknown => {}
                 Standing::Settled => outcomes[place] = WaitingOutcome::Settled,
-                Standing::Waits(unread) => {
-                    let facts = NoticeFacts { notice: notice.clone(), unread, badge: None, devices: None };
-                    due.push(Due { place, facts });
+                Standing::Waits(Unread { count, is_mentioned, max }) => {
+                    let facts = NoticeFacts {
+                        notice: notice.clone(),
+                        is_mentioned,
+                        unread: count,
+                        badge: None,
+                        devices: None,
+                    };
+                    due.push(Due { place, facts, max });
                 }
             }
         }
@@ -98,11 +122,20 @@ impl RoundTask {
         if self.waiting.form.badge {
             self.count_badges(&mut due).await;
         }
-        let requests: Vec<_> = self.requests(due).into_iter().map(|some| self.send(some)).collect();
+        // The requests that follow a failure are left to the next round: a receiver that hangs delays one round by a few.
+        let has_failed = AtomicBool::new(false);
+        let requests = self.requests(due).into_iter().map(|some| self.send(some, &has_failed));
+        let requests: Vec<_> = requests.collect();
         let mut sent = stream::iter(requests).buffer_unordered(self.plan.delivery.parallel.max(1));
         let mut error = None;
         while let Some((places, reply)) = sent.next().await {
             let outcome = outcome(&reply);
+            if !matches!(
+                outcome,
+                WaitingOutcome::Noticed | WaitingOutcome::Refused | WaitingOutcome::Undecided
+            ) {
+                has_failed.store(true, Ordering::Relaxed);
+            }
             places.into_iter().for_each(|place| outcomes[place] = outcome);
             error = error.or(reply.error);
         }
@@ -194,26 +227,30 @@ impl RoundTask {
         }
     }
 
-    /// Distributes notices to requests.
+    /// Distributes notices to requests. Those that have failed before are last, so that they do not delay the others.
     fn requests(&self, due: Vec<Due>) -> Vec<Vec<Due>> {
         let (alone, together): (Vec<Due>, Vec<Due>) =
             due.into_iter().partition(|it| it.facts.notice.is_alone);
-        let mut requests: Vec<Vec<Due>> = alone.into_iter().map(|it| vec![it]).collect();
+        let mut requests = Vec::new();
         let mut together = together.into_iter().peekable();
         while together.peek().is_some() {
             requests.push(together.by_ref().take(self.plan.delivery.batch_max.max(1)).collect());
         }
+        requests.extend(alone.into_iter().map(|it| vec![it]));
         requests
     }
 
-    /// Sends notices in one request.
-    async fn send(&self, due: Vec<Due>) -> (Vec<usize>, WebhookReply) {
+    /// Sends notices in one request, unless an earlier one has failed.
+    async fn send(&self, due: Vec<Due>, has_failed: &AtomicBool) -> (Vec<usize>, WebhookReply) {
         let places = due.iter().map(|it| it.place).collect();
         let unsent = |error: String| WebhookReply {
             outcome: WebhookOutcome::Unsent,
             status: None,
             error: Some(error),
         };
+        if has_failed.load(Ordering::Relaxed) {
+            return (places, WebhookReply { error: None, ..unsent(String::new()) });
+        }
         let preview = self.waiting.form.preview;
         let mut found = Vec::new();
         if preview == WaitingPreview::Content {
@@ -224,7 +261,10 @@ impl RoundTask {
             }
         }
         let source = &self.plan.source;
-        let events = due.iter().enumerate().map(|(n, it)| encode(source, preview, &it.facts, found.get(n)));
+        let events = due.iter().enumerate().map(|(n, it)| {
+            let shown = found.get(n).filter(|found| may_show(found, it.max));
+            encode(source, preview, &it.facts, shown)
+        });
         let attempt = if due.iter().any(|it| it.facts.notice.is_alone) { 2 } else { 1 };
         let Some(body) = request_body(&self.plan, events.collect()) else {
             return (places, unsent("no notice".into()));
@@ -252,17 +292,32 @@ fn unread(error: &StoreError) {
 fn standing(reader: &Reader, notice: &WaitingNotice, summary: Option<Summary>) -> Standing {
     // The store fell back to a state without the conversation.
     let Some(summary) = summary else { return Standing::Unknown };
+    // Or without the message, which its owner decides again.
+    if summary.head.last_seq < notice.newest.seq {
+        return Standing::Unknown;
+    }
     let Some(member_view) = summary.member_view else { return Standing::Settled };
     let conversation = &notice.newest.conversation;
     let view = View::new(conversation, &summary.head, &member_view);
-    if !Push::of_group(&summary.head.settings).wants(notice.is_mentioned) {
+    let floor = view.user_state().floor().seq;
+    let is_mentioned = notice.mentioned.is_some_and(|seq| seq > floor && view.shows(seq));
+    if !Push::of_group(&summary.head.settings).wants(is_mentioned) {
         return Standing::Settled;
     }
-    let is_seen = view.user_state().floor().seq >= notice.newest.seq || view.unread() == 0;
+    let is_seen = floor >= notice.newest.seq || view.unread() == 0;
     if !view.is_in || is_seen || !view.shows(notice.newest.seq) {
         return Standing::Settled;
     }
-    Standing::Waits(reader.unread(conversation, &view))
+    Standing::Waits(Unread { count: reader.unread(conversation, &view), is_mentioned, max: view.max() })
+}
+
+/// Returns whether a user may have the content that the message has now, who may see seqs up to `max`. The message is read
+/// later than the membership, which may have ended before an edit in between.
+pub(super) fn may_show(found: &FoundEntry, max: u64) -> bool {
+    match found {
+        FoundEntry::Row(row, _) => row.edited.is_none_or(|(seq, _)| seq <= max),
+        FoundEntry::Pruned => true,
+    }
 }
 
 const fn outcome(reply: &WebhookReply) -> WaitingOutcome {

@@ -7,7 +7,11 @@ use serde_json::{Value, json};
 use tidegate_protocol::record::mode;
 
 use self::world::{Notices, form, mention, pass, silent};
-use crate::webhooks::{WaitingForm, WaitingPreview, WaitingUnless, WebhookFilter};
+use super::round::may_show;
+use crate::{
+    store::StoredRow,
+    webhooks::{FoundEntry, WaitingForm, WaitingPreview, WaitingUnless, WebhookFilter},
+};
 
 #[tokio::test(start_paused = true)]
 async fn direct_message_that_nobody_reads_is_one_notice_after_the_delay() {
@@ -97,6 +101,30 @@ async fn push_setting_of_a_group_narrows_its_notices() {
     sent.sort();
     let expected = ["bob g:all/1 1", "bob g:odd/1 1", "cat g:all/1 1", "cat g:odd/1 1", "cat g:some/1 1"];
     assert_eq!(sent, expected, "a word of a newer version counts as absent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn mention_that_was_read_counts_no_more() {
+    let mut world = Notices::start(form()).await;
+    for (key, word) in [("g:some", "mentions"), ("g:all", "all")] {
+        world.members(key, &["ann", "bob"]);
+        world.push(key, word);
+        world.say(key, "ann", mention(&["bob"])).await;
+        world.say(key, "ann", |_| {}).await;
+        world.read("bob", key, 1).await;
+    }
+    pass(7).await;
+    assert_eq!(world.sent(), ["bob g:all/2 2"]);
+    assert_eq!(world.last()["mentioned"], json!(false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_of_an_edit_after_the_membership_was_read_is_not_shown() {
+    let mut world = Notices::start(form()).await;
+    let (_, row) = world.world.message("g:tea");
+    let stored = |edited| StoredRow { row: row.clone(), recalled: None, edited };
+    let may = |edited| may_show(&FoundEntry::Row(Box::new(stored(edited)), None), 5);
+    assert_eq!([may(None), may(Some((5, 1))), may(Some((6, 1)))], [true, true, false]);
 }
 
 #[tokio::test(start_paused = true)]

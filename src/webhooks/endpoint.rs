@@ -361,7 +361,9 @@ impl StoredEndpoint {
     /// Returns the name under which the cursors of its notices are stored; `None` if it wants none.
     pub fn notice_consumer(&self, id: &str) -> Option<ConsumerName> {
         self.form.waiting?;
-        ConsumerName::new(format!("{NOTICE_PREFIX}{id}.{:08x}", self.instance)).ok()
+        // Notices that were removed and begin again have cursors of their own; the former ones are swept.
+        let since = self.waiting_since_ms.map(|since| format!("-{since:x}")).unwrap_or_default();
+        ConsumerName::new(format!("{NOTICE_PREFIX}{id}.{:08x}{since}", self.instance)).ok()
     }
 
     /// Replaces the definition, and notes since when it wants notices.

@@ -12,10 +12,11 @@ use super::{endpoint::ENDPOINTS_MAX, newest::NewestNumbers};
 use crate::store::ConsumerName;
 
 /// Most requests of all endpoints of a node at a time. With [`super::REQUEST_BYTES_MAX`], it bounds their memory.
-pub const FEED_REQUESTS_MAX: usize = 64;
+pub const FEED_REQUESTS_MAX: usize = 96;
 
-/// Most of them beyond the first one of each endpoint, so that every endpoint can have one at any time.
-const FURTHER_REQUESTS_MAX: usize = FEED_REQUESTS_MAX - ENDPOINTS_MAX;
+/// Most of them beyond the first one of each share, so that the events of every endpoint can have one at any time, and its
+/// notices too.
+const FURTHER_REQUESTS_MAX: usize = FEED_REQUESTS_MAX - 2 * ENDPOINTS_MAX;
 
 /// What the deliverers of a node share: the permits for their requests, at most [`FEED_REQUESTS_MAX`], and the reads of the
 /// newest numbers.
@@ -142,6 +143,18 @@ mod tests {
         drop((first, second));
         assert_eq!(take(&permits, "c", 100, 100).len(), 1 + FURTHER_REQUESTS_MAX);
         assert_eq!(permits.shares.lock().endpoints.len(), 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn events_and_notices_of_the_last_endpoint_have_a_permit_while_all_others_hang() {
+        let permits = Arc::new(WebhookPermits::default());
+        let mut hung = Vec::new();
+        for endpoint in 1..ENDPOINTS_MAX {
+            hung.extend(take(&permits, &format!("w.{endpoint}"), 32, 32));
+            hung.extend(take(&permits, &format!("n.{endpoint}"), 32, 32));
+        }
+        assert_eq!(take(&permits, "w.last", 32, 32).len(), 1, "{} hang", hung.len());
+        assert_eq!(take(&permits, "n.last", 32, 32).len(), 1, "{} hang", hung.len());
     }
 
     #[tokio::test]

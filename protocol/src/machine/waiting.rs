@@ -7,7 +7,8 @@
 //!
 //! **Rounds.** The driver decides a round of pending notices at a time, and sends those that are due. While a partition is
 //! behind, it is read before anything of it is decided, so that a long outage ends with one notice and not with all. While
-//! nothing succeeds, a round is one notice, each time another one, and rounds are further and further apart.
+//! nothing succeeds, a round is one notice, each time another one, and rounds are further and further apart. Of notices that
+//! have failed before, a round has few, so that they do not delay the others.
 //!
 //! **Bounds.** [`WAITING_MAX`] pending notices stop the reads: the rest stays in the feed. Of more than
 //! [`RECENT_MAX`] pairs whose last notice is recent, the oldest is forgotten, and its next notice may come early.
@@ -136,7 +137,8 @@ struct Pending {
     first: u64,
     newest: WaitingMessage,
     count: u64,
-    is_mentioned: bool,
+    /// Seq of the newest of them that mentions the user.
+    mentioned: Option<u64>,
 }
 
 impl Pending {
@@ -144,7 +146,7 @@ impl Pending {
     fn add(&mut self, later: Self) {
         self.first = self.first.min(later.first);
         self.count = self.count.saturating_add(later.count);
-        self.is_mentioned |= later.is_mentioned;
+        self.mentioned = self.mentioned.max(later.mentioned);
         if later.newest.seq > self.newest.seq {
             self.newest = later.newest;
         }
@@ -264,7 +266,8 @@ impl Waiting {
             for WaitingRecipient { user, is_mentioned } in recipients {
                 let newest = message.clone();
                 let key = PairKey { conversation: message.conversation.clone(), user };
-                let pending = Pending { first: message.number, newest, count: 1, is_mentioned };
+                let mentioned = is_mentioned.then_some(message.seq);
+                let pending = Pending { first: message.number, newest, count: 1, mentioned };
                 self.add(key, partition, pending, now);
             }
         }

@@ -1,9 +1,15 @@
 //! Stories of failures: of the receiver, a node, the routes, the store and the owner. None costs a notice.
 
+use std::{collections::BTreeSet, time::Duration};
+
 use tidegate_protocol::machine::webhook::{WebhookFailure, WebhookOutcome};
 
 use super::*;
-use crate::fault::{Fault, Rates};
+use crate::{
+    cluster::OwnedFeeds,
+    fault::{Fault, Rates},
+    webhooks::delivery_world::pass_time,
+};
 
 #[tokio::test(start_paused = true)]
 async fn receiver_that_was_down_for_an_hour_gets_one_notice_for_each_conversation_that_is_unread() {
@@ -104,6 +110,63 @@ async fn store_that_fails_delays_notices_and_loses_none() {
     world.text("d:ann:dan").await;
     pass(10).await;
     assert_eq!(world.last()["user"], json!("dan"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_lacks_the_newest_message_of_a_conversation_costs_no_notice() {
+    let mut world = Notices::start(form()).await;
+    world.text("d:ann:bob").await;
+    world.read("bob", "d:ann:bob", 1).await;
+    world.text("d:ann:bob").await;
+    world.fall_back("d:ann:bob", 1).await;
+    pass(20).await;
+    assert_eq!(world.sent(), [""; 0]);
+    world.fall_back("d:ann:bob", 2).await;
+    pass(5).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/2 2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn partition_that_is_lost_after_it_could_not_begin_leaves_the_task_asleep() {
+    let mut world = Notices::start(form()).await;
+    world.kill();
+    world.world.faults.plan("cursors", Fault::Fail);
+    world.run();
+    pass_time(Duration::from_millis(100)).await;
+    world.world.feeds.send_replace(OwnedFeeds::new());
+    // On the paused clock, a task that never sleeps stops the time.
+    pass(5).await;
+    world.world.own(false);
+    world.text("d:ann:bob").await;
+    pass(10).await;
+    assert_eq!(world.sent(), ["bob d:ann:bob/1 1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notices_that_failed_together_are_tried_few_at_a_time() {
+    let mut world = Notices::start(form()).await;
+    for n in 0..20 {
+        let key = format!("d:ann:u{n}");
+        let failure = WebhookOutcome::Failed(WebhookFailure::Timeout);
+        world.world.script.refuse(&format!("waiting/u{n}/{key}/1"), failure);
+        world.text(&key).await;
+    }
+    world.text("d:ann:bob").await;
+    pass(5).await;
+    let alone = |world: &Notices| {
+        let requests = world.world.script.requests.lock();
+        requests.iter().filter(|(ids, _)| ids.len() == 1).count()
+    };
+    for _ in 0..60 {
+        let before = alone(&world);
+        pass(1).await;
+        assert!(alone(&world) - before <= 4, "{} and {before}", alone(&world));
+    }
+    world.world.script.requests.lock().clear();
+    world.world.script.outcomes.lock().clear();
+    pass(900).await;
+    let sent: BTreeSet<String> = world.sent().into_iter().filter(|it| it.starts_with('u')).collect();
+    assert_eq!(sent.len(), 20, "{sent:?}");
 }
 
 #[tokio::test(start_paused = true)]

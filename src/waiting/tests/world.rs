@@ -158,6 +158,15 @@ impl Notices {
             .await;
     }
 
+    /// Sets the head of a conversation to a seq, as a store has it that fell back.
+    pub(super) async fn fall_back(&mut self, key: &str, seq: u64) {
+        let mut heads = self.heads();
+        for (_, head) in heads.iter_mut().filter(|(conversation, _)| conversation.as_str() == key) {
+            (head.last_seq, head.messages) = (seq, seq);
+        }
+        self.world.archive(Vec::new(), |delta| delta.heads = heads).await;
+    }
+
     fn heads(&self) -> Vec<(ConversationId, Head)> {
         let head = |(key, seq): (&ConversationId, &u64)| {
             let settings = Arc::new(self.settings.get(key).cloned().unwrap_or_default());

@@ -124,3 +124,19 @@ fn numbers_are_stored_for_a_start_from_now_and_few_partitions() {
     assert_eq!(of(json!({}), 65), 0);
     assert_eq!(of(json!({"from": "oldest"}), 4), 0);
 }
+
+#[test]
+fn notices_that_begin_again_have_cursors_of_their_own() {
+    let waiting = || form(json!({"waiting": {}})).unwrap();
+    let mut it = StoredEndpoint { instance: 7, ..StoredEndpoint::new(waiting(), &[], 1_000) };
+    let name = |it: &StoredEndpoint| it.notice_consumer("crm").map(|it| it.as_str().to_owned());
+    assert_eq!(name(&it).as_deref(), Some("n.crm.00000007"));
+    it.replace_form(waiting(), 2_000);
+    assert_eq!(name(&it).as_deref(), Some("n.crm.00000007"), "they went on");
+    it.replace_form(form(json!({})).unwrap(), 3_000);
+    assert_eq!(name(&it), None);
+    it.replace_form(waiting(), 4_096);
+    assert_eq!(name(&it).as_deref(), Some("n.crm.00000007-1000"));
+    it.waiting_since_ms = Some(u64::MAX);
+    assert!(it.notice_consumer(&"x".repeat(ENDPOINT_ID_BYTES_MAX)).is_some(), "the longest name is valid");
+}

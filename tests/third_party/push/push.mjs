@@ -67,11 +67,17 @@ function shown({ from, preview, count }) {
   return { title, body: preview?.text ?? (count > 1 ? `${count} messages` : 'Open the app to read it') };
 }
 
-const sent = (status, gone) => ({ isTaken: status >= 200 && status < 300, isGone: gone, status });
+const sent = (status, gone, retryAfter) => ({
+  isTaken: status >= 200 && status < 300,
+  isGone: gone,
+  status,
+  // A date counts as none.
+  wait: Number(retryAfter) || 0,
+});
 
 async function post(url, headers, body) {
   const answer = await fetch(url, { method: 'POST', headers, body, signal: AbortSignal.timeout(TIMEOUT_MS) });
-  return { status: answer.status, text: await answer.text() };
+  return { status: answer.status, text: await answer.text(), retryAfter: answer.headers.get('retry-after') };
 }
 
 /** Sender by APNs: one HTTP/2 connection, and a token of the provider that is signed every 40 minutes. */
@@ -100,13 +106,13 @@ export function apns({ url, topic, team, keyId, key }) {
         'apns-collapse-id': hash(data.conversation),
         'apns-expiration': String(seconds() + 86_400),
       });
-      let [status, text] = [0, ''];
+      let [status, text, retryAfter] = [0, '', null];
       request.setTimeout(TIMEOUT_MS, () => request.close(http2.constants.NGHTTP2_CANCEL));
-      request.on('response', (headers) => (status = headers[':status']));
+      request.on('response', (headers) => ([status, retryAfter] = [headers[':status'], headers['retry-after']]));
       request.on('data', (part) => (text += part));
       request.on('error', reject);
       request.on('close', () =>
-        status ? resolve(sent(status, status === 410 || text.includes('BadDeviceToken'))) : reject(new Error('no answer')),
+        status ? resolve(sent(status, status === 410 || text.includes('BadDeviceToken'), retryAfter)) : reject(new Error('no answer')),
       );
       request.end(JSON.stringify({ aps, conversation: data.conversation, seq: data.seq }));
     });
@@ -132,8 +138,8 @@ export function fcm({ url, project, account }) {
       android: { collapse_key: tag, ttl: '86400s', priority: 'HIGH', notification: { tag } },
     };
     const headers = { authorization: `Bearer ${await access()}`, 'content-type': 'application/json' };
-    const { status, text } = await post(`${url}/v1/projects/${project}/messages:send`, headers, JSON.stringify({ message }));
-    return sent(status, status === 404 && text.includes('UNREGISTERED'));
+    const { status, text, retryAfter } = await post(`${url}/v1/projects/${project}/messages:send`, headers, JSON.stringify({ message }));
+    return sent(status, status === 404 && text.includes('UNREGISTERED'), retryAfter);
   };
 }
 
@@ -172,8 +178,8 @@ export function webPush({ subject, key }) {
       // At most 32 characters; a later notice of the conversation replaces one that waits for the browser.
       topic: hash(data.conversation).slice(0, 32),
     };
-    const { status } = await post(device.endpoint, headers, encrypted(body, device.p256dh, device.auth));
-    return sent(status, status === 404 || status === 410);
+    const { status, retryAfter } = await post(device.endpoint, headers, encrypted(body, device.p256dh, device.auth));
+    return sent(status, status === 404 || status === 410, retryAfter);
   };
 }
 
@@ -182,17 +188,21 @@ export function service({ secrets, tokens, apns: apple, fcm: google, vapid }) {
   const senders = { apns: apple && apns(apple), fcm: google && fcm(google), web: vapid && webPush(vapid) };
   const done = new Set();
 
-  /** Sends a notice to all devices of its user, and returns whether each of them took it or is gone. */
+  /** Sends a notice to all devices of its user. Returns whether nothing of it is left to send, and the longest wait, in
+   * seconds, that a provider asked for. */
   async function notify({ id, data }) {
-    const devices = tokens[data.user] ?? [];
+    // A user may be called `constructor`.
+    const devices = Object.hasOwn(tokens, data.user) ? tokens[data.user] : [];
+    let longest = 0;
     const results = devices.map(async (device) => {
       // A notice that comes again is sent only to devices that did not take it.
       const key = `${id} ${device.token ?? device.endpoint}`;
       if (done.has(key)) return true;
-      const { isTaken, isGone, status } = await senders[device.kind](device, data);
-      if (isGone) tokens[data.user] = (tokens[data.user] ?? []).filter((it) => it !== device);
-      // 429 and 5xx may pass; another status would come again.
-      const isDone = isTaken || isGone || (status !== 429 && status < 500);
+      const { isTaken, isGone, status, wait } = await senders[device.kind](device, data);
+      if (isGone) tokens[data.user] = tokens[data.user].filter((it) => it !== device);
+      // The provider refuses this very push, and would again. All else may pass, such as 403 until the credentials are mended.
+      const isDone = isTaken || isGone || status === 400 || status === 413;
+      if (!isDone) longest = Math.max(longest, wait);
       if (!isTaken) console.error(`${device.kind} answered ${status} for ${data.user}`);
       if (isDone) done.add(key);
       if (done.size > SENT_MAX) done.delete(done.values().next().value);
@@ -200,10 +210,10 @@ export function service({ secrets, tokens, apns: apple, fcm: google, vapid }) {
     });
     const all = await Promise.allSettled(results);
     all.filter((it) => it.reason).forEach((it) => console.error(`not sent: ${it.reason.message}`));
-    return all.every((it) => it.value === true);
+    return { isTaken: all.every((it) => it.value === true), wait: longest };
   }
 
-  return http.createServer(async (request, response) => {
+  async function take(request, response) {
     const parts = [];
     let size = 0;
     for await (const part of request) {
@@ -214,10 +224,20 @@ export function service({ secrets, tokens, apns: apple, fcm: google, vapid }) {
     const body = Buffer.concat(parts);
     if (!isSigned(request.headers, body, secrets)) return response.writeHead(401).end();
     const events = [JSON.parse(body)].flat().filter((event) => event.type === 'tidegate.message.waiting');
-    const isTaken = (await Promise.all(events.map(notify))).every(Boolean);
+    const results = await Promise.all(events.map(notify));
+    const [isTaken, wait] = [results.every((it) => it.isTaken), Math.max(0, ...results.map((it) => it.wait))];
     // A 2xx takes the notices; with another status they come again, unless they were read meanwhile.
-    response.writeHead(isTaken ? 204 : 503, isTaken ? {} : { 'retry-after': '1' }).end();
-  });
+    response.writeHead(isTaken ? 204 : 503, !isTaken && wait > 0 ? { 'retry-after': String(Math.ceil(wait)) } : {}).end();
+  }
+
+  return http.createServer((request, response) =>
+    take(request, response).catch((error) => {
+      // Such as a request that broke off, or is no JSON.
+      console.error(`request failed: ${error.message}`);
+      if (!response.headersSent) response.writeHead(500);
+      response.end();
+    }),
+  );
 }
 
 if (process.argv[1] && import.meta.url === pathToFileURL(process.argv[1]).href) {

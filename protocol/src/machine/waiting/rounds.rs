@@ -27,7 +27,15 @@ impl Waiting {
         // A failing receiver is probed with one notice at a time.
         let limit = if self.failures > 0 { 1 } else { ROUND_MAX };
         let due = self.due.iter().take_while(|(at, _)| *at <= now);
-        let due = due.filter(|(_, key)| self.may_decide(key)).take(limit).map(|(_, key)| key.clone());
+        let alone_max = self.settings.alone_max.max(1);
+        let mut alone = 0;
+        let mut fits = |key: &PairKey| {
+            let is_alone = self.pairs.get(key).is_some_and(|pair| pair.tries > 0);
+            alone += usize::from(is_alone);
+            !is_alone || alone <= alone_max
+        };
+        let due = due.filter(|(_, key)| self.may_decide(key) && fits(key)).take(limit);
+        let due = due.map(|(_, key)| key.clone());
         let keys: Vec<PairKey> = due.collect();
         let notices: Vec<WaitingNotice> = keys.iter().filter_map(|key| self.take(key)).collect();
         if notices.is_empty() {
@@ -63,7 +71,7 @@ impl Waiting {
             user: key.user.clone(),
             newest: pending.newest.clone(),
             count: pending.count,
-            is_mentioned: pending.is_mentioned,
+            mentioned: pending.mentioned,
             is_alone: pair.tries > 0,
         };
         pair.in_round = Some(pending);

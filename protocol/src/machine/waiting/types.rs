@@ -14,6 +14,8 @@ pub struct WaitingSettings {
     pub repeat: Duration,
     /// Time for which a notice fails while others succeed, until it is dropped.
     pub failing_max: Duration,
+    /// Most notices of a round that have failed before, each of which is a request of its own; at least one.
+    pub alone_max: usize,
 }
 
 /// Message that may wait for users.
@@ -73,8 +75,8 @@ pub struct WaitingNotice {
     pub newest: WaitingMessage,
     /// Number of messages.
     pub count: u64,
-    /// Whether one of them mentions the user.
-    pub is_mentioned: bool,
+    /// Seq of the newest of them that mentions the user.
+    pub mentioned: Option<u64>,
     /// Whether it is sent in a request of its own, because it has failed before.
     pub is_alone: bool,
 }

@@ -15,8 +15,10 @@ use tidegate_protocol::{
 
 const REPEAT: Duration = Duration::from_secs(30);
 
+const ALONE_MAX: usize = 4;
+
 fn settings() -> WaitingSettings {
-    WaitingSettings { repeat: REPEAT, failing_max: Duration::from_secs(86_400) }
+    WaitingSettings { repeat: REPEAT, failing_max: Duration::from_secs(86_400), alone_max: ALONE_MAX }
 }
 
 fn at(seconds: u64) -> Time {
@@ -185,6 +187,49 @@ fn failing_receiver_is_probed_with_one_notice_each_time_another_one() {
         now += 1;
     }
     assert_eq!((taken, machine.is_failing()), (5, false), "one notice for each conversation");
+}
+
+#[test]
+fn round_has_few_notices_that_have_failed_before_and_all_others() {
+    let mut machine = owning();
+    let users = |prefix: &str| -> Vec<WaitingRecipient> {
+        (0..20).map(|n| to(&[&format!("{prefix}{n}")]).remove(0)).collect()
+    };
+    let page = |machine: &mut Waiting, number: u64, prefix: &str, now: u64| {
+        machine.handle_archived(0, at(now));
+        let (partition, after) = machine.poll_read(at(now)).unwrap();
+        let messages = vec![(message(number, "g:a", number), users(prefix))];
+        let page = WaitingPage { after, end: number, messages, next: WaitingLook::Archived };
+        machine.handle_page(partition, page, at(now));
+    };
+    page(&mut machine, 1, "bad", 1);
+    let first = machine.poll_round(at(1)).unwrap();
+    let outcomes: Vec<WaitingOutcome> = (0..first.notices.len())
+        .map(|n| if n == 0 { WaitingOutcome::Noticed } else { WaitingOutcome::Failed })
+        .collect();
+    machine.handle_round(first.ticket, &outcomes, at(1));
+    page(&mut machine, 2, "good", 5);
+    let second = round(&mut machine, WaitingOutcome::Noticed, 5);
+    let alone = second.iter().filter(|it| it.is_alone).count();
+    assert_eq!((alone, second.len() - alone), (ALONE_MAX, 20));
+    assert_eq!(machine.poll_timeout(at(5)), Some(at(5)), "the rest follows at once");
+    let rest: usize = (0..4).map(|_| round(&mut machine, WaitingOutcome::Noticed, 5).len()).sum();
+    assert_eq!((rest, machine.held()), (19 - ALONE_MAX, 0));
+}
+
+#[test]
+fn notice_has_the_newest_message_that_mentions_the_user() {
+    let mut machine = owning();
+    machine.handle_archived(0, at(1));
+    let (partition, after) = machine.poll_read(at(1)).unwrap();
+    let messages = [(1, false), (2, true), (3, true), (4, false)].map(|(number, is_mentioned)| {
+        let recipient = WaitingRecipient { is_mentioned, ..to(&["bob"]).remove(0) };
+        (message(number, "g:a", number), vec![recipient])
+    });
+    let page = WaitingPage { after, end: 4, messages: messages.to_vec(), next: WaitingLook::Archived };
+    machine.handle_page(partition, page, at(1));
+    let notices = round(&mut machine, WaitingOutcome::Noticed, 1);
+    assert_eq!((notices[0].newest.seq, notices[0].mentioned), (4, Some(3)));
 }
 
 #[test]
