@@ -17,9 +17,7 @@ use crate::{
     budget::Admission,
     bus::NodeFeed,
     clock::wall_ms,
-    cluster::{
-        BanHandler, Cluster, ErasureHandler, GuardHandler, PriorityHandler, StormHandler, SuspensionHandler,
-    },
+    cluster::{BanHandler, Cluster, ErasureHandler, PriorityHandler, StormHandler, SuspensionHandler},
     connections::Connections,
     conversation::mark_read::Devices,
     delivery::answer_cache::AnswerCache,
@@ -40,7 +38,7 @@ use crate::{
     shard::{self, Driver, DriverQueue},
     supervised,
     waiting::WaitingNotices,
-    webhooks::{WebhookPolicy, Webhooks},
+    webhooks::{EndpointFollower, WebhookPolicy, Webhooks},
 };
 
 mod announcement;
@@ -182,7 +180,7 @@ impl Broker {
         cluster.guard.add_handler(ErasureHandler::new(Arc::clone(&cluster.evidence)));
         let (store, owned) = (Arc::clone(&cluster.ports.store), Arc::clone(&cluster.owned));
         let webhooks = Arc::new(Webhooks::new(webhooks, store, owned, metrics.clone()));
-        cluster.guard.add_handler(Arc::clone(&webhooks) as Arc<dyn GuardHandler>);
+        cluster.guard.add_handler(EndpointFollower::new(&webhooks));
         let connections = Connections::new(Arc::clone(&cluster), Arc::clone(&local.handles), metrics.clone());
         let connections = Arc::new(connections);
         let notices = WaitingNotices::new(Arc::clone(&cluster), Arc::clone(&connections), small_group_max);

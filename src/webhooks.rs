@@ -15,6 +15,7 @@ mod deliverer;
 mod endpoint;
 mod event;
 mod filter;
+mod follower;
 mod manager;
 mod measured;
 mod newest;
@@ -37,6 +38,7 @@ pub use self::{
         SECRET_OVERLAP_MS, StartForm, StoredAction, StoredEndpoint, StoredOrder,
     },
     filter::{FILTER_USERS_MAX, InvalidFilter, WebhookFilter},
+    follower::EndpointFollower,
     manager::{EndpointCompanion, EndpointView, WebhookPolicy, Webhooks},
     once::{SEND_ONCE_MAX, send_once, send_test},
     permits::{FEED_REQUESTS_MAX, WebhookPermits},

@@ -27,7 +27,6 @@ impl Config {
         );
         self.check_profile(&mut need);
         self.kafka.check(timing.reply_ms, &mut need);
-        self.hooks.check_times(timing.reply_ms, &mut need);
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
         self.check_client_port(&mut need);
         self.limits.check(&mut need);

@@ -158,14 +158,6 @@ impl HooksConfig {
         Duration::from_millis(self.allow_ttl_ms)
     }
 
-    /// Checks that all questions about a message are answered before its sender gets UNKNOWN, after `reply_ms`.
-    pub(super) fn check_times(&self, reply_ms: u64, need: &mut impl FnMut(bool, &str)) {
-        need(
-            self.asked_ms_max() < reply_ms,
-            "hooks.allow_timeout_ms, hooks.before_timeout_ms: together less than timing.reply_ms",
-        );
-    }
-
     pub(super) fn check(&self, handshake_ms: u64, origins: &[String], need: &mut impl FnMut(bool, &str)) {
         self.check_cookies(origins, need);
         let urls = [

@@ -215,7 +215,7 @@ fn rooms_are_checked_only_if_they_are_named_and_refused_at_once() {
     assert_eq!(content(ann.expect_push()), Content::text("deny: not asked"));
     bob.text("r:hall", "m3", "replace: clean");
     assert_eq!(content(ann.expect_push()).kind, "checked");
-    app.behave(Behaviour::Json(json!("rubbish")));
+    app.behave(Behaviour::Raw("HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n".into()));
     bob.text("r:hall", "m4", "hello");
     assert_eq!(ann.expect_push().flags, UNCHECKED);
     app.asked();

@@ -247,7 +247,12 @@ impl EventFollower {
                 self.streams.metrics.stream_events.increment(batch.events);
                 self.unmarked.events += batch.events;
                 text.push_str(&batch.text);
-                self.newest.insert(partition, batch.newest);
+                // What was polled during the read may be newer than what it saw.
+                let newest = self.newest.entry(partition).or_default();
+                *newest = batch.newest.max(*newest);
+                if batch.to == sent {
+                    self.rest(partition);
+                }
                 self.advance(partition, sent, batch.to);
             }
             Ok(BatchRead::Gap(numbers)) => {

@@ -207,3 +207,20 @@ async fn key_has_a_share_of_the_places_and_leaves_others_to_others() {
     let again = take(Some("ours"));
     assert_eq!((again.len(), take(None).len()), (16, 0), "all places are taken");
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_archived_while_a_read_is_answered_comes_without_more_news() {
+    let world = World::new().await;
+    world.archive(messages(1, 2, 1)).await;
+    let gate = Gate::new();
+    world.plan.plan("read_feed", Fault::HoldAnswer(gate.clone()));
+    let mut follower = world.follow().await;
+    let later = async {
+        tokio::time::sleep(POLL_INTERVAL * 3).await;
+        world.archive(messages(3, 2, 1)).await;
+        tokio::time::sleep(POLL_INTERVAL * 3).await;
+        gate.open();
+    };
+    let all = timeout(Duration::from_secs(60), seqs_to(&mut follower, 4));
+    assert_eq!(tokio::join!(all, later).0.expect("the stream goes on"), [1, 2, 3, 4]);
+}
