@@ -65,6 +65,10 @@ impl ExampleSession {
     fn start() -> Self {
         // As in production: the drain of the session is aborted before clients notice it.
         let node = Process::start(&["drain.lb_delay_ms=5000"]);
+        // The list of nodes shows what a node owned at the last renewal of its lease, of which another comes within 3 s.
+        eventually("the node lists its partition", || {
+            node.http("GET", "/v1/nodes", "").contains(r#""owns":[0]"#).then_some(())
+        });
         let facts: Value = serde_json::from_str(&node.http("GET", "/v1/console", "")).expect("JSON");
         let boot = facts["boot"].as_str().expect("a boot").to_owned();
         let masks = Masks(vec![
